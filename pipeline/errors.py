@@ -1,0 +1,92 @@
+"""The error family. Every message says what was given, where, what is allowed and the nearest name.
+
+The command line prints these without a traceback and exits with `exit_code`; anything else that escapes is a bug
+in Weightmill or in a plugin, and keeps its traceback.
+"""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+class WeightmillError(Exception):
+    """Base of every error a user can cause or cure."""
+
+    exit_code = 1
+
+
+class ConfigError(WeightmillError):
+    """A key, option, value, stage or pattern that the configuration does not allow."""
+
+    exit_code = 2
+
+
+class PlanError(WeightmillError):
+    """The plan found problems; nothing was read or written. `problems` holds all of them."""
+
+    exit_code = 3
+
+    def __init__(self, problems: "Iterable[Problem]"):
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(p) for p in self.problems))
+
+    def __reduce__(self):
+        return type(self), (self.problems,)
+
+
+class SourceError(WeightmillError):
+    """A checkpoint that is missing, malformed, or changed while it was being read."""
+
+    exit_code = 4
+
+
+class StorageError(WeightmillError):
+    """The output could not be written: disk full, target exists, permission."""
+
+    exit_code = 5
+
+
+class StageError(WeightmillError):
+    """A stage failed while it ran; says which stage and tensor."""
+
+    exit_code = 6
+
+
+class ValueRangeError(StageError):
+    """A weight that the target number format cannot hold (NaN, infinity, out of range)."""
+
+
+class Unsupported(Exception):
+    """Raised by a kernel backend for inputs it does not handle; the next backend of the list is tried."""
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a plan: `where` is a config key, a stage or a tensor; `message` says what and what is allowed."""
+
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}"
+
+
+def nearest(given: str, allowed: Iterable[str], most: int = 3) -> list[str]:
+    """The names in `allowed` closest to `given`, best first."""
+    names = list(dict.fromkeys(allowed))
+    lowered = {n.lower(): n for n in reversed(names)}
+    close = difflib.get_close_matches(given.lower(), list(lowered), n=most, cutoff=0.5)
+    return [lowered[c] for c in close]
+
+
+def did_you_mean(given: str, allowed: Iterable[str], most_listed: int = 12) -> str:
+    """The tail of an error message: the nearest names, then what is allowed (abridged when long)."""
+    names = list(dict.fromkeys(allowed))
+    close = nearest(given, names)
+    hint = f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
+    listed = ", ".join(names[:most_listed]) + (f", … ({len(names)} in all)" if len(names) > most_listed else "")
+    return f"{hint} (allowed: {listed or 'none'})"

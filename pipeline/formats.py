@@ -1,0 +1,171 @@
+"""What a container and a dialect are: the two small things that stand in for N×M converters.
+
+A container is bytes in files: it opens a folder as a store of *leaves* (stored arrays) and lays leaves out in new files.
+A dialect is naming and packing inside a container: a table that joins leaves into logical tensors and splits them back.
+Logical tensors carry Hugging Face names, and matrices are `[..., out, in]`: the last axis is the one that is contracted
+and cut into blocks, whatever a file does.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index, TensorStore
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """How one component of a logical tensor lies in a leaf. The same record serves reading and writing.
+
+    Attributes:
+        leaf: name of the stored array.
+        component: `values` of a plain tensor; `codes` or `scales` of a quantized one.
+        row0: the leaf's row (dimension 0) at which this tensor's row 0 lies (q, k, v fused in one qkv leaf).
+        transpose: the leaf holds the last two dimensions swapped: `[..., in, out]`.
+        unfold: when > 0, the leaf's last dimension is split in two, `[..., n / unfold, unfold]`.
+    """
+
+    leaf: str
+    component: str = "values"
+    row0: int = 0
+    transpose: bool = False
+    unfold: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A logical tensor's spec and the leaves that hold it."""
+
+    spec: TensorSpec
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A dialect applied to a concrete checkpoint.
+
+    Attributes:
+        tensors: logical name → spec and parts, in model order.
+        leaves: leaf name → stored spec (no schemes), complete: the union of the regions that `tensors` names.
+        config: reading: config.json as Hugging Face spells it, without quantization_config; writing: the config.json
+            to write.
+        ignored: leaves present in the source that the dialect knows and leaves out, with the reason.
+        files: small companion files to write beside the tensors, name → content.
+        drop: names of companion files of the source that must not be carried over.
+    """
+
+    tensors: Mapping[str, Bound]
+    leaves: Mapping[str, TensorSpec]
+    config: Mapping[str, Any]
+    ignored: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    drop: tuple[str, ...] = ()
+
+
+class Dialect(Protocol):
+    """Naming and packing. Stateless; its fields are its options."""
+
+    def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
+        """Whether a source with these leaves and this config.json is written in this dialect."""
+        ...
+
+    def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """Bind the leaves of a source.
+
+        Raises:
+            PlanError: leaves missing, of a wrong shape or dtype, or not accounted for; all of them at once.
+        """
+        ...
+
+    def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """Bind logical tensors to the leaves to be written; `config` is as `decode` gives it.
+
+        Raises:
+            PlanError: a tensor, scheme or mixture that the dialect cannot express; all of them at once.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a leaf lies: C-order, little-endian bytes at `offset` of `file` (relative to the folder)."""
+
+    file: str
+    offset: int
+    spec: TensorSpec
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """One file that is laid out ahead: `prefix` (its header), then leaf data up to `nbytes` in all."""
+
+    name: str
+    prefix: bytes
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where every byte of an output will lie. Pure data; a function of specs and options only.
+
+    `files` are big and written in place; `extra` are small files written whole (an index.json).
+    """
+
+    files: tuple[FilePlan, ...]
+    places: Mapping[str, Place]
+    extra: Mapping[str, bytes]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(f.nbytes for f in self.files) + sum(len(b) for b in self.extra.values())
+
+
+class Leaves(TensorStore, Protocol):
+    """A container's store: plain arrays as they lie in the files."""
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """The data files, absolute."""
+        ...
+
+
+class Container(Protocol):
+    """Bytes in files. Stateless; its fields are its options."""
+
+    def recognizes(self, source: Path) -> bool:
+        """Whether `source` (a folder or a file) looks like this container. Cheap; reads no data."""
+        ...
+
+    def open(self, source: Path) -> Leaves:
+        """The leaves of `source`; reads headers only.
+
+        Raises:
+            SourceError: missing, malformed, or outside its folder; says the file and the byte.
+        """
+        ...
+
+    def layout(self, leaves: Mapping[str, TensorSpec], metadata: Mapping[str, Any], max_shard_bytes: int | None) -> Layout:
+        """Lay `leaves` out in files of at most `max_shard_bytes` each (a larger leaf gets a file of its own)."""
+        ...
+
+    def begin(self, folder: Path, layout: Layout) -> None:
+        """Create and preallocate the files under `folder`; keeps bytes of a file that already has its full size.
+
+        Raises:
+            StorageError: not enough space, or the folder cannot be written.
+        """
+        ...
+
+    def write(self, folder: Path, layout: Layout, leaf: str, index: Index, array: Any) -> None:
+        """Write the box `index` of `leaf` in place. Boxes may be written in any order, by any process.
+
+        Raises:
+            StorageError: the write failed.
+        """
+        ...
+
+    def read_back(self, folder: Path, layout: Layout, leaf: str, index: Index) -> Any:
+        """The bytes of the box as they now lie in the file, as an array like the one `write` took."""
+        ...

@@ -1,0 +1,84 @@
+"""What is known of a tensor before any of its bytes is read."""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pipeline.errors import SourceError, did_you_mean
+from pipeline.tensors.scheme import Scheme
+
+# Bits of one element, for every dtype of the safetensors format (safetensors 0.8, `Dtype`).
+DTYPE_BITS = {
+    "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "C64": 64, "F64": 64, "I64": 64, "U64": 64,
+}  # fmt: skip
+
+_NUMPY = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "I16": "int16", "U16": "uint16", "F16": "float16", "I32": "int32",
+    "U32": "uint32", "F32": "float32", "C64": "complex64", "F64": "float64", "I64": "int64", "U64": "uint64",
+}  # fmt: skip
+_ML_DTYPES = {
+    "BF16": "bfloat16", "F8_E5M2": "float8_e5m2", "F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu",
+    "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+}  # fmt: skip
+
+FLOAT_DTYPES = frozenset(d for d in DTYPE_BITS if d.startswith("F") or d == "BF16")
+
+
+@cache
+def numpy_dtype(dtype: str) -> Any:
+    """The NumPy dtype that holds `dtype`; sub-byte dtypes (F4, F6_*) are held as packed uint8."""
+    import ml_dtypes
+    import numpy as np
+
+    if dtype in _NUMPY:
+        return np.dtype(_NUMPY[dtype])
+    if dtype in _ML_DTYPES:
+        return np.dtype(getattr(ml_dtypes, _ML_DTYPES[dtype]))
+    if dtype in DTYPE_BITS:
+        return np.dtype("uint8")
+    raise SourceError(f"dtype {dtype!r} is unknown{did_you_mean(dtype, DTYPE_BITS, 30)}")
+
+
+@cache
+def dtype_name(numpy_dt: Any) -> str:
+    """The inverse of `numpy_dtype` for whole-byte dtypes: np.dtype('float32') → 'F32'."""
+    for name in (*_NUMPY, *_ML_DTYPES):
+        if numpy_dtype(name) == numpy_dt:
+            return name
+    raise SourceError(f"array dtype {numpy_dt} has no safetensors name")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """Shape and encoding of one tensor.
+
+    Attributes:
+        shape: logical shape.
+        dtype: a key of `DTYPE_BITS`: the stored elements of a plain tensor; what a quantized one decodes to.
+        scheme: how the values are packed, or None for a plain tensor.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    scheme: Scheme | None = None
+
+    @property
+    def size(self) -> int:
+        """Number of logical elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored: packed codes and scales when quantized."""
+        if self.scheme is not None:
+            return sum(math.prod(s) for s in self.scheme.components(self.shape).values())
+        return (self.size * DTYPE_BITS[self.dtype] + 7) // 8
+
+    @property
+    def encoding(self) -> str:
+        """For people: `BF16`, or `e2m1/32/e8m0`."""
+        s = self.scheme
+        return self.dtype if s is None else f"{s.element}/{s.block_elems}/{s.scale}"

@@ -1,0 +1,69 @@
+"""The handle that flows between stages, and what a slice of it is.
+
+A store knows every tensor before a byte of data is read. Reading is always of a box: one contiguous, step-1 slice per
+dimension. Only a writer or a device reads; everything in between is a view.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+
+Index = tuple[slice, ...]
+"""A box: one slice per leading dimension with step 1; missing trailing dimensions are whole. () is the whole tensor."""
+
+
+class TensorStore(Protocol):
+    """Named tensors that can be read a box at a time. Must pickle: workers receive it and open files themselves."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor's spec, in file order; complete before any data byte is read."""
+        ...
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """JSON-able facts about the whole store."""
+        ...
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        """The box as a C-contiguous NumPy array (plain) or a QTensor (quantized), owned by the caller.
+
+        Raises:
+            SourceError: the bytes are gone, cut short, or changed.
+        """
+        ...
+
+
+def normalize(index: Index, shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """`index` with one concrete `slice(start, stop)` for every dimension of `shape`.
+
+    Raises:
+        IndexError: a step, a negative or out-of-range bound, or more slices than dimensions.
+    """
+    if len(index) > len(shape):
+        raise IndexError(f"{len(index)} slices for a tensor of shape {shape}")
+    out = []
+    for i, n in enumerate(shape):
+        s = index[i] if i < len(index) else slice(None)
+        start = 0 if s.start is None else s.start
+        stop = n if s.stop is None else s.stop
+        if s.step not in (None, 1) or not 0 <= start <= stop <= n:
+            raise IndexError(f"slice {s} is not a step-1 range inside dimension {i} of shape {shape}")
+        out.append(slice(start, stop))
+    return tuple(out)
+
+
+def box_shape(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the box `index` cuts from a tensor of `shape`."""
+    return tuple(s.stop - s.start for s in normalize(index, shape))
+
+
+def checked(value: Any, spec: TensorSpec, index: Index, name: str) -> Any:
+    """`value` if its shape and scheme are what `spec[index]` promises; a bug in a view or plugin otherwise."""
+    want = box_shape(index, spec.shape)
+    scheme = value.scheme if isinstance(value, QTensor) else None
+    if tuple(value.shape) != want or scheme != spec.scheme:
+        raise AssertionError(f"{name}: read gave {tuple(value.shape)} {scheme}, the spec promises {want} {spec.scheme}")
+    return value
