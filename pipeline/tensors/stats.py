@@ -1,0 +1,63 @@
+"""How far a coded tensor is from the original, in sums that add up over slices in any order."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorStats:
+    """Sums over `count` values x and their decoded counterparts y, in float64.
+
+    Attributes:
+        count: number of values.
+        max_abs: max |x - y|.
+        sq_error: sum of (x - y)².
+        sq_signal: sum of x².
+    """
+
+    count: int = 0
+    max_abs: float = 0.0
+    sq_error: float = 0.0
+    sq_signal: float = 0.0
+
+    def __add__(self, other: "ErrorStats") -> "ErrorStats":
+        return ErrorStats(
+            self.count + other.count,
+            max(self.max_abs, other.max_abs),
+            self.sq_error + other.sq_error,
+            self.sq_signal + other.sq_signal,
+        )
+
+    @property
+    def rmse(self) -> float:
+        return math.sqrt(self.sq_error / self.count) if self.count else 0.0
+
+    @property
+    def sqnr_db(self) -> float:
+        """10·log10(signal / error); inf when exact."""
+        if self.sq_error == 0:
+            return math.inf
+        return 10 * math.log10(self.sq_signal / self.sq_error) if self.sq_signal else -math.inf
+
+    def to_json(self) -> list[float]:
+        return [self.count, self.max_abs, self.sq_error, self.sq_signal]
+
+    @classmethod
+    def from_json(cls, fields: list[Any]) -> "ErrorStats":
+        return cls(int(fields[0]), *map(float, fields[1:]))
+
+    @classmethod
+    def between(cls, x: Any, y: Any) -> "ErrorStats":
+        """Stats of float32 arrays `x` (original) and `y` (decoded) of one shape."""
+        import numpy as np
+
+        diff = (x - y).ravel()
+        flat = x.ravel()
+        # Dot products of float32 lose too much over millions of values: sum short runs in float32, the rest in float64.
+        return cls(
+            diff.size,
+            float(np.max(np.abs(diff), initial=0.0)),
+            float(np.sum(np.square(diff), dtype=np.float64)),
+            float(np.sum(np.square(flat), dtype=np.float64)),
+        )
