@@ -1,0 +1,196 @@
+"""What a stage is, what it is handed, and the artefacts that flow between stages.
+
+A stage is a verb: a frozen dataclass whose fields are its config, with one method `run(ctx, *inputs)`. No base class, no
+decorator, no registration. The annotations of `run` declare the edges: each parameter takes the artefact of the
+latest earlier stage whose result has that type, or, when it is named like an earlier stage, that stage's result.
+
+`run` is called while planning, with real handles and a guard under which reading data is an error: it should build
+views and return. Three kinds of stage follow from what it returns:
+
+* a view (a `Checkpoint` over a lazy store): nothing more happens until somebody reads;
+* `Work[T]`: chunks that become tasks, and a last step that yields the T that later stages see;
+* a stage that has to compute in one piece also defines `plan(*inputs)`, which predicts its result from the inputs'
+  specs; then `run` is called only when the graph runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.tensors.store import Index, TensorStore
+from pipeline.tensors.views import MappedStore
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What every stage may know of the run it is part of.
+
+    Attributes:
+        run_dir: folder of this run; created before the first task runs.
+        seed: the run's seed.
+        chunk_nbytes: how much of a tensor one task should handle, in bytes of its bf16 values.
+        overwrite: replace an output that stands in the way.
+    """
+
+    run_dir: Path
+    seed: int = 0
+    chunk_nbytes: int = 32 << 20
+    overwrite: bool = False
+
+
+@runtime_checkable
+class Stage(Protocol):
+    run: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file that a run reads, and what shows that it is still the same one."""
+
+    path: Path
+    nbytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A handle on a model's weights: everything is known of them, none of them is in memory.
+
+    Attributes:
+        store: logical tensors (Hugging Face names; matrices `[..., out, in]`).
+        config: config.json as Hugging Face spells it.
+        files: companion files to carry along (tokenizer.json, …): name → path.
+        inputs: the files behind the store.
+        stored: bytes that each tensor takes in those files.
+        origin: for people: where and what it was read from.
+    """
+
+    store: TensorStore
+    config: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)
+    inputs: tuple[InputFile, ...] = ()
+    stored: Mapping[str, int] = field(default_factory=dict)
+    origin: str = ""
+
+    def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
+        """Apply `fn(array) -> array` (same shape and dtype) to every plain tensor whose name matches `select`.
+
+        Lazy: `fn` sees one box at a time, so it must work element by element. It must pickle to run on a cluster.
+
+        Raises:
+            ConfigError: `select` matches no tensor.
+        """
+        names = frozenset(n for n in self.store.specs if fnmatchcase(n, select))
+        if not names:
+            raise ConfigError(f"pattern {select!r} matches no tensor{did_you_mean(select, self.store.specs)}")
+        return replace(self, store=MappedStore(self.store, Elementwise(fn, names)))
+
+
+@dataclass(frozen=True, slots=True)
+class Elementwise:
+    """The transform behind `Checkpoint.map`."""
+
+    fn: Callable[[Any], Any]
+    names: frozenset[str]
+
+    def spec(self, name: str, spec: Any) -> Any:
+        return spec
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        return self.fn(value) if name in self.names else value
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFile:
+    """A file that a stage writes."""
+
+    path: Path
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A finished checkpoint on disk.
+
+    Attributes:
+        path: its folder, complete and in place.
+        files: every file in it with its xxh3-128 digest.
+    """
+
+    path: Path
+    files: tuple["Digested", ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """A file with its whole-content digest (`xxhsum -H2` prints the same)."""
+
+    path: Path
+    nbytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of one tensor."""
+
+    tensor: str
+    index: Index
+
+    def __str__(self) -> str:
+        box = ",".join(f"{s.start}:{s.stop}" for s in self.index)
+        return f"{self.tensor}[{box}]" if box else self.tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What one task handles: a slice of a large tensor, or several small tensors.
+
+    Attributes:
+        pieces: boxes, in order.
+        nbytes_in: stored bytes read; the unit of the progress bar.
+        nbytes_out: bytes written.
+        peak_nbytes: memory the task takes at its worst.
+    """
+
+    pieces: tuple[Piece, ...]
+    nbytes_in: int
+    nbytes_out: int
+    peak_nbytes: int
+
+    def __str__(self) -> str:
+        more = f" +{len(self.pieces) - 1}" if len(self.pieces) > 1 else ""
+        return f"{self.pieces[0]}{more}"
+
+
+class Work(Protocol, Generic[T]):
+    """A stage's work in many tasks. Must pickle; chunks may run in any order, in any process, more than once."""
+
+    @property
+    def chunks(self) -> Sequence[Chunk]: ...
+
+    @property
+    def outputs(self) -> Sequence[OutputFile]:
+        """Files as they will stand when finished."""
+        ...
+
+    def begin(self, *, fresh: bool) -> None:
+        """Prepare once, before any chunk. `fresh` discards what an earlier run left."""
+        ...
+
+    def do(self, chunk: Chunk) -> str:
+        """Do the chunk; returns a digest of what it wrote."""
+        ...
+
+    def digest(self, chunk: Chunk) -> str:
+        """The same digest, of what is there now."""
+        ...
+
+    def finish(self) -> T:
+        """Put the result in place once every chunk is done."""
+        ...

@@ -1,0 +1,35 @@
+"""Byte counts as people write them."""
+
+import re
+
+from pipeline.errors import ConfigError
+
+_UNITS = {
+    "": 1, "B": 1,
+    "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+}  # fmt: skip
+
+
+def parse_bytes(text: str | int, where: str) -> int:
+    """'2GiB' → 2147483648. KB, MB, … are powers of ten; KiB, MiB, … powers of two.
+
+    Raises:
+        ConfigError: not a positive number with one of these units; `where` names the key.
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
+    if not match or match[2].upper() not in _UNITS:
+        raise ConfigError(f"{where}={text!r} is not a size; write a number with a unit, such as 512MiB, 2GiB or 5GB")
+    nbytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    if nbytes < 1:
+        raise ConfigError(f"{where}={text!r} is not a positive size")
+    return nbytes
+
+
+def show_bytes(nbytes: float) -> str:
+    """1536 → '1.5 KiB'."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

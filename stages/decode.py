@@ -1,0 +1,43 @@
+"""Decode: every floating-point tensor arrives as bf16; what is already quantized stays packed."""
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from pipeline.ops import Kernel
+from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index
+from pipeline.tensors.views import MappedStore
+
+WIDE = frozenset({"F16", "F32", "F64"})  # bf16 itself passes untouched, whatever its bits
+
+
+@dataclass(frozen=True)
+class Decode:
+    """View wide floats as bf16 (round to nearest even); bf16, integers and packed tensors pass bit for bit.
+
+    Attributes:
+        dtype: `bf16`, or `keep` to leave every tensor as it is stored.
+        cast: the cast kernel.
+    """
+
+    cast: Kernel
+    dtype: Literal["bf16", "keep"] = "bf16"
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        if self.dtype == "keep" or not any(s.dtype in WIDE for s in checkpoint.store.specs.values()):
+            return checkpoint
+        return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)))
+
+
+@dataclass(frozen=True, slots=True)
+class AsBf16:
+    cast: Kernel
+
+    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dtype="BF16") if spec.dtype in WIDE else spec
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        wide = not isinstance(value, QTensor) and value.dtype.kind == "f" and value.dtype.itemsize in (2, 4, 8)
+        return self.cast(value, "BF16") if wide and value.dtype.name in ("float16", "float32", "float64") else value

@@ -1,0 +1,91 @@
+"""Load: a folder or file of weights becomes a handle; only headers and config.json are read."""
+
+import json
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import SourceError, did_you_mean
+from pipeline.formats import Container, Dialect
+from pipeline.stage import Checkpoint, Context, InputFile
+from pipeline.tensors.views import JoinedStore
+
+
+@dataclass(frozen=True)
+class Load:
+    """Open a checkpoint.
+
+    Attributes:
+        source: folder (or file) of the checkpoint.
+        containers: tried in order; the first that recognizes the source opens it.
+        dialects: tried in order; the first that recognizes the leaves binds them.
+        companions: patterns of files beside the weights that an export carries along.
+    """
+
+    source: str
+    containers: tuple[Container, ...]
+    dialects: tuple[Dialect, ...]
+    companions: tuple[str, ...] = ()
+
+    def run(self, ctx: Context) -> Checkpoint:
+        """Reads headers only.
+
+        Raises:
+            SourceError: no such folder, no container recognizes it, or a file is malformed.
+            PlanError: the leaves do not fit the dialect; all problems at once.
+        """
+        source = Path(self.source).expanduser().absolute()
+        if not source.exists():
+            raise SourceError(f"model.source={self.source!r}: no such file or folder{_neighbours(source)}")
+        container = next((c for c in self.containers if c.recognizes(source)), None)
+        if container is None:
+            names = ", ".join(type(c).__name__ for c in self.containers)
+            raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
+        leaves = container.open(source)
+        folder = source if source.is_dir() else source.parent
+        config = _config(folder / "config.json")
+        dialect = next((d for d in self.dialects if d.recognizes(leaves.specs, config)), None)
+        if dialect is None:
+            names = ", ".join(type(d).__name__ for d in self.dialects)
+            raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
+        binding = dialect.decode(leaves.specs, config)
+        return Checkpoint(
+            store=JoinedStore(leaves, binding),
+            config=binding.config,
+            files=self._companions(folder, set(leaves.paths)),
+            inputs=tuple(_input_file(p) for p in leaves.paths),
+            stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
+            origin=f"{type(container).__name__} · {type(dialect).__module__.rpartition('.')[2]}.{type(dialect).__name__}",
+        )
+
+    def _companions(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
+        return {
+            p.name: p
+            for p in sorted(folder.iterdir())
+            if p.is_file() and p not in weights and any(fnmatchcase(p.name, c) for c in self.companions)
+        }
+
+
+def _input_file(path: Path) -> InputFile:
+    stat = path.stat()
+    return InputFile(path, stat.st_size, stat.st_mtime_ns)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        config = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as why:
+        raise SourceError(f"{path}: not valid JSON: {why}") from None
+    if not isinstance(config, dict):
+        raise SourceError(f"{path}: a JSON object is expected, found {type(config).__name__}")
+    return config
+
+
+def _neighbours(path: Path) -> str:
+    parent = path.parent
+    while not parent.exists():
+        path, parent = parent, parent.parent
+    return f" in {parent}{did_you_mean(path.name, sorted(p.name for p in parent.iterdir()))}"
