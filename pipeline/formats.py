@@ -1,15 +1,15 @@
 """What a container and a dialect are: the two small things that stand in for N×M converters.
 
-A container is bytes in files: it opens a folder as a store of *leaves* (stored arrays) and lays leaves out in new files.
-A dialect is naming and packing inside a container: a table that joins leaves into logical tensors and splits them back.
-Logical tensors carry Hugging Face names, and matrices are `[..., out, in]`: the last axis is the one that is contracted
-and cut into blocks, whatever a file does.
+A container is bytes in files: it opens a folder as a store of *leaves* (stored arrays) and lays leaves out in new
+files. A dialect is naming and packing inside a container: a table that joins leaves into logical tensors and splits
+them back. Logical tensors carry Hugging Face names, and matrices are `[..., out, in]`: the last axis is the one that is
+contracted and cut into blocks, whatever a file does.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
@@ -22,9 +22,10 @@ class Part:
     Attributes:
         leaf: name of the stored array.
         component: `values` of a plain tensor; `codes` or `scales` of a quantized one.
-        row0: the leaf's row (dimension 0) at which this tensor's row 0 lies (q, k, v fused in one qkv leaf).
+        row0: the row (dimension 0, before `transpose`) of the leaf at which this tensor's row 0 lies (q, k, v fused
+            in one qkv leaf).
         transpose: the leaf holds the last two dimensions swapped: `[..., in, out]`.
-        unfold: when > 0, the leaf's last dimension is split in two, `[..., n / unfold, unfold]`.
+        unfold: when > 0, the leaf's last dimension is split in two, `[..., n / unfold, unfold]`, after `transpose`.
     """
 
     leaf: str
@@ -36,7 +37,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A logical tensor's spec and the leaves that hold it."""
+    """A logical tensor's spec and the leaves that hold it.
+
+    Two parts may hold the same component (tied embeddings that a file stores twice): writing fills both, reading takes
+    the first.
+    """
 
     spec: TensorSpec
     parts: tuple[Part, ...]
@@ -65,7 +70,13 @@ class Binding:
 
 
 class Dialect(Protocol):
-    """Naming and packing. Stateless; its fields are its options."""
+    """Naming and packing. Stateless; its fields are its options.
+
+    `companions` names JSON files that `decode` wants to see beside config.json. Those that a source has are handed to
+    `recognizes` and `decode` inside `config`, each parsed, under its file name.
+    """
+
+    companions: ClassVar[tuple[str, ...]]
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
         """Whether a source with these leaves and this config.json is written in this dialect."""
@@ -146,7 +157,9 @@ class Container(Protocol):
         """
         ...
 
-    def layout(self, leaves: Mapping[str, TensorSpec], metadata: Mapping[str, Any], max_shard_bytes: int | None) -> Layout:
+    def layout(
+        self, leaves: Mapping[str, TensorSpec], metadata: Mapping[str, Any], max_shard_bytes: int | None
+    ) -> Layout:
         """Lay `leaves` out in files of at most `max_shard_bytes` each (a larger leaf gets a file of its own)."""
         ...
 

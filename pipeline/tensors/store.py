@@ -28,7 +28,10 @@ class TensorStore(Protocol):
         ...
 
     def read(self, name: str, index: Index = ()) -> Any:
-        """The box as a C-contiguous NumPy array (plain) or a QTensor (quantized), owned by the caller.
+        """The box as a NumPy array (plain) or a QTensor (quantized), owned by the caller.
+
+        Arrays are C-contiguous unless the tensor is stored transposed: then a transposed view is handed over, and
+        whoever needs contiguity copies where it is needed.
 
         Raises:
             SourceError: the bytes are gone, cut short, or changed.

@@ -1,0 +1,227 @@
+"""Lazy views between stores: joining leaves into logical tensors, splitting them back, mapping them on the way.
+
+Nothing here knows a dialect, a file or a model: a dialect says with `Part`s where a tensor lies, and the box arithmetic
+that follows from it is done here once, for reading and for writing. A view never caches and never converts values; it
+reads exactly the bytes of the box it is asked for.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.formats import Binding, Bound, Part
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index, TensorStore, checked, normalize
+
+Box = tuple[slice, ...]
+
+
+@dataclass(frozen=True)
+class JoinedStore:
+    """The logical tensors that `binding` makes of `leaves`. Pickles when `leaves` does.
+
+    `read` returns plain tensors with the leaf's NumPy dtype (BF16 as `ml_dtypes.bfloat16`) and quantized ones as a
+    QTensor of uint8 codes and scales. A leaf that is stored transposed comes back as a transposed view of the bytes
+    read: right in value and shape, not C-contiguous; whoever needs contiguity pays for the copy, once, where it is
+    needed.
+    """
+
+    leaves: TensorStore
+    binding: Binding
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return {name: bound.spec for name, bound in self.binding.tensors.items()}
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.leaves.metadata
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        """The box `index` of `name`, owned by the caller.
+
+        Raises:
+            KeyError: no such tensor.
+            IndexError: a box outside the tensor, or one that cuts a block of a quantized tensor.
+            SourceError: from the leaves.
+        """
+        bound = self.binding.tensors.get(name)
+        if bound is None:
+            raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
+        found: dict[str, Any] = {}
+        for part in bound.parts:
+            # A tensor that is stored twice has two parts for one component; they are equal, so the first will do.
+            if part.component not in found:
+                array = self.leaves.read(part.leaf, leaf_box(part, bound.spec, index))
+                found[part.component] = _fold(part, array)
+        scheme = bound.spec.scheme
+        value = found["values"] if scheme is None else QTensor(found["codes"], found["scales"], scheme)
+        return checked(value, bound.spec, index, name)
+
+
+def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
+    """What to write where, so that reading the box `index` gives `value` again: the inverse of `JoinedStore.read`.
+
+    Args:
+        bound: the tensor's spec and parts.
+        index: the box that `value` covers.
+        value: an array of the box's shape, or a QTensor when the spec has a scheme.
+
+    Returns:
+        (leaf, box of the leaf, array) for every part; arrays are views of `value`, not C-contiguous when a part is
+        stored transposed.
+
+    Raises:
+        IndexError: a box outside the tensor, or one that cuts a block.
+    """
+    checked(value, bound.spec, index, bound.parts[0].leaf)
+    out = []
+    for part in bound.parts:
+        array = value.component(part.component) if isinstance(value, QTensor) else value
+        out.append((part.leaf, leaf_box(part, bound.spec, index), _unfold(part, array)))
+    return out
+
+
+def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
+    """The leaves that hold `tensors`: for each leaf the union of the regions that the parts name.
+
+    Raises:
+        PlanError: tensors of different dtypes or widths share a leaf.
+        AssertionError: the regions of a leaf overlap or leave a gap, a bug in the dialect.
+    """
+    leaves: dict[str, TensorSpec] = {}
+    filled: dict[str, int] = {}
+    problems = []
+    for name, bound in tensors.items():
+        for part in bound.parts:
+            spec = stored_spec(part, bound.spec)
+            size = math.prod(s.stop for s in component_box(bound.spec, part.component, ()))
+            have = leaves.get(part.leaf)
+            if have is not None and have.dtype != spec.dtype:
+                problems.append(Problem(name, f"{spec.dtype} cannot share {part.leaf} with tensors of {have.dtype}"))
+                continue
+            shape = spec.shape if have is None else tuple(map(max, have.shape, spec.shape))
+            leaves[part.leaf] = TensorSpec(shape, spec.dtype)
+            filled[part.leaf] = filled.get(part.leaf, 0) + size
+    if problems:
+        raise PlanError(problems)
+    for leaf, spec in leaves.items():
+        if filled[leaf] != spec.size:
+            raise AssertionError(f"{leaf}: parts fill {filled[leaf]} of the {spec.size} elements of {spec.shape}")
+    return leaves
+
+
+def stored_spec(part: Part, spec: TensorSpec) -> TensorSpec:
+    """The leaf that `part` implies: shape up to and including this part's rows, and dtype (U8 for codes and scales)."""
+    shape = tuple(s.stop for s in leaf_box(part, spec, ()))
+    return TensorSpec(shape, spec.dtype if part.component == "values" else "U8")
+
+
+def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
+    """The box of the leaf that holds the box `index` of a tensor of `spec`.
+
+    Raises:
+        IndexError: a box outside the tensor, or one that cuts a block or an unfolded group.
+    """
+    box = component_box(spec, part.component, index)
+    if part.row0:
+        box = (slice(box[0].start + part.row0, box[0].stop + part.row0), *box[1:])
+    if part.transpose:
+        box = (*box[:-2], box[-1], box[-2])
+    if part.unfold:
+        last, group = box[-1], part.unfold
+        if last.start % group or last.stop % group:
+            raise IndexError(f"{part.leaf}: {last.start}:{last.stop} cuts a group of {group} in the last dimension")
+        box = (*box[:-1], slice(last.start // group, last.stop // group), slice(0, group))
+    return box
+
+
+def component_box(spec: TensorSpec, component: str, index: Index) -> Box:
+    """The box of `component` (values, codes, scales) that holds the box `index` of a tensor of `spec`.
+
+    Raises:
+        IndexError: a box outside the tensor, or one that cuts a block.
+    """
+    box = normalize(index, spec.shape)
+    if spec.scheme is None:
+        return box
+    last = whole_blocks(spec.scheme, box[-1])
+    start, stop = (spec.scheme.components((n,))[component][0] for n in (last.start, last.stop))
+    return (*box[:-1], slice(start, stop))
+
+
+def whole_blocks(scheme: Scheme, last: slice) -> slice:
+    """`last` if it is whole blocks.
+
+    Raises:
+        IndexError: it is not; a block has one scale, so part of one cannot be a tensor of its own.
+    """
+    if last.start % scheme.block_elems or last.stop % scheme.block_elems:
+        raise IndexError(f"{last.start}:{last.stop} cuts a block of {scheme.block_elems} in the last dimension")
+    return last
+
+
+class Transform(Protocol):
+    """A change of values that keeps names and shapes. Must pickle."""
+
+    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
+        """What `apply` will make of a tensor of `spec`: same shape, another dtype or scheme (or the same)."""
+        ...
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        """The transformed box; `value` is the box `index` of the source and belongs to the transform."""
+        ...
+
+
+@dataclass(frozen=True)
+class MappedStore:
+    """`store` seen through `transform`, box by box, when read. Pickles when both do.
+
+    A box of a tensor that the transform packs in blocks must be whole blocks, as for any quantized tensor.
+    """
+
+    store: TensorStore
+    transform: Transform
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return {name: self.transform.spec(name, spec) for name, spec in self.store.specs.items()}
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.store.metadata
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        """The transformed box.
+
+        Raises:
+            KeyError, IndexError, SourceError: as for the source; IndexError for a box that cuts a block.
+        """
+        if name not in self.specs:
+            raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.specs)}")
+        spec = self.specs[name]
+        box = normalize(index, spec.shape)
+        if spec.scheme is not None:
+            whole_blocks(spec.scheme, box[-1])
+        return checked(self.transform.apply(name, self.store.read(name, box), box), spec, box, name)
+
+
+def _fold(part: Part, array: Any) -> Any:
+    """Leaf box → component box."""
+    if part.unfold:
+        array = array.reshape(*array.shape[:-2], array.shape[-2] * part.unfold)
+    return array.swapaxes(-1, -2) if part.transpose else array
+
+
+def _unfold(part: Part, array: Any) -> Any:
+    """Component box → leaf box."""
+    if part.transpose:
+        array = array.swapaxes(-1, -2)
+    if part.unfold:
+        array = array.reshape(*array.shape[:-1], array.shape[-1] // part.unfold, part.unfold)
+    return array
