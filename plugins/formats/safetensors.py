@@ -1,7 +1,7 @@
 """The safetensors container: one file, a folder of shards with an index, or a folder of files with disjoint names.
 
-Reads and writes by itself, a box at a time, so that no process ever holds a file. Not here: what the names mean (that is
-a dialect) and what is in a header (`safetensors_header`).
+Reads and writes by itself, a box at a time, so that no process ever holds a file. Not here: what the names mean (that
+is a dialect) and what is in a header (`safetensors_header`).
 """
 
 import json
@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
+from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.formats import FilePlan, Layout, Place
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from plugins.formats.filestore import FileLeaves, Stamp, opened
 from plugins.formats.inplace import InPlace
+from plugins.formats.leafspecs import leaf_problems
 from plugins.formats.safetensors_header import (
     LENGTH_NBYTES,
     MAX_HEADER_NBYTES,
@@ -94,7 +95,9 @@ class SafeTensors(InPlace):
         Raises:
             PlanError: names or specs that a safetensors file cannot hold.
         """
-        problems = [p for name, spec in leaves.items() for p in _problems(name, spec)]
+        problems = [p for name, spec in leaves.items() for p in leaf_problems(name, spec)]
+        if METADATA in leaves:
+            problems.append(Problem(METADATA, "is the key of a header's metadata and cannot name a tensor"))
         if problems:
             raise PlanError(problems)
         texts = {"format": self.framework} | {k: _text(v) for k, v in metadata.items()}
@@ -103,7 +106,8 @@ class SafeTensors(InPlace):
         names = [f"{self.stem}{SUFFIX}"]
         if len(shards) > 1:
             names = [f"{self.stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}" for i in range(1, len(shards) + 1)]
-        files, places = [], {}
+        files: list[FilePlan] = []
+        places: dict[str, Place] = {}
         for file, shard in zip(names, shards, strict=True):
             begins, data_nbytes = _begins(shard)
             prefix = header_bytes([head, *(entry_json(n, leaves[n], b) for n, b in begins.items())])
@@ -121,19 +125,6 @@ class SafeTensors(InPlace):
             }
             extra[f"{self.stem}{INDEX_SUFFIX}"] = (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
         return Layout(tuple(files), places, extra)
-
-
-def _problems(name: str, spec: TensorSpec) -> Iterable[Problem]:
-    if name == METADATA:
-        yield Problem(name, "is the key of the metadata in a safetensors header and cannot name a tensor")
-    if not name.isprintable() and any("\ud800" <= c <= "\udfff" for c in name):
-        yield Problem(repr(name), "cannot be written as UTF-8")
-    if spec.scheme is not None:
-        yield Problem(name, f"is quantized ({spec.encoding}); a dialect must split it into plain leaves first")
-    elif spec.dtype not in DTYPE_BITS:
-        yield Problem(name, f"dtype {spec.dtype!r} is unknown{did_you_mean(spec.dtype, DTYPE_BITS, 30)}")
-    elif spec.size * DTYPE_BITS[spec.dtype] % 8:
-        yield Problem(name, f"{spec.dtype}{list(spec.shape)} does not fill whole bytes, as the format demands")
 
 
 def _text(value: Any) -> str:

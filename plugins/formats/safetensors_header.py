@@ -1,11 +1,12 @@
 """The header of one safetensors file: reading it as strictly as the format demands, and writing it.
 
-The format (safetensors README, "Format"): 8 bytes little-endian N; N bytes of UTF-8 JSON that begin with `{` and may end
-in spaces; then the data. Offsets count from the data's first byte; the tensors together cover every byte once.
+The format (safetensors README, "Format"): 8 bytes little-endian N; N bytes of UTF-8 JSON that begin with `{` and may
+end in spaces; then the data. Offsets count from the data's first byte; the tensors together cover every byte once.
 
 Where the text is silent and the `safetensors` package accepts, this reader refuses what cannot be read in only one way:
 duplicate keys, unknown fields, a tensor given as a JSON array, white space before `{` or other than spaces after `}`,
-`__metadata__: null`, and shapes beyond 2^63 - 1 bytes that a zero dimension hides (NumPy cannot hold them).
+`__metadata__: null`, and shapes that NumPy cannot hold: of more than 64 dimensions, or beyond 2^63 - 1 bytes where a
+zero dimension hides it.
 """
 
 import json
@@ -19,13 +20,13 @@ from typing import Any
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from plugins.formats.boxes import read_bytes
+from plugins.formats.leafspecs import LARGEST, MAX_DIMS, is_count
 from plugins.formats.strictjson import parse_object
 
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000  # safetensors 0.8, `MAX_HEADER_SIZE`
 METADATA = "__metadata__"
 FIELDS = ("dtype", "shape", "data_offsets")
-LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +77,27 @@ def parse_header(raw: bytes, data_nbytes: int, path: Path) -> Header:
     metadata = table.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise SourceError(f"{path}: {METADATA} must map strings to strings")
-    found = [(*_offsets(entry, name, path), name, _spec(entry, name, path)) for name, entry in table.items()]
+    found = []
+    for name, entry in table.items():
+        try:
+            found.append((*_offsets(entry), name, _spec(entry)))
+        except ValueError as e:
+            raise SourceError(f"{path}: tensor {name!r:.200}: {e}") from None
     found.sort(key=lambda t: t[:2])
     tensors = {}
     data_start, end, before = LENGTH_NBYTES + len(raw), 0, "the start of the data"
     for begin, stop, name, spec in found:
         if begin != end:
             what = f"overlaps {before}" if begin < end else f"leaves {begin - end} bytes unindexed after {before}"
-            raise SourceError(f"{path}: tensor {name!r} {what}: it begins at data byte {begin}, expected {end}")
+            raise SourceError(f"{path}: tensor {name!r:.200} {what}: it begins at data byte {begin}, expected {end}")
         bits = spec.size * DTYPE_BITS[spec.dtype]
         if bits != (stop - begin) * 8:
             raise SourceError(
-                f"{path}: tensor {name!r} of {spec.dtype}{list(spec.shape)} takes {_amount(bits)}, "
+                f"{path}: tensor {name!r:.200} of {spec.dtype}{list(spec.shape)} takes {_amount(bits)}, "
                 f"its data_offsets [{begin}, {stop}] span {stop - begin} bytes"
             )
         tensors[name] = (spec, data_start + begin)
-        end, before = stop, f"tensor {name!r}"
+        end, before = stop, f"tensor {name!r:.200}"
     if end != data_nbytes:
         what = f"{data_nbytes - end} bytes follow the last tensor" if end < data_nbytes else "the data is cut short"
         raise SourceError(f"{path}: {what}: the header indexes {end} data bytes, the file has {data_nbytes}")
@@ -123,32 +129,26 @@ def _amount(bits: int) -> str:
     return f"{bits // 8} bytes" if bits % 8 == 0 else f"{bits} bits, which do not fill whole bytes,"
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= LARGEST  # a bool is an int to isinstance
-
-
-def _offsets(entry: Any, name: str, path: Path) -> tuple[int, int]:
+def _offsets(entry: Any) -> tuple[int, int]:
     if not isinstance(entry, dict) or set(entry) != set(FIELDS):
-        got = f"fields {', '.join(entry) or 'none'}" if isinstance(entry, dict) else type(entry).__name__
-        raise SourceError(f"{path}: tensor {name!r} must have exactly the fields {', '.join(FIELDS)}; got {got}")
+        got = f"fields {', '.join(entry) or 'none':.80}" if isinstance(entry, dict) else type(entry).__name__
+        raise ValueError(f"must have exactly the fields {', '.join(FIELDS)}; got {got}")
     offsets = entry["data_offsets"]
-    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_count, offsets)):
-        raise SourceError(
-            f"{path}: tensor {name!r}: data_offsets must be two non-negative integers, got {offsets!r:.80}"
-        )
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(is_count, offsets)):
+        raise ValueError(f"data_offsets must be two non-negative integers, got {offsets!r:.80}")
     if offsets[0] > offsets[1]:
-        raise SourceError(f"{path}: tensor {name!r}: data_offsets {offsets} end before they begin")
+        raise ValueError(f"data_offsets {offsets} end before they begin")
     return offsets[0], offsets[1]
 
 
-def _spec(entry: Mapping[str, Any], name: str, path: Path) -> TensorSpec:
+def _spec(entry: Mapping[str, Any]) -> TensorSpec:
     shape, dtype = entry["shape"], entry["dtype"]
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise SourceError(
-            f"{path}: tensor {name!r}: dtype {dtype!r:.80} is unknown{did_you_mean(str(dtype), DTYPE_BITS, 30)}"
-        )
-    if not isinstance(shape, list) or not all(map(_is_count, shape)):
-        raise SourceError(f"{path}: tensor {name!r}: shape must be a list of non-negative integers, got {shape!r:.80}")
-    if math.prod(d or 1 for d in shape) * DTYPE_BITS[dtype] > LARGEST:
-        raise SourceError(f"{path}: tensor {name!r}: shape {shape!r:.80} overflows the size of any file")
+        raise ValueError(f"dtype {dtype!r:.80} is unknown{did_you_mean(str(dtype)[:80], DTYPE_BITS, 30)}")
+    if not isinstance(shape, list) or not all(map(is_count, shape)):
+        raise ValueError(f"shape must be a list of non-negative integers, got {shape!r:.80}")
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"{len(shape)} dimensions; at most {MAX_DIMS} are supported")
+    if math.prod(d or 1 for d in shape) * DTYPE_BITS[dtype] // 8 > LARGEST:
+        raise ValueError(f"shape {shape!r:.80} overflows the size of any file")
     return TensorSpec(tuple(shape), dtype)
