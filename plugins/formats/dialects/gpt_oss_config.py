@@ -8,7 +8,7 @@ arrived in. This is not a model's view of its config: only what converting needs
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.errors import PlanError, Problem, did_you_mean, nearest
 from plugins.formats.dialects.gpt_oss_table import Sizes
 
 WHERE = "config.json"
@@ -65,7 +65,8 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     for field, key in NUMBERS.items():
         value = config.get(key)
         if type(value) is not int or value < 1:
-            given = f"is {value!r}" if key in config else f"is missing{did_you_mean(key, config)}"
+            near = "".join(f" (the nearest key is {k!r})" for k in nearest(key, config, 1))
+            given = f"is {value!r}" if key in config else f"is missing{near}"
             problems.append(Problem(WHERE, f"{key} {given}; a positive integer is needed"))
         else:
             numbers[field] = value
