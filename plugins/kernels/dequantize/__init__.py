@@ -1,0 +1,34 @@
+"""dequantize: a QTensor becomes an array again, value = element · scale.
+
+    dequantize(q, dtype="BF16", *, overflow="error") -> array [..., n] of bfloat16, float32 or float16
+
+BF16 and F32 are exact for every code and scale whose product they can hold, subnormals included (scale byte 0 is
+2^-127 and 0.5 · 2^-127 is a subnormal of both); -0 stays -0; scale 0xFF makes the block NaN (OCP MX v1.0, section
+5.1). Past their range, which only scale bytes 253 and 254 reach, the result is the IEEE infinity: that is what
+multiplying gives, and what transformers' decoder does.
+
+F16 rounds to nearest even below its normal range. Past 65504, `overflow` decides: "error" raises ValueRangeError with
+the first flat index; "clamp" gives ±65504. A finite value never becomes an infinity in F16.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from pipeline.ops import Kernel, Op
+
+Overflow = Literal["error", "clamp"]
+
+OP = Op(
+    "dequantize",
+    {
+        "reference": "plugins.kernels.dequantize.reference:dequantize",
+        "numpy": "plugins.kernels.dequantize.numpy_backend:dequantize",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Dequantize(Kernel):
+    """The dequantize op with its backends, as a plugin node."""
+
+    op: ClassVar[Op] = OP

@@ -1,0 +1,27 @@
+"""No quantization: weights leave as they came, packed ones decoded."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.ops import Kernel
+from pipeline.tensors.qtensor import QTensor
+from plugins.kernels.dequantize import Dequantize
+
+
+@dataclass(frozen=True)
+class Unquantized:
+    """The method whose scheme is None.
+
+    Attributes:
+        dequantize: decodes what arrives packed.
+    """
+
+    dequantize: Kernel = field(default_factory=Dequantize)
+
+    @property
+    def scheme(self) -> None:
+        return None
+
+    def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
+        """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""
+        return self.dequantize(q, dtype, overflow=overflow)
