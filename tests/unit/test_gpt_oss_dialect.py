@@ -281,7 +281,15 @@ def test_hf_packs_both_matrices_of_a_layer_or_neither() -> None:
 def test_blocks_must_fit() -> None:
     toy = toys.make(experts="mxfp4")
     config = {**toy.config, "intermediate_size": 220}
-    assert "not a multiple of the block of 32" in problems_of(HF.decode, specs_of(toy.leaves), config)[f"{DOWN}_blocks"]
+    found = problems_of(HF.decode, specs_of(toy.leaves), config)
+    assert "not a multiple of the block of 32" in found[f"{DOWN}_blocks"]
+    assert DOWN not in found
+
+
+def test_another_quantization_is_named() -> None:
+    toy = toys.make()
+    config = {**toy.config, "quantization_config": {"quant_method": "fp8"}}
+    assert "quant_method 'fp8'" in problems_of(HF.decode, specs_of(toy.leaves), config)["config.json"]
 
 
 def test_fused_rows_need_one_dtype() -> None:

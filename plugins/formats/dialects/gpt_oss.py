@@ -53,6 +53,10 @@ class HuggingFace:
         if sizes.tied and "lm_head.weight" in leaves:
             ignored["lm_head.weight"] = "tie_word_embeddings: model.embed_tokens.weight takes its place"
         tensors, problems = bind(self, sizes, leaves, ignored)
+        method = (config.get(QUANTIZATION) or {}).get("quant_method", "mxfp4")
+        if method != "mxfp4":
+            text = f"quantization_config says quant_method {method!r}; gpt-oss checkpoints are read plain or as 'mxfp4'"
+            problems.insert(0, Problem(WHERE, text))
         if problems:
             raise PlanError(problems)
         return Binding(tensors, stored_leaves(tensors), _without(config, QUANTIZATION), ignored)
@@ -177,7 +181,7 @@ def hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _original_names(leaves: Mapping[str, TensorSpec]) -> bool:
-    return "embedding.weight" in leaves or any(n.startswith("block.0.") for n in leaves)
+    return any(n in leaves for n in ("block.0.attn.qkv.weight", "block.0.mlp.mlp1_bias", "unembedding.weight"))
 
 
 def _twice(n: Any) -> tuple[int, ...]:

@@ -45,8 +45,9 @@ def bind(
                 twice = f"stored twice, plain and as {', '.join(found)}; one of them must go"
                 problems.append(Problem(parts[0].leaf, twice))
             if found and (reason := MXFP4.problem(entry.shape)):
-                problems.append(Problem(found[0], f"{entry.logical} cannot be MXFP4: {reason}"))
-            elif found:
+                problems += [Problem(leaf, f"config.json does not allow MXFP4 here: {reason}") for leaf in found]
+                continue
+            if found:
                 parts, scheme = packed, MXFP4
         leaf = leaves.get(parts[0].leaf)
         dtype = leaf.dtype if scheme is None and leaf is not None and leaf.dtype in PLAIN_DTYPES else "BF16"
