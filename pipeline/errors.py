@@ -26,12 +26,14 @@ class PlanError(WeightmillError):
 
     exit_code = 3
 
-    def __init__(self, problems: "Iterable[Problem]"):
+    def __init__(self, problems: "Iterable[Problem]", exit_code: int | None = None):
         self.problems = tuple(problems)
+        if exit_code is not None:
+            self.exit_code = exit_code
         super().__init__("\n".join(str(p) for p in self.problems))
 
-    def __reduce__(self):
-        return type(self), (self.problems,)
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.problems, self.exit_code)
 
 
 class SourceError(WeightmillError):

@@ -1,0 +1,111 @@
+"""The command line: `python -m pipeline [VERB] OVERRIDES…`, and nothing else.
+
+Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before anything is read or written;
+`new-stage NAME` writes a stage to start from. Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan,
+4 source, 5 storage, 6 a stage failed, 130 interrupted.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from pipeline import console
+from pipeline.config import CONF, load_run, register
+from pipeline.errors import PlanError, WeightmillError
+from pipeline.run import execute, plan_run
+
+VERBS = ("plan", "graph", "new-stage")
+_verb = "run"
+_debug = False
+
+
+@hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
+def job(cfg: DictConfig) -> Any:
+    """One composed config: plan it, and run it unless the verb says otherwise."""
+    global _debug
+    _debug = bool(cfg.get("debug"))
+    run = load_run(cfg)
+    run_dir = Path(run.spine.paths.run).expanduser().absolute()
+    if _verb in ("plan", "graph"):
+        plan = plan_run(run, run_dir)
+        if _verb == "graph":
+            print(console.mermaid(plan))
+        else:
+            console.out(*console.plan_tables(plan))
+        if plan.problems:
+            raise PlanError(plan.problems)
+        return None
+    command = list(HydraConfig.get().overrides.task)
+    with console.progress(run.spine.progress) as events:
+        report = execute(run, run_dir, command, events)
+    from pipeline.report import tables
+
+    console.out(*tables(report), str(run_dir))
+    return report
+
+
+def main() -> NoReturn:
+    """Entry point of `python -m pipeline` and of the console script `weightmill`."""
+    global _verb
+    args = sys.argv[1:]
+    if args and args[0] in VERBS:
+        _verb = args.pop(0)
+    try:
+        if _verb == "new-stage":
+            from pipeline.scaffold import new_stage
+
+            new_stage(args)
+            sys.exit(0)
+        _run_hydra(args)
+    except KeyboardInterrupt:
+        console.say("interrupted; the same command goes on from here")
+        sys.exit(130)
+    except WeightmillError as why:
+        if _debug:
+            raise
+        console.error(why)
+        sys.exit(why.exit_code)
+    sys.exit(0)
+
+
+def _run_hydra(args: list[str]) -> None:
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
+    config_dir = _option(args, "--config-dir", "-cd")
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            from pipeline.errors import ConfigError
+
+            raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
+        os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
+    register()
+    quiet = ["hydra.run.dir=."] if _verb in ("plan", "graph") else []
+    sys.argv = [sys.argv[0], *args, *quiet]
+    try:
+        job()
+    except Exception as why:
+        from pipeline.explain import explain
+
+        overrides = [a for a in args if not a.startswith("-") and a != config_dir]
+        said = explain(why, overrides, config_dir)
+        if _debug:
+            raise
+        raise said from None
+
+
+def _option(args: list[str], *names: str) -> str | None:
+    for i, arg in enumerate(args):
+        for name in names:
+            if arg == name and i + 1 < len(args):
+                return args[i + 1]
+            if arg.startswith(f"{name}="):
+                return arg.partition("=")[2]
+    return None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""The typed spine of the configuration, and the way from Hydra's composed config to live stages.
+
+After `load_run` no DictConfig travels anywhere.
+"""
+
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
+from pipeline.resolve import OWN_PACKAGES, Resolver
+from pipeline.spine import RunConfig, Spine
+
+ENTRY_POINTS = "weightmill.plugins"
+CONF = Path(__file__).parents[1] / "conf"
+
+
+def load_run(cfg: DictConfig) -> RunConfig:
+    """Check a composed config and build its stages.
+
+    Raises:
+        PlanError: every problem of every node.
+    """
+    tree, problems = _resolved(cfg)
+    resolver = Resolver(allowed_packages())
+    spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
+    spine = resolver.typed(spine_keys, Spine, "config")
+    nodes = tree.get("stages") or {}
+    stages = {}
+    if not nodes:
+        resolver.note("stages", f"no stage chosen{did_you_mean('', options('stages'))}")
+    for name, node in nodes.items():
+        if not isinstance(node, Mapping):
+            resolver.note(f"stages.{name}", f"is not a stage; its YAML must begin with `# @package stages.{name}`")
+        elif (stage := resolver.build(node, f"stages.{name}")) is not None:
+            if callable(getattr(stage, "run", None)):
+                stages[name] = stage
+            else:
+                resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
+    problems = [_shorten(p) for p in [*problems, *resolver.problems]]
+    if problems:
+        raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
+    return RunConfig(spine, stages, nodes, {**spine_keys, **tree})
+
+
+def _shorten(problem: Problem) -> Problem:
+    """`config.dask.memory` → `dask.memory`: the name that people type."""
+    return Problem(problem.where.removeprefix("config."), problem.message)
+
+
+def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
+    """Plain containers with every interpolation followed; one problem for each that leads nowhere."""
+    problems: list[Problem] = []
+    tree: dict[str, Any] = {}
+    for key in map(str, cfg):
+        try:
+            value = cfg[key]
+            is_node = OmegaConf.is_config(value)
+            tree[key] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_node else value
+        except OmegaConfBaseException as why:
+            if "model" not in cfg and "'model" in str(why):
+                problems.append(Problem("model", f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"))
+            else:
+                problems.append(Problem(getattr(why, "full_key", None) or key, str(why).partition("\n")[0]))
+    return tree, list(dict.fromkeys(problems))
+
+
+def allowed_packages() -> tuple[str, ...]:
+    """Packages that a `_target_` may name: our own, and those that installed plugins declare."""
+    return (*OWN_PACKAGES, *sorted({ep.value.partition(".")[0] for ep in plugins()}))
+
+
+def plugins() -> list[metadata.EntryPoint]:
+    """Installed third-party plugins. An entry point names a config package and is never loaded."""
+    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda ep: ep.name)
+
+
+def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
+    """The folder of the YAML files that an entry point names, found without importing anything."""
+    top, _, rest = ep.value.partition(".")
+    spec = find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0], *rest.split(".")) if rest else Path(spec.submodule_search_locations[0])
+
+
+class PluginSearchPath(SearchPathPlugin):
+    """Adds the config folder of every installed plugin to Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for ep in plugins():
+            folder = plugin_folder(ep)
+            if folder is None or not folder.is_dir():
+                print(f"plugin {ep.name!r} names {ep.value!r}, which has no folder; it is left out", file=sys.stderr)
+            else:
+                search_path.append(f"weightmill-{ep.name}", f"file://{folder}")
+
+
+def register() -> None:
+    """Make our Hydra plugins and OmegaConf resolvers known; call once, before Hydra composes."""
+    from pipeline.names import run_name
+    from pipeline.sweep import Launcher, Sweeper
+
+    for plugin in (PluginSearchPath, Launcher, Sweeper):
+        if plugin not in Plugins.instance().class_name_to_class.values():
+            Plugins.instance().register(plugin)
+    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
+
+
+def options(group: str) -> list[str]:
+    """Names of a config group's YAML files on the search path."""
+    from hydra.core.global_hydra import GlobalHydra
+
+    if GlobalHydra.instance().is_initialized():
+        return list(GlobalHydra.instance().config_loader().get_group_options(group))
+    return sorted(p.stem for p in (CONF / group).glob("*.yaml"))

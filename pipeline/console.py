@@ -1,0 +1,197 @@
+"""What people see: progress, the plan, reports, errors. Everything for people goes to stderr-safe rich tables."""
+
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PlanError
+from pipeline.run import Events
+from pipeline.units import show_bytes
+
+
+def out(*renderables: Any) -> None:
+    """Print to stdout; as wide as the content needs when it is not a terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    for item in renderables:
+        console.print(item, markup=False, soft_wrap=isinstance(item, str))
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def error(why: Exception) -> None:
+    """An error as people should read it: no traceback, one line a problem."""
+    if isinstance(why, PlanError) and len(why.problems) > 1:
+        say(f"error: {len(why.problems)} problems")
+        for problem in why.problems:
+            say(f"  - {problem}")
+    else:
+        say(f"error: {why}")
+
+
+def job(number: int, jobs: int, overrides: Sequence[str]) -> None:
+    say(f"\n[{number}/{jobs}] {' '.join(overrides)}")
+
+
+@contextmanager
+def progress(enabled: bool) -> Iterator[Events]:
+    """Events that draw a bar (bytes, rate, time left), or say a line now and then when stderr is no terminal."""
+    if not enabled:
+        yield Events(say=say)
+        return
+    if not sys.stderr.isatty():
+        yield _Lines().events
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        lock = threading.Lock()
+
+        def total(nbytes: int, chunks: int) -> None:
+            bar.update(task, total=nbytes)
+
+        def chunk(label: str, nbytes: int, reused: bool) -> None:
+            with lock:
+                bar.update(task, advance=nbytes, description=label)
+
+        yield Events(lambda text: bar.console.print(text, markup=False), total, chunk)
+
+
+class _Lines:
+    """Progress for logs: a line at most every few seconds."""
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._total = self._done = self._reused = 0
+        self._start = self._last = time.monotonic()
+        self._lock = threading.Lock()
+        self.events = Events(say, self._set_total, self._chunk)
+
+    def _set_total(self, nbytes: int, chunks: int) -> None:
+        self._total = nbytes
+
+    def _chunk(self, label: str, nbytes: int, reused: bool) -> None:
+        with self._lock:
+            self._done += nbytes
+            self._reused += nbytes if reused else 0
+            now = time.monotonic()
+            if now - self._last < self.EVERY_S:
+                return
+            self._last = now
+            rate = (self._done - self._reused) / (now - self._start)
+            left = f", {(self._total - self._done) / rate:.0f} s left" if rate else ""
+            say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({label})")
+
+
+def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
+    """The jobs of a sweep side by side."""
+    from rich.table import Table
+
+    from pipeline.report import Report
+
+    table = Table(title="Sweep", title_justify="left")
+    for column in ("job", "size", "smaller", "max abs", "RMSE", "SQNR", "time", "result"):
+        table.add_column(column, justify="left" if column in ("job", "result") else "right", overflow="fold")
+    shared = set.intersection(*(set(name.split()) for name, _ in rows)) if len(rows) > 1 else set()
+    for name, result in rows:
+        label = " ".join(p for p in name.split() if p not in shared)
+        if isinstance(result, Report):
+            e = result.error
+            figures = [f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB" if e.count else "exact"] if e.count else ["–", "–", "–"]
+            done = "complete before" if result.reused else "done"
+            table.add_row(label, show_bytes(result.nbytes_out), f"{result.ratio:.2f}×", *figures, f"{result.seconds:.1f} s", done)
+        else:
+            table.add_row(label, *["–"] * 6, f"failed: {str(result).splitlines()[0]}")
+    out(table, f"{folder}")
+
+
+def plan_tables(plan: Any) -> list[Any]:
+    """The plan as tables: stages and edges, tensors by group, files, totals."""
+    from rich.table import Table
+
+    from pipeline.report import group_of
+    from pipeline.stage import Checkpoint
+
+    stages = Table(title="Stages", title_justify="left")
+    for column in ("stage", "takes", "gives", "what"):
+        stages.add_column(column)
+    for node in plan.nodes.values():
+        takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
+        gives = getattr(node.gives, "__name__", str(node.gives))
+        origin = getattr(node.result, "origin", "") if not node.inputs else ""
+        what = f"{origin}" if origin else ("in one task" if node.eager else f"{len(node.work.chunks)} chunks" if node.work else "lazy view")
+        stages.add_row(node.name, takes, gives if node.work is None else f"{gives} (work)", what)
+    found: list[Any] = [stages]
+    stores = [(n.name, n.result.store) for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
+    stores += [(n.name, n.result.store) for n in plan.nodes.values() if n.work is not None and hasattr(n.result, "store")]
+    if stores:
+        first, last = stores[0][1].specs, stores[-1][1].specs
+        groups: dict[Any, list[Any]] = {}
+        for name, spec in last.items():
+            before = first.get(name)
+            groups.setdefault((group_of(name), spec.shape, before.encoding if before else "–", spec.encoding), []).append((before, spec))
+        table = Table(title="Tensors", title_justify="left")
+        for column in ("tensors", "", "shape", "from", "to", "in", "out"):
+            table.add_column(column, justify="right" if column in ("", "in", "out") else "left")
+        for (group, shape, source, target), specs in groups.items():
+            nbytes_in = sum(b.nbytes for b, _ in specs if b)
+            table.add_row(
+                group, f"×{len(specs)}", "×".join(map(str, shape)) or "scalar", source, target if target != source else "same",
+                show_bytes(nbytes_in), show_bytes(sum(s.nbytes for _, s in specs)),
+            )  # fmt: skip
+        found.append(table)
+    for name, work in plan.works.items():
+        table = Table(title=f"Files of {name}", title_justify="left")
+        table.add_column("file")
+        table.add_column("bytes", justify="right")
+        for file in work.outputs:
+            table.add_row(str(file.path), f"{file.nbytes:,}")
+        found.append(table)
+    chunks = plan.chunks
+    read = sum(f.nbytes for f in plan.inputs)
+    written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
+    found.append(f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, {len(chunks)} chunks")
+    if plan.memory is not None:
+        m = plan.memory
+        found.append(
+            f"peak memory {show_bytes(m.peak)} of {show_bytes(m.bound)}: {show_bytes(m.base)} for the processes, "
+            f"{m.tasks} × {show_bytes(m.task)} for tasks"
+        )
+    return found
+
+
+def mermaid(plan: Any) -> str:
+    """The graph as Mermaid: stages, work with its chunks, edges labelled with what flows."""
+    lines = ["flowchart LR"]
+    for node in plan.nodes.values():
+        if node.work is None:
+            lines.append(f'    {node.name}["{node.name}"]')
+        else:
+            n = len(node.work.chunks)
+            lines += [
+                f'    subgraph {node.name}',
+                f'        {node.name}_begin(["begin"]) --> {node.name}_chunks[["{n} chunk{"s" * (n != 1)}"]]',
+                f'        {node.name}_chunks --> {node.name}_finish(["finish"])',
+                "    end",
+            ]
+    for node in plan.nodes.values():
+        for source in node.inputs.values():
+            gives = getattr(plan.nodes[source].gives, "__name__", "")
+            tail = f"{source}_finish" if plan.nodes[source].work is not None else source
+            head = f"{node.name}_begin" if node.work is not None else node.name
+            lines.append(f"    {tail} -->|{gives}| {head}")
+    return "\n".join(lines)

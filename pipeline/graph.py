@@ -1,0 +1,254 @@
+"""Plan → Dask. The only file that imports dask.
+
+One list of tasks, two lowerings: a dict of `dask.task_spec` tasks for the threaded scheduler, and `client.submit` with
+content-hash keys on a cluster. The threaded scheduler knows neither retries nor resources nor what a crash forgot; those
+are ours, here and in run.py. Results of tasks are small and printable; they live with the caller, so that a lost worker
+loses nothing that was done.
+"""
+
+import heapq
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipeline.errors import StageError, WeightmillError
+from pipeline.spine import Dask
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Stands for another task's result among a task's arguments."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One call.
+
+    Attributes:
+        key: unique; content-hashed where the result is worth keeping.
+        fn: module-level function, so that it pickles.
+        args: values, or `Ref`s to other tasks' results.
+        after: tasks that must be done first, whose results are not needed.
+        resources: tags and amounts that the task holds while it runs.
+        handle: the result is a handle that many tasks take; on a cluster it stays with the workers.
+        label: for people.
+        weight: bytes, for progress.
+    """
+
+    key: str
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    after: tuple[str, ...] = ()
+    resources: Mapping[str, float] = field(default_factory=dict)
+    handle: bool = False
+    label: str = ""
+    weight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The result of a task that failed, or that needed one which did."""
+
+    label: str
+    error: Exception
+
+    def raise_(self) -> None:
+        if isinstance(self.error, WeightmillError):
+            raise self.error
+        raise StageError(f"{self.label}: {type(self.error).__name__}: {self.error}") from self.error
+
+
+OnDone = Callable[[Task, Any], None]
+
+
+def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
+    """Call `fn`; try again after errors from outside. A WeightmillError is a finding and would only be found again."""
+    for left in range(retries, -1, -1):
+        try:
+            return fn(*args)
+        except WeightmillError as why:
+            return Failure(label, why)
+        except Exception as why:
+            if left == 0:
+                return Failure(label, why)
+    raise AssertionError("unreachable")
+
+
+def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone) -> dict[str, Any]:
+    """Run on Dask's threaded scheduler in this process; returns every task's result (a `Failure` where it failed).
+
+    Raises:
+        WeightmillError: the first failure, unless `conf.keep_going`.
+    """
+    from dask.task_spec import List, TaskRef
+    from dask.task_spec import Task as DaskTask
+    from dask.threaded import get
+
+    lock = threading.Lock()
+    stop = threading.Event()
+    held = Resources(conf.resources)
+    results: dict[str, Any] = {}
+
+    def call(task: Task, args: list[Any], after: list[Any]) -> Any:
+        failed = next((r for r in (*args, *after) if isinstance(r, Failure)), None)
+        if failed is not None or stop.is_set():
+            result: Any = failed or Failure(task.label, StageError("stopped"))
+        else:
+            with held.take(task.resources):
+                result = attempt(task.fn, conf.retries, task.label, args)
+        with lock:
+            results[task.key] = result
+            if isinstance(result, Failure) and failed is None and not conf.keep_going:
+                stop.set()
+            if failed is None and not stop.is_set():
+                on_done(task, result)
+        if isinstance(result, Failure) and not conf.keep_going:
+            result.raise_()
+        return result
+
+    graph = {}
+    for task in tasks:
+        args = List(*(TaskRef(a.key) if isinstance(a, Ref) else a for a in task.args))
+        graph[task.key] = DaskTask(task.key, call, task, args, List(*(TaskRef(k) for k in task.after)))
+    try:
+        get(graph, [t.key for t in tasks], num_workers=workers)
+    finally:
+        stop.set()  # after an interrupt, tasks already queued must not start
+    return results
+
+
+class Resources:
+    """Counted tags for the threaded scheduler: a task waits until everything it needs is free, then takes all at once."""
+
+    def __init__(self, capacity: Mapping[str, float]):
+        self._free = dict(capacity)
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, wanted: Mapping[str, float]) -> Iterator[None]:
+        if not wanted:
+            yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: all(self._free.get(k, 0.0) >= v for k, v in wanted.items()))
+            for k, v in wanted.items():
+                self._free[k] -= v
+        try:
+            yield
+        finally:
+            with self._changed:
+                for k, v in wanted.items():
+                    self._free[k] += v
+                self._changed.notify_all()
+
+
+def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnDone) -> dict[str, Any]:
+    """Run on a Dask cluster; the same contract as `run_threads`.
+
+    A task is submitted when everything before it is done and its results are here, so nothing that was done depends on
+    a worker staying alive. A worker that dies has its running tasks repeated elsewhere; tasks write the same bytes to the
+    same place, so that is safe.
+    """
+    from distributed import as_completed
+
+    by_key = {t.key: t for t in tasks}
+    waiting = {t.key: {a.key for a in t.args if isinstance(a, Ref)} | set(t.after) for t in tasks}
+    users: dict[str, list[str]] = {}
+    for key, needs in waiting.items():
+        for need in needs:
+            users.setdefault(need, []).append(key)
+    order = {t.key: i for i, t in enumerate(tasks)}
+    ready = [order[k] for k, needs in waiting.items() if not needs]
+    heapq.heapify(ready)
+    results: dict[str, Any] = {}
+    handles: dict[str, Any] = {}
+    futures: dict[str, Any] = {}
+    done = as_completed(raise_errors=False)
+
+    def settle(task: Task, result: Any, *, ran: bool) -> None:
+        results[task.key] = result
+        if ran:
+            on_done(task, result)
+        if isinstance(result, Failure) and not conf.keep_going:
+            result.raise_()
+        for user in users.get(task.key, ()):
+            waiting[user].discard(task.key)
+            if not waiting[user]:
+                heapq.heappush(ready, order[user])
+
+    try:
+        while ready or futures:
+            while ready:
+                task = tasks[heapq.heappop(ready)]
+                needs = [a.key for a in task.args if isinstance(a, Ref)] + list(task.after)
+                failed = next((results[k] for k in needs if isinstance(results[k], Failure)), None)
+                if failed is not None:
+                    settle(task, failed, ran=False)
+                    continue
+                args = [(handles.get(a.key) or results[a.key]) if isinstance(a, Ref) else a for a in task.args]
+                future = client.submit(
+                    attempt, task.fn, conf.retries, task.label, args,
+                    key=task.key, retries=conf.retries, resources=dict(task.resources) or None, pure=False,
+                    priority=-order[task.key],
+                )  # fmt: skip
+                futures[task.key] = future
+                done.add(future)
+            future = next(done)
+            task = by_key[future.key]
+            del futures[task.key]
+            if future.status == "finished":
+                result = future.result()
+            else:
+                result = Failure(task.label, future.exception())
+            if task.handle:
+                handles[task.key] = future
+            settle(task, result, ran=True)
+    finally:
+        if futures:
+            client.cancel(list(futures.values()), force=True)
+    return results
+
+
+@contextmanager
+def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], None]) -> Iterator[Any]:
+    """A client of the scheduler at `conf.address`, or of a LocalCluster that lives as long as the body.
+
+    Raises:
+        StageError: no scheduler answers at the address.
+    """
+    import dask
+    from distributed import Client, LocalCluster
+
+    with ExitStack() as stack:
+        if conf.address:
+            try:
+                client = stack.enter_context(Client(conf.address, timeout="10s", set_as_default=False))
+            except (OSError, TimeoutError, ValueError) as why:
+                raise StageError(f"dask.address={conf.address!r}: no scheduler answers there ({why})") from None
+            say(f"Dask scheduler {client.scheduler.address}, {len(client.scheduler_info(n_workers=-1)['workers'])} workers")
+        else:
+            # The plan bounds memory; pausing and spilling at fractions of the limit would only stall it.
+            stack.enter_context(
+                dask.config.set({f"distributed.worker.memory.{k}": False for k in ("target", "spill", "pause")})
+            )
+            cluster = stack.enter_context(
+                LocalCluster(
+                    n_workers=workers,
+                    threads_per_worker=conf.threads_per_worker,
+                    processes=True,
+                    memory_limit=worker_nbytes,
+                    dashboard_address="127.0.0.1:0" if conf.dashboard else None,
+                    resources=dict(conf.resources) or None,
+                    host="127.0.0.1",
+                )
+            )
+            client = stack.enter_context(Client(cluster, set_as_default=False))
+            where = f", dashboard {client.dashboard_link}" if conf.dashboard else ""
+            say(f"Dask cluster: {workers} workers × {conf.threads_per_worker} threads{where}")
+        yield client
+
+

@@ -1,0 +1,82 @@
+"""What a run has done so far, on disk: one JSON line a chunk, appended as it finishes.
+
+A line says what was written and its digest; a resumed run believes a line only when the bytes on disk still have that
+digest. A torn last line (kill -9, power cut) is ignored.
+"""
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from pipeline.errors import StorageError
+
+
+class Journal:
+    """Append-only record of finished tasks: key → JSON-able record."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file: IO[str] | None = None
+
+    def read(self) -> dict[str, Any]:
+        """Records so far; later lines win."""
+        records: dict[str, Any] = {}
+        if self.path.exists():
+            for line in self.path.read_text(errors="replace").splitlines():
+                try:
+                    entry = json.loads(line)
+                    records[entry["key"]] = entry["record"]
+                except (ValueError, KeyError, TypeError):
+                    continue
+        return records
+
+    def append(self, key: str, record: Any) -> None:
+        """Raises StorageError when the line cannot be written."""
+        try:
+            if self._file is None:
+                torn = self.path.exists() and self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n")
+                self._file = self.path.open("a")
+                if torn:
+                    self._file.write("\n")
+            self._file.write(json.dumps({"key": key, "record": record}) + "\n")
+            self._file.flush()
+        except OSError as why:
+            raise StorageError(f"{self.path}: {why.strerror}") from None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a run's folder; the lock dies with the process.
+
+    Raises:
+        StorageError: another process holds it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("w")
+    except OSError as why:
+        raise StorageError(f"{folder}: {why.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StorageError(f"{folder}: another run is at work in this folder") from None
+        yield
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write in one rename, so that a reader sees all of it or none."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        partial.replace(path)
+    except OSError as why:
+        raise StorageError(f"{path}: {why.strerror}") from None

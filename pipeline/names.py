@@ -1,0 +1,31 @@
+"""Readable folder names for runs: the choices somebody typed, and nothing that changes no byte of the output."""
+
+import re
+from collections.abc import Iterable
+
+import xxhash
+
+LONGEST = 120
+# Overrides that say how to run, not what to make; a resumed run may differ in them.
+HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs")
+
+
+def run_name(overrides: Iterable[str]) -> str:
+    """`['+model=gpt_oss', 'quant=mxfp4', 'quant.scale_rule=even']` → `gpt_oss-mxfp4-scale_rule=even`.
+
+    Distinct overrides give distinct names: what has to be dropped or shortened is replaced by a hash of itself.
+    """
+    parts = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key.partition(".")[0].partition("/")[0] in HOW:
+            continue
+        said = value if "." not in key and re.fullmatch(r"\w+", value) else f"{key.rpartition('.')[2]}={value}"
+        if override.startswith("~"):
+            said = f"no_{key}"
+        safe = re.sub(r"[^\w.=+-]+", "_", said.rpartition("/")[2] if "/" in said and "[" not in said else said).strip("_.")
+        parts.append(safe if safe == said else f"{safe}~{xxhash.xxh3_64_hexdigest(override)[:6]}")
+    name = "-".join(parts) or "default"
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST - 9]}~{xxhash.xxh3_64_hexdigest(name)[:8]}"
+    return name

@@ -1,0 +1,204 @@
+"""Plan: wire the stages into a DAG by the annotations of `run`, predict everything, and find every problem.
+
+Planning calls `run` of lazy stages with real handles under a guard: headers are read, data bytes are not. So what the
+plan says is what the graph will do, because it is the same objects.
+"""
+
+import inspect
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline import meter
+from pipeline.errors import PlanError, Problem, SourceError, StageError, WeightmillError
+from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index, TensorStore
+
+_planning: ContextVar[str | None] = ContextVar("planning", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class StageStore:
+    """A stage's store, timed under the stage's name; refuses to be read while planning."""
+
+    store: TensorStore
+    stage: str
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self.store.specs
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.store.metadata
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        if (planning := _planning.get()) is not None:
+            raise StageError(f"stage {planning!r} reads {name!r} in `run`; return a view, or define `plan` beside `run`")
+        with meter.stage(self.stage) as gave:
+            value = self.store.read(name, index)
+            gave[0] = value.nbytes
+        return value
+
+
+@dataclass(slots=True)
+class Node:
+    """A stage in the DAG.
+
+    Attributes:
+        inputs: parameter of `run` → name of the stage it comes from.
+        gives: the type that later stages see.
+        result: the artefact itself (lazy), the `Work`, or a prediction (`plan`); None when planning it failed.
+        eager: the stage has `plan`, so `run` happens in the graph.
+    """
+
+    name: str
+    stage: Any
+    inputs: dict[str, str]
+    gives: Any
+    result: Any = None
+    eager: bool = False
+
+    @property
+    def work(self) -> Work[Any] | None:
+        return self.result if hasattr(self.result, "chunks") else None
+
+
+@dataclass(slots=True)
+class Plan:
+    """What will happen: nodes in order, and everything that is wrong with it."""
+
+    nodes: dict[str, Node]
+    context: Context
+    problems: list[Problem] = field(default_factory=list)
+    failures: list[WeightmillError] = field(default_factory=list)
+    memory: "MemoryPlan | None" = None
+
+    @property
+    def inputs(self) -> tuple[InputFile, ...]:
+        """Every file that is read, once."""
+        found = (n.result.inputs for n in self.nodes.values() if isinstance(n.result, Checkpoint))
+        return tuple(dict.fromkeys(f for files in found for f in files))
+
+    @property
+    def works(self) -> dict[str, Work[Any]]:
+        return {n.name: n.work for n in self.nodes.values() if n.work is not None}
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        return [c for w in self.works.values() for c in w.chunks]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Predicted peak of all processes of the run together, in bytes.
+
+    Attributes:
+        base: interpreters, libraries, scheduler.
+        task: the hungriest task.
+        tasks: how many run at once.
+        bound: `dask.memory`.
+    """
+
+    base: int
+    task: int
+    tasks: int
+    bound: int
+
+    @property
+    def peak(self) -> int:
+        return self.base + self.task * self.tasks
+
+
+def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
+    """Wire and plan every stage; problems are collected, not raised."""
+    plan = Plan(wire(stages, problems := []), ctx, problems)
+    stand_in: dict[str, Any] = {}  # results, and for a stage that failed what it was given, so that later ones still plan
+    for node in plan.nodes.values():
+        inputs = {param: stand_in.get(source) for param, source in node.inputs.items()}
+        if any(v is None for v in inputs.values()):
+            continue
+        given = {p: v.result if isinstance(v, Node) else v for p, v in inputs.items()}
+        try:
+            with _guard(node.name):
+                node.eager = hasattr(node.stage, "plan")
+                result = node.stage.plan(*given.values()) if node.eager else node.stage.run(ctx, **given)
+        except PlanError as why:
+            plan.problems += why.problems
+            plan.failures.append(why)
+        except SourceError as why:
+            plan.problems.append(Problem(f"stages.{node.name}", str(why)))
+            plan.failures.append(why)
+        except WeightmillError as why:
+            plan.problems.append(Problem(f"stages.{node.name}", str(why)))
+            plan.failures.append(why)
+        else:
+            node.result = _timed(result, node.name, given)
+            stand_in[node.name] = node.result
+            continue
+        same_kind = [v for v in given.values() if isinstance(v, node.gives)] if isinstance(node.gives, type) else []
+        if same_kind:
+            stand_in[node.name] = same_kind[-1]
+    plan.problems = list(dict.fromkeys(plan.problems))
+    return plan
+
+
+def _timed(result: Any, name: str, given: Mapping[str, Any]) -> Any:
+    """A stage that gives a new store has it timed; one that passes its input on costs nothing."""
+    passed_on = any(isinstance(v, Checkpoint) and v.store is getattr(result, "store", None) for v in given.values())
+    if isinstance(result, Checkpoint) and not passed_on:
+        return replace(result, store=StageStore(result.store, name))
+    return result
+
+
+@contextmanager
+def _guard(name: str) -> Iterator[None]:
+    token = _planning.set(name)
+    try:
+        yield
+    finally:
+        _planning.reset(token)
+
+
+def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
+    """Edges from the annotations of every stage's `run`; what does not fit goes to `problems`."""
+    nodes: dict[str, Node] = {}
+    for name, stage in stages.items():
+        hints = typing.get_type_hints(stage.run)
+        params = list(inspect.signature(stage.run).parameters)[1:]
+        node = Node(name, stage, {}, _yields(hints.get("return", Any)))
+        for param in params:
+            wanted = hints.get(param)
+            if wanted is None:
+                problems.append(Problem(f"stages.{name}", f"parameter {param!r} of run has no type annotation"))
+                continue
+            by_name = nodes.get(param)
+            source = by_name if by_name and _fits(by_name.gives, wanted) else None
+            source = source or next((n for n in reversed(nodes.values()) if _fits(n.gives, wanted)), None)
+            if source is None:
+                have = ", ".join(f"{n.name} → {_show(n.gives)}" for n in nodes.values()) or "no stage before it"
+                problems.append(Problem(f"stages.{name}", f"run needs a {_show(wanted)} ({param}), but before it: {have}"))
+                continue
+            node.inputs[param] = source.name
+        if len(node.inputs) == len(params):
+            nodes[name] = node
+    return nodes
+
+
+def _yields(annotation: Any) -> Any:
+    """Work[T] yields T."""
+    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Work else annotation
+
+
+def _fits(given: Any, wanted: Any) -> bool:
+    return given is wanted or (isinstance(given, type) and isinstance(wanted, type) and issubclass(given, wanted))
+
+
+def _show(annotation: Any) -> str:
+    return getattr(annotation, "__name__", str(annotation))
+
+

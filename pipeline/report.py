@@ -1,0 +1,203 @@
+"""What a run did, as data (manifest.json, metrics.jsonl, errors.csv) and as tables for the console."""
+
+import csv
+import json
+import platform
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StorageError
+from pipeline.journal import write_json
+from pipeline.plan import Plan
+from pipeline.spine import RunConfig
+from pipeline.stage import Checkpoint, Exported
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.stats import ErrorStats
+from pipeline.units import show_bytes
+
+DISTRIBUTIONS = ("weightmill", "numpy", "ml_dtypes", "dask", "distributed", "hydra-core", "omegaconf", "xxhash")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished run. JSON-able field by field; `manifest.json` is this.
+
+    Attributes:
+        run: the run's folder.
+        command: overrides as typed.
+        started: seconds since the epoch.
+        seconds: from the first task to the last.
+        inputs: path, nbytes, mtime_ns and (when asked for) xxh3_128 of every file read.
+        outputs: path, nbytes and xxh3_128 of every file written.
+        stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
+        errors: group, tensors, count, max_abs, rmse, sqnr_db.
+        tensors: the same by tensor, with encoding.
+        nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written.
+        chunks: chunks in all, and how many an earlier try had done.
+        backends: op and backend of every kernel that ran.
+        versions: of Python and the libraries that matter.
+        reused: the run was complete already; nothing was done.
+    """
+
+    run: str
+    command: list[str]
+    started: float
+    seconds: float
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    stages: list[dict[str, Any]]
+    errors: list[dict[str, Any]]
+    tensors: list[dict[str, Any]]
+    nbytes_bf16: int
+    nbytes_in: int
+    nbytes_out: int
+    chunks: dict[str, int]
+    backends: list[list[str]]
+    versions: dict[str, str]
+    reused: bool = field(default=False, compare=False)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Report":
+        names = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in value.items() if k in names})
+
+    @property
+    def ratio(self) -> float:
+        """Size as bf16 over size as written."""
+        return self.nbytes_bf16 / self.nbytes_out if self.nbytes_out else 1.0
+
+    @property
+    def error(self) -> ErrorStats:
+        return sum((stats_of(t) for t in self.tensors), ErrorStats())
+
+
+def stats_of(row: Mapping[str, Any]) -> ErrorStats:
+    return ErrorStats(row["count"], row["max_abs"], row["sq_error"], row["sq_signal"])
+
+
+def group_of(tensor: str) -> str:
+    """`model.layers.3.mlp.experts.gate_up_proj` → `model.layers.*.mlp.experts.gate_up_proj`."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", tensor)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def build_report(
+    run: RunConfig, plan: Plan, results: Mapping[str, Any], records: Iterable[Mapping[str, Any]], command: list[str],
+    started: float,
+) -> Report:  # fmt: skip
+    """Sum the chunks' records, in plan order, so that equal runs give equal figures."""
+    stages: dict[str, dict[str, Any]] = {
+        n: {"name": n, "tensors": 0, "nbytes_in": 0, "nbytes_out": 0, "seconds": 0.0} for n in plan.nodes
+    }
+    errors: dict[str, ErrorStats] = {}
+    backends: set[tuple[str, ...]] = set()
+    done = {"all": 0, "reused": 0}
+    for record in records:
+        done["all"] += 1
+        done["reused"] += bool(record.get("reused"))
+        for name, tally in record["stages"].items():
+            row = stages[name]
+            for key in ("seconds", "nbytes_in", "nbytes_out"):
+                row[key] += tally[key]
+        for name, sums in record["errors"].items():
+            errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
+        backends |= {tuple(b) for b in record["backends"]}
+    specs: Mapping[str, TensorSpec] = {}
+    for name, node in plan.nodes.items():
+        store = node.result.store if isinstance(node.result, Checkpoint) else getattr(node.result, "store", None)
+        specs = store.specs if store is not None else specs
+        stages[name]["tensors"] = len(specs)
+    tensors = [_error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""} for n, e in errors.items()]
+    groups: dict[str, list[ErrorStats]] = {}
+    for name, stats in errors.items():
+        groups.setdefault(group_of(name), []).append(stats)
+    exported = [r for r in results.values() if isinstance(r, Exported)]
+    return Report(
+        run=str(plan.context.run_dir),
+        command=command,
+        started=started,
+        seconds=time.time() - started,
+        inputs=[{"path": str(f.path), "nbytes": f.nbytes, "mtime_ns": f.mtime_ns, "xxh3_128": results.get(f"input:{f.path}")} for f in plan.inputs],
+        outputs=[{"path": str(f.path), "nbytes": f.nbytes, "xxh3_128": f.xxh3_128} for e in exported for f in e.files],
+        stages=list(stages.values()),
+        errors=[_error_row(g, sum(s, ErrorStats())) | {"tensors": len(s)} for g, s in groups.items()],
+        tensors=tensors,
+        nbytes_bf16=sum(2 * s.size for s in specs.values()),
+        nbytes_in=sum(f.nbytes for f in plan.inputs),
+        nbytes_out=sum(s.nbytes for s in specs.values()),
+        chunks=done,
+        backends=sorted(list(b) for b in backends),
+        versions=versions(),
+    )
+
+
+def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
+    sqnr = e.sqnr_db
+    return {
+        "name": name, "count": e.count, "max_abs": e.max_abs, "rmse": e.rmse,
+        "sqnr_db": sqnr if abs(sqnr) != float("inf") else None, "sq_error": e.sq_error, "sq_signal": e.sq_signal,
+    }  # fmt: skip
+
+
+def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
+    """errors.csv, metrics.jsonl and, last, manifest.json."""
+    try:
+        with (run_dir / "errors.csv").open("w", newline="") as file:
+            columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(report.tensors)
+        with (run_dir / "metrics.jsonl").open("w") as file:
+            for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
+                for row in rows:
+                    file.write(json.dumps({"kind": kind, **row}) + "\n")
+            summary = {k: getattr(report, k) for k in ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio")}
+            file.write(json.dumps({"kind": "run", **summary}) + "\n")
+    except OSError as why:
+        raise StorageError(f"{run_dir}: {why.strerror}") from None
+    write_json(run_dir / "manifest.json", {"weightmill": 1, **asdict(report)})
+
+
+def tables(report: Report) -> list[Any]:
+    """Rich renderables: stages, errors by group, and one line of summary."""
+    from rich.table import Table
+
+    stage_table = Table(title="Stages", title_justify="left")
+    for column in ("stage", "tensors", "in", "out", "time", "rate"):
+        stage_table.add_column(column, justify="left" if column == "stage" else "right")
+    for row in report.stages:
+        moved = max(row["nbytes_in"], row["nbytes_out"])
+        rate = f"{show_bytes(moved / row['seconds'])}/s" if row["seconds"] > 1e-6 and moved else "–"
+        stage_table.add_row(
+            row["name"], str(row["tensors"]), show_bytes(row["nbytes_in"] or row["nbytes_out"]), show_bytes(row["nbytes_out"]),
+            f"{row['seconds']:.2f} s", rate,
+        )  # fmt: skip
+    found: list[Any] = [stage_table]
+    if report.errors:
+        error_table = Table(title="Quantization error", title_justify="left")
+        for column in ("tensors", "", "max abs", "RMSE", "SQNR"):
+            error_table.add_column(column, justify="left" if column == "tensors" else "right")
+        for row in report.errors:
+            sqnr = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.2f} dB"
+            error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
+        found.append(error_table)
+    again = f", {report.chunks['reused']} of {report.chunks['all']} chunks from before" if report.chunks["reused"] else ""
+    found.append(
+        f"{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({report.ratio:.2f}× smaller), "
+        f"{report.seconds:.2f} s{again}"
+    )
+    return found

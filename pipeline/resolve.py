@@ -1,0 +1,172 @@
+"""From a resolved config node to a live object: the target class is its own schema.
+
+`_target_` names a frozen dataclass; its annotations check the fields. OmegaConf's structured configs would be the usual
+tool, but they know neither `Literal` nor `tuple[X, ...]` nor fields that hold other plugins, and their messages do
+not name the nearest key, so the check is written out here. All problems of a config are collected, none stops the rest.
+
+YAML can only reach dataclasses of packages on the allow-list, so it cannot call `os.system`.
+"""
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Problem, WeightmillError, did_you_mean
+
+OWN_PACKAGES = ("stages", "plugins")
+_BAD = object()  # stands for a value whose problem has been noted
+
+
+class Resolver:
+    """Builds objects and notes problems.
+
+    Attributes:
+        packages: top-level packages that `_target_` may name.
+        problems: what was found so far.
+    """
+
+    def __init__(self, packages: Iterable[str] = OWN_PACKAGES):
+        self.packages = tuple(packages)
+        self.problems: list[Problem] = []
+
+    def note(self, where: str, message: str) -> Any:
+        self.problems.append(Problem(where, message))
+        return _BAD
+
+    def build(self, node: Any, where: str) -> Any:
+        """The object that `node` (a mapping with `_target_`) describes, or None when there were problems."""
+        built = self._build(node, where)
+        return None if built is _BAD else built
+
+    def typed(self, node: Any, cls: type, where: str) -> Any:
+        """`node` as the dataclass `cls`, or None when there were problems."""
+        built = self._value(node, cls, where)
+        return None if built is _BAD else built
+
+    def _build(self, node: Any, where: str) -> Any:
+        if not isinstance(node, Mapping) or "_target_" not in node:
+            return self.note(where, f"a node with `_target_` is expected, got {node!r}")
+        cls = self._class(node["_target_"], f"{where}._target_")
+        if cls is _BAD:
+            return _BAD
+        return self._dataclass(cls, {k: v for k, v in node.items() if k != "_target_"}, where)
+
+    def _class(self, target: Any, where: str) -> Any:
+        if not isinstance(target, str) or target.partition(".")[0] not in self.packages:
+            return self.note(where, f"{target!r} is outside the packages a config may name{did_you_mean(str(target).partition('.')[0], self.packages)}")
+        module_name, _, name = target.rpartition(".")
+        try:
+            module = importlib.import_module(module_name)
+        except ModuleNotFoundError as why:
+            if why.name and (module_name == why.name or module_name.startswith(why.name + ".")):
+                return self.note(where, f"no module {why.name!r}{did_you_mean(why.name, _siblings(why.name))}")
+            return self.note(where, f"importing {module_name} needs the package {why.name!r}, which is not installed")
+        cls = getattr(module, name, None)
+        if cls is None or not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or _top(cls) not in self.packages:
+            classes = [n for n, c in vars(module).items() if isinstance(c, type) and dataclasses.is_dataclass(c)]
+            return self.note(where, f"{target!r} is not a dataclass of {module_name}{did_you_mean(name, classes)}")
+        return cls
+
+    def _dataclass(self, cls: type, values: Mapping[Any, Any], where: str) -> Any:
+        fields = {f.name: f for f in dataclasses.fields(cls) if f.init}
+        hints = typing.get_type_hints(cls)
+        before = len(self.problems)
+        for key in values:
+            if key not in fields:
+                self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{did_you_mean(str(key), fields)}")
+        given = {k: self._value(v, hints[k], f"{where}.{k}") for k, v in values.items() if k in fields}
+        for name, f in fields.items():
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            if required and name not in given:
+                self.note(f"{where}.{name}", f"is required by {cls.__name__} and not set")
+        if len(self.problems) > before:
+            return _BAD
+        try:
+            return cls(**given)
+        except (WeightmillError, ValueError, TypeError) as why:
+            return self.note(where, str(why))
+
+    def _value(self, value: Any, hint: Any, where: str) -> Any:
+        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        if isinstance(value, Mapping) and "_target_" in value:
+            return self._plugin(value, hint, where)
+        if hint is Any:
+            return value
+        if origin in (typing.Union, types.UnionType):
+            return self._union(value, args, where)
+        if origin is typing.Literal:
+            if value in args:
+                return value
+            return self.note(where, f"{value!r} is not a choice{did_you_mean(str(value), map(str, args))}")
+        if origin in (tuple, list, Sequence):
+            if isinstance(value, str) or not isinstance(value, Sequence):
+                return self.note(where, f"a list is expected, got {value!r}")
+            items = [self._value(v, args[0] if args else Any, f"{where}[{i}]") for i, v in enumerate(value)]
+            return _BAD if any(i is _BAD for i in items) else (items if origin is list else tuple(items))
+        if origin in (dict, Mapping):
+            if not isinstance(value, Mapping):
+                return self.note(where, f"a mapping is expected, got {value!r}")
+            return {k: self._value(v, args[1], f"{where}.{k}") for k, v in value.items()}
+        if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+            return self._dataclass(typing.cast(type, hint), value, where)
+        return self._scalar(value, hint, where)
+
+    def _union(self, value: Any, args: tuple[Any, ...], where: str) -> Any:
+        if value is None and type(None) in args:
+            return None
+        inner = [a for a in args if a is not type(None)]
+        if len(inner) == 1:
+            return self._value(value, inner[0], where)
+        if type(value) in inner:
+            return value
+        return self.note(where, f"{value!r} is none of {', '.join(getattr(a, '__name__', str(a)) for a in inner)}")
+
+    def _plugin(self, node: Mapping[str, Any], hint: Any, where: str) -> Any:
+        built = self._build(node, where)
+        if built is _BAD:
+            return _BAD
+        if typing.get_origin(hint) in (typing.Union, types.UnionType):
+            hint = next(a for a in typing.get_args(hint) if a is not type(None))
+        if getattr(hint, "_is_protocol", False):
+            lacks = sorted(a for a in _protocol_members(hint) if not hasattr(built, a))
+            if lacks:
+                return self.note(where, f"{type(built).__name__} is not a {hint.__name__}: it lacks {', '.join(lacks)}")
+        elif isinstance(hint, type) and not isinstance(built, hint):
+            return self.note(where, f"a {hint.__name__} is expected, got {type(built).__name__}")
+        return built
+
+    def _scalar(self, value: Any, hint: Any, where: str) -> Any:
+        if hint is float and type(value) is int:
+            return float(value)
+        if hint is str and type(value) in (int, float):
+            return str(value)  # a bare number on the command line arrives parsed
+        if hint is Path and isinstance(value, str):
+            return Path(value)
+        if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or type(value) is not bool):
+            return value
+        kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
+        return self.note(where, f"{kind or getattr(hint, '__name__', hint)} is expected, got {value!r}")
+
+
+def _top(cls: type) -> str:
+    return cls.__module__.partition(".")[0]
+
+
+def _protocol_members(protocol: Any) -> set[str]:
+    return {n for n in dir(protocol) if not n.startswith("_")} | {n for n in getattr(protocol, "__annotations__", {}) if not n.startswith("_")}
+
+
+def _siblings(module_name: str) -> list[str]:
+    """Modules beside the one that was not found."""
+    import pkgutil
+
+    parent = module_name.rpartition(".")[0]
+    try:
+        package = importlib.import_module(parent)
+    except ImportError:
+        return []
+    return [f"{parent}.{m.name}" for m in pkgutil.iter_modules(package.__path__)]

@@ -1,0 +1,316 @@
+"""Execute a plan: resume what an earlier run left, run the graph, write the run's record.
+
+A run's folder holds `config.yaml` (resolved), `run.json` (what this run is), `journal.jsonl` (what is done so far), and
+at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is written last: a run with one is complete.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline import meter
+from pipeline.digest import code_version, digest_file, identity
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError
+from pipeline.graph import Failure, Ref, Task, connect, run_distributed, run_threads
+from pipeline.journal import Journal, locked, write_json
+from pipeline.plan import MemoryPlan, Plan, make_plan
+from pipeline.report import Report, build_report, write_records
+from pipeline.spine import Dask, RunConfig
+from pipeline.stage import Chunk, Context, InputFile, Work
+from pipeline.units import parse_bytes, show_bytes
+
+# Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4).
+BASE_THREADS = 150 << 20
+BASE_CLIENT = 190 << 20  # with the scheduler of a LocalCluster
+BASE_WORKER = 140 << 20
+SMALLEST_CHUNK = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Where a run tells what it is doing. Called from any thread, one call at a time."""
+
+    say: Callable[[str], None] = lambda text: None
+    total: Callable[[int, int], None] = lambda nbytes, chunks: None
+    chunk: Callable[[str, int, bool], None] = lambda label, nbytes, reused: None
+
+
+def worker_count(conf: Dask) -> int:
+    return conf.workers or len(os.sched_getaffinity(0))
+
+
+def plan_run(run: RunConfig, run_dir: Path) -> Plan:
+    """Plan all stages, with chunks (and, where it is ours to choose, workers) that fit `dask.memory`.
+
+    Problems are in `Plan.problems`; a run that cannot fit is one of them, and says what would.
+    """
+    conf = run.spine.dask
+    bound = parse_bytes(conf.memory, "dask.memory")
+    chunk = parse_bytes(conf.chunk, "dask.chunk")
+    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite)
+    plan = make_plan(run.stages, ctx)
+    plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
+    while fit.peak > bound and chunk > SMALLEST_CHUNK and plan.chunks:
+        chunk = max(SMALLEST_CHUNK, chunk // 2)
+        plan = make_plan(run.stages, replace(ctx, chunk_nbytes=chunk))
+        plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
+    if fit.peak > bound:
+        one = _memory(plan, conf, bound, 1)
+        fewer = f" or dask.workers=1 ({show_bytes(one.peak)})" if one.peak <= bound else ""
+        plan.problems.append(
+            Problem(
+                "dask.memory",
+                f"{conf.memory} is too little: {show_bytes(fit.base)} for the processes and {fit.tasks} × "
+                f"{show_bytes(fit.task)} for tasks, the smallest they can be; dask.memory={-(-fit.peak // (1 << 20))}MiB"
+                f"{fewer} would do",
+            )
+        )
+    return plan
+
+
+def _memory(plan: Plan, conf: Dask, bound: int, workers: int) -> MemoryPlan:
+    task = max((c.peak_nbytes for c in plan.chunks), default=0)
+    if conf.address:  # somebody else's processes: the bound is each worker's
+        return MemoryPlan(BASE_WORKER, task, conf.threads_per_worker, bound)
+    if conf.scheduler == "distributed":
+        return MemoryPlan(BASE_CLIENT + workers * BASE_WORKER, task, workers * conf.threads_per_worker, bound)
+    return MemoryPlan(BASE_THREADS, task, workers, bound)
+
+
+@cache
+def _code() -> str:
+    root = Path(__file__).parents[1]
+    return code_version(root / "pipeline", root / "stages", root / "plugins")
+
+
+def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
+    """What makes this run this run; equal descriptions, equal bytes."""
+    return {
+        "stages": {name: run.nodes[name] for name in run.stages},
+        "seed": run.spine.seed,
+        "inputs": [[str(f.path), f.nbytes, f.mtime_ns] for f in plan.inputs],
+        "code": _code(),
+    }
+
+
+def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -> Report:
+    """Run to the end, or raise; whatever was done stays done, and the same call goes on from there.
+
+    Raises:
+        PlanError: the plan has problems; nothing was touched.
+        SourceError, StorageError, StageError: what stopped the run.
+    """
+    plan = plan_run(run, run_dir)
+    if plan.problems:
+        kinds = {w.exit_code for w in plan.failures}
+        raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
+    what = describe(run, plan)
+    with locked(run_dir):
+        journal = Journal(run_dir / "journal.jsonl")
+        earlier = _earlier(run_dir, what, run.spine.overwrite, events)
+        if isinstance(earlier, Report):
+            return earlier
+        resuming = earlier == "unfinished" and journal.path.exists()
+        if not resuming:
+            for name in ("journal.jsonl", "manifest.json"):
+                (run_dir / name).unlink(missing_ok=True)
+        obstacles = [p for w in plan.works.values() for p in getattr(w, "obstacles", _none)(resuming=resuming)]
+        if obstacles:
+            raise PlanError(obstacles, exit_code=5)
+        write_json(run_dir / "run.json", what)
+        started = time.time()
+        try:
+            results, records = _graph(run, plan, what, journal, events, fresh=not resuming)
+        finally:
+            journal.close()
+        report = build_report(run, plan, results, records, command, started)
+        write_records(run_dir, run, report)
+        journal.path.unlink(missing_ok=True)
+    return report
+
+
+def _none(**_: Any) -> list[Problem]:
+    return []
+
+
+def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:
+    """What stands in the folder: this run's report when it is complete, "unfinished" when it can go on, or None.
+
+    Raises:
+        SourceError: the source changed since the run in this folder began.
+        ConfigError: the folder holds another run, or outputs that are no longer what this run wrote.
+    """
+    try:
+        before = json.loads((run_dir / "run.json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    now = json.loads(json.dumps(what))
+    if before != now:
+        if overwrite:
+            return None
+        changed = [k for k in now if before.get(k) != now[k]]
+        if changed == ["inputs"]:
+            names = ", ".join(_changed_inputs(before["inputs"], now["inputs"]))
+            raise SourceError(
+                f"{names}: changed since the run in {run_dir} began; overwrite=true starts afresh from the new source"
+            )
+        raise ConfigError(
+            f"{run_dir} holds a run with other {' and '.join(changed)}{_first_difference(before, now)}; "
+            "overwrite=true replaces it, paths.run=DIR puts this one elsewhere"
+        )
+    try:
+        report = Report.from_json(json.loads((run_dir / "manifest.json").read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unfinished"
+    if overwrite:
+        return None
+    for file in report.outputs:
+        path = Path(file["path"])
+        if not path.exists():
+            raise ConfigError(f"{path}: is gone since this run finished; overwrite=true makes it again")
+        if digest_file(path).xxh3_128 != file["xxh3_128"]:
+            raise ConfigError(f"{path}: was changed since this run finished; overwrite=true makes it again")
+    events.say(f"complete already, outputs verified: {run_dir}")
+    return replace(report, reused=True)
+
+
+def _changed_inputs(before: list[Any], now: list[Any]) -> Iterator[str]:
+    old = {b[0]: b for b in before}
+    yield from (n[0] for n in now if old.pop(n[0], None) != n)
+    yield from (f"{name} (gone)" for name in old)
+
+
+def _first_difference(before: Any, now: Any, where: str = "") -> str:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for key in [*now, *before]:
+            if before.get(key) != now.get(key) and (key in before) and (key in now):
+                return _first_difference(before[key], now[key], f"{where}.{key}" if where else str(key))
+    if isinstance(before, str | int | float | bool | None) and isinstance(now, str | int | float | bool | None):
+        return f" ({where}: {before} → {now})"
+    return f" ({where})" if where else ""
+
+
+def _graph(
+    run: RunConfig, plan: Plan, what: Mapping[str, Any], journal: Journal, events: Events, *, fresh: bool
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run the tasks; returns results by stage (and `input:PATH`), and the records of all chunks in plan order."""
+    conf = run.spine.dask
+    known = {} if fresh else journal.read()
+    tasks = build_tasks(plan, identity(what), known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
+    chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
+    journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
+    events.total(sum(t.weight for t in tasks), len(chunk_keys))
+
+    def on_done(task: Task, result: Any) -> None:
+        if isinstance(result, Failure):
+            events.say(f"failed: {result.label}: {result.error}")
+        elif task.key in journaled:
+            if task.key not in known or known[task.key] != result:
+                journal.append(task.key, result)
+            if task.fn is do_chunk:
+                events.chunk(task.label, task.weight, bool(result.get("reused")))
+
+    if conf.address or conf.scheduler == "distributed":
+        workers = worker_count(conf)
+        share = max(1, (parse_bytes(conf.memory, "dask.memory") - BASE_CLIENT) // workers)
+        with connect(conf, workers, share, events.say) as client:
+            results = run_distributed(tasks, conf, client, on_done)
+    else:
+        results = run_threads(tasks, conf, worker_count(conf), on_done)
+    failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
+    if failures:
+        raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
+    results |= {f"input:{t.args[0].path}": results[t.key] for t in tasks if t.fn is digest_input}
+    return results, [results[k] for k in chunk_keys]
+
+
+def build_tasks(
+    plan: Plan, run_id: str, known: Mapping[str, Any], *, fresh: bool, digest_inputs: bool = False
+) -> list[Task]:
+    """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end.
+
+    A chunk's key is the hash of the run's identity and the chunk, so that a journal line of another run never matches.
+    """
+    tasks: list[Task] = []
+    if digest_inputs:
+        for file in plan.inputs:
+            key = f"input-{identity([run_id, str(file.path)])}"
+            tasks.append(Task(key, digest_input, (file, known.get(key)), label=f"digest {file.path.name}"))
+    for node in plan.nodes.values():
+        resources = dict(getattr(node.stage, "resources", {}))
+        if node.eager:
+            args = (node.stage, plan.context, *(Ref(s) for s in node.inputs.values()))
+            tasks.append(Task(node.name, run_stage, args, resources=resources, label=node.name))
+        elif node.work is None:
+            tasks.append(Task(node.name, give, (node.result,), handle=True, label=node.name))
+        else:
+            tasks += _work_tasks(node.name, node.work, plan.inputs, run_id, known, resources, fresh=fresh)
+    return tasks
+
+
+def _work_tasks(
+    name: str, work: Work[Any], inputs: tuple[InputFile, ...], run_id: str, known: Mapping[str, Any],
+    resources: Mapping[str, float], *, fresh: bool,
+) -> Iterator[Task]:  # fmt: skip
+    handle, begun = f"{name}:work", f"{name}:begin"
+    yield Task(handle, give, (work,), handle=True, label=f"{name} work")
+    yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
+    keys = []
+    for chunk in work.chunks:
+        key = f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"
+        keys.append(key)
+        yield Task(
+            key, do_chunk, (Ref(handle), chunk, known.get(key)), (begun,), resources,
+            label=f"{name} {chunk}", weight=chunk.nbytes_in,
+        )  # fmt: skip
+    yield Task(name, finish, (Ref(handle), inputs), tuple(keys), label=f"{name} finish")
+
+
+def give(value: Any) -> Any:
+    return value
+
+
+def run_stage(stage: Any, ctx: Context, *inputs: Any) -> Any:
+    return stage.run(ctx, *inputs)
+
+
+def begin(work: Work[Any], fresh: bool) -> None:
+    work.begin(fresh=fresh)
+
+
+def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Do the chunk unless what `known` says was written is still there."""
+    if known is not None and work.digest(chunk) == known["digest"]:
+        return {**known, "reused": True}
+    start = time.perf_counter()
+    with meter.metered() as measured:
+        digest = work.do(chunk)
+    return {"digest": digest, "seconds": time.perf_counter() - start, **measured.record()}
+
+
+def finish(work: Work[Any], inputs: tuple[InputFile, ...]) -> Any:
+    for file in inputs:
+        unchanged(file)
+    return work.finish()
+
+
+def digest_input(file: InputFile, known: str | None) -> str:
+    unchanged(file)
+    digest = known or digest_file(file.path).xxh3_128
+    unchanged(file)
+    return digest
+
+
+def unchanged(file: InputFile) -> None:
+    """Raises SourceError when the file is not the one that was planned."""
+    try:
+        stat = file.path.stat()
+    except OSError as why:
+        raise SourceError(f"{file.path}: {why.strerror}; it was there when the run began") from None
+    if (stat.st_size, stat.st_mtime_ns) != (file.nbytes, file.mtime_ns):
+        raise SourceError(f"{file.path}: changed while it was being read; the output would mix two versions")

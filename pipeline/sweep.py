@@ -1,0 +1,93 @@
+"""Sweeps: Hydra's `-m`, with every job in a readable folder, and one failing job not stopping the others.
+
+Hydra's own basic launcher raises at the first job that failed, and its sweeper refuses a sweep of which one job cannot
+be composed. Ours names what failed, finishes the rest and compares the jobs. A job that is complete costs nothing, so
+an interrupted sweep that is started again does only what is missing.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.plugins.launcher import Launcher as HydraLauncher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from pipeline import console
+from pipeline.errors import StageError, WeightmillError
+
+
+class Sweeper(BasicSweeper):
+    """The Cartesian product, without refusing all jobs for one that does not compose."""
+
+    def validate_batch_is_legal(self, batch: Any) -> None:
+        """A job that does not compose fails by itself, in the launcher."""
+
+
+class Launcher(HydraLauncher):
+    """Runs jobs one after another in this process; each has the whole Dask budget."""
+
+    def __init__(self) -> None:
+        self.config: DictConfig | None = None
+        self.task_function: TaskFunction | None = None
+        self.hydra_context: HydraContext | None = None
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.config = config
+        self.hydra_context = hydra_context
+        self.task_function = task_function
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        """Run every job, print how they compare.
+
+        Raises:
+            StageError: some jobs failed; names each with its cause.
+        """
+        setup_globals()
+        assert self.config is not None
+        sweep_dir = Path(str(self.config.hydra.sweep.dir))
+        rows: list[tuple[str, Any]] = []
+        returns = []
+        for number, overrides in enumerate(job_overrides):
+            console.job(number + 1, len(job_overrides), overrides)
+            try:
+                ret = self._run(list(overrides), initial_job_idx + number)
+            except Exception as why:  # does not compose
+                ret = JobReturn(overrides=list(overrides), status=JobStatus.FAILED)
+                ret.return_value = why
+            result = ret._return_value
+            if isinstance(result, Exception):
+                if not isinstance(result, WeightmillError):
+                    from pipeline.explain import explain
+
+                    result = explain(result, list(overrides))
+                console.error(result)
+            rows.append((" ".join(overrides), result))
+            returns.append(ret)
+        console.comparison(rows, sweep_dir)
+        failed = [(name, why) for name, why in rows if isinstance(why, Exception)]
+        if failed:
+            lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
+            raise StageError(f"{len(failed)} of {len(rows)} jobs failed\n{lines}")
+        return returns
+
+    def _run(self, overrides: list[str], number: int) -> JobReturn:
+        assert self.config is not None and self.hydra_context is not None and self.task_function is not None
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        HydraConfig.instance().set_config(config)
+        with open_dict(config):
+            config.hydra.job.id = number
+            config.hydra.job.num = number
+            run = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
+            OmegaConf.update(config, "paths.run", str(run))
+        return run_job(
+            hydra_context=self.hydra_context,
+            task_function=self.task_function,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            configure_logging=False,
+        )

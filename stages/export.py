@@ -1,0 +1,243 @@
+"""Export: lay a checkpoint out on disk, fill it chunk by chunk, and move it into place in one rename."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import xxhash
+
+from pipeline import meter
+from pipeline.chunks import pack
+from pipeline.digest import digest_file
+from pipeline.errors import Problem, StorageError, ValueRangeError
+from pipeline.formats import Binding, Container, Dialect, Layout
+from pipeline.ops import Kernel
+from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Piece, Work
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+from pipeline.tensors.store import Index, TensorStore
+from pipeline.tensors.views import MappedStore, leaf_box, split
+from pipeline.units import parse_bytes, show_bytes
+
+DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
+TASK_SCRATCH_NBYTES = 16 << 20  # tiles of the codec, staging of strided reads
+
+
+@dataclass(frozen=True)
+class Export:
+    """Write a checkpoint.
+
+    Attributes:
+        dialect: naming and packing.
+        container: bytes in files.
+        path: target folder; empty for `model` in the run's folder.
+        max_shard_size: largest file, such as `5GB`; empty for a single file.
+        dtype: `keep` writes quantized tensors packed and the rest as they come; `bf16`, `fp16` and `fp32` write
+            plain values only.
+        overflow: what happens to a finite value beyond fp16's range: `error`, or `clamp` to ±65504. Never infinity.
+        unpack: turns packed tensors into values.
+        cast: the cast kernel.
+    """
+
+    dialect: Dialect
+    container: Container
+    unpack: Kernel
+    cast: Kernel
+    path: str = ""
+    max_shard_size: str = "5GB"
+    dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
+    overflow: Literal["error", "clamp"] = "error"
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Exported]:
+        """
+        Raises:
+            PlanError: the dialect cannot express a tensor, a scheme or the mixture.
+        """
+        store = checkpoint.store
+        if self.dtype != "keep":
+            store = MappedStore(store, AsValues(DTYPES[self.dtype], self.unpack, self.cast, self.overflow))
+        binding = self.dialect.encode(store.specs, checkpoint.config)
+        max_shard = parse_bytes(self.max_shard_size, "export.max_shard_size") if self.max_shard_size else None
+        layout = self.container.layout(binding.leaves, {"format": "pt"}, max_shard)
+        target = Path(self.path).expanduser().absolute() if self.path else ctx.run_dir / "model"
+        return ExportWork(
+            store=store,
+            binding=binding,
+            container=self.container,
+            layout=layout,
+            target=target,
+            companions={n: p for n, p in checkpoint.files.items() if n not in binding.drop},
+            stored=checkpoint.stored,
+            chunk_nbytes=ctx.chunk_nbytes,
+            overwrite=ctx.overwrite,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class AsValues:
+    """The lazy transform behind `export.dtype`."""
+
+    dtype: str
+    unpack: Kernel
+    cast: Kernel
+    overflow: str
+
+    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
+        if spec.scheme is None and spec.dtype not in FLOAT_DTYPES:
+            return spec
+        return replace(spec, dtype=self.dtype, scheme=None)
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        if isinstance(value, QTensor):
+            value = self.unpack(value, "F32" if self.dtype == "F16" else self.dtype)
+        elif value.dtype.kind in "iub":
+            return value
+        try:
+            return self.cast(value, self.dtype, overflow=self.overflow)
+        except ValueRangeError as why:
+            raise ValueRangeError(f"{name}: {why}; export.overflow=clamp writes the nearest finite value") from None
+
+
+@dataclass(frozen=True)
+class ExportWork:
+    """The tasks of an export. Files are written in a `.partial` folder beside the target until all of them are whole."""
+
+    store: TensorStore
+    binding: Binding
+    container: Container
+    layout: Layout
+    target: Path
+    companions: Mapping[str, Path]
+    stored: Mapping[str, int]
+    chunk_nbytes: int
+    overwrite: bool
+
+    @property
+    def partial(self) -> Path:
+        return self.target.with_name(self.target.name + ".partial")
+
+    @cached_property
+    def small_files(self) -> dict[str, bytes]:
+        """Files written whole: index, config.json and what the dialect adds."""
+        config = {"config.json": _json(self.binding.config)} if self.binding.config else {}
+        return {**self.layout.extra, **config, **self.binding.files}
+
+    @cached_property
+    def chunks(self) -> Sequence[Chunk]:
+        return tuple(self._chunk(pieces) for pieces in pack(self.store.specs, self.chunk_nbytes // 2))
+
+    @property
+    def outputs(self) -> Sequence[OutputFile]:
+        files = [OutputFile(self.target / f.name, f.nbytes) for f in self.layout.files]
+        files += [OutputFile(self.target / n, len(b)) for n, b in self.small_files.items()]
+        return files + [OutputFile(self.target / n, p.stat().st_size) for n, p in self.companions.items()]
+
+    def _chunk(self, pieces: tuple[Piece, ...]) -> Chunk:
+        nbytes_in = nbytes_out = peak = 0
+        for piece in pieces:
+            spec = self.store.specs[piece.tensor]
+            elems = prod(s.stop - s.start for s in piece.index)
+            share = elems / spec.size if spec.size else 0.0
+            taken = round(self.stored.get(piece.tensor, spec.nbytes) * share)
+            given = round(spec.nbytes * share)
+            nbytes_in += taken
+            nbytes_out += given
+            peak = max(peak, taken + given + elems * (2 if self.stored.get(piece.tensor) == taken else 4))
+        return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
+
+    def obstacles(self, *, resuming: bool) -> list[Problem]:
+        """What stands in the way on disk: an existing target, too little space."""
+        problems = []
+        if self.target.exists() and not resuming and not self.overwrite:
+            problems.append(
+                Problem("export.path", f"{self.target} exists already; choose another, or overwrite=true to replace it")
+            )
+        there = self.target.parent
+        while not there.exists():
+            there = there.parent
+        if not os.access(there, os.W_OK):
+            problems.append(Problem("export.path", f"{there} is not writable"))
+        needed = sum(f.nbytes for f in self.outputs)
+        if self.partial.exists():
+            needed -= sum(p.stat().st_blocks * 512 for p in self.partial.iterdir())
+        free = shutil.disk_usage(there).free
+        if needed > free:
+            problems.append(
+                Problem("export.path", f"{there} has {show_bytes(free)} free, the output needs {show_bytes(needed)}")
+            )
+        return problems
+
+    def begin(self, *, fresh: bool) -> None:
+        try:
+            if fresh and self.partial.exists():
+                shutil.rmtree(self.partial)
+            if not fresh and not self.partial.exists() and self.target.exists():
+                # Killed between the rename and the manifest: open the export again, its digests will tell.
+                self.target.rename(self.partial)
+            self.partial.mkdir(parents=True, exist_ok=True)
+        except OSError as why:
+            raise StorageError(f"cannot prepare {self.partial}: {why.strerror}") from None
+        self.container.begin(self.partial, self.layout)
+
+    def do(self, chunk: Chunk) -> str:
+        hasher = xxhash.xxh3_128()
+        for piece in chunk.pieces:
+            with meter.stage("export") as gave:
+                value = self.store.read(piece.tensor, piece.index)
+                for leaf, index, part in split(self.binding.tensors[piece.tensor], piece.index, value):
+                    array = np.ascontiguousarray(part)
+                    self.container.write(self.partial, self.layout, leaf, index, array)
+                    gave[0] += array.nbytes
+                    hasher.update(array.reshape(-1).view(np.uint8))
+        return hasher.hexdigest()
+
+    def digest(self, chunk: Chunk) -> str:
+        hasher = xxhash.xxh3_128()
+        for piece in chunk.pieces:
+            bound = self.binding.tensors[piece.tensor]
+            for part in bound.parts:
+                box = leaf_box(part, bound.spec, piece.index)
+                array = self.container.read_back(self.partial, self.layout, part.leaf, box)
+                hasher.update(array.reshape(-1).view(np.uint8))
+        return hasher.hexdigest()
+
+    def finish(self) -> Exported:
+        try:
+            for name, source in self.companions.items():
+                shutil.copyfile(source, self.partial / name)
+            for name, content in self.small_files.items():
+                (self.partial / name).write_bytes(content)
+            digested = []
+            for path in sorted(self.partial.iterdir()):
+                digested.append(replace(digest_file(path, sync=True), path=self.target / path.name))
+            _sync(self.partial)
+            if self.target.exists():
+                old = self.target.with_name(self.target.name + ".replaced")
+                self.target.rename(old)
+                self.partial.rename(self.target)
+                shutil.rmtree(old)
+            else:
+                self.partial.rename(self.target)
+            _sync(self.target.parent)
+        except OSError as why:
+            raise StorageError(f"cannot finish {self.target}: {why.strerror} ({why.filename})") from None
+        return Exported(self.target, tuple(digested))
+
+
+def _json(config: Mapping[str, Any]) -> bytes:
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _sync(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
