@@ -22,7 +22,12 @@ DISTINCT = (LAYERS, EXPERTS, HEADS, KV_HEADS, HEAD_DIM, HIDDEN, INTER, VOCAB, Q,
 assert len({*DISTINCT, HIDDEN // 32, INTER // 32, 16}) == len(DISTINCT) + 3
 TOP_K, WINDOW, CONTEXT, FACTOR = 2, 8, 512, 4.0
 
-SCALING = {"beta_fast": 32.0, "beta_slow": 1.0, "factor": FACTOR, "original_max_position_embeddings": CONTEXT}
+SCALING: dict[str, Any] = {
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "factor": FACTOR,
+    "original_max_position_embeddings": CONTEXT,
+}
 SCALING |= {"rope_type": "yarn", "truncate": False}
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
@@ -126,7 +131,7 @@ def write(folder: Path, toy: Toy, shards: int = 1) -> Path:
         save_file(toy.leaves, folder / "model.safetensors", metadata={"format": "pt"})
         return folder
     names = list(toy.leaves)
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     for i in range(shards):
         file = f"model-{i + 1:05}-of-{shards:05}.safetensors"
         mine = names[i * len(names) // shards : (i + 1) * len(names) // shards]

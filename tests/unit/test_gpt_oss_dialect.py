@@ -14,7 +14,8 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
 from plugins.formats.dialects.gpt_oss import HuggingFace, Original
-from plugins.formats.dialects.gpt_oss_config import from_original, rope_of, to_original
+from plugins.formats.dialects.gpt_oss_config import from_original, rope_of, sizes_of, to_original
+from plugins.formats.dialects.gpt_oss_table import entries
 from plugins.formats.dialects.plain import Plain
 from tests.cases import toy_gpt_oss as toys
 from tests.cases.memory_store import MemoryStore, box_of, same, spec_of, write_all
@@ -134,6 +135,25 @@ def test_original_hf_original_is_the_identity(experts: dict[str, Any]) -> None:
     written = write_all(back, second.read)
     assert written.keys() == toy.leaves.keys()
     assert all(same(written[n], toy.leaves[n]) for n in written)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS)
+@pytest.mark.parametrize(
+    ("layers", "experts", "hf_leaves", "nbytes"), [(24, 32, 459, 13_761_264_768), (36, 128, 687, 65_248_815_744)]
+)
+def test_the_published_checkpoints_have_our_counts(
+    dialect: Any, layers: int, experts: int, hf_leaves: int, nbytes: int
+) -> None:
+    """gpt-oss-20b and -120b: number of tensors in the Hugging Face form, data bytes in both."""
+    ours = {**toys.ORIGINAL_CONFIG, "num_hidden_layers": layers, "num_experts": experts, "vocab_size": 201088}
+    ours |= {"hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64}
+    ours |= {"num_attention_heads": 64, "num_key_value_heads": 8}
+    config = from_original(ours)
+    specs = {e.logical: TensorSpec(e.shape, "BF16", MXFP4 if e.packs else None) for e in entries(sizes_of(config))}
+    leaves = dialect.encode(specs, config).leaves
+    assert sum(s.nbytes for s in leaves.values()) == nbytes
+    # q, k and v are one leaf in the original naming: two weights and two biases less a layer.
+    assert len(leaves) == hf_leaves - (4 * layers if dialect is ORIGINAL else 0)
 
 
 def test_dtypes_json_speaks_the_published_words() -> None:
