@@ -22,13 +22,23 @@ from pipeline.run import execute, plan_run
 VERBS = ("plan", "graph", "new-stage")
 _verb = "run"
 _debug = False
+_outcome: Any = None  # of a single run: its report, or the error that ended it
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def job(cfg: DictConfig) -> Any:
-    """One composed config: plan it, and run it unless the verb says otherwise."""
-    global _debug
+    """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way."""
+    global _debug, _outcome
     _debug = bool(cfg.get("debug"))
+    try:
+        _outcome = _job(cfg)
+    except Exception as why:
+        _outcome = why
+    return _outcome
+
+
+def _job(cfg: DictConfig) -> Any:
+    """Plan, and run unless the verb says otherwise."""
     run = load_run(cfg)
     run_dir = Path(run.spine.paths.run).expanduser().absolute()
     if _verb in ("plan", "graph"):
@@ -87,6 +97,8 @@ def _run_hydra(args: list[str]) -> None:
     sys.argv = [sys.argv[0], *args, *quiet]
     try:
         job()
+        if isinstance(_outcome, Exception) and "-m" not in args and "--multirun" not in args:
+            raise _outcome
     except Exception as why:
         from pipeline.explain import explain
 

@@ -4,7 +4,6 @@ from typing import Any, Protocol
 
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from pipeline.tensors.stats import ErrorStats
 
 
 class Method(Protocol):
@@ -15,16 +14,12 @@ class Method(Protocol):
         """The scheme of what `encode` gives; None when the target is plain bf16."""
         ...
 
-    def encode(self, x: Any) -> QTensor:
-        """Quantize an array `[..., n]` of bf16, fp16 or fp32.
+    def encode(self, x: Any, *, measure: bool = False) -> Any:
+        """Quantize an array `[..., n]` of bf16, fp16 or fp32 to a QTensor; with `measure`, (QTensor, ErrorStats).
 
         Raises:
             ValueRangeError: a value that the scheme cannot hold; says its index within `x`.
         """
-        ...
-
-    def encode_measured(self, x: Any) -> tuple[QTensor, ErrorStats]:
-        """`encode`, and what it lost."""
         ...
 
     def decode(self, q: QTensor, dtype: str) -> Any:

@@ -26,7 +26,7 @@ class Decode:
     dtype: Literal["bf16", "keep"] = "bf16"
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
-        if self.dtype == "keep" or not any(s.dtype in WIDE for s in checkpoint.store.specs.values()):
+        if self.dtype == "keep":
             return checkpoint
         return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)))
 

@@ -37,8 +37,8 @@ class Export:
     Attributes:
         dialect: naming and packing.
         container: bytes in files.
-        path: target folder; empty for `model` in the run's folder.
-        max_shard_size: largest file, such as `5GB`; empty for a single file.
+        path: target folder; None for `model` in the run's folder.
+        max_shard_size: largest file, such as `5GB`; None for a single file.
         dtype: `keep` writes quantized tensors packed and the rest as they come; `bf16`, `fp16` and `fp32` write
             plain values only.
         overflow: what happens to a finite value beyond fp16's range: `error`, or `clamp` to ±65504. Never infinity.
@@ -50,8 +50,8 @@ class Export:
     container: Container
     unpack: Kernel
     cast: Kernel
-    path: str = ""
-    max_shard_size: str = "5GB"
+    path: str | None = None
+    max_shard_size: str | None = "5GB"
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
     overflow: Literal["error", "clamp"] = "error"
 

@@ -103,7 +103,7 @@ class Coded:
         try:
             if not self.measure:
                 return self.method.encode(value)
-            coded, stats = self.method.encode_measured(value)
+            coded, stats = self.method.encode(value, measure=True)
         except ValueRangeError as why:
             box = ",".join(f"{s.start}:{s.stop}" for s in index)
             raise ValueRangeError(f"{name}[{box}]: {why}") from None

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.dequantize import Dequantize
 
 
@@ -13,14 +14,20 @@ class Unquantized:
     """The method whose scheme is None.
 
     Attributes:
+        scale_rule: has no effect; it is here so that a sweep over scale rules can include the unquantized baseline.
         dequantize: decodes what arrives packed.
     """
 
+    scale_rule: str | None = None
     dequantize: Kernel = field(default_factory=Dequantize)
 
     @property
     def scheme(self) -> None:
         return None
+
+    def encode(self, x: Any, *, measure: bool = False) -> Any:
+        """`x` itself: there is nothing to encode, and nothing is lost."""
+        return (x, ErrorStats()) if measure else x
 
     def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
         """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""
