@@ -21,7 +21,7 @@ from tests.cases import toy_gpt_oss as toys
 from tests.cases.memory_store import MemoryStore, box_of, same, spec_of, write_all
 
 HF, ORIGINAL, PLAIN = HuggingFace(), Original(), Plain()
-DIALECTS = {"hf": HF, "original": ORIGINAL}
+DIALECTS: dict[Any, Any] = {"hf": HF, "original": ORIGINAL}
 GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
 DOWN = "model.layers.1.mlp.experts.down_proj"
 
@@ -35,7 +35,7 @@ def join(dialect: Any, leaves: dict[str, np.ndarray], config: dict[str, Any]) ->
 
 
 def expected(toy: toys.Toy) -> dict[str, Any]:
-    return {n: QTensor(*v, MXFP4) if isinstance(v, tuple) else v for n, v in toy.logical.items()}
+    return {n: QTensor(v[0], v[1], MXFP4) if isinstance(v, tuple) else v for n, v in toy.logical.items()}
 
 
 def as_source(binding: Binding) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def problems_of(call: Any, *args: Any) -> dict[str, str]:
 
 @pytest.fixture(scope="module", params=["bf16", "mxfp4", "mixed"])
 def experts(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"bf16": {}, "mxfp4": {"experts": "mxfp4"}, "mixed": {"experts": "mxfp4", "plain_layers": (1,)}}[
-        request.param
-    ]
+    mxfp4 = {"experts": "mxfp4"}
+    kinds: dict[str, dict[str, Any]] = {"bf16": {}, "mxfp4": mxfp4, "mixed": {**mxfp4, "plain_layers": (1,)}}
+    return kinds[request.param]
 
 
 @pytest.mark.parametrize("naming", DIALECTS)
-def test_every_tensor_comes_out_right(naming: str, experts: dict[str, Any]) -> None:
+def test_every_tensor_comes_out_right(naming: toys.Naming, experts: dict[str, Any]) -> None:
     toy = toys.make(naming, **experts)
     store = join(DIALECTS[naming], toy.leaves, toy.config)
     want = expected(toy)
@@ -71,7 +71,7 @@ def test_every_tensor_comes_out_right(naming: str, experts: dict[str, Any]) -> N
 
 
 @pytest.mark.parametrize("naming", DIALECTS)
-def test_boxes_of_experts(naming: str, experts: dict[str, Any]) -> None:
+def test_boxes_of_experts(naming: toys.Naming, experts: dict[str, Any]) -> None:
     toy = toys.make(naming, **experts)
     store = join(DIALECTS[naming], toy.leaves, toy.config)
     for name in (GATE_UP, DOWN, f"{GATE_UP}_bias", "model.layers.2.self_attn.v_proj.weight"):
@@ -97,7 +97,7 @@ def test_both_namings_give_one_logical_model(experts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("naming", DIALECTS)
-def test_encode_writes_the_leaves_of_the_toy(naming: str, experts: dict[str, Any]) -> None:
+def test_encode_writes_the_leaves_of_the_toy(naming: toys.Naming, experts: dict[str, Any]) -> None:
     toy, other = toys.make(naming, **experts), toys.make("hf", **experts)
     store = join(HF, other.leaves, other.config)
     binding = DIALECTS[naming].encode(store.specs, store.binding.config)
@@ -211,7 +211,7 @@ def test_decode_refuses_a_tensor_stored_twice() -> None:
 
 
 @pytest.mark.parametrize("naming", DIALECTS)
-def test_a_surplus_of_layers_is_one_problem(naming: str) -> None:
+def test_a_surplus_of_layers_is_one_problem(naming: toys.Naming) -> None:
     toy = toys.make(naming)
     found = problems_of(DIALECTS[naming].decode, specs_of(toy.leaves), {**toy.config, "num_hidden_layers": 2})
     assert list(found) == ["config.json"]
@@ -271,7 +271,7 @@ def test_known_leftovers_are_ignored_with_a_reason() -> None:
 
 
 @pytest.mark.parametrize("naming", DIALECTS)
-def test_encode_refuses_what_it_cannot_express(naming: str) -> None:
+def test_encode_refuses_what_it_cannot_express(naming: toys.Naming) -> None:
     toy = toys.make()
     specs = {n: spec_of(v) for n, v in toy.logical.items()}
     specs[GATE_UP] = TensorSpec((5, 448, 128), "BF16", Scheme("e2m1", 16, "e8m0"))

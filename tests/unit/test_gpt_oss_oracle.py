@@ -4,6 +4,7 @@ gpt_oss.torch comes with the `gpt-oss` package; where that does not install (it 
 name its folder in GPT_OSS_PATH.
 """
 
+import importlib
 import importlib.util
 import json
 import os
@@ -90,7 +91,9 @@ def test_modules_to_not_convert_means_what_we_think() -> None:
     """transformers replaces `<layer>.mlp.experts` unless a pattern matches: exactly the plain layers must match."""
     utils = pytest.importorskip("transformers.quantizers.quantizers_utils")
     toy = toys.make(**KINDS["mixed"])
-    specs = {n: spec_of(QTensor(*v, MXFP4)) if isinstance(v, tuple) else spec_of(v) for n, v in toy.logical.items()}
+    specs = {
+        n: spec_of(QTensor(v[0], v[1], MXFP4)) if isinstance(v, tuple) else spec_of(v) for n, v in toy.logical.items()
+    }
     skipped = HuggingFace().encode(specs, toy.config).config["quantization_config"]["modules_to_not_convert"]
     converted = [n for n in range(12) if utils.should_convert_module(f"model.layers.{n}.mlp.experts", skipped)]
     assert converted == [0, *range(2, 12)]
@@ -103,9 +106,7 @@ def gpt_oss_model():
         sys.path.insert(0, path)
     if importlib.util.find_spec("gpt_oss") is None:
         pytest.skip("gpt-oss is not installed and GPT_OSS_PATH is not set")
-    from gpt_oss.torch import model
-
-    return model
+    return importlib.import_module("gpt_oss.torch.model")
 
 
 def test_gpt_oss_torch_loads_what_we_write(tmp_path: Path, gpt_oss_model: Any) -> None:

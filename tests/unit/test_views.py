@@ -3,6 +3,7 @@
 import pickle
 import zlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ BOUNDS = {
 }
 
 
-def whole(name: str) -> object:
+def whole(name: str) -> Any:
     """The tensor itself, filled from its name."""
     spec = BOUNDS[name].spec
     rng = np.random.default_rng(zlib.crc32(name.encode()))
@@ -47,9 +48,12 @@ def whole(name: str) -> object:
 BINDING = Binding(BOUNDS, stored_leaves(BOUNDS), {})
 
 
+LEAVES = write_all(BINDING, whole)
+
+
 @pytest.fixture(scope="module")
 def joined() -> JoinedStore:
-    return JoinedStore(MemoryStore(write_all(BINDING, whole), {"from": "memory"}), BINDING)
+    return JoinedStore(MemoryStore(LEAVES, {"from": "memory"}), BINDING)
 
 
 # What a box's bounds must be multiples of, per dimension: blocks, and groups of an unfolded dimension.
@@ -83,9 +87,9 @@ def test_leaves_are_what_the_parts_say() -> None:
     }
 
 
-def test_layout_of_leaves(joined: JoinedStore) -> None:
+def test_layout_of_leaves() -> None:
     """Spelled out in NumPy, so that join and split cannot agree on something wrong."""
-    leaf = joined.leaves.tensors
+    leaf = LEAVES
     assert same(leaf["qkv"], np.concatenate([whole("q"), whole("k"), whole("v")]))
     assert same(leaf["conv1d"], np.concatenate([whole("conv1d_a"), whole("conv1d_b")]).T)
     assert same(leaf["experts"], whole("experts").transpose(0, 2, 1))
@@ -110,9 +114,9 @@ def test_random_boxes_equal_slices_of_the_whole(joined: JoinedStore, name: str) 
 
 
 @pytest.mark.parametrize("name", [n for n in BOUNDS if n != "scalar"])
-def test_writing_by_rows_in_any_order_equals_writing_whole(joined: JoinedStore, name: str) -> None:
+def test_writing_by_rows_in_any_order_equals_writing_whole(name: str) -> None:
     bound = BOUNDS[name]
-    leaves = {p.leaf: np.zeros_like(joined.leaves.tensors[p.leaf]) for p in bound.parts}
+    leaves = {p.leaf: np.zeros_like(LEAVES[p.leaf]) for p in bound.parts}
     for row in reversed(range(bound.spec.shape[0])):
         box = (slice(row, row + 1),)
         for leaf, leaf_box, array in split(bound, box, box_of(whole(name), box)):
