@@ -1,40 +1,28 @@
-"""quantize on the bit patterns: bfloat16 magnitudes are ordered like integers, so codes are counts of thresholds passed.
+"""quantize in NumPy, tile by tile: the drivers for both memory layouts around the arithmetic of tile.py.
 
-Per tile: amax by integer maximum, the scale by an add and a shift, then seven compares. No float arithmetic. float32 and
-float16 become 16 bits rounded to odd first: every boundary the codec knows is an even bfloat16 pattern, so no comparison
-can tell. Extra memory is a few tiles.
+Rows whose elements are neighbours in memory, and the transposed view of a row-major matrix (how expert weights are
+stored by some checkpoints), are read where they lie; any other layout is gathered a tile at a time. float32 and float16
+become 16 bits rounded to odd first: every boundary the codec knows is an even bfloat16 pattern, so no comparison can
+tell. Extra memory is a thread's scratch, under 2 MiB whatever the tensor.
 """
 
-from functools import cache
+import sys
+import threading
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ValueRangeError
+from pipeline.errors import Unsupported, ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.dequantize.numpy_backend import dequantize
-from plugins.kernels.elements import E2M1_BOUNDARIES, E8M0_BIAS, E8M0_NAN
-from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero, check
+from plugins.kernels.elements import E8M0_NAN
+from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero, check, tile
+from plugins.kernels.quantize.measure import Measure
 from plugins.kernels.tiles import matrices, spans
 
-_TILE = 1 << 16  # elements
-_INFINITY = 0x7F80  # bfloat16
-# What, added to a magnitude, carries into the exponent exactly when the rule rounds amax up: mantissas above 1, from
-# 1.75, above 1.5 (7 mantissa bits).
-_CARRY = {"floor": 0x00, "ceil": 0x7F, "even": 0x20, "rceil": 0x3F}
-_UP_ON_TIE = {"even": (0, 1, 0, 1, 0, 1, 0), "zero": (0,) * 7, "away": (1,) * 7}
-
-
-@cache
-def thresholds(ties: Ties) -> Any:
-    """int16 `[256, 7]`: for each scale byte, the least bfloat16 magnitude pattern that codes past boundary k."""
-    units = np.ldexp(1.0, np.arange(256) - E8M0_BIAS)[:, None]
-    with np.errstate(over="ignore"):
-        exact = (units * np.array(E2M1_BOUNDARIES)).astype(np.float32)  # at least 2^-129: all even bfloat16 patterns
-    return (exact.view(np.uint32) >> 16).astype(np.int16) + (1 - np.array(_UP_ON_TIE[ties], np.int16))
+_local = threading.local()
 
 
 def quantize(
@@ -50,61 +38,106 @@ def quantize(
 ) -> Any:
     """See the op's docstring."""
     check(x.shape, scheme, scale_rule=scale_rule, ties=ties, zero=zero, nonfinite=nonfinite, tiny=tiny)
+    if sys.byteorder != "little":
+        raise Unsupported("the packing views bytes as little-endian words")
     block = scheme.block_elems
+    most = max(tile.TILE, block)
+    s = _scratch(most)
+    meter = Measure(most) if measure else None
     parts = scheme.components(x.shape)
     q = QTensor(np.empty(parts["codes"], np.uint8), np.empty(parts["scales"], np.uint8), scheme)
-    stats = ErrorStats()
     first = 0
     for source, codes, scales in matrices(x, q.codes, q.scales):
-        for rows, cols in spans(*source.shape, block, _TILE):
-            tile = source[rows, cols]
-            bits = _bits(tile).reshape(-1, block)
-            code, scale = _encode(bits, scale_rule, ties, zero, tiny)
-            bad = scale == E8M0_NAN
-            if nonfinite == "error" and bad.any():
-                i = int(np.flatnonzero((bits & 0x7FFF) >= _INFINITY)[0])
-                r, c = divmod(i, tile.shape[1])
-                at = first + (rows.start + r) * source.shape[1] + cols.start + c
-                raise ValueRangeError(f"flat index {at}: {tile[r, c]} has no E2M1 value")
-            code[bad] = 0
-            packed = code[:, 0::2] | code[:, 1::2] << 4
-            at = slice(cols.start // 2, cols.stop // 2)
-            codes[rows, at] = packed.reshape(codes[rows, at].shape)
-            at = slice(cols.start // block, cols.stop // block)
-            scales[rows, at] = scale.reshape(scales[rows, at].shape)
-            if measure:
-                part = QTensor(packed[~bad], scale[~bad, None], scheme)
-                with np.errstate(invalid="ignore"):
-                    values = tile.astype(np.float32).reshape(-1, block)[~bad]
-                stats += ErrorStats.between(values, dequantize(part, "F32"))
+        by_columns = _is_transposed(source) and block <= 256
+        boxes = _column_boxes(*source.shape, block, most) if by_columns else spans(*source.shape, block, most)
+        for rows, cols in boxes:
+            box = source[rows, cols]
+            bits, group = _bits(box.T if by_columns else box, s), (-1, block, box.shape[0] if by_columns else 1)
+            magnitude = s.magnitude[: bits.size]
+            np.bitwise_and(bits, 0x7FFF, out=magnitude.view(np.uint16))
+            amax, scale, shifted = _scaled(magnitude.reshape(group), scale_rule, s)
+            if nonfinite == "error" and amax.max(initial=0) >= tile.INFINITY:
+                r, c = np.argwhere(~np.isfinite(box.astype(np.float64)))[0]
+                at = first + (rows.start + int(r)) * source.shape[1] + cols.start + int(c)
+                raise ValueRangeError(f"flat index {at}: {box[r, c]} has no E2M1 value")
+            code = tile.count_thresholds(shifted, ties, s)
+            exact = tile.mend(code.reshape(group), magnitude.reshape(group), amax, scale, scale_rule, ties, tiny)
+            if meter is not None:
+                meter.add(box.T if by_columns else box, magnitude, code, scale, group, careful=exact)
+            tile.add_signs(code, bits, zero, s)
+            if scale.max(initial=0) == E8M0_NAN:
+                k, c = np.nonzero(scale == E8M0_NAN)
+                code.reshape(group)[k, :, c] = 0
+            code_at = codes[rows, cols.start // 2 : cols.stop // 2]
+            scale_at = scales[rows, cols.start // block : cols.stop // block]
+            if by_columns:
+                pairs = code.reshape(-1, 2, group[2])
+                low, high = pairs[:, 0], pairs[:, 1]
+                np.left_shift(high, 4, out=high)
+                np.bitwise_or(low, high, out=low)
+                code_at[...] = low.T
+                scale_at[...] = scale.T
+            else:
+                pair = code.view(np.uint16)  # low byte: the even element
+                high = s.bits[: pair.size]
+                np.right_shift(pair, 4, out=high)
+                np.bitwise_or(pair, high, out=pair)
+                np.copyto(code_at, pair.reshape(code_at.shape), casting="unsafe")  # keeps the low byte
+                np.copyto(scale_at, scale.reshape(scale_at.shape))
         first += source.size
-    return (q, stats) if measure else q
+    return (q, meter.stats if meter else ErrorStats()) if measure else q
 
 
-def _bits(tile: Any) -> Any:
-    """uint16 bfloat16 patterns of a tile, contiguous; wider formats rounded to odd."""
-    if dtype_name(tile.dtype) == "BF16":
-        return np.ascontiguousarray(tile).view(np.uint16)
-    wide = np.ascontiguousarray(tile, np.float32).view(np.uint32)
-    return ((wide >> 16) | ((wide & 0xFFFF) != 0)).astype(np.uint16)
+def _scratch(elems: int) -> tile.Scratch:
+    s = getattr(_local, "scratch", None)
+    if s is None or s.code.size < elems:
+        s = _local.scratch = tile.Scratch(elems)
+    return s
 
 
-def _encode(bits: Any, scale_rule: ScaleRule, ties: Ties, zero: Zero, tiny: Tiny) -> tuple[Any, Any]:
-    """Codes uint8 `[blocks, block]` and scales uint8 `[blocks]` (0xFF for blocks that are not finite)."""
-    magnitude = (bits & 0x7FFF).view(np.int16)
-    amax = magnitude.max(axis=1)
-    scale = np.clip(((amax + _CARRY[scale_rule]) >> 7) - 2, 0, 254).astype(np.uint8)
-    scale[amax >= _INFINITY] = E8M0_NAN
-    at = scale
-    if tiny == "torchao":
-        at = np.maximum(scale, E8M0_BIAS if scale_rule == "rceil" else 1) if not scale.all() else scale
-        at = np.where(scale == 0, at, scale).astype(np.uint8)
-    edges = thresholds(ties)[at]
-    code = np.zeros(bits.shape, np.uint8)
-    for k in range(7):
-        code += magnitude >= edges[:, k : k + 1]
-    negative = bits > 0x7FFF
-    if zero == "positive":
-        negative &= code > 0
-    code |= negative.view(np.uint8) << 3
-    return code, scale
+def _is_transposed(source: Any) -> bool:
+    """Whether rows, not columns, are neighbours in memory, in runs long enough for SIMD."""
+    return source.strides[0] == source.itemsize != source.strides[1] and source.shape[0] >= 64
+
+
+def _column_boxes(rows: int, n: int, block: int, most: int) -> Any:
+    """Boxes of whole blocks: narrow in n, long in rows."""
+    for box_cols, box_rows in spans(n // block, rows, 1, most // block):
+        yield box_rows, slice(box_cols.start * block, box_cols.stop * block)
+
+
+def _bits(box: Any, s: tile.Scratch) -> Any:
+    """Flat contiguous uint16 bfloat16 patterns of a box: a view if it can be, else in `s.bits`."""
+    if dtype_name(box.dtype) == "BF16":
+        patterns = box.view(np.uint16)
+        if box.flags.c_contiguous:
+            return patterns.reshape(-1)
+        bits = s.bits[: box.size]
+        np.copyto(bits.reshape(box.shape), patterns)
+        return bits
+    with np.errstate(invalid="ignore"):
+        wide = np.ascontiguousarray(box).astype(np.float32, copy=False).view(np.uint32).reshape(-1)
+    bits, sticky = s.bits[: box.size], s.hit[: box.size]
+    np.not_equal(wide.view(np.uint16)[0::2], 0, out=sticky)
+    np.copyto(bits, wide.view(np.uint16)[1::2])
+    np.bitwise_or(bits, sticky.view(np.uint8), out=bits)
+    return bits
+
+
+def _scaled(group: Any, rule: ScaleRule, s: tile.Scratch) -> tuple[Any, Any, Any]:
+    """(amax `[k, c]`, scale bytes `[k, c]`, flat patterns divided by their scales) of `[k, e, c]` magnitudes."""
+    k, block, c = group.shape
+    flat = group.reshape(-1)
+    shifted = s.shifted[: flat.size]
+    if c > 1:
+        amax = np.maximum.reduce(group, axis=1)
+        scale = tile.scale_bytes(amax, rule)
+        np.subtract(group, tile.exponent_shift(1)[scale, 0][:, None, :], out=shifted.reshape(group.shape))
+        return amax, scale, shifted
+    amax = tile.block_amax(flat, shifted) if block == 32 else np.maximum.reduce(group[:, :, 0], axis=1)
+    scale = tile.scale_bytes(amax, rule)
+    # A row of the table is a whole block: one copy of 64 bytes each, where repeating would loop over elements.
+    index = scale.astype(np.intp)
+    np.take(tile.exponent_shift(block), index, axis=0, out=shifted.reshape(k, block), mode="clip")
+    np.subtract(flat, shifted, out=shifted)
+    return amax[:, None], scale[:, None], shifted
