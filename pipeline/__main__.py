@@ -93,8 +93,7 @@ def _run_hydra(args: list[str]) -> None:
             raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
         os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
     register()
-    quiet = ["hydra.run.dir=."] if _verb in ("plan", "graph") else []
-    sys.argv = [sys.argv[0], *args, *quiet]
+    sys.argv = [sys.argv[0], *args]
     try:
         job()
         if isinstance(_outcome, Exception) and "-m" not in args and "--multirun" not in args:

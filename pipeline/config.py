@@ -3,20 +3,19 @@
 After `load_run` no DictConfig travels anywhere.
 """
 
-import sys
+import re
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.plugins import Plugins
-from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
+from pipeline.names import run_name
 from pipeline.resolve import OWN_PACKAGES, Resolver
 from pipeline.spine import RunConfig, Spine
 
@@ -36,7 +35,7 @@ def load_run(cfg: DictConfig) -> RunConfig:
     spine = resolver.typed(spine_keys, Spine, "config")
     nodes = tree.get("stages") or {}
     stages = {}
-    if not nodes:
+    if not nodes and not problems:
         resolver.note("stages", f"no stage chosen{did_you_mean('', options('stages'))}")
     for name, node in nodes.items():
         if not isinstance(node, Mapping):
@@ -46,15 +45,31 @@ def load_run(cfg: DictConfig) -> RunConfig:
                 stages[name] = stage
             else:
                 resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
-    problems = [_shorten(p) for p in [*problems, *resolver.problems]]
+    aliases = _aliases(cfg)
+    problems = [_as_typed(p, aliases) for p in [*problems, *resolver.problems]]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     return RunConfig(spine, stages, nodes, {**spine_keys, **tree})
 
 
-def _shorten(problem: Problem) -> Problem:
-    """`config.dask.memory` → `dask.memory`: the name that people type."""
-    return Problem(problem.where.removeprefix("config."), problem.message)
+def _aliases(cfg: DictConfig) -> dict[str, str]:
+    """`stages.quantize.method` → `quant`: where a stage's field is nothing but a reference to what people set."""
+    raw = OmegaConf.to_container(cfg, resolve=False)
+    stages = raw.get("stages") if isinstance(raw, dict) else None
+    found = {"config.": ""}
+    for stage, node in (stages or {}).items():
+        for name, value in node.items() if isinstance(node, Mapping) else ():
+            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+                found[f"stages.{stage}.{name}"] = match[1]
+    return found
+
+
+def _as_typed(problem: Problem, aliases: Mapping[str, str]) -> Problem:
+    """The problem under the name that people type."""
+    for prefix, alias in aliases.items():
+        if problem.where.startswith(prefix):
+            return Problem(alias + problem.where.removeprefix(prefix), problem.message)
+    return problem
 
 
 def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
@@ -93,34 +108,14 @@ def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
     return Path(spec.submodule_search_locations[0], *rest.split(".")) if rest else Path(spec.submodule_search_locations[0])
 
 
-class PluginSearchPath(SearchPathPlugin):
-    """Adds the config folder of every installed plugin to Hydra's search path."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        for ep in plugins():
-            folder = plugin_folder(ep)
-            if folder is None or not folder.is_dir():
-                print(f"plugin {ep.name!r} names {ep.value!r}, which has no folder; it is left out", file=sys.stderr)
-            else:
-                search_path.append(f"weightmill-{ep.name}", f"file://{folder}")
-
-
 def register() -> None:
-    """Make our Hydra plugins and OmegaConf resolvers known; call once, before Hydra composes."""
-    from pipeline.names import run_name
-    from pipeline.sweep import Launcher, Sweeper
-
-    for plugin in (PluginSearchPath, Launcher, Sweeper):
-        if plugin not in Plugins.instance().class_name_to_class.values():
-            Plugins.instance().register(plugin)
+    """Make the resolvers that conf/ uses known to OmegaConf."""
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 
 
 def options(group: str) -> list[str]:
     """Names of a config group's YAML files on the search path."""
-    from hydra.core.global_hydra import GlobalHydra
-
     if GlobalHydra.instance().is_initialized():
         return list(GlobalHydra.instance().config_loader().get_group_options(group))
     return sorted(p.stem for p in (CONF / group).glob("*.yaml"))

@@ -48,12 +48,12 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
         if missing:
             name = missing[1].rpartition("/")[2]
-            return f"{override}: there is no {group} {name!r}{did_you_mean(name, choices)}"
+            return f"{override}: there is no {name!r} in {group}{did_you_mean(name, choices)}"
         if "No match in the defaults list" in text:
             return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
     missing = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if missing and (choices := options(missing[1])):
-        return f"{override}: there is no {missing[1]} {missing[2]!r}{did_you_mean(missing[2], choices)}"
+        return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
         return f"{override}: {_unknown_key(key, good)}"
     return f"{override}: {str(why).partition(chr(10))[0]}"

@@ -167,7 +167,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
     results: dict[str, Any] = {}
     handles: dict[str, Any] = {}
     futures: dict[str, Any] = {}
-    done = as_completed(raise_errors=False)
+    done = as_completed(loop=client.loop, raise_errors=False)
 
     def settle(task: Task, result: Any, *, ran: bool) -> None:
         results[task.key] = result

@@ -10,6 +10,10 @@ LONGEST = 120
 HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs")
 
 
+def _hash(text: str, digits: int) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())[:digits]
+
+
 def run_name(overrides: Iterable[str]) -> str:
     """`['+model=gpt_oss', 'quant=mxfp4', 'quant.scale_rule=even']` → `gpt_oss-mxfp4-scale_rule=even`.
 
@@ -24,8 +28,8 @@ def run_name(overrides: Iterable[str]) -> str:
         if override.startswith("~"):
             said = f"no_{key}"
         safe = re.sub(r"[^\w.=+-]+", "_", said.rpartition("/")[2] if "/" in said and "[" not in said else said).strip("_.")
-        parts.append(safe if safe == said else f"{safe}~{xxhash.xxh3_64_hexdigest(override)[:6]}")
+        parts.append(safe if safe == said else f"{safe}~{_hash(override, 6)}")
     name = "-".join(parts) or "default"
     if len(name) > LONGEST:
-        name = f"{name[: LONGEST - 9]}~{xxhash.xxh3_64_hexdigest(name)[:8]}"
+        name = f"{name[: LONGEST - 9]}~{_hash(name, 8)}"
     return name

@@ -159,6 +159,8 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
             raise SourceError(
                 f"{names}: changed since the run in {run_dir} began; overwrite=true starts afresh from the new source"
             )
+        if changed == ["code"]:
+            raise ConfigError(f"{run_dir} was made by another version of the code; overwrite=true makes it again")
         raise ConfigError(
             f"{run_dir} holds a run with other {' and '.join(changed)}{_first_difference(before, now)}; "
             "overwrite=true replaces it, paths.run=DIR puts this one elsewhere"

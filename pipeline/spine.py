@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pipeline.units import parse_bytes
+
 
 @dataclass(kw_only=True, slots=True)
 class Paths:
@@ -51,6 +53,8 @@ class Dask:
             raise ValueError(f"dask.workers={self.workers}: at least 1 is needed")
         if self.threads_per_worker < 1:
             raise ValueError(f"dask.threads_per_worker={self.threads_per_worker}: at least 1 is needed")
+        parse_bytes(self.memory, "dask.memory")
+        parse_bytes(self.chunk, "dask.chunk")
         if self.retries < 0:
             raise ValueError(f"dask.retries={self.retries}: 0 or more is needed")
 

@@ -53,8 +53,6 @@ class Quantize:
             todo = frozenset(n for n in selected if specs[n].scheme is not None)
         else:
             todo = frozenset(n for n in selected if specs[n].scheme is None)
-        if not todo:
-            return checkpoint
         return replace(checkpoint, store=MappedStore(checkpoint.store, Coded(self.method, todo, self.measure)))
 
 

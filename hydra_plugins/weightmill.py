@@ -1,4 +1,8 @@
-"""Sweeps: Hydra's `-m`, with every job in a readable folder, and one failing job not stopping the others.
+"""Our Hydra plugins; Hydra accepts them from this package only.
+
+The search path: the config folders of installed third-party plugins.
+
+Sweeps: Hydra's `-m`, with every job in a readable folder, and one failing job not stopping the others.
 
 Hydra's own basic launcher raises at the first job that failed, and its sweeper refuses a sweep of which one job cannot
 be composed. Ours names what failed, finishes the rest and compares the jobs. A job that is complete costs nothing, so
@@ -10,14 +14,29 @@ from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from pipeline import console
+from pipeline.config import plugin_folder, plugins
 from pipeline.errors import StageError, WeightmillError
+
+
+class PluginSearchPath(SearchPathPlugin):
+    """Adds the config folder of every installed plugin to Hydra's search path."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        for ep in plugins():
+            folder = plugin_folder(ep)
+            if folder is None or not folder.is_dir():
+                console.say(f"plugin {ep.name!r} names {ep.value!r}, which is not a folder; it is left out")
+            else:
+                search_path.append(f"weightmill-{ep.name}", f"file://{folder}")
 
 
 class Sweeper(BasicSweeper):
@@ -82,7 +101,8 @@ class Launcher(HydraLauncher):
             config.hydra.job.id = number
             config.hydra.job.num = number
             run = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
-            OmegaConf.update(config, "paths.run", str(run))
+            config.paths.run = str(run)
+            config.hydra.sweep.dir = config.hydra.sweep.subdir = "."
         return run_job(
             hydra_context=self.hydra_context,
             task_function=self.task_function,
