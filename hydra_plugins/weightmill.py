@@ -20,7 +20,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, open_dict, read_write
 
 from pipeline import console
 from pipeline.config import plugin_folder, plugins
@@ -41,6 +41,11 @@ class PluginSearchPath(SearchPathPlugin):
 
 class Sweeper(BasicSweeper):
     """The Cartesian product, without refusing all jobs for one that does not compose."""
+
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.config is not None
+        HydraConfig.instance().set_config(self.config)  # the sweep's folder is named after its overrides
+        return super().sweep(arguments)
 
     def validate_batch_is_legal(self, batch: Any) -> None:
         """A job that does not compose fails by itself, in the launcher."""
@@ -68,7 +73,7 @@ class Launcher(HydraLauncher):
         setup_globals()
         assert self.config is not None
         sweep_dir = Path(str(self.config.hydra.sweep.dir))
-        rows: list[tuple[str, Any]] = []
+        results: list[Any] = []
         returns = []
         for number, overrides in enumerate(job_overrides):
             console.job(number + 1, len(job_overrides), overrides)
@@ -84,8 +89,9 @@ class Launcher(HydraLauncher):
 
                     result = explain(result, list(overrides))
                 console.error(result)
-            rows.append((" ".join(overrides), result))
+            results.append(result)
             returns.append(ret)
+        rows = list(zip(console.short_names(job_overrides), results, strict=True))
         console.comparison(rows, sweep_dir)
         failed = [(name, why) for name, why in rows if isinstance(why, Exception)]
         if failed:
@@ -97,12 +103,10 @@ class Launcher(HydraLauncher):
         assert self.config is not None and self.hydra_context is not None and self.task_function is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         HydraConfig.instance().set_config(config)
-        with open_dict(config):
+        with open_dict(config), read_write(config), read_write(config.hydra):
             config.hydra.job.id = number
             config.hydra.job.num = number
-            run = Path(str(config.hydra.sweep.dir)) / str(config.hydra.sweep.subdir)
-            config.paths.run = str(run)
-            config.hydra.sweep.dir = config.hydra.sweep.subdir = "."
+            config.hydra.sweep.dir = config.hydra.sweep.subdir = "."  # a run makes its own folder, paths.run
         return run_job(
             hydra_context=self.hydra_context,
             task_function=self.task_function,

@@ -97,25 +97,38 @@ class _Lines:
             say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({label})")
 
 
+def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """What tells the jobs of a sweep apart."""
+    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+    return [" ".join(o for o in job if o not in shared) or " ".join(job) for job in jobs]
+
+
 def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
-    """The jobs of a sweep side by side."""
+    """The jobs of a sweep side by side, printed and kept as sweep.csv."""
+    import csv
+
     from rich.table import Table
 
     from pipeline.report import Report
 
-    table = Table(title="Sweep", title_justify="left")
-    for column in ("job", "size", "smaller", "max abs", "RMSE", "SQNR", "time", "result"):
-        table.add_column(column, justify="left" if column in ("job", "result") else "right", overflow="fold")
-    shared = set.intersection(*(set(name.split()) for name, _ in rows)) if len(rows) > 1 else set()
-    for name, result in rows:
-        label = " ".join(p for p in name.split() if p not in shared)
+    columns = ("job", "size", "smaller", "max abs", "RMSE", "SQNR", "time", "result")
+    lines = []
+    for label, result in rows:
         if isinstance(result, Report):
             e = result.error
-            figures = [f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB" if e.count else "exact"] if e.count else ["–", "–", "–"]
+            figures = [f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB"] if e.count else ["–"] * 3
             done = "complete before" if result.reused else "done"
-            table.add_row(label, show_bytes(result.nbytes_out), f"{result.ratio:.2f}×", *figures, f"{result.seconds:.1f} s", done)
+            size = [show_bytes(result.nbytes_out), f"{result.ratio:.2f}×"]
+            lines.append([label, *size, *figures, f"{result.seconds:.1f} s", done])
         else:
-            table.add_row(label, *["–"] * 6, f"failed: {str(result).splitlines()[0]}")
+            lines.append([label, *["–"] * 6, f"failed: {str(result).splitlines()[0]}"])
+    table = Table(title="Sweep", title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("job", "result") else "right", overflow="fold")
+    for line in lines:
+        table.add_row(*line)
+    with (folder / "sweep.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([columns, *lines])
     out(table, f"{folder}")
 
 

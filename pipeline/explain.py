@@ -10,6 +10,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,7 +29,7 @@ def explain(error: Exception, overrides: Iterable[str], config_dir: str | None =
     good: list[str] = []
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for override in overrides:
-            if override.startswith("hydra."):
+            if override.startswith("hydra.") or _sweeps(override):
                 continue
             try:
                 compose("config", [*search, *good, override])
@@ -36,6 +37,14 @@ def explain(error: Exception, overrides: Iterable[str], config_dir: str | None =
             except (HydraException, OmegaConfBaseException, ValueError) as why:
                 messages.append(_message(override, why, [*search, *good]))
     return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
+
+
+def _sweeps(override: str) -> bool:
+    """A sweep's choices are explained job by job."""
+    try:
+        return bool(OverridesParser.create().parse_override(override).is_sweep_override())
+    except HydraException:
+        return False
 
 
 def _message(override: str, why: Exception, good: list[str]) -> str:

@@ -73,7 +73,7 @@ class Export:
             container=self.container,
             layout=layout,
             target=target,
-            companions={n: p for n, p in checkpoint.files.items() if n not in binding.drop},
+            companions={n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files)},
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
             overwrite=ctx.overwrite,

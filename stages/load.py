@@ -20,13 +20,13 @@ class Load:
         source: folder (or file) of the checkpoint.
         containers: tried in order; the first that recognizes the source opens it.
         dialects: tried in order; the first that recognizes the leaves binds them.
-        companions: patterns of files beside the weights that an export carries along.
+        carry: patterns of files beside the weights that an export takes along.
     """
 
     source: str
     containers: tuple[Container, ...]
     dialects: tuple[Dialect, ...]
-    companions: tuple[str, ...] = ()
+    carry: tuple[str, ...] = ()
 
     def run(self, ctx: Context) -> Checkpoint:
         """Reads headers only.
@@ -44,26 +44,29 @@ class Load:
             raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
-        config = _config(folder / "config.json")
-        dialect = next((d for d in self.dialects if d.recognizes(leaves.specs, config)), None)
-        if dialect is None:
+        config = _json_object(folder / "config.json")
+        for dialect in self.dialects:
+            seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
+            if dialect.recognizes(leaves.specs, seen):
+                binding = dialect.decode(leaves.specs, seen)
+                break
+        else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
-        binding = dialect.decode(leaves.specs, config)
         return Checkpoint(
             store=JoinedStore(leaves, binding),
             config=binding.config,
-            files=self._companions(folder, set(leaves.paths)),
+            files=self._carried(folder, set(leaves.paths)),
             inputs=tuple(_input_file(p) for p in leaves.paths),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
             origin=f"{type(container).__name__} · {type(dialect).__module__.rpartition('.')[2]}.{type(dialect).__name__}",
         )
 
-    def _companions(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
+    def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
         return {
             p.name: p
             for p in sorted(folder.iterdir())
-            if p.is_file() and p not in weights and any(fnmatchcase(p.name, c) for c in self.companions)
+            if p.is_file() and p not in weights and any(fnmatchcase(p.name, c) for c in self.carry)
         }
 
 
@@ -72,7 +75,7 @@ def _input_file(path: Path) -> InputFile:
     return InputFile(path, stat.st_size, stat.st_mtime_ns)
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _json_object(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
