@@ -17,7 +17,7 @@ import numpy as np
 from plugins.kernels.elements import E2M1_BOUNDARIES, E8M0_BIAS, E8M0_NAN
 from plugins.kernels.quantize import ScaleRule, Ties, Tiny, Zero
 
-TILE: Final = 1 << 16  # elements: 128 KiB of input and about 450 KiB of scratch
+TILE: Final = 1 << 17  # elements: 256 KiB of input, 768 KiB of scratch: an L2 cache of 1 MiB
 INFINITY: Final = 0x7F80  # bfloat16
 # What, added to a magnitude, carries into the exponent exactly when the rule rounds amax up: mantissas above 1, from
 # 1.75, above 1.5 (7 mantissa bits).
@@ -85,7 +85,7 @@ def scale_bytes(amax: Any, rule: ScaleRule) -> Any:
     scale = amax + np.int16(_CARRY[rule])
     scale >>= 7
     scale -= 2  # emax of E2M1; E8M0's bias is bfloat16's
-    np.clip(scale, 0, None, out=scale)
+    np.maximum(scale, np.zeros_like(scale), out=scale)  # an array: NumPy's SIMD maximum wants two
     if amax.max(initial=0) >= INFINITY:
         scale[amax >= INFINITY] = E8M0_NAN
     return scale.astype(np.uint8)
@@ -130,5 +130,5 @@ def add_signs(code: Any, bits: Any, zero: Zero, s: Scratch) -> None:
     if zero == "positive":
         np.logical_and(hit, code, out=hit)
     sign = hit.view(np.uint8)
-    np.left_shift(sign, 3, out=sign)
+    np.multiply(sign, 8, out=sign)  # NumPy shifts bytes one at a time, but multiplies them in SIMD
     np.bitwise_or(code, sign, out=code)
