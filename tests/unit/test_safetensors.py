@@ -1,0 +1,277 @@
+"""Safetensors files as wholes: what is read equals what the `safetensors` package reads, and the reverse."""
+
+import errno
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from safetensors import deserialize
+from safetensors.numpy import save
+
+from pipeline.errors import PlanError, SourceError, StorageError
+from pipeline.tensors.scheme import MXFP4
+from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
+from plugins.formats.boxes import held_shape
+from plugins.formats.safetensors import SafeTensors
+from tests.cases.hostile.safetensors_files import entry, raw
+
+# Odd byte counts between wide elements, so that order and alignment matter; an empty leaf, a scalar, every dtype.
+LEAVES = {
+    "w.odd": TensorSpec((3, 5), "U8"),
+    "w.wide": TensorSpec((2, 7), "F32"),
+    "scalar": TensorSpec((), "F64"),
+    "empty": TensorSpec((0, 3), "I16"),
+    "odd rows": TensorSpec((2, 3), "F4"),
+    'quote"\\ü\n': TensorSpec((11,), "BF16"),
+    **{f"all.{d}": TensorSpec((3, 8, n), d) for n, d in zip(range(4, 200, 4), DTYPE_BITS, strict=False)},
+}
+
+
+# What safetensors.numpy 0.8 can write; it has no packed dtypes.
+PACKAGE_DTYPES = [d for d in DTYPE_BITS if not d.startswith(("F4", "F6"))]
+
+
+def values(name, spec):
+    data = np.random.default_rng(len(name)).bytes(spec.nbytes)
+    return np.frombuffer(data, numpy_dtype(spec.dtype)).reshape(held_shape(spec))
+
+
+def write(folder, leaves=LEAVES, most=None, metadata=None, container=SafeTensors()):  # noqa: B008 (frozen)
+    layout = container.layout(leaves, metadata or {}, most)
+    container.begin(folder, layout)
+    for name, spec in leaves.items():
+        container.write(folder, layout, name, (), values(name, spec))
+    return layout
+
+
+@pytest.mark.parametrize("most", [None, 2000, 400, 1])
+def test_package_reads_what_we_write(most, tmp_path):
+    layout = write(tmp_path, most=most)
+    found = {}
+    for plan in layout.files:
+        data = (tmp_path / plan.name).read_bytes()
+        assert len(data) == plan.nbytes
+        found |= dict(deserialize(data))
+    assert found.keys() == LEAVES.keys()
+    for name, spec in LEAVES.items():
+        assert (found[name]["dtype"], tuple(found[name]["shape"])) == (spec.dtype, spec.shape)
+        assert bytes(found[name]["data"]) == values(name, spec).tobytes()
+
+
+@pytest.mark.parametrize("most", [None, 2000])
+def test_we_read_what_we_write(most, tmp_path):
+    layout = write(tmp_path, most=most, metadata={"epoch": 3, "who": "me"})
+    leaves = pickle.loads(pickle.dumps(SafeTensors().open(tmp_path)))
+    assert dict(leaves.specs) == LEAVES
+    assert leaves.metadata == {"format": "pt", "epoch": "3", "who": "me"}
+    assert leaves.paths == tuple(tmp_path / f.name for f in layout.files)
+    for name, spec in LEAVES.items():
+        got = leaves.read(name)
+        assert (got.dtype, got.shape) == (numpy_dtype(spec.dtype), held_shape(spec))
+        assert got.tobytes() == values(name, spec).tobytes()
+        assert SafeTensors().read_back(tmp_path, layout, name, ()).tobytes() == got.tobytes()
+
+
+def test_we_read_what_the_package_writes(tmp_path):
+    specs = {d: TensorSpec((3, n), d) for n, d in enumerate(PACKAGE_DTYPES, 4)}
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(save({d: values(d, s) for d, s in specs.items()}, {"k": "v"}))
+    leaves = SafeTensors().open(path)
+    assert dict(leaves.specs) == specs
+    assert leaves.metadata == {"k": "v"}
+    for name, spec in specs.items():
+        assert leaves.read(name).tobytes() == values(name, spec).tobytes()
+
+
+@pytest.mark.parametrize("most", [None, 3000, 500])
+def test_every_leaf_is_aligned_and_in_order_where_that_allows(most):
+    layout = SafeTensors().layout(LEAVES, {}, most)
+    for place in layout.places.values():
+        assert place.offset % max(1, DTYPE_BITS[place.spec.dtype] // 8) == 0
+    same = {f"x{i}": TensorSpec((3, 7 + i), "BF16") for i in range(9, 0, -1)}
+    places = SafeTensors().layout(same, {}, None).places
+    assert [n for n, _ in sorted(places.items(), key=lambda t: t[1].offset)] == list(same)
+
+
+def test_files_stay_within_max_shard_bytes():
+    leaves = {f"w{i:03d}": TensorSpec((17, i), "BF16") for i in range(1, 90)}
+    layout = SafeTensors().layout(leaves, {"note": "x" * 50}, 4000)
+    held = {f.name: [p for p in layout.places.values() if p.file == f.name] for f in layout.files}
+    assert len(layout.files) > 9
+    assert all(f.nbytes <= 4000 for f in layout.files)
+    for one, two in zip(layout.files, layout.files[1:], strict=False):  # nor are they wasteful
+        assert one.nbytes + held[two.name][0].spec.nbytes + 100 > 4000
+    names = [f.name for f in layout.files]
+    assert names[1] == f"model-00002-of-{len(names):05d}.safetensors"
+    index = json.loads(layout.extra["model.safetensors.index.json"])
+    assert index["metadata"]["total_size"] == sum(s.nbytes for s in leaves.values())
+    assert index["weight_map"] == {n: p.file for n, p in layout.places.items()}
+
+
+def test_large_leaf_has_a_file_of_its_own():
+    leaves = {"a": TensorSpec((3,), "U8"), "big": TensorSpec((5000,), "U8"), "z": TensorSpec((5,), "U8")}
+    layout = SafeTensors(stem="w").layout(leaves, {}, 1000)
+    assert [layout.places[n].file for n in leaves] == [f"w-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+
+
+def test_no_leaves_is_a_file_too(tmp_path):
+    write(tmp_path, {}, most=100)
+    assert dict(SafeTensors().open(tmp_path).specs) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "message"),
+    [
+        ("__metadata__", TensorSpec((3,), "U8"), "cannot name a tensor"),
+        ("\ud800", TensorSpec((3,), "U8"), "lone surrogate"),
+        ("w", TensorSpec((3, 32), "BF16", MXFP4), "is quantized"),
+        ("w", TensorSpec((3,), "F4"), "does not fill whole bytes"),
+        ("w", TensorSpec((3,), "BF17"), "dtype 'BF17' is unknown; did you mean 'BF16'"),
+    ],
+)
+def test_layout_refuses_all_at_once(name, spec, message):
+    with pytest.raises(PlanError, match=message) as caught:
+        SafeTensors().layout({"v": TensorSpec((5,), "F4"), name: spec}, {}, None)
+    assert len(caught.value.problems) == 2
+
+
+def test_begin_keeps_the_data_of_a_whole_file_and_clears_any_other(tmp_path):
+    layout = write(tmp_path, most=3000)
+    before = {f.name: (tmp_path / f.name).read_bytes() for f in layout.files}
+    SafeTensors().begin(tmp_path, layout)
+    assert before == {f.name: (tmp_path / f.name).read_bytes() for f in layout.files}
+    plan = layout.files[1]
+    os.truncate(tmp_path / plan.name, plan.nbytes - 1)
+    SafeTensors().begin(tmp_path, layout)
+    data = (tmp_path / plan.name).read_bytes()
+    assert data == plan.prefix + bytes(plan.nbytes - len(plan.prefix))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EFBIG, errno.EOPNOTSUPP, errno.EINVAL])
+def test_space_is_reserved_first(code, tmp_path, monkeypatch):
+    """A full disk is an error that leaves no file; a file system that cannot reserve gets the size alone."""
+
+    def refuse(fd, at, nbytes):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    if code in (errno.EOPNOTSUPP, errno.EINVAL):
+        layout = write(tmp_path)
+        assert (tmp_path / "model.safetensors").stat().st_size == layout.nbytes
+    else:
+        with pytest.raises(
+            StorageError, match=r"model.safetensors: reserving [\d,]+ bytes: .* \([\d,]+ bytes are free"
+        ):
+            write(tmp_path)
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_output_errors_are_storage_errors(tmp_path):
+    layout = write(tmp_path / "out")
+    file = tmp_path / "out" / "model.safetensors"
+    (tmp_path / "f").touch()
+    with pytest.raises(StorageError, match=r"f: making the folder: File exists"):
+        SafeTensors().begin(tmp_path / "f", layout)
+    os.truncate(file, len(layout.files[0].prefix))
+    with pytest.raises(StorageError, match=r"model.safetensors: tensor 'w.wide': cut short"):
+        SafeTensors().read_back(tmp_path / "out", layout, "w.wide", ())
+    file.unlink()
+    with pytest.raises(StorageError, match=r"model.safetensors: cannot be opened: No such file"):
+        SafeTensors().write(tmp_path / "out", layout, "w.odd", (), values("w.odd", LEAVES["w.odd"]))
+
+
+def test_output_is_not_written_through_a_link(tmp_path):
+    """A folder of links into a download cache must not become the way to overwrite the cache."""
+    (tmp_path / "blob").write_bytes(b"precious")
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.safetensors").symlink_to(tmp_path / "blob")
+    with pytest.raises(StorageError, match=r"model.safetensors: cannot be opened: it is a symbolic link"):
+        write(tmp_path / "out")
+    assert (tmp_path / "blob").read_bytes() == b"precious"
+
+
+def test_source_that_changes_is_refused(tmp_path):
+    write(tmp_path)
+    path = tmp_path / "model.safetensors"
+    leaves = SafeTensors().open(tmp_path)
+    with pytest.raises(SourceError, match=r"no tensor 'w.odf'; did you mean 'w.odd'"):
+        leaves.read("w.odf")
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(SourceError, match=r"model.safetensors: changed since it was opened"):
+        leaves.read("w.odd")
+    leaves = SafeTensors().open(tmp_path)
+    os.truncate(path, status.st_size - 1)
+    with pytest.raises(SourceError, match=rf"changed since it was opened: it had {status.st_size} bytes"):
+        pickle.loads(pickle.dumps(leaves)).read("w.odd")
+    path.unlink()
+    with pytest.raises(SourceError, match=r"model.safetensors: cannot be opened: No such file"):
+        leaves.read("w.odd")
+
+
+def test_folder_of_links_into_a_cache(tmp_path):
+    """As download caches lay snapshots out: names that are links to blobs elsewhere, without any suffix."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    layout = write(blobs, most=3000)
+    snapshot.mkdir(parents=True)
+    for name in [f.name for f in layout.files] + list(layout.extra):
+        (blobs / name).rename(blobs / f"blob{hash(name)}")
+        (snapshot / name).symlink_to(f"../../blobs/blob{hash(name)}")
+    assert dict(SafeTensors().open(snapshot).specs) == LEAVES
+    blob = (snapshot / layout.files[0].name).resolve()
+    assert SafeTensors().recognizes(blob)
+    assert SafeTensors().open(blob).read("w.odd").tobytes() == values("w.odd", LEAVES["w.odd"]).tobytes()
+
+
+def test_files_without_an_index_and_files_beside_one(tmp_path):
+    """All files count without an index (openai's gpt-oss folders have none); an index leaves the others out."""
+    (tmp_path / "x.safetensors").write_bytes(raw({"b": entry()}, bytes(24)))
+    (tmp_path / "y.safetensors").write_bytes(raw({"a": entry()}, bytes(24)))
+    assert list(SafeTensors().open(tmp_path).specs) == ["b", "a"]
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "y.safetensors"}}))
+    assert list(SafeTensors().open(tmp_path).specs) == ["a"]
+    assert list(SafeTensors().open(tmp_path / "m.safetensors.index.json").specs) == ["a"]
+
+
+def test_wrong_total_size_is_logged(tmp_path, caplog):
+    (tmp_path / "y.safetensors").write_bytes(raw({"a": entry()}, bytes(24)))
+    index = {"weight_map": {"a": "y.safetensors"}, "metadata": {"total_size": 25}}
+    (tmp_path / "m.safetensors.index.json").write_text(json.dumps(index))
+    with caplog.at_level(logging.WARNING):
+        SafeTensors().open(tmp_path)
+    assert "total_size is 25, the tensors have 24 bytes" in caplog.text
+
+
+def test_recognizes(tmp_path):
+    write(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "text").write_text("not a checkpoint")
+    assert SafeTensors().recognizes(tmp_path / "a")
+    assert SafeTensors().recognizes(tmp_path / "a" / "model.safetensors")
+    assert not SafeTensors().recognizes(tmp_path / "b")
+    assert not SafeTensors().recognizes(tmp_path / "text")
+    assert not SafeTensors().recognizes(tmp_path / "none")
+
+
+def test_boxes_may_be_written_in_any_order(tmp_path):
+    spec = TensorSpec((6, 35), "I32")
+    layout = SafeTensors().layout({"pad": TensorSpec((4,), "I32"), "w": spec}, {}, None)
+    SafeTensors().begin(tmp_path, layout)
+    want = np.arange(210, dtype=np.int32).reshape(6, 35)
+    for rows, cols in [((3, 6), (20, 35)), ((0, 3), (0, 20)), ((3, 6), (0, 20)), ((0, 3), (20, 35))]:
+        index = (slice(*rows), slice(*cols))
+        SafeTensors().write(tmp_path, layout, "w", index, want[index])
+    np.testing.assert_array_equal(SafeTensors().open(tmp_path).read("w"), want)
+
+
+def test_opening_imports_no_framework():
+    code = (
+        "import sys, plugins.formats.safetensors, plugins.formats.npy; print({'jax', 'torch', 'dask'} & {*sys.modules})"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "set()"
