@@ -153,6 +153,16 @@ def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def write_config(path: Path, tree: Mapping[str, Any]) -> None:
+    """The whole config as it was resolved."""
+    import yaml
+
+    try:
+        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True))
+    except OSError as why:
+        raise StorageError(f"{path}: {why.strerror}") from None
+
+
 def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
     """errors.csv, metrics.jsonl and, last, manifest.json."""
     try:

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageE
 from pipeline.graph import Failure, Ref, Task, connect, run_distributed, run_threads
 from pipeline.journal import Journal, locked, write_json
 from pipeline.plan import MemoryPlan, Plan, make_plan
-from pipeline.report import Report, build_report, write_records
+from pipeline.report import Report, build_report, write_config, write_records
 from pipeline.spine import Dask, RunConfig
 from pipeline.stage import Chunk, Context, InputFile, Work
 from pipeline.units import parse_bytes, show_bytes
@@ -123,6 +123,7 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         if obstacles:
             raise PlanError(obstacles, exit_code=5)
         write_json(run_dir / "run.json", what)
+        write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
         try:
             results, records = _graph(run, plan, what, journal, events, fresh=not resuming)
