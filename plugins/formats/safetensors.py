@@ -6,6 +6,7 @@ is a dialect) and what is in a header (`safetensors_header`).
 
 import json
 import logging
+import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -56,8 +57,8 @@ class SafeTensors(InPlace):
             return False
         if source.name.endswith((SUFFIX, INDEX_SUFFIX)):
             return True
-        with source.open("rb") as f:  # a blob of a download cache has no suffix
-            head = f.read(LENGTH_NBYTES + 1)
+        with opened(source) as fd:  # a blob of a download cache has no suffix
+            head = os.pread(fd, LENGTH_NBYTES + 1, 0)
         return head[LENGTH_NBYTES:] == b"{" and int.from_bytes(head[:LENGTH_NBYTES], "little") <= MAX_HEADER_NBYTES
 
     def open(self, source: Path) -> FileLeaves:

@@ -113,6 +113,24 @@ def test_files_stay_within_max_shard_bytes():
     assert index["weight_map"] == {n: p.file for n, p in layout.places.items()}
 
 
+@pytest.mark.parametrize("dtype", ["U8", "F64"])
+def test_files_fill_up_to_the_last_byte_and_no_further(dtype):
+    """Whatever the limit is, padding and the digits of offsets included."""
+    leaves = {f"w{i}": TensorSpec((i % 7, 13), dtype) for i in range(40)}
+    for most in range(900, 1100):
+        layout = SafeTensors().layout(leaves, {}, most)
+        assert max(f.nbytes for f in layout.files) <= most
+
+
+def test_header_order_need_not_be_file_order(tmp_path):
+    path = tmp_path / "x.safetensors"
+    header = {"z": entry(begin=24, end=48), "e": entry("U8", (0,), 24, 24), "a": entry()}
+    path.write_bytes(raw(header, bytes(range(48))))
+    leaves = SafeTensors().open(path)
+    assert list(leaves.specs) == ["a", "e", "z"]
+    assert leaves.read("z").tobytes() == bytes(range(24, 48))
+
+
 def test_large_leaf_has_a_file_of_its_own():
     leaves = {"a": TensorSpec((3,), "U8"), "big": TensorSpec((5000,), "U8"), "z": TensorSpec((5,), "U8")}
     layout = SafeTensors(stem="w").layout(leaves, {}, 1000)
@@ -211,6 +229,29 @@ def test_source_that_changes_is_refused(tmp_path):
         pickle.loads(pickle.dumps(leaves)).read("w.odd")
     path.unlink()
     with pytest.raises(SourceError, match=r"model.safetensors: cannot be opened: No such file"):
+        leaves.read("w.odd")
+
+
+def test_change_during_a_read_is_seen(tmp_path, monkeypatch):
+    write(tmp_path)
+    path = tmp_path / "model.safetensors"
+    leaves = SafeTensors().open(tmp_path)
+    preadv, status = os.preadv, path.stat()
+
+    def meanwhile(fd, buffers, at):
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 5))
+        return preadv(fd, buffers, at)
+
+    monkeypatch.setattr(os, "preadv", meanwhile)
+    with pytest.raises(SourceError, match=r"model.safetensors: changed since it was opened"):
+        leaves.read("w.odd")
+
+
+def test_file_cut_short_is_called_changed(tmp_path):
+    write(tmp_path)
+    leaves = SafeTensors().open(tmp_path)
+    os.truncate(tmp_path / "model.safetensors", leaves.places["w.odd"].offset + 1)
+    with pytest.raises(SourceError, match=r"model.safetensors: changed since it was opened"):
         leaves.read("w.odd")
 
 
