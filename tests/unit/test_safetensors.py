@@ -113,13 +113,15 @@ def test_files_stay_within_max_shard_bytes():
     assert index["weight_map"] == {n: p.file for n, p in layout.places.items()}
 
 
-@pytest.mark.parametrize("dtype", ["U8", "F64"])
-def test_files_fill_up_to_the_last_byte_and_no_further(dtype):
-    """Whatever the limit is, padding and the digits of offsets included."""
-    leaves = {f"w{i}": TensorSpec((i % 7, 13), dtype) for i in range(40)}
-    for most in range(900, 1100):
-        layout = SafeTensors().layout(leaves, {}, most)
-        assert max(f.nbytes for f in layout.files) <= most
+def test_headers_and_their_padding_count():
+    """Two leaves of every size around the one from which they no longer fit in one file."""
+    fit = []
+    for n in range(120, 200):
+        layout = SafeTensors().layout({"a": TensorSpec((n,), "U8"), "b": TensorSpec((170,), "U8")}, {}, 500)
+        assert max(f.nbytes for f in layout.files) <= 500
+        fit.append(len(layout.files) == 1)
+    assert fit == sorted(fit, reverse=True)
+    assert {*fit} == {True, False}
 
 
 def test_header_order_need_not_be_file_order(tmp_path):
