@@ -15,17 +15,46 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
 
+class Packing(Protocol):
+    """How a leaf orders what it holds, where more than reshaping is needed. Pure reordering of bytes; must pickle."""
+
+    @property
+    def dtype(self) -> str:
+        """Dtype of the leaf."""
+        ...
+
+    @property
+    def row_multiple(self) -> int:
+        """A box's rows must be a multiple of this."""
+        ...
+
+    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+        """The leaf's box for a box of the component (of the tensor, when the part's component is `*`)."""
+        ...
+
+    def pack(self, value: Any) -> Any:
+        """Component → leaf array (a QTensor → leaf array, for `*`)."""
+        ...
+
+    def unpack(self, array: Any) -> Any:
+        """The inverse of `pack`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """How one component of a logical tensor lies in a leaf. The same record serves reading and writing.
 
     Attributes:
         leaf: name of the stored array.
-        component: `values` of a plain tensor; `codes` or `scales` of a quantized one.
+        component: `values` of a plain tensor; `codes`, `scales`, `zeros` or `second` of a quantized one; `*` for a
+            leaf that holds all of a quantized tensor interleaved (GGUF), which `packing` takes apart.
         row0: the row (dimension 0, before `transpose`) of the leaf at which this tensor's row 0 lies (q, k, v fused
             in one qkv leaf).
         transpose: the leaf holds the last two dimensions swapped: `[..., in, out]`.
         unfold: when > 0, the leaf's last dimension is split in two, `[..., n / unfold, unfold]`, after `transpose`.
+        at: the leaf holds only this index of dimension 0, without the dimension (experts stored one by one).
+        packing: how the leaf orders bytes, when that is not the component's own order.
     """
 
     leaf: str
@@ -33,6 +62,8 @@ class Part:
     row0: int = 0
     transpose: bool = False
     unfold: int = 0
+    at: int | None = None
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""A quantized tensor in memory: packed codes and their scales, with the scheme that says what they mean."""
+"""A quantized tensor in memory: packed codes, scales and whatever else decoding needs, and the scheme that says how."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,16 @@ from pipeline.tensors.scheme import Scheme
 class QTensor:
     """Packed values of one tensor or of a slice of it.
 
-    Invariants: `codes` and `scales` are uint8 arrays of the shapes `scheme.components(self.shape)` gives; `scheme` is
-    the only static field; `shape` is derived from the codes, so that it stays right when layers are stacked or sliced.
+    Invariants: the components that are not None are those of `scheme.components(self.shape)`, of those shapes and of
+    the dtypes `scheme.dtypes`; `scheme` is the only static field; `shape` is derived from the codes, so that it stays
+    right when layers are stacked or sliced.
     """
 
     codes: Any
     scales: Any
     scheme: Scheme
+    zeros: Any = None
+    second: Any = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -25,8 +29,14 @@ class QTensor:
         return (*lead, packed * 8 // self.scheme.element_bits)
 
     @property
+    def components(self) -> Mapping[str, Any]:
+        """The arrays, by name."""
+        named = {"codes": self.codes, "scales": self.scales, "zeros": self.zeros, "second": self.second}
+        return {name: array for name, array in named.items() if array is not None}
+
+    @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+        return sum(array.nbytes for array in self.components.values())
 
     def component(self, name: str) -> Any:
-        return {"codes": self.codes, "scales": self.scales}[name]
+        return self.components[name]

@@ -4,65 +4,131 @@ from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, did_you_mean
 
-# Bits of each element encoding. OCP Microscaling Formats (MX) v1.0, section 5.3.
-ELEMENT_BITS = {"e2m1": 4}
-SCALE_BITS = {"e8m0": 8}
+# Bits of each element encoding. e…m…: OCP Microscaling Formats (MX) v1.0, section 5.3 (and OCP 8-bit floating point
+# for E4M3 and E5M2); mxint8: the same, section 5.3.4, two's complement with 6 fraction bits; nf4: QLoRA, appendix E;
+# int…: two's complement; uint…: unsigned, always with a zero point or a minimum.
+ELEMENT_BITS = {
+    "e2m1": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8, "mxint8": 8, "nf4": 4,
+    "int8": 8, "int4": 4, "int3": 3, "int2": 2, "uint8": 8, "uint4": 4, "uint3": 3, "uint2": 2,
+}  # fmt: skip
+SCALE_DTYPES = {"e8m0": "U8", "e4m3": "F8_E4M3", "f16": "F16", "bf16": "BF16", "f32": "F32", "dynamic8": "U8"}
+SCALE_BITS = {"e8m0": 8, "e4m3": 8, "f16": 16, "bf16": 16, "f32": 32, "dynamic8": 8}
+ZEROS = {"int": "U8", "min_f16": "F16"}
+SECONDS = ("f32", "inverse_f32", "dynamic8")
+DYNAMIC8_BLOCK = 256  # scales that share one second-level scale in bitsandbytes' double quantization
 
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """A block format along a tensor's last axis.
+    """A block format: elements in tiles of `block_rows` × `block_elems` of a tensor's last two axes share a scale.
 
-    Invariants: `shape[-1]` is a multiple of `block_elems`; `codes` is uint8 `[..., n * element_bits / 8]` and `scales`
-    is uint8 `[..., n / block_elems]`; decoding needs nothing else. Two tensors with equal schemes and equal bytes hold
-    equal values.
+    A value decodes as element · scale, or (element - zero) · scale, or element · scale + minimum; a second-level scale
+    multiplies (or, `inverse_f32`, divides) it again. Leading axes are a batch: each of their matrices is on its own.
+
+    Invariants: `codes` is uint8 `[..., rows, n * element_bits / 8]`, a little-endian bit stream along the last axis
+    (the first of two 4-bit elements lies in the low nibble), whatever order a file uses; rows fill whole bytes; the
+    other components have the shapes of `components` and the dtypes of `dtypes`; decoding needs nothing else. Two
+    tensors with equal schemes and equal bytes hold equal values.
 
     Attributes:
         element: element encoding, a key of `ELEMENT_BITS`.
-        block_elems: elements that share one scale, along the last axis.
-        scale: scale encoding, a key of `SCALE_BITS`.
-        packing: `low_first`: byte j holds element 2j in its low nibble and 2j+1 in its high nibble.
+        block_elems: columns (last axis) that share a scale; 0 means all of them.
+        scale: scale encoding, a key of `SCALE_DTYPES`.
+        block_rows: rows that share a scale; 0 means all of them.
+        zero: None; `int`: one unsigned zero point a block, subtracted from the code; `min_f16`: one fp16 minimum a
+            block, added after scaling.
+        second: None; `f32`: one more fp32 scale a matrix; `inverse_f32`: the same, stored as its reciprocal;
+            `dynamic8`: the scales themselves are codes of bitsandbytes' dynamic 8-bit map, over flat blocks of 256
+            with fp32 scales, followed by one fp32 offset that all scales share (with `scale="dynamic8"`).
     """
 
     element: str
     block_elems: int
     scale: str
-    packing: str = "low_first"
+    block_rows: int = 1
+    zero: str | None = None
+    second: str | None = None
 
     def __post_init__(self) -> None:
-        if self.element not in ELEMENT_BITS:
-            raise ConfigError(f"scheme element {self.element!r} is unknown{did_you_mean(self.element, ELEMENT_BITS)}")
-        if self.scale not in SCALE_BITS:
-            raise ConfigError(f"scheme scale {self.scale!r} is unknown{did_you_mean(self.scale, SCALE_BITS)}")
-        if self.packing != "low_first":
-            raise ConfigError(f"scheme packing {self.packing!r} is unknown{did_you_mean(self.packing, ['low_first'])}")
-        if self.block_elems < 1 or self.block_elems * self.element_bits % 8:
+        allowed = {"element": ELEMENT_BITS, "scale": SCALE_DTYPES, "zero": (None, *ZEROS), "second": (None, *SECONDS)}
+        for name, choices in allowed.items():
+            given = getattr(self, name)
+            if given not in choices:
+                listed = [str(c) for c in choices if c is not None]
+                raise ConfigError(f"scheme {name} {given!r} is unknown{did_you_mean(str(given), listed)}")
+        if self.block_elems < 0 or self.block_rows < 0:
+            raise ConfigError(f"scheme block of {self.block_rows} × {self.block_elems}: 0 means all, negative nothing")
+        if self.block_elems * self.element_bits % 8:
             raise ConfigError(f"scheme block_elems {self.block_elems} does not fill whole bytes")
+        if self.element.startswith("uint") != (self.zero is not None):
+            raise ConfigError(
+                f"scheme element {self.element} with zero={self.zero}: unsigned elements, and only they, have one"
+            )
+        if (self.scale == "dynamic8") != (self.second == "dynamic8"):
+            raise ConfigError("scheme scale=dynamic8 and second=dynamic8 come together")
 
     @property
     def element_bits(self) -> int:
         return ELEMENT_BITS[self.element]
 
-    @property
-    def bits_per_value(self) -> float:
-        """Storage cost of one value, scales included (4.25 for MXFP4)."""
-        return self.element_bits + SCALE_BITS[self.scale] / self.block_elems
+    def blocks(self, rows: int, columns: int) -> tuple[int, int]:
+        """Scales down and across a matrix."""
+        return (
+            -(-rows // self.block_rows) if self.block_rows else 1,
+            -(-columns // self.block_elems) if self.block_elems else 1,
+        )
+
+    def bits_per_value(self, shape: tuple[int, ...]) -> float:
+        """Storage cost of one value of a tensor of `shape`, scales included (4.25 for MXFP4)."""
+        from math import prod
+
+        bits = {"U8": 8, "F8_E4M3": 8, "F16": 16, "BF16": 16, "F32": 32}
+        return sum(prod(s) * bits[self.dtypes[c]] for c, s in self.components(shape).items()) / max(1, prod(shape))
 
     def problem(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of this shape cannot be stored in this scheme, or None."""
         if not shape:
-            return f"a scalar cannot be cut into blocks of {self.block_elems}"
-        if shape[-1] % self.block_elems:
+            return "a scalar has no blocks"
+        if self.block_elems and shape[-1] % self.block_elems:
             return f"last dimension {shape[-1]} is not a multiple of the block of {self.block_elems}"
-        return None
+        if shape[-1] * self.element_bits % 8:
+            return f"last dimension {shape[-1]} of {self.element_bits}-bit elements does not fill whole bytes"
+        if len(shape) == 1 and self.block_rows != 1:
+            return "a vector has no rows to share scales"
+        return None  # a last band of fewer than block_rows rows is fine: it has a scale of its own
 
     def components(self, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """Shapes of the uint8 component arrays of a tensor of logical `shape`."""
+        """Shapes of the component arrays of a tensor of logical `shape`; their dtypes are `dtypes`."""
         *lead, n = shape
-        return {
-            "codes": (*lead, n * self.element_bits // 8),
-            "scales": (*lead, n // self.block_elems),
-        }
+        rows = lead[-1] if lead else 1
+        down, across = self.blocks(rows, n)
+        scales = (*lead[:-1], down, across) if lead else (across,)
+        found = {"codes": (*lead, n * self.element_bits // 8), "scales": scales}
+        if self.zero is not None:
+            found["zeros"] = scales
+        if self.second == "dynamic8":
+            count = 1
+            for d in scales:
+                count *= d
+            found["second"] = (-(-count // DYNAMIC8_BLOCK) + 1,)
+        elif self.second is not None:
+            found["second"] = (*lead[:-1], 1, 1) if lead else (1,)
+        return found
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Dtype of every component."""
+        found = {"codes": "U8", "scales": SCALE_DTYPES[self.scale]}
+        if self.zero is not None:
+            found["zeros"] = ZEROS[self.zero]
+        if self.second is not None:
+            found["second"] = "F32"
+        return found
+
+    @property
+    def whole_only(self) -> bool:
+        """Whether the tensor can only be read and written whole (its scales are coded across all of it)."""
+        return self.second == "dynamic8"
 
 
 MXFP4 = Scheme(element="e2m1", block_elems=32, scale="e8m0")  # OCP MX v1.0, section 5.2

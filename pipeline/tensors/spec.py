@@ -74,11 +74,19 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes as stored: packed codes and scales when quantized."""
         if self.scheme is not None:
-            return sum(math.prod(s) for s in self.scheme.components(self.shape).values())
+            dtypes = self.scheme.dtypes
+            shapes = self.scheme.components(self.shape)
+            return sum(math.prod(s) * DTYPE_BITS[dtypes[c]] // 8 for c, s in shapes.items())
         return (self.size * DTYPE_BITS[self.dtype] + 7) // 8
 
     @property
     def encoding(self) -> str:
-        """For people: `BF16`, or `e2m1/32/e8m0`."""
+        """For people: `BF16`, or `e2m1/32/e8m0`: element, block, scale and what else there is."""
         s = self.scheme
-        return self.dtype if s is None else f"{s.element}/{s.block_elems}/{s.scale}"
+        if s is None:
+            return self.dtype
+        columns, rows = s.block_elems or "row", s.block_rows
+        block = (
+            "tensor" if (s.block_elems, rows) == (0, 0) else f"{columns}" if rows == 1 else f"{rows or 'all'}x{columns}"
+        )
+        return "/".join(filter(None, (s.element, block, s.scale, s.zero and f"zero:{s.zero}", s.second)))

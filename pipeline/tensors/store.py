@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 
 Index = tuple[slice, ...]
 """A box: one slice per leading dimension with step 1; missing trailing dimensions are whole. () is the whole tensor."""
@@ -66,6 +66,8 @@ def box_shape(index: Index, shape: tuple[int, ...]) -> tuple[int, ...]:
 def checked(value: Any, spec: TensorSpec, index: Index, name: str) -> Any:
     """`value` if its shape and scheme are what `spec[index]` promises; a bug in a view or plugin otherwise."""
     want = box_shape(index, spec.shape)
+    if spec.scheme is None and want and (bits := DTYPE_BITS[spec.dtype]) < 8:
+        want = (*want[:-1], want[-1] * bits // 8)  # sub-byte elements are held packed
     scheme = value.scheme if isinstance(value, QTensor) else None
     if tuple(value.shape) != want or scheme != spec.scheme:
         raise AssertionError(f"{name}: read gave {tuple(value.shape)} {scheme}, the spec promises {want} {spec.scheme}")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
+
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.formats import Binding, Bound, Part
 from pipeline.tensors.qtensor import QTensor
@@ -53,14 +55,14 @@ class JoinedStore:
         bound = self.binding.tensors.get(name)
         if bound is None:
             raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
-        found: dict[str, Any] = {}
-        for part in bound.parts:
+        found: dict[str, list[Any]] = {}
+        for part, box in leaf_boxes(bound, index):
             # A tensor that is stored twice has two parts for one component; they are equal, so the first will do.
-            if part.component not in found:
-                array = self.leaves.read(part.leaf, leaf_box(part, bound.spec, index))
-                found[part.component] = _fold(part, array)
+            if part.at is not None or part.component not in found:
+                found.setdefault(part.component, []).append(_fold(part, self.leaves.read(part.leaf, box)))
+        one = {c: np.stack(a) if bound.parts[0].at is not None else a[0] for c, a in found.items()}
         scheme = bound.spec.scheme
-        value = found["values"] if scheme is None else QTensor(found["codes"], found["scales"], scheme)
+        value = one.get("*", one.get("values")) if scheme is None or "*" in one else QTensor(scheme=scheme, **one)
         return checked(value, bound.spec, index, name)
 
 
@@ -80,11 +82,26 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
         IndexError: a box outside the tensor, or one that cuts a block.
     """
     checked(value, bound.spec, index, bound.parts[0].leaf)
+    first = normalize(index, bound.spec.shape)[0].start if bound.spec.shape else 0
     out = []
-    for part in bound.parts:
-        array = value.component(part.component) if isinstance(value, QTensor) else value
-        out.append((part.leaf, leaf_box(part, bound.spec, index), _unfold(part, array)))
+    for part, box in leaf_boxes(bound, index):
+        array = value.component(part.component) if isinstance(value, QTensor) and part.component != "*" else value
+        out.append((part.leaf, box, _unfold(part, array if part.at is None else array[part.at - first])))
     return out
+
+
+def leaf_boxes(bound: Bound, index: Index) -> list[tuple[Part, Box]]:
+    """The parts that hold something of the box `index`, each with the box of its leaf.
+
+    Raises:
+        IndexError: a box outside the tensor, or one that cuts a block.
+    """
+    box = normalize(index, bound.spec.shape)
+    return [
+        (part, leaf_box(part, bound.spec, box))
+        for part in bound.parts
+        if part.at is None or box[0].start <= part.at < box[0].stop
+    ]
 
 
 def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
@@ -100,7 +117,7 @@ def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
     for name, bound in tensors.items():
         for part in bound.parts:
             spec = stored_spec(part, bound.spec)
-            size = math.prod(s.stop for s in component_box(bound.spec, part.component, ()))
+            size = math.prod(s.stop - s.start for s in leaf_box(part, bound.spec, ()))
             have = leaves.get(part.leaf)
             if have is not None and have.dtype != spec.dtype:
                 problems.append(Problem(name, f"{spec.dtype} cannot share {part.leaf} with tensors of {have.dtype}"))
@@ -117,9 +134,11 @@ def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
 
 
 def stored_spec(part: Part, spec: TensorSpec) -> TensorSpec:
-    """The leaf that `part` implies: shape up to and including this part's rows, and dtype (U8 for codes and scales)."""
+    """The leaf that `part` implies: its shape up to and including this part's rows, and its dtype."""
     shape = tuple(s.stop for s in leaf_box(part, spec, ()))
-    return TensorSpec(shape, spec.dtype if part.component == "values" else "U8")
+    if part.packing is not None:
+        return TensorSpec(shape, part.packing.dtype)
+    return TensorSpec(shape, spec.scheme.dtypes[part.component] if spec.scheme is not None else spec.dtype)
 
 
 def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
@@ -128,7 +147,11 @@ def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
     Raises:
         IndexError: a box outside the tensor, or one that cuts a block or an unfolded group.
     """
-    box = component_box(spec, part.component, index)
+    box = normalize(index, spec.shape) if part.component == "*" else component_box(spec, part.component, index)
+    if part.at is not None:
+        box = box[1:]
+    if part.packing is not None:
+        box = part.packing.box(box)
     if part.row0:
         box = (slice(box[0].start + part.row0, box[0].stop + part.row0), *box[1:])
     if part.transpose:
@@ -142,28 +165,47 @@ def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
 
 
 def component_box(spec: TensorSpec, component: str, index: Index) -> Box:
-    """The box of `component` (values, codes, scales) that holds the box `index` of a tensor of `spec`.
+    """The box of `component` (values, codes, scales, zeros, second) that holds the box `index` of a tensor of `spec`.
 
     Raises:
         IndexError: a box outside the tensor, or one that cuts a block.
     """
     box = normalize(index, spec.shape)
-    if spec.scheme is None:
+    scheme = spec.scheme
+    if scheme is None:
         return box
-    last = whole_blocks(spec.scheme, box[-1])
-    start, stop = (spec.scheme.components((n,))[component][0] for n in (last.start, last.stop))
-    return (*box[:-1], slice(start, stop))
+    whole_blocks(scheme, spec.shape, box)
+    *lead, last = box
+    if component == "codes":
+        bits = scheme.element_bits
+        return (*lead, slice(last.start * bits // 8, last.stop * bits // 8))
+    shape = scheme.components(spec.shape)[component]
+    if scheme.whole_only or (len(shape) == 1 and component == "second"):
+        return tuple(slice(0, n) for n in shape)
+    if component == "second":
+        return (*lead[:-1], slice(0, 1), slice(0, 1))
+    across = _over(last, scheme.block_elems)
+    return (*lead[:-1], _over(lead[-1], scheme.block_rows), across) if lead else (across,)
 
 
-def whole_blocks(scheme: Scheme, last: slice) -> slice:
-    """`last` if it is whole blocks.
+def _over(box: slice, block: int) -> slice:
+    """The blocks that `box` spans; one block (0) spans everything."""
+    return slice(box.start // block, -(-box.stop // block)) if block else slice(0, 1)
 
-    Raises:
-        IndexError: it is not; a block has one scale, so part of one cannot be a tensor of its own.
+
+def whole_blocks(scheme: Scheme, shape: tuple[int, ...], box: Box) -> None:
+    """Raises IndexError unless `box` is whole blocks: a block has one scale, part of it cannot stand alone.
+
+    A scale that a whole dimension shares is no obstacle: every slice of it has that same scale.
     """
-    if last.start % scheme.block_elems or last.stop % scheme.block_elems:
-        raise IndexError(f"{last.start}:{last.stop} cuts a block of {scheme.block_elems} in the last dimension")
-    return last
+    blocks = (scheme.block_rows, scheme.block_elems)[-len(shape) :]
+    for s, n, block in zip(box[-2:], shape[-2:], blocks, strict=False):
+        if block and (s.start % block or (s.stop % block and s.stop != n)):
+            raise IndexError(f"{s.start}:{s.stop} cuts a block of {block} in a dimension of {n}")
+    if box[-1].start * scheme.element_bits % 8 or box[-1].stop * scheme.element_bits % 8:
+        raise IndexError(f"{box[-1].start}:{box[-1].stop} cuts a byte of {scheme.element_bits}-bit elements")
+    if scheme.whole_only and box != tuple(slice(0, n) for n in shape):
+        raise IndexError("scales coded across the whole tensor: it can only be read and written whole")
 
 
 class Transform(Protocol):
@@ -207,7 +249,7 @@ class MappedStore:
         spec = self.specs[name]
         box = normalize(index, spec.shape)
         if spec.scheme is not None:
-            whole_blocks(spec.scheme, box[-1])
+            whole_blocks(spec.scheme, spec.shape, box)
         return checked(self.transform.apply(name, self.store.read(name, box), box), spec, box, name)
 
 
@@ -215,11 +257,15 @@ def _fold(part: Part, array: Any) -> Any:
     """Leaf box → component box."""
     if part.unfold:
         array = array.reshape(*array.shape[:-2], array.shape[-2] * part.unfold)
-    return array.swapaxes(-1, -2) if part.transpose else array
+    if part.transpose:
+        array = array.swapaxes(-1, -2)
+    return array if part.packing is None else part.packing.unpack(array)
 
 
 def _unfold(part: Part, array: Any) -> Any:
     """Component box → leaf box."""
+    if part.packing is not None:
+        array = part.packing.pack(array)
     if part.transpose:
         array = array.swapaxes(-1, -2)
     if part.unfold:
