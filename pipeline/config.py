@@ -111,7 +111,21 @@ def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
 def register() -> None:
     """Make the resolvers that conf/ uses known to OmegaConf."""
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
+
+
+def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
+    """The nodes of the quant options that `rules` name: a rule may say `to: int8` whatever quant= says."""
+    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+    found: dict[str, Any] = {}
+    for rule in rules or ():
+        name = rule.get("to") if isinstance(rule, Mapping | DictConfig) else None
+        if isinstance(name, str) and name not in ("quant", "keep") and name in options("quant"):
+            loaded = repository.load_config(f"quant/{name}")
+            merged = OmegaConf.create({"kernels": _root_.kernels, "node": OmegaConf.to_container(loaded.config)})
+            found[name] = OmegaConf.to_container(merged, resolve=True)["node"]  # type: ignore[index,call-overload]
+    return found
 
 
 def options(group: str) -> list[str]:

@@ -14,7 +14,13 @@ class Method(Protocol):
         """The scheme of what `encode` gives; None when the target is plain bf16."""
         ...
 
-    def encode(self, x: Any, *, measure: bool = False) -> Any:
+    @property
+    def needs_extremes(self) -> bool:
+        """Whether a scale depends on whole matrices: then `encode` takes `observed`, the Extremes of the matrices that
+        `x` is a part of, or None when `x` holds them whole."""
+        ...
+
+    def encode(self, x: Any, *, measure: bool = False, **observed: Any) -> Any:
         """Quantize an array `[..., n]` of bf16, fp16 or fp32 to a QTensor; with `measure`, (QTensor, ErrorStats).
 
         Raises:

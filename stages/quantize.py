@@ -1,109 +1,178 @@
-"""Quantize: a list of rules says which tensors take the chosen method and which stay as they are."""
+"""Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 from pipeline import meter
-from pipeline.errors import Problem, PlanError, ValueRangeError, did_you_mean
+from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.matrices import Extremes, ExtremesOf
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
-from pipeline.tensors.store import Index
-from pipeline.tensors.views import MappedStore
+from pipeline.tensors.store import Index, TensorStore, checked, normalize
+from pipeline.tensors.views import whole_blocks
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Tensors whose name matches `match` (shell pattern) take the method (`quant`) or stay as they are (`keep`)."""
+    """Which tensors take what.
 
-    match: str
-    to: Literal["quant", "keep"] = "quant"
+    Attributes:
+        match: shell pattern on the tensor's name; or
+        role: a role of the model, which stands for some patterns.
+        to: `quant` (the method chosen with quant=), `keep`, or the name of another quant option.
+    """
+
+    to: str = "quant"
+    match: str | None = None
+    role: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.match is None) == (self.role is None):
+            raise ValueError("a rule has either match (a name pattern) or role")
+
+    def __str__(self) -> str:
+        return repr(self.match) if self.match is not None else f"role {self.role!r}"
 
 
 @dataclass(frozen=True)
 class Quantize:
-    """Quantize the tensors that the rules select. A tensor already in the method's scheme passes bit for bit.
+    """Quantize the tensors that the rules select. A tensor already in its method's scheme passes bit for bit.
 
     Attributes:
-        method: how values become codes, and back.
-        rules: the first whose pattern matches a tensor decides; a tensor that none matches is kept.
+        method: how values become codes, and back: what `to: quant` means.
+        rules: the first that matches a tensor decides; a tensor that none matches is kept.
+        roles: role → name patterns.
+        methods: the methods that rules name, beside `quant`.
         measure: compute the error of every quantized tensor (decodes each slice once more).
+        allow_requantize: also quantize what is already packed in another scheme, which loses twice.
     """
 
     method: Method
     rules: tuple[Rule, ...]
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    methods: Mapping[str, Method] = field(default_factory=dict)
     measure: bool = True
+    allow_requantize: bool = False
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
-            PlanError: a rule matches nothing, or a selected tensor does not fit the scheme; all of them at once.
+            PlanError: a rule matches nothing, or a selected tensor does not fit its scheme; all of them at once.
         """
         specs = checkpoint.store.specs
-        selected, problems = select(self.rules, specs)
-        scheme = self.method.scheme
-        for name in selected:
-            problems += _misfits(name, specs[name], scheme)
+        known = {"quant": self.method, **self.methods}
+        chosen, problems = choose(self.rules, self.roles, known, specs)
+        for name, to in chosen.items():
+            problems += self._misfits(name, specs[name], known[to].scheme)
         if problems:
             raise PlanError(problems)
-        if scheme is None:  # unquantized: only what is packed needs work
-            todo = frozenset(n for n in selected if specs[n].scheme is not None)
-        else:
-            todo = frozenset(n for n in selected if specs[n].scheme is None)
-        return replace(checkpoint, store=MappedStore(checkpoint.store, Coded(self.method, todo, self.measure)))
+        todo = {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
+        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure))
+
+    def _misfits(self, name: str, spec: TensorSpec, scheme: Scheme | None) -> list[Problem]:
+        if scheme is None or spec.scheme == scheme:
+            return []
+        if spec.scheme is not None and not self.allow_requantize:
+            return [
+                Problem(
+                    name,
+                    f"is {spec.encoding} already; quantizing it again would lose twice, "
+                    "stages.quantize.allow_requantize=true does it all the same",
+                )
+            ]
+        if spec.dtype not in FLOAT_DTYPES:
+            return [Problem(name, f"holds {spec.dtype}, which is not floating point; add a rule that keeps it")]
+        misfit = scheme.problem(spec.shape)
+        return [Problem(name, f"{misfit}; add a rule that keeps it")] if misfit else []
 
 
-def select(rules: Iterable[Rule], specs: Mapping[str, TensorSpec]) -> tuple[list[str], list[Problem]]:
-    """Names of the tensors that take the method, and a problem for every rule that matches no tensor."""
-    rules = list(rules)
-    problems = [
-        Problem(
-            f"quantize rule {i} {rule.match!r}",
-            f"matches none of the {len(specs)} tensors{did_you_mean(rule.match, specs)}",
-        )
-        for i, rule in enumerate(rules)
-        if not any(fnmatchcase(n, rule.match) for n in specs)
-    ]
-    decided = {n: next((r.to for r in rules if fnmatchcase(n, r.match)), "keep") for n in specs}
-    return [n for n, to in decided.items() if to == "quant"], problems
+def choose(
+    rules: Iterable[Rule], roles: Mapping[str, tuple[str, ...]], methods: Iterable[str], specs: Mapping[str, TensorSpec]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Tensor → the name of its method, for those not kept; and a problem for every rule that cannot apply."""
+    problems, patterns, tos = [], [], []
+    for i, rule in enumerate(rules):
+        where = f"quantize rule {i} ({rule})"
+        if rule.to not in ("keep", *methods):
+            problems.append(Problem(where, f"to {rule.to!r} is no method{did_you_mean(rule.to, ['keep', *methods])}"))
+        if rule.role is not None and rule.role not in roles:
+            problems.append(Problem(where, f"the model has no such role{did_you_mean(rule.role, roles)}"))
+            continue
+        wanted = roles[rule.role] if rule.role is not None else (rule.match or "",)
+        if not any(fnmatchcase(n, w) for n in specs for w in wanted):
+            given = " ".join(wanted)
+            problems.append(Problem(where, f"matches none of the {len(specs)} tensors{did_you_mean(given, specs)}"))
+        patterns.append(wanted)
+        tos.append(rule.to)
+    chosen = {}
+    for name in specs:
+        to = next((t for t, wanted in zip(tos, patterns, strict=True) if any(fnmatchcase(name, w) for w in wanted)), "keep")
+        if to != "keep":
+            chosen[name] = to
+    return {n: to for n, to in chosen.items() if to in methods}, problems
 
 
-def _misfits(name: str, spec: TensorSpec, scheme: Any) -> list[Problem]:
-    if scheme is None or spec.scheme == scheme:
-        return []
-    if spec.scheme is not None:
-        return [Problem(name, f"is {spec.encoding} already; quantizing it again to another scheme would lose more")]
-    if spec.dtype not in FLOAT_DTYPES:
-        return [Problem(name, f"holds {spec.dtype}, which is not floating point; add a rule that keeps it")]
-    misfit = scheme.problem(spec.shape)
-    return [Problem(name, f"{misfit}; add a rule that keeps it")] if misfit else []
+@dataclass(frozen=True)
+class CodedStore:
+    """The lazy view: encode (or, for a method without a scheme, decode) the named tensors box by box.
 
+    Attributes:
+        store: what is read.
+        methods: tensor → its method.
+        measure: add up what encoding loses.
+        extremes: of whole matrices, for methods that need them.
+    """
 
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """The lazy transform: encode (or, for an unquantized target, decode) the named tensors slice by slice."""
-
-    method: Method
-    names: frozenset[str]
+    store: TensorStore
+    methods: Mapping[str, Method]
     measure: bool
+    extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
-    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
-        return replace(spec, dtype="BF16", scheme=self.method.scheme) if name in self.names else spec
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        coded = {n: replace(self.store.specs[n], dtype="BF16", scheme=m.scheme) for n, m in self.methods.items()}
+        return {n: coded.get(n, spec) for n, spec in self.store.specs.items()}
 
-    def apply(self, name: str, value: Any, index: Index) -> Any:
-        if name not in self.names:
-            return value
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.store.metadata
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        """
+        Raises:
+            IndexError: a box that cuts a block.
+            ValueRangeError: a value that the scheme cannot hold; says the tensor and the place.
+        """
+        method = self.methods.get(name)
+        if method is None:
+            return self.store.read(name, index)
+        spec = self.specs[name]
+        box = normalize(index, spec.shape)
+        if spec.scheme is not None:
+            whole_blocks(spec.scheme, spec.shape, box)
+        value = self.store.read(name, box)
         if isinstance(value, QTensor):
-            return self.method.decode(value, "BF16")
+            value = method.decode(value, "BF16")
+        if spec.scheme is None:
+            return checked(value, spec, box, name)
         try:
-            if not self.measure:
-                return self.method.encode(value)
-            coded, stats = self.method.encode(value, measure=True)
+            coded = method.encode(value, measure=self.measure, **self._wider(method, name, box))
         except ValueRangeError as why:
-            box = ",".join(f"{s.start}:{s.stop}" for s in index)
-            raise ValueRangeError(f"{name}[{box}]: {why}") from None
-        meter.error(name, stats)
-        return coded
+            at = ",".join(f"{s.start}:{s.stop}" for s in box)
+            raise ValueRangeError(f"{name}[{at}]: {why}") from None
+        if self.measure:
+            coded, stats = coded
+            meter.error(name, stats)
+        return checked(coded, spec, box, name)
+
+    def _wider(self, method: Method, name: str, box: Index) -> dict[str, Extremes | None]:
+        """What a method must know of the whole matrix, when the box is only part of it."""
+        if not method.needs_extremes:
+            return {}
+        return {"observed": self.extremes.box(self.store, name, box, method.decode)}

@@ -42,6 +42,10 @@ class MX:
         return Scheme(self.element, self.block_elems, self.scale)
 
     @property
+    def needs_extremes(self) -> bool:
+        return False
+
+    @property
     def _options(self) -> dict[str, str]:
         return {k: getattr(self, k) for k in ("scale_rule", "ties", "zero", "nonfinite", "tiny")}
 

@@ -25,6 +25,10 @@ class Unquantized:
     def scheme(self) -> None:
         return None
 
+    @property
+    def needs_extremes(self) -> bool:
+        return False
+
     def encode(self, x: Any, *, measure: bool = False) -> Any:
         """`x` itself: there is nothing to encode, and nothing is lost."""
         return (x, ErrorStats()) if measure else x
