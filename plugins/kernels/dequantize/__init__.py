@@ -12,11 +12,13 @@ the first flat index; "clamp" gives ±65504. A finite value never becomes an inf
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.ops import Kernel, Op
 
 Overflow = Literal["error", "clamp"]
+DTYPES = ("BF16", "F32", "F16")
 
 OP = Op(
     "dequantize",
@@ -32,3 +34,13 @@ class Dequantize(Kernel):
     """The dequantize op with its backends, as a plugin node."""
 
     op: ClassVar[Op] = OP
+
+
+def check(scheme: Any, dtype: str, overflow: str) -> None:
+    """Raise ConfigError unless this op decodes `scheme` into `dtype`."""
+    if (scheme.element, scheme.scale, scheme.block_rows) != ("e2m1", "e8m0", 1) or not scheme.block_elems:
+        raise ConfigError(f"dequantize knows blocks of e2m1 elements in one row with e8m0 scales, not {scheme}")
+    if dtype not in DTYPES:
+        raise ConfigError(f"dequantize: dtype {dtype!r} is unknown{did_you_mean(dtype, DTYPES)}")
+    if overflow not in ("error", "clamp"):
+        raise ConfigError(f"dequantize: overflow {overflow!r} is unknown{did_you_mean(overflow, ['error', 'clamp'])}")

@@ -61,7 +61,7 @@ def check(shape: tuple[int, ...], scheme: Any, **options: str) -> None:
             raise ConfigError(
                 f"quantize {name} {given!r} is unknown{did_you_mean(str(given), get_args(allowed[name]))}"
             )
-    if (scheme.element, scheme.scale) != ("e2m1", "e8m0"):
-        raise ConfigError(f"quantize knows e2m1 elements with e8m0 scales, not {scheme.element} with {scheme.scale}")
+    if (scheme.element, scheme.scale, scheme.block_rows) != ("e2m1", "e8m0", 1) or not scheme.block_elems:
+        raise ConfigError(f"quantize makes blocks of e2m1 elements in one row with e8m0 scales, not {scheme}")
     if problem := scheme.problem(shape):
         raise ConfigError(f"quantize: {problem}")

@@ -105,7 +105,9 @@ def main() -> None:
     median = {name: statistics.median(s) for name, s in seconds.items()}
     print(f"{SHAPE} bfloat16, {nbytes / 1e6:.1f} MB, median of {rounds}")
     print(f"{'':38}{'GB/s':>8}{'x plain':>9}{'of memcpy':>11}")
-    for name, s in sorted(median.items(), key=lambda kv: (kv[0].split(":")[0] != "memcpy", kv[0].split(":")[0], -kv[1])):
+    for name, s in sorted(
+        median.items(), key=lambda kv: (kv[0].split(":")[0] != "memcpy", kv[0].split(":")[0], -kv[1])
+    ):
         plain = median.get(f"{name.split(':')[0]}: ml_dtypes loop")
         ratio = f"{plain / s:9.1f}" if plain else " " * 9
         print(f"{name:38}{nbytes / s / 1e9:8.2f}{ratio}{median['memcpy'] / s:10.0%}")

@@ -5,14 +5,16 @@ differences are exact. Squares are summed in runs of 8192 by a float32 dot produ
 tensor: the result does not depend on threads.
 """
 
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 
 from pipeline.tensors.spec import dtype_name
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.elements import E2M1_MAGNITUDES, E8M0_BIAS, E8M0_NAN
+from plugins.kernels.elements import E2M1_MAGNITUDES, E2M1_MAX, E8M0_BIAS, E8M0_NAN
 
+_PIECE: Final = 1 << 17  # elements: three float32 buffers of 512 KiB
 _RUN: Final = 8192  # short enough for every BLAS to use one thread
 # Scales within 2^±40: squares of the tile's largest values are far from both ends of float32.
 _LOW, _HIGH = E8M0_BIAS - 40, E8M0_BIAS + 40
@@ -25,65 +27,83 @@ def _scales() -> Any:
 
 
 _SCALES = _scales()
-# A row per scale byte, half the scale 32 times over: magnitudes come as integers 2|y|.
-_HALF_ROWS = np.repeat((_SCALES / 2).astype(np.float32)[:, None], 32, axis=1)
-_TWICE = np.array(E2M1_MAGNITUDES) * 2
+_MAGNITUDES = np.array(E2M1_MAGNITUDES)
+
+
+@cache
+def _half_scales(copies: int) -> Any:
+    """float32 `[256, copies]`: half of each scale, for magnitudes that come doubled."""
+    return np.repeat((_SCALES / 2).astype(np.float32)[:, None], copies, axis=1)
 
 
 class Measure:
-    """Accumulates ErrorStats over tiles of at most `elems` elements."""
+    """Accumulates ErrorStats over tiles of at most `elems` elements.
+
+    Attributes:
+        stats: the sums so far.
+        twice: uint8 buffer in which the caller leaves twice the E2M1 magnitudes of a tile.
+    """
 
     def __init__(self, elems: int):
         self.stats = ErrorStats()
-        self._x = np.empty(elems, np.float32)
-        self._y = np.empty(elems, np.float32)
-        self._twice = np.empty(elems, np.uint8)
-        self._hit = np.empty(elems, np.bool_)
+        self.twice = np.empty(elems, np.uint8)
+        self._floats = np.empty((3, 0), np.float32)
 
-    def add(self, box: Any, magnitude: Any, code: Any, scale: Any, group: tuple[int, int, int], careful: bool) -> None:
-        """Add a tile: original values `box`, flat bfloat16 magnitudes, unsigned codes, `[k, c]` scale bytes.
+    def add(
+        self, box: Any, magnitude: Any, code: Any, amax: Any, scale: Any, group: tuple[int, int, int], careful: bool
+    ) -> None:
+        """Add a tile: original values `box`, flat bfloat16 magnitudes, unsigned codes, `[k, c]` maxima and scale bytes.
 
         Args:
             careful: the tile has blocks near the bottom of the range.
         """
-        n = magnitude.size
-        if careful or not _LOW <= scale.max(initial=0) <= _HIGH:
+        top = int(scale.max(initial=0))
+        if careful or not _LOW <= top <= _HIGH:
             self._carefully(box, code, scale, group)
             return
-        x, y, twice, hit = self._x[:n], self._y[:n], self._twice[:n], self._hit[:n]
-        if dtype_name(box.dtype) == "BF16":
-            bits = x.view(np.uint32)
-            np.copyto(bits, magnitude.view(np.uint16))
-            np.left_shift(bits, 16, out=bits)
-        else:
-            np.abs(box, out=x.reshape(box.shape), casting="same_kind")
-        # 2|y| of codes 0..7 is 0 1 2 3 4 6 8 12: the code, one more from 5, one from 6, three from 7.
-        np.greater_equal(code, 5, out=twice.view(np.bool_))
-        np.add(twice, code, out=twice)
-        np.greater_equal(code, 6, out=hit)
-        np.add(twice, hit.view(np.uint8), out=twice)
-        np.greater_equal(code, 7, out=hit)
-        np.multiply(hit.view(np.uint8), 3, out=hit.view(np.uint8))
-        np.add(twice, hit.view(np.uint8), out=twice)
         k, block, c = group
-        if c > 1:
-            np.multiply(
-                twice.reshape(group), _HALF_ROWS[scale, 0][:, None, :], out=y.reshape(group), casting="same_kind"
-            )
-        else:
-            rows = _HALF_ROWS if block == 32 else np.repeat(_HALF_ROWS[:, :1], block, axis=1)
-            np.take(rows, scale[:, 0].astype(np.intp), axis=0, out=y.reshape(-1, block), mode="clip")
-            np.multiply(y, twice, out=y)
-        signal = _sum_squares(x)
-        np.subtract(x, y, out=y)
-        worst = max(float(y.max()), -float(y.min()))
-        self.stats += ErrorStats(n, worst, _sum_squares(y), signal)
+        source = box.reshape(group) if dtype_name(box.dtype) != "BF16" else None
+        # The largest error a tile can have: half the widest gap of E2M1 (4 to 6), or what its amax, which is in a block
+        # of the largest scale, exceeds 6 by. Most tiles are known by this, or cannot beat an earlier one.
+        unit = float(_SCALES[top])
+        over = float(_largest(source, amax)) - E2M1_MAX * unit
+        settled = over >= unit or self.stats.max_abs >= unit
+        if settled:
+            self.stats += ErrorStats(max_abs=max(over, 0.0))
+        step = max(1, _PIECE // (block * c))
+        for start in range(0, k, step):
+            piece = slice(start * block * c, min(start + step, k) * block * c)
+            x, y, spare = self._buffers(piece.stop - piece.start)
+            if source is None:
+                bits = x.view(np.uint32)
+                np.copyto(bits, magnitude[piece].view(np.uint16))
+                np.left_shift(bits, 16, out=bits)
+            else:
+                part = source[start : start + step]
+                np.abs(part, out=x.reshape(part.shape), casting="same_kind")
+            np.copyto(y, self.twice[piece])
+            part_scale = scale[start : start + step]
+            if c > 1:
+                y3 = y.reshape(-1, block, c)
+                np.multiply(y3, _half_scales(1)[part_scale, 0][:, None, :], out=y3)
+            else:
+                index = part_scale[:, 0].astype(np.intp)
+                np.take(_half_scales(block), index, axis=0, out=spare.reshape(-1, block), mode="clip")
+                np.multiply(y, spare, out=y)
+            np.subtract(x, y, out=y)
+            worst = 0.0 if settled else max(float(y.max()), -float(y.min()))
+            self.stats += ErrorStats(x.size, worst, _sum_squares(y), _sum_squares(x))
+
+    def _buffers(self, elems: int) -> Any:
+        if self._floats.shape[1] < elems:
+            self._floats = np.empty((3, elems), np.float32)
+        return self._floats[:, :elems]
 
     def _carefully(self, box: Any, code: Any, scale: Any, group: tuple[int, int, int]) -> None:
         """The same in float64, without the blocks that have no values (scale NaN)."""
         with np.errstate(invalid="ignore"):
             x = np.abs(np.ascontiguousarray(box).astype(np.float64)).reshape(group)
-        y = (_TWICE / 2)[code].reshape(group) * _SCALES[scale][:, None, :]
+        y = _MAGNITUDES[code].reshape(group) * _SCALES[scale][:, None, :]
         finite = np.broadcast_to((scale != E8M0_NAN)[:, None, :], x.shape)
         error, x = (x - y)[finite], x[finite]
         worst = float(np.max(np.abs(error), initial=0.0))
@@ -95,3 +115,10 @@ def _sum_squares(flat: Any) -> float:
     runs = flat[:whole].reshape(-1, _RUN)
     rest = flat[whole:]
     return float(np.sum(np.vecdot(runs, runs), dtype=np.float64)) + float(np.vecdot(rest, rest))
+
+
+def _largest(source: Any, amax: Any) -> Any:
+    """max |x| of a tile: of bfloat16 patterns, or of wider values, whose patterns are rounded."""
+    if source is None:
+        return (amax.max().astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return max(source.max(), -source.min())

@@ -3,11 +3,12 @@
 Rows whose elements are neighbours in memory, and the transposed view of a row-major matrix (how expert weights are
 stored by some checkpoints), are read where they lie; any other layout is gathered a tile at a time. float32 and float16
 become 16 bits rounded to odd first: every boundary the codec knows is an even bfloat16 pattern, so no comparison can
-tell. Extra memory is a thread's scratch, under 2 MiB whatever the tensor.
+tell. Extra memory is a few MiB a thread, whatever the tensor.
 """
 
 import sys
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from pipeline.errors import Unsupported, ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name
-from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.elements import E8M0_NAN
 from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero, check, tile
 from plugins.kernels.quantize.measure import Measure
@@ -40,52 +40,102 @@ def quantize(
     check(x.shape, scheme, scale_rule=scale_rule, ties=ties, zero=zero, nonfinite=nonfinite, tiny=tiny)
     if sys.byteorder != "little":
         raise Unsupported("the packing views bytes as little-endian words")
-    block = scheme.block_elems
-    most = max(tile.TILE, block)
-    s = _scratch(most)
-    meter = Measure(most) if measure else None
+    most = max(tile.TILE, scheme.block_elems)
     parts = scheme.components(x.shape)
     q = QTensor(np.empty(parts["codes"], np.uint8), np.empty(parts["scales"], np.uint8), scheme)
-    first = 0
+    meter = Measure(most) if measure else None
+    encoder = _Encoder(scheme.block_elems, scale_rule, ties, zero, nonfinite, tiny, _scratch(most), meter)
     for source, codes, scales in matrices(x, q.codes, q.scales):
+        if not encoder.matrix(source, codes, scales, most):
+            _raise_nonfinite(x)
+    return (q, meter.stats) if meter is not None else q
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoder:
+    """One call's options and buffers."""
+
+    block: int
+    scale_rule: ScaleRule
+    ties: Ties
+    zero: Zero
+    nonfinite: Nonfinite
+    tiny: Tiny
+    scratch: tile.Scratch
+    meter: Measure | None
+
+    def matrix(self, source: Any, codes: Any, scales: Any, most: int) -> bool:
+        """Encode `[rows, n]` into its codes and scales, a box at a time. False if it holds what must not be coded."""
+        block = self.block
         by_columns = _is_transposed(source) and block <= 256
         boxes = _column_boxes(*source.shape, block, most) if by_columns else spans(*source.shape, block, most)
         for rows, cols in boxes:
-            box = source[rows, cols]
-            bits, group = _bits(box.T if by_columns else box, s), (-1, block, box.shape[0] if by_columns else 1)
-            magnitude = s.magnitude[: bits.size]
-            np.bitwise_and(bits, 0x7FFF, out=magnitude.view(np.uint16))
-            amax, scale, shifted = _scaled(magnitude.reshape(group), scale_rule, s)
-            if nonfinite == "error" and amax.max(initial=0) >= tile.INFINITY:
-                r, c = np.argwhere(~np.isfinite(box.astype(np.float64)))[0]
-                at = first + (rows.start + int(r)) * source.shape[1] + cols.start + int(c)
-                raise ValueRangeError(f"flat index {at}: {box[r, c]} has no E2M1 value")
-            code = tile.count_thresholds(shifted, ties, s)
-            exact = tile.mend(code.reshape(group), magnitude.reshape(group), amax, scale, scale_rule, ties, tiny)
-            if meter is not None:
-                meter.add(box.T if by_columns else box, magnitude, code, scale, group, careful=exact)
-            tile.add_signs(code, bits, zero, s)
-            if scale.max(initial=0) == E8M0_NAN:
-                k, c = np.nonzero(scale == E8M0_NAN)
-                code.reshape(group)[k, :, c] = 0
+            box = source[rows, cols].T if by_columns else source[rows, cols]
+            coded = self.box(box, box.shape[1] if by_columns else 1)
+            if coded is None:
+                return False
             code_at = codes[rows, cols.start // 2 : cols.stop // 2]
             scale_at = scales[rows, cols.start // block : cols.stop // block]
             if by_columns:
-                pairs = code.reshape(-1, 2, group[2])
-                low, high = pairs[:, 0], pairs[:, 1]
-                np.left_shift(high, 4, out=high)
-                np.bitwise_or(low, high, out=low)
-                code_at[...] = low.T
-                scale_at[...] = scale.T
+                _pack_columns(coded[0], code_at)
+                scale_at[...] = coded[1].T
             else:
-                pair = code.view(np.uint16)  # low byte: the even element
-                high = s.bits[: pair.size]
-                np.right_shift(pair, 4, out=high)
-                np.bitwise_or(pair, high, out=pair)
-                np.copyto(code_at, pair.reshape(code_at.shape), casting="unsafe")  # keeps the low byte
-                np.copyto(scale_at, scale.reshape(scale_at.shape))
+                _pack_rows(coded[0], code_at, self.scratch)
+                np.copyto(scale_at, coded[1].reshape(scale_at.shape))
+        return True
+
+    def box(self, box: Any, c: int) -> tuple[Any, Any] | None:
+        """Codes, flat and one a byte, and scales `[k, c]` of a box; None if it holds what must not be coded."""
+        s, meter = self.scratch, self.meter
+        bits = _bits(box, s)
+        group = (bits.size // self.block // c, self.block, c)
+        magnitude = s.magnitude[: bits.size]
+        np.bitwise_and(bits, 0x7FFF, out=magnitude.view(np.uint16))
+        amax, scale, shifted = _scaled(magnitude.reshape(group), self.scale_rule, s)
+        poisoned = amax.max(initial=0) >= tile.INFINITY
+        if poisoned and self.nonfinite == "error":
+            return None
+        code = tile.count_thresholds(shifted, self.ties, s, None if meter is None else meter.twice[: bits.size])
+        in_groups = code.reshape(group)
+        mended = tile.mend(in_groups, magnitude.reshape(group), amax, scale, self.scale_rule, self.ties, self.tiny)
+        if meter is not None:
+            meter.add(box, magnitude, code, amax, scale, group, careful=mended)
+        tile.add_signs(code, bits, self.zero, s)
+        if poisoned:
+            k, at = np.nonzero(scale == E8M0_NAN)
+            in_groups[k, :, at] = 0
+        return code, scale
+
+
+def _pack_rows(code: Any, out: Any, s: tile.Scratch) -> None:
+    pair = code.view(np.uint16)  # low byte: the even element
+    high = s.shifted.view(np.uint16)[: pair.size]
+    np.right_shift(pair, 4, out=high)
+    np.bitwise_or(pair, high, out=pair)
+    np.copyto(out, pair.reshape(out.shape), casting="unsafe")  # keeps the low byte
+
+
+def _pack_columns(code: Any, out: Any) -> None:
+    pairs = code.reshape(-1, 2, out.shape[0])
+    low, high = pairs[:, 0], pairs[:, 1]
+    np.multiply(high, 16, out=high)
+    np.bitwise_or(low, high, out=low)
+    out[...] = low.T
+
+
+def _raise_nonfinite(x: Any) -> None:
+    """Name the first value of `x`, in its own order, that is a NaN or an infinity."""
+    first = 0
+    for (source,) in matrices(x):
+        for rows, cols in spans(*source.shape, 1, 1 << 16):
+            box = source[rows, cols]
+            bad = ~np.isfinite(box)
+            if bad.any():
+                r, c = np.argwhere(bad)[0]
+                at = first + (rows.start + int(r)) * source.shape[1] + cols.start + int(c)
+                raise ValueRangeError(f"flat index {at}: {box[r, c]} has no E2M1 value")
         first += source.size
-    return (q, meter.stats if meter else ErrorStats()) if measure else q
+    raise AssertionError("a tile had a value that is not finite, the tensor has none")
 
 
 def _scratch(elems: int) -> tile.Scratch:
@@ -107,21 +157,17 @@ def _column_boxes(rows: int, n: int, block: int, most: int) -> Any:
 
 
 def _bits(box: Any, s: tile.Scratch) -> Any:
-    """Flat contiguous uint16 bfloat16 patterns of a box: a view if it can be, else in `s.bits`."""
+    """Flat contiguous uint16 bfloat16 patterns of a box: a view if it can be."""
     if dtype_name(box.dtype) == "BF16":
         patterns = box.view(np.uint16)
         if box.flags.c_contiguous:
             return patterns.reshape(-1)
-        bits = s.bits[: box.size]
-        np.copyto(bits.reshape(box.shape), patterns)
-        return bits
+        return np.ascontiguousarray(patterns).reshape(-1)
     with np.errstate(invalid="ignore"):
         wide = np.ascontiguousarray(box).astype(np.float32, copy=False).view(np.uint32).reshape(-1)
-    bits, sticky = s.bits[: box.size], s.hit[: box.size]
+    sticky = s.hit[: box.size]
     np.not_equal(wide.view(np.uint16)[0::2], 0, out=sticky)
-    np.copyto(bits, wide.view(np.uint16)[1::2])
-    np.bitwise_or(bits, sticky.view(np.uint8), out=bits)
-    return bits
+    return np.bitwise_or(wide.view(np.uint16)[1::2], sticky.view(np.uint8))
 
 
 def _scaled(group: Any, rule: ScaleRule, s: tile.Scratch) -> tuple[Any, Any, Any]:
