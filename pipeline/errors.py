@@ -58,6 +58,10 @@ class ValueRangeError(StageError):
     """A weight that the target number format cannot hold (NaN, infinity, out of range)."""
 
 
+class NotLossless(StageError):
+    """A recoding that would change values; says which."""
+
+
 class Unsupported(Exception):
     """Raised by a kernel backend for inputs it does not handle; the next backend of the list is tried."""
 

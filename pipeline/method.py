@@ -28,6 +28,14 @@ class Method(Protocol):
         """
         ...
 
+    def recode(self, q: QTensor) -> QTensor:
+        """`q` (whole matrices) in this method's scheme with exactly its values.
+
+        Raises:
+            NotLossless: the scheme cannot hold them; says where.
+        """
+        ...
+
     def decode(self, q: QTensor, dtype: str) -> Any:
         """Values of `q`, whatever its scheme, as an array of `dtype` (BF16, F16 or F32)."""
         ...

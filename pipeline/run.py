@@ -271,7 +271,7 @@ def _work_tasks(
             key, do_chunk, (Ref(handle), chunk, known.get(key)), (begun,), resources,
             label=f"{name} {chunk}", weight=chunk.nbytes_in,
         )  # fmt: skip
-    yield Task(name, finish, (Ref(handle), inputs), tuple(keys), label=f"{name} finish")
+    yield Task(name, finish, (Ref(handle), inputs, *map(Ref, keys)), (begun,), label=f"{name} finish")
 
 
 def give(value: Any) -> Any:
@@ -296,10 +296,10 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
     return {"digest": digest, "seconds": time.perf_counter() - start, **measured.record()}
 
 
-def finish(work: Work[Any], inputs: tuple[InputFile, ...]) -> Any:
+def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:
     for file in inputs:
         unchanged(file)
-    return work.finish()
+    return work.finish(records)
 
 
 def digest_input(file: InputFile, known: str | None) -> str:

@@ -191,6 +191,6 @@ class Work(Protocol, Generic[T]):
         """The same digest, of what is there now."""
         ...
 
-    def finish(self) -> T:
-        """Put the result in place once every chunk is done."""
+    def finish(self, records: Sequence[Mapping[str, Any]]) -> T:
+        """Put the result in place once every chunk is done; `records` are what the chunks measured, in order."""
         ...

@@ -83,7 +83,7 @@ class Quantize:
                 Problem(
                     name,
                     f"is {spec.encoding} already; quantizing it again would lose twice, "
-                    "stages.quantize.allow_requantize=true does it all the same",
+                    "allow_requantize=true does it all the same",
                 )
             ]
         if spec.dtype not in FLOAT_DTYPES:
@@ -112,7 +112,9 @@ def choose(
         tos.append(rule.to)
     chosen = {}
     for name in specs:
-        to = next((t for t, wanted in zip(tos, patterns, strict=True) if any(fnmatchcase(name, w) for w in wanted)), "keep")
+        to = next(
+            (t for t, wanted in zip(tos, patterns, strict=True) if any(fnmatchcase(name, w) for w in wanted)), "keep"
+        )
         if to != "keep":
             chosen[name] = to
     return {n: to for n, to in chosen.items() if to in methods}, problems

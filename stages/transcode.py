@@ -1,0 +1,95 @@
+"""Transcode: change how packed tensors are packed, never what they hold."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from pipeline import meter
+from pipeline.errors import NotLossless, PlanError, Problem
+from pipeline.method import Method
+from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index, TensorStore, checked, normalize
+from pipeline.tensors.views import component_box
+
+
+@dataclass(frozen=True)
+class Transcode:
+    """Recode every packed tensor to the method's scheme where that is exact; plain tensors pass as they are stored.
+
+    With a method that has no scheme (quant=none) nothing is recoded: only naming and packing change, by the export.
+
+    Attributes:
+        method: its scheme is the target; its way of making codes is used only where requantizing is allowed.
+        allow_requantize: where a tensor does not fit exactly, quantize its values again and report the error.
+    """
+
+    method: Method
+    allow_requantize: bool = False
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        """
+        Raises:
+            PlanError: a packed tensor whose shape the scheme cannot hold.
+        """
+        scheme = self.method.scheme
+        if scheme is None:
+            return checkpoint
+        todo = {n: s for n, s in checkpoint.store.specs.items() if s.scheme not in (None, scheme)}
+        problems = [Problem(n, why) for n, s in todo.items() if (why := scheme.problem(s.shape))]
+        if problems:
+            raise PlanError(problems)
+        if not todo:
+            return checkpoint
+        return replace(checkpoint, store=Recoded(checkpoint.store, self.method, frozenset(todo), self.allow_requantize))
+
+
+@dataclass(frozen=True)
+class Recoded:
+    """The lazy view behind `Transcode`."""
+
+    store: TensorStore
+    method: Method
+    names: frozenset[str] = field(repr=False)
+    allow_requantize: bool
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        specs = self.store.specs
+        return {n: replace(s, scheme=self.method.scheme) if n in self.names else s for n, s in specs.items()}
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.store.metadata
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        """
+        Raises:
+            NotLossless: the scheme cannot hold these values exactly, and requantizing is not allowed.
+        """
+        if name not in self.names:
+            return self.store.read(name, index)
+        spec = self.specs[name]
+        box = normalize(index, spec.shape)
+        # A scale may depend on the whole matrix, so whole matrices are recoded (packed, they are small) and then cut.
+        wide = (*box[:-2], *(slice(0, n) for n in spec.shape[-2:]))
+        packed = self.store.read(name, wide)
+        try:
+            recoded = self.method.recode(packed)
+        except NotLossless as why:
+            if not self.allow_requantize:
+                raise NotLossless(
+                    f"{name}: {why}; allow_requantize=true quantizes it again and reports the error"
+                ) from None
+            recoded, stats = self.method.encode(self.method.decode(packed, "F32"), measure=True)
+            meter.error(name, stats)
+        within = (*(slice(0, s.stop - s.start) for s in box[:-2]), *box[-2:])
+        return checked(cut(recoded, within), spec, box, name)
+
+
+def cut(q: QTensor, box: Index) -> QTensor:
+    """The box of a QTensor, which must be whole blocks."""
+    spec = TensorSpec(q.shape, "BF16", q.scheme)
+    return QTensor(scheme=q.scheme, **{c: array[component_box(spec, c, box)] for c, array in q.components.items()})

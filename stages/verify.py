@@ -1,0 +1,188 @@
+"""Verify: are two checkpoints, of whatever dialects, the same model?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from pipeline import meter
+from pipeline.chunks import pack
+from pipeline.ops import Kernel
+from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Piece, Work
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.stats import ErrorStats
+from pipeline.tensors.store import TensorStore
+
+EQUAL = "equal"
+TASK_SCRATCH_NBYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What comparing two checkpoints found.
+
+    Attributes:
+        same: same tensors, same shapes, and every value equal bit for bit.
+        summary: one line that says so.
+        structure: tensors that only one side has, or whose shapes differ.
+        differing: tensors whose values differ, with the error of the second against the first.
+        recoded: tensors with equal values in other encodings.
+        config: config.json keys whose values differ.
+    """
+
+    same: bool
+    summary: str
+    structure: tuple[str, ...]
+    differing: Mapping[str, ErrorStats]
+    recoded: tuple[str, ...]
+    config: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.same else 6
+
+    def tables(self) -> list[Any]:
+        """For the console."""
+        from rich.table import Table
+
+        found: list[Any] = [*self.structure]
+        if self.differing:
+            table = Table(title="Tensors that differ", title_justify="left")
+            for column in ("tensor", "values", "max abs", "RMSE", "SQNR"):
+                table.add_column(column, justify="left" if column == "tensor" else "right")
+            for name, e in self.differing.items():
+                table.add_row(name, f"{e.count:,}", f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB")
+            found.append(table)
+        if self.config:
+            found.append(f"config.json differs in: {', '.join(self.config)}")
+        return [*found, self.summary]
+
+
+@dataclass(frozen=True)
+class Verify:
+    """Compare checkpoint `b` with checkpoint `a`, tensor by tensor.
+
+    Attributes:
+        unpack: turns packed tensors into values, where the encodings differ.
+        cast: widens values for the comparison.
+    """
+
+    unpack: Kernel
+    cast: Kernel
+
+    def run(self, ctx: Context, a: Checkpoint, b: Checkpoint) -> Work[Verified]:
+        return VerifyWork(a.store, b.store, a.config, b.config, self.unpack, self.cast, ctx.chunk_nbytes)
+
+
+@dataclass(frozen=True)
+class VerifyWork:
+    """One task a chunk; nothing is written."""
+
+    a: TensorStore
+    b: TensorStore
+    config_a: Mapping[str, Any] = field(repr=False)
+    config_b: Mapping[str, Any] = field(repr=False)
+    unpack: Kernel
+    cast: Kernel
+    chunk_nbytes: int
+
+    @cached_property
+    def shared(self) -> dict[str, TensorSpec]:
+        """Tensors that both have, with equal shapes."""
+        theirs = self.b.specs
+        return {n: s for n, s in self.a.specs.items() if n in theirs and theirs[n].shape == s.shape}
+
+    @property
+    def structure(self) -> tuple[str, ...]:
+        a, b = self.a.specs, self.b.specs
+        return (
+            *(f"only the first has {n}" for n in a if n not in b),
+            *(f"only the second has {n}" for n in b if n not in a),
+            *(f"{n}: shapes {a[n].shape} and {b[n].shape}" for n in a if n in b and a[n].shape != b[n].shape),
+        )
+
+    @property
+    def outputs(self) -> Sequence[OutputFile]:
+        return ()
+
+    @cached_property
+    def chunks(self) -> Sequence[Chunk]:
+        theirs = self.b.specs
+        return tuple(self._chunk(p, theirs) for p in pack(self.shared, self.chunk_nbytes // 4))
+
+    def _chunk(self, pieces: tuple[Piece, ...], theirs: Mapping[str, TensorSpec]) -> Chunk:
+        nbytes = peak = 0
+        for piece in pieces:
+            spec, other = self.shared[piece.tensor], theirs[piece.tensor]
+            elems = prod(s.stop - s.start for s in piece.index)
+            share = elems / spec.size if spec.size else 0.0
+            taken = round((spec.nbytes + other.nbytes) * share)
+            nbytes += taken
+            peak = max(peak, taken + 20 * elems)  # both sides as float32, their difference and its square
+        return Chunk(pieces, nbytes, 0, peak + TASK_SCRATCH_NBYTES)
+
+    def begin(self, *, fresh: bool) -> None:
+        pass
+
+    def do(self, chunk: Chunk) -> str:
+        for piece in chunk.pieces:
+            with meter.stage("verify"):
+                self._compare(piece)
+        return EQUAL
+
+    def digest(self, chunk: Chunk) -> str:
+        return EQUAL  # nothing was written that could have changed
+
+    def _compare(self, piece: Piece) -> None:
+        """Note the error of this piece; a piece that is equal bit for bit has none."""
+        x, y = (store.read(piece.tensor, piece.index) for store in (self.a, self.b))
+        if _same_bits(x, y):
+            return
+        x, y = self._values(x), self._values(y)
+        if _same_bits(x, y):
+            meter.error(piece.tensor, ErrorStats())
+            return
+        stats = ErrorStats.between(x, y)
+        meter.error(piece.tensor, stats)
+
+    def _values(self, value: Any) -> Any:
+        if isinstance(value, QTensor):
+            return self.unpack(value, "F32")
+        return value if value.dtype.kind in "iub" or value.dtype.itemsize == 8 else self.cast(value, "F32")
+
+    def finish(self, records: Sequence[Mapping[str, Any]]) -> Verified:
+        errors: dict[str, ErrorStats] = {}
+        for record in records:
+            for name, sums in record["errors"].items():
+                errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
+        differing = {n: e for n, e in errors.items() if e.count}
+        recoded = tuple(n for n, e in errors.items() if not e.count)
+        structure = self.structure
+        same = not structure and not differing
+        config = tuple(
+            sorted(k for k in {*self.config_a, *self.config_b} if self.config_a.get(k) != self.config_b.get(k))
+        )
+        if same:
+            how = f", {len(recoded)} of them in another encoding" if recoded else ", encodings and all"
+            summary = f"the same model: all {len(self.shared)} tensors equal bit for bit{how}"
+        else:
+            summary = (
+                f"not the same model: of {len(self.shared)} shared tensors {len(differing)} differ in value, "
+                f"{len(structure)} differences in structure"
+            )
+        return Verified(same, summary, structure, differing, recoded, config)
+
+
+def _same_bits(x: Any, y: Any) -> bool:
+    if isinstance(x, QTensor) or isinstance(y, QTensor):
+        if not (isinstance(x, QTensor) and isinstance(y, QTensor) and x.scheme == y.scheme):
+            return False
+        return all(_same_bits(a, y.components[c]) for c, a in x.components.items())
+    if x.dtype != y.dtype:
+        return False
+    bits = np.dtype(f"u{x.dtype.itemsize}") if x.dtype.itemsize in (1, 2, 4, 8) else np.dtype("u8")
+    return bool(np.array_equal(np.ascontiguousarray(x).view(bits), np.ascontiguousarray(y).view(bits)))
