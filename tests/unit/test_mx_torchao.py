@@ -87,7 +87,7 @@ def test_torchao_on_float32(to_mx, rule):
 
 @pytest.mark.oracle
 def test_what_torchao_does_with_tiny_blocks(to_mx):
-    """It stores scale byte 0, 2^-127, but divides by 2^-126 (rceil: by 1): what it wrote decodes to half, or to zero."""
+    """It stores scale byte 0, 2^-127, but divides by 2^-126 (rceil: by 1): what it wrote decodes to half, or to 0."""
     x = np.zeros((1, 32), BF16)
     x[0, 0] = 4 * 2.0**-127
     for rule, value in (("floor", 2.0**-126), ("rceil", 0.0)):
@@ -135,7 +135,7 @@ def ggml_order(codes):
 
 @pytest.mark.parametrize("make", ["patterns", "normal"])
 def test_ggml(make):
-    """ggml's rule: floor, ties toward zero, -0 as +0. Its scale wraps around below byte 0 and its distances overflow at the top."""
+    """ggml: floor, ties toward zero, -0 as +0. Its scale wraps below byte 0 and its distances overflow at the top."""
     gguf = pytest.importorskip("gguf")
     if make == "normal":
         rng = np.random.default_rng(3)

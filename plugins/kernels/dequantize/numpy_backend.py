@@ -16,7 +16,7 @@ from plugins.kernels.elements import E2M1_MAGNITUDES, E8M0_BIAS, E8M0_NAN
 from plugins.kernels.tiles import matrices, spans
 
 _TILE = 1 << 19  # elements: 2 MiB of look-up indices; calls long enough for threads to run side by side
-_PAIR = {"BF16": np.dtype(np.uint32), "F16": np.dtype(np.uint32), "F32": np.dtype(np.uint64)}
+_PAIR: dict[str, Any] = {"BF16": np.dtype(np.uint32), "F16": np.dtype(np.uint32), "F32": np.dtype(np.uint64)}
 
 
 @cache
@@ -44,7 +44,7 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     per_block = q.scheme.block_elems // 2
     scratch = np.empty((max(1, _TILE // 2 // per_block), per_block), np.intp)
     for packed, target, scale in matrices(codes, pairs, np.ascontiguousarray(scales)):
-        for rows, cols in spans(*packed.shape, per_block, len(scratch) * per_block):
+        for rows, cols in spans(packed.shape[0], packed.shape[1], per_block, len(scratch) * per_block):
             tile = packed[rows, cols]
             index = scratch[: tile.size // per_block]
             np.copyto(index, tile.reshape(index.shape))

@@ -75,7 +75,7 @@ def rows(pool: ThreadPoolExecutor) -> tuple[dict[str, Callable[[], Any]], list[s
     }
     try:
         import torch
-        from torchao.prototype.mx_formats import mx_tensor
+        from torchao.prototype.mx_formats import mx_tensor  # type: ignore[import-untyped]
     except ImportError as why:
         return table, [f"torchao is not measured: {why}"]
     torch.set_num_threads(1)

@@ -68,7 +68,8 @@ class _Encoder:
         """Encode `[rows, n]` into its codes and scales, a box at a time. False if it holds what must not be coded."""
         block = self.block
         by_columns = _is_transposed(source) and block <= 256
-        boxes = _column_boxes(*source.shape, block, most) if by_columns else spans(*source.shape, block, most)
+        n_rows, n = source.shape
+        boxes = _column_boxes(n_rows, n, block, most) if by_columns else spans(n_rows, n, block, most)
         for rows, cols in boxes:
             box = source[rows, cols].T if by_columns else source[rows, cols]
             coded = self.box(box, box.shape[1] if by_columns else 1)
@@ -127,7 +128,7 @@ def _raise_nonfinite(x: Any) -> None:
     """Name the first value of `x`, in its own order, that is a NaN or an infinity."""
     first = 0
     for (source,) in matrices(x):
-        for rows, cols in spans(*source.shape, 1, 1 << 16):
+        for rows, cols in spans(source.shape[0], source.shape[1], 1, 1 << 16):
             box = source[rows, cols]
             bad = ~np.isfinite(box)
             if bad.any():
