@@ -1,0 +1,82 @@
+# The verbs. `make run` and `make test` set up whatever they need first; set-up is repeated only when pyproject.toml or
+# constraints.txt change. See `make help`.
+
+# An interpreter for the virtual environment: PYTHON=…, else the first of these that is 3.11, 3.12 or 3.13.
+FITS := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
+	$$p -c '$(FITS)' 2>/dev/null && echo $$p && exit; done; echo python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# What is built from source is built by the pinned setuptools of the virtual environment, not by the newest one.
+BUILD := --no-build-isolation --use-pep517
+
+# 1: compare with torch, transformers and torchao too. Their pins are checked on Python 3.11, where torch's CPU build is
+# small; elsewhere the default is 0, and the test run says what it left out. ORACLES=1 asks for them anyway.
+ORACLES ?= $(shell $(BIN)/python -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))')
+JOBS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint types bench golden clean
+
+help:  ## this list
+	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@echo
+	@echo 'PYTHON=python3.12   interpreter of a new virtual environment (3.11, 3.12 or 3.13)'
+	@echo 'ARGS=…              more arguments: overrides for run, options for pytest'
+	@echo 'ORACLES=0           leave the comparisons with torch and transformers out of test'
+	@echo 'JOBS=2              processes of pytest'
+
+setup: $(VENV)/.dev  ## virtual environment with the project and all development tools
+
+run: $(VENV)/.core  ## the main job: the embedded gpt-oss becomes MXFP4
+	$(BIN)/python -m pipeline +model=gpt_oss quant=mxfp4 $(ARGS)
+
+test: $(VENV)/.dev $(VENV)/.oracles-asked lint types  ## everything that must pass: lint, types, all tests
+	$(BIN)/python -m pytest -n $(JOBS) $(if $(filter 0,$(ORACLES)),-m 'not oracle') $(ARGS)
+
+lint: $(VENV)/.dev  ## ruff and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-logo
+
+types: $(VENV)/.dev  ## mypy
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev  ## time the kernels
+	set -e; for b in plugins/kernels/*/bench.py; do \
+		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
+
+golden: $(VENV)/.dev  ## write the expected digests of the embedded model's exports anew
+	$(BIN)/python -m tests.golden
+
+clean:  ## remove the virtual environment and everything that tools left; outputs/ stays
+	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Stamps: made when a step is done, older than what the step depends on when it has to be done again.
+
+$(VENV)/.made:
+	@$(PYTHON) -c '$(FITS)' || { echo "Python 3.11, 3.12 or 3.13 is needed; PYTHON=$(PYTHON) is" \
+		"$$($(PYTHON) --version 2>&1). Try: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(VENV)/.core: $(VENV)/.made pyproject.toml constraints.txt
+	$(PIP) setuptools
+	$(PIP) $(BUILD) -e .
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) $(BUILD) -e '.[dev]'
+	touch $@
+
+# torch is named beside the group, so that no other package of the group can choose a build of it.
+$(VENV)/.oracles: $(VENV)/.dev
+	$(PIP) $(BUILD) torch==2.13.0 -e '.[dev,oracles]'
+	touch $@
+
+.PHONY: $(VENV)/.oracles-asked
+$(VENV)/.oracles-asked: $(VENV)/.dev
+	@test $(ORACLES) = 0 || $(MAKE) --no-print-directory $(VENV)/.oracles
