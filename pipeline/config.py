@@ -83,7 +83,8 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             tree[key] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_node else value
         except OmegaConfBaseException as why:
             if "model" not in cfg and "'model" in str(why):
-                problems.append(Problem("model", f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"))
+                message = f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"
+                problems.append(Problem("model", message))
             else:
                 problems.append(Problem(getattr(why, "full_key", None) or key, str(why).partition("\n")[0]))
     return tree, list(dict.fromkeys(problems))
@@ -105,7 +106,7 @@ def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
     spec = find_spec(top)
     if spec is None or not spec.submodule_search_locations:
         return None
-    return Path(spec.submodule_search_locations[0], *rest.split(".")) if rest else Path(spec.submodule_search_locations[0])
+    return Path(spec.submodule_search_locations[0], *filter(None, rest.split(".")))
 
 
 def register() -> None:

@@ -146,38 +146,50 @@ def plan_tables(plan: Any) -> list[Any]:
         takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
         gives = getattr(node.gives, "__name__", str(node.gives))
         origin = getattr(node.result, "origin", "") if not node.inputs else ""
-        what = f"{origin}" if origin else ("in one task" if node.eager else f"{len(node.work.chunks)} chunks" if node.work else "lazy view")
+        what = origin or ("in one task" if node.eager else "lazy view")
+        if node.work is not None:
+            n = len(node.work.chunks)
+            what = f"{n} chunk{'s' * (n != 1)}"
         stages.add_row(node.name, takes, gives if node.work is None else f"{gives} (work)", what)
     found: list[Any] = [stages]
     stores = [(n.name, n.result.store) for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
-    stores += [(n.name, n.result.store) for n in plan.nodes.values() if n.work is not None and hasattr(n.result, "store")]
+    stores += [(name, work.store) for name, work in plan.works.items() if hasattr(work, "store")]
     if stores:
         first, last = stores[0][1].specs, stores[-1][1].specs
         groups: dict[Any, list[Any]] = {}
         for name, spec in last.items():
             before = first.get(name)
-            groups.setdefault((group_of(name), spec.shape, before.encoding if before else "–", spec.encoding), []).append((before, spec))
+            key = (group_of(name), spec.shape, before.encoding if before else "–", spec.encoding)
+            groups.setdefault(key, []).append((before, spec))
         table = Table(title="Tensors", title_justify="left")
-        for column in ("tensors", "", "shape", "from", "to", "in", "out"):
-            table.add_column(column, justify="right" if column in ("", "in", "out") else "left")
+        for column in ("tensors", "", "shape", "from", "to", "bits", "in", "out"):
+            table.add_column(column, justify="right" if column in ("", "bits", "in", "out") else "left")
         for (group, shape, source, target), specs in groups.items():
             nbytes_in = sum(b.nbytes for b, _ in specs if b)
+            nbytes_out = sum(s.nbytes for _, s in specs)
+            values = sum(s.size for _, s in specs)
             table.add_row(
-                group, f"×{len(specs)}", "×".join(map(str, shape)) or "scalar", source, target if target != source else "same",
-                show_bytes(nbytes_in), show_bytes(sum(s.nbytes for _, s in specs)),
+                group, f"×{len(specs)}", "×".join(map(str, shape)) or "scalar", source,
+                target if target != source else "same", f"{8 * nbytes_out / max(1, values):.2f}",
+                show_bytes(nbytes_in), show_bytes(nbytes_out),
             )  # fmt: skip
         found.append(table)
     for name, work in plan.works.items():
-        table = Table(title=f"Files of {name}", title_justify="left")
+        if not work.outputs:
+            continue
+        table = Table(title=f"Files of {name}, in {work.outputs[0].path.parent}", title_justify="left")
         table.add_column("file")
         table.add_column("bytes", justify="right")
         for file in work.outputs:
-            table.add_row(str(file.path), f"{file.nbytes:,}")
+            table.add_row(file.path.name, f"{file.nbytes:,}")
         found.append(table)
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
-    found.append(f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, {len(chunks)} chunks")
+    found.append(
+        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, "
+        f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(stores)}"
+    )
     if plan.memory is not None:
         m = plan.memory
         found.append(
@@ -185,6 +197,13 @@ def plan_tables(plan: Any) -> list[Any]:
             f"{m.tasks} × {show_bytes(m.task)} for tasks"
         )
     return found
+
+
+def _bits(stores: Sequence[tuple[str, Any]]) -> str:
+    """Effective bits per weight of what comes out."""
+    specs = list(stores[-1][1].specs.values()) if stores else []
+    values = sum(s.size for s in specs)
+    return f", {8 * sum(s.nbytes for s in specs) / values:.3f} bits a weight" if values else ""
 
 
 def mermaid(plan: Any) -> str:
@@ -196,7 +215,7 @@ def mermaid(plan: Any) -> str:
         else:
             n = len(node.work.chunks)
             lines += [
-                f'    subgraph {node.name}',
+                f"    subgraph {node.name}",
                 f'        {node.name}_begin(["begin"]) --> {node.name}_chunks[["{n} chunk{"s" * (n != 1)}"]]',
                 f'        {node.name}_chunks --> {node.name}_finish(["finish"])',
                 "    end",

@@ -72,7 +72,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with a plan: `where` is a config key, a stage or a tensor; `message` says what and what is allowed."""
+    """One thing wrong: `where` is a config key, a stage or a tensor; `message` says what, and what is allowed."""
 
     where: str
     message: str

@@ -1,9 +1,9 @@
 """Plan → Dask. The only file that imports dask.
 
 One list of tasks, two lowerings: a dict of `dask.task_spec` tasks for the threaded scheduler, and `client.submit` with
-content-hash keys on a cluster. The threaded scheduler knows neither retries nor resources nor what a crash forgot; those
-are ours, here and in run.py. Results of tasks are small and printable; they live with the caller, so that a lost worker
-loses nothing that was done.
+content-hash keys on a cluster. The threaded scheduler knows neither retries nor resources nor what a crash forgot;
+those are ours, here and in run.py. Results of tasks are small and printable; they live with the caller, so that a lost
+worker loses nothing that was done.
 """
 
 import heapq
@@ -122,7 +122,7 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
 
 
 class Resources:
-    """Counted tags for the threaded scheduler: a task waits until everything it needs is free, then takes all at once."""
+    """Counted tags for the threaded scheduler: a task waits until all it needs is free, and takes it at once."""
 
     def __init__(self, capacity: Mapping[str, float]):
         self._free = dict(capacity)
@@ -150,8 +150,8 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
     """Run on a Dask cluster; the same contract as `run_threads`.
 
     A task is submitted when everything before it is done and its results are here, so nothing that was done depends on
-    a worker staying alive. A worker that dies has its running tasks repeated elsewhere; tasks write the same bytes to the
-    same place, so that is safe.
+    a worker staying alive. A worker that dies has its running tasks repeated elsewhere; tasks write the same bytes to
+    the same place, so that is safe.
     """
     from distributed import as_completed
 
@@ -184,8 +184,8 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
         while ready or futures:
             while ready:
                 task = tasks[heapq.heappop(ready)]
-                needs = [a.key for a in task.args if isinstance(a, Ref)] + list(task.after)
-                failed = next((results[k] for k in needs if isinstance(results[k], Failure)), None)
+                before = [a.key for a in task.args if isinstance(a, Ref)] + list(task.after)
+                failed = next((results[k] for k in before if isinstance(results[k], Failure)), None)
                 if failed is not None:
                     settle(task, failed, ran=False)
                     continue
@@ -200,10 +200,8 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
             future = next(done)
             task = by_key[future.key]
             del futures[task.key]
-            if future.status == "finished":
-                result = future.result()
-            else:
-                result = Failure(task.label, future.exception())
+            good = future.status == "finished"
+            result = future.result() if good else Failure(task.label, future.exception())
             if task.handle:
                 handles[task.key] = future
             settle(task, result, ran=True)
@@ -229,7 +227,8 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
                 client = stack.enter_context(Client(conf.address, timeout="10s", set_as_default=False))
             except (OSError, TimeoutError, ValueError) as why:
                 raise StageError(f"dask.address={conf.address!r}: no scheduler answers there ({why})") from None
-            say(f"Dask scheduler {client.scheduler.address}, {len(client.scheduler_info(n_workers=-1)['workers'])} workers")
+            there = len(client.scheduler_info(n_workers=-1)["workers"])
+            say(f"Dask scheduler {client.scheduler.address}, {there} workers")
         else:
             # The plan bounds memory; pausing and spilling at fractions of the limit would only stall it.
             stack.enter_context(
@@ -250,5 +249,3 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
             where = f", dashboard {client.dashboard_link}" if conf.dashboard else ""
             say(f"Dask cluster: {workers} workers × {conf.threads_per_worker} threads{where}")
         yield client
-
-

@@ -7,7 +7,7 @@ from pipeline.tensors.scheme import Scheme
 
 
 class Method(Protocol):
-    """A plugin node under `quant`. Its fields (scale rule, ties, …) are provenance; only `scheme` is written to files."""
+    """A plugin node under `quant`. Its fields (scale rule, ties, …) are provenance; files hold only the `scheme`."""
 
     @property
     def scheme(self) -> Scheme | None:

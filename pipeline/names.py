@@ -27,7 +27,8 @@ def run_name(overrides: Iterable[str]) -> str:
         said = value if "." not in key and re.fullmatch(r"\w+", value) else f"{key.rpartition('.')[2]}={value}"
         if override.startswith("~"):
             said = f"no_{key}"
-        safe = re.sub(r"[^\w.,=+-]+", "_", said.rpartition("/")[2] if "/" in said and "[" not in said else said).strip("_.")
+        short = said.rpartition("/")[2] if "/" in said and "[" not in said else said  # of a path, its last name
+        safe = re.sub(r"[^\w.,=+-]+", "_", short).strip("_.")
         parts.append(safe if safe == said else f"{safe}~{_hash(override, 6)}")
     name = "-".join(parts) or "default"
     if len(name) > LONGEST:

@@ -36,7 +36,8 @@ class Op:
 def load(target: str) -> Callable[..., Any]:
     """Import `module:callable`. An ImportError is the caller's to see: a backend that was asked for must exist."""
     module, _, name = target.partition(":")
-    return getattr(import_module(module), name)
+    found: Callable[..., Any] = getattr(import_module(module), name)
+    return found
 
 
 @dataclass(frozen=True)

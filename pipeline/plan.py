@@ -6,14 +6,14 @@ plan says is what the graph will do, because it is the same objects.
 
 import inspect
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline import meter
-from pipeline.errors import PlanError, Problem, SourceError, StageError, WeightmillError
+from pipeline.errors import PlanError, Problem, StageError, WeightmillError
 from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
@@ -38,7 +38,7 @@ class StageStore:
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (planning := _planning.get()) is not None:
-            raise StageError(f"stage {planning!r} reads {name!r} in `run`; return a view, or define `plan` beside `run`")
+            raise StageError(f"stage {planning!r} reads {name!r} in `run`; return a view, or define `plan` as well")
         with meter.stage(self.stage) as gave:
             value = self.store.read(name, index)
             gave[0] = value.nbytes
@@ -54,6 +54,7 @@ class Node:
         gives: the type that later stages see.
         result: the artefact itself (lazy), the `Work`, or a prediction (`plan`); None when planning it failed.
         eager: the stage has `plan`, so `run` happens in the graph.
+        late: something it takes comes from an eager stage, so that it has to be built again, on the real thing.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Node:
     gives: Any
     result: Any = None
     eager: bool = False
+    late: bool = False
 
     @property
     def work(self) -> Work[Any] | None:
@@ -119,26 +121,26 @@ def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
     plan = Plan(wire(stages, problems := []), ctx, problems)
     stand_in: dict[str, Any] = {}  # results, and for a stage that failed what it was given, so that later ones still plan
     for node in plan.nodes.values():
-        inputs = {param: stand_in.get(source) for param, source in node.inputs.items()}
-        if any(v is None for v in inputs.values()):
+        if any(source not in stand_in for source in node.inputs.values()):
             continue
-        given = {p: v.result if isinstance(v, Node) else v for p, v in inputs.items()}
+        given = {param: stand_in[source] for param, source in node.inputs.items()}
+        node.eager = hasattr(node.stage, "plan")
+        node.late = any(plan.nodes[s].eager or plan.nodes[s].late for s in node.inputs.values())
         try:
             with _guard(node.name):
-                node.eager = hasattr(node.stage, "plan")
-                result = node.stage.plan(*given.values()) if node.eager else node.stage.run(ctx, **given)
+                if node.eager:
+                    result = node.stage.plan(*given.values())
+                else:
+                    _all_predicted(plan, node, given)
+                    result = node.stage.run(ctx, **given)
         except PlanError as why:
             plan.problems += why.problems
-            plan.failures.append(why)
-        except SourceError as why:
-            plan.problems.append(Problem(f"stages.{node.name}", str(why)))
             plan.failures.append(why)
         except WeightmillError as why:
             plan.problems.append(Problem(f"stages.{node.name}", str(why)))
             plan.failures.append(why)
         else:
-            node.result = _timed(result, node.name, given)
-            stand_in[node.name] = node.result
+            node.result = stand_in[node.name] = timed(result, node.name, given.values())
             continue
         same_kind = [v for v in given.values() if isinstance(v, node.gives)] if isinstance(node.gives, type) else []
         if same_kind:
@@ -147,9 +149,17 @@ def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
     return plan
 
 
-def _timed(result: Any, name: str, given: Mapping[str, Any]) -> Any:
+def _all_predicted(plan: Plan, node: Node, given: Mapping[str, Any]) -> None:
+    """Raises PlanError when a stage that is planned by its `run` takes what an eager stage did not predict."""
+    unknown = [s for p, s in node.inputs.items() if given[p] is None and plan.nodes[s].eager]
+    text = "takes the result of {!r}, whose `plan` predicts nothing; define `plan` here too, or predict there"
+    if unknown:
+        raise PlanError([Problem(f"stages.{node.name}", text.format(s)) for s in unknown])
+
+
+def timed(result: Any, name: str, given: Iterable[Any]) -> Any:
     """A stage that gives a new store has it timed; one that passes its input on costs nothing."""
-    passed_on = any(isinstance(v, Checkpoint) and v.store is getattr(result, "store", None) for v in given.values())
+    passed_on = any(isinstance(v, Checkpoint) and v.store is getattr(result, "store", None) for v in given)
     if isinstance(result, Checkpoint) and not passed_on:
         return replace(result, store=StageStore(result.store, name))
     return result
@@ -168,10 +178,17 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
     """Edges from the annotations of every stage's `run`; what does not fit goes to `problems`."""
     nodes: dict[str, Node] = {}
     for name, stage in stages.items():
-        hints = typing.get_type_hints(stage.run)
-        params = list(inspect.signature(stage.run).parameters)[1:]
+        try:
+            hints = typing.get_type_hints(stage.run)
+        except NameError as why:
+            problems.append(Problem(f"stages.{name}", f"annotations of run: {why} (an import for type checkers only?)"))
+            continue
+        ctx, *params = list(inspect.signature(stage.run).parameters.values()) or [None]
+        if ctx is None or not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in (ctx, *params)):
+            problems.append(Problem(f"stages.{name}", "run takes ctx, and then one named parameter for every artefact"))
+            continue
         node = Node(name, stage, {}, _yields(hints.get("return", Any)))
-        for param in params:
+        for param in (p.name for p in params):
             wanted = hints.get(param)
             if wanted is None:
                 problems.append(Problem(f"stages.{name}", f"parameter {param!r} of run has no type annotation"))
@@ -181,7 +198,8 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
             source = source or next((n for n in reversed(nodes.values()) if _fits(n.gives, wanted)), None)
             if source is None:
                 have = ", ".join(f"{n.name} → {_show(n.gives)}" for n in nodes.values()) or "no stage before it"
-                problems.append(Problem(f"stages.{name}", f"run needs a {_show(wanted)} ({param}), but before it: {have}"))
+                message = f"run needs a {_show(wanted)} ({param}), but before it: {have}"
+                problems.append(Problem(f"stages.{name}", message))
                 continue
             node.inputs[param] = source.name
         if len(node.inputs) == len(params):
@@ -200,5 +218,3 @@ def _fits(given: Any, wanted: Any) -> bool:
 
 def _show(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
-
-

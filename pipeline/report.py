@@ -72,6 +72,11 @@ class Report:
         return self.nbytes_bf16 / self.nbytes_out if self.nbytes_out else 1.0
 
     @property
+    def bits_per_weight(self) -> float:
+        """Effective: scales and everything else counted."""
+        return 16 / self.ratio
+
+    @property
     def error(self) -> ErrorStats:
         return sum((stats_of(t) for t in self.tensors), ErrorStats())
 
@@ -121,7 +126,10 @@ def build_report(
         store = node.result.store if isinstance(node.result, Checkpoint) else getattr(node.result, "store", None)
         specs = store.specs if store is not None else specs
         stages[name]["tensors"] = len(specs)
-    tensors = [_error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""} for n, e in errors.items()]
+    tensors = [
+        _error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""}
+        for n, e in errors.items()
+    ]
     groups: dict[str, list[ErrorStats]] = {}
     for name, stats in errors.items():
         groups.setdefault(group_of(name), []).append(stats)
@@ -131,7 +139,15 @@ def build_report(
         command=command,
         started=started,
         seconds=time.time() - started,
-        inputs=[{"path": str(f.path), "nbytes": f.nbytes, "mtime_ns": f.mtime_ns, "xxh3_128": results.get(f"input:{f.path}")} for f in plan.inputs],
+        inputs=[
+            {
+                "path": str(f.path),
+                "nbytes": f.nbytes,
+                "mtime_ns": f.mtime_ns,
+                "xxh3_128": results.get(f"input:{f.path}"),
+            }
+            for f in plan.inputs
+        ],
         outputs=[{"path": str(f.path), "nbytes": f.nbytes, "xxh3_128": f.xxh3_128} for e in exported for f in e.files],
         stages=list(stages.values()),
         errors=[_error_row(g, sum(s, ErrorStats())) | {"tensors": len(s)} for g, s in groups.items()],
@@ -175,8 +191,8 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
             for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
-            summary = {k: getattr(report, k) for k in ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio")}
-            file.write(json.dumps({"kind": "run", **summary}) + "\n")
+            keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
+            file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
     write_json(run_dir / "manifest.json", {"weightmill": 1, **asdict(report)})
@@ -193,8 +209,8 @@ def tables(report: Report) -> list[Any]:
         moved = max(row["nbytes_in"], row["nbytes_out"])
         rate = f"{show_bytes(moved / row['seconds'])}/s" if row["seconds"] > 1e-6 and moved else "–"
         stage_table.add_row(
-            row["name"], str(row["tensors"]), show_bytes(row["nbytes_in"] or row["nbytes_out"]), show_bytes(row["nbytes_out"]),
-            f"{row['seconds']:.2f} s", rate,
+            row["name"], str(row["tensors"]), show_bytes(row["nbytes_in"] or row["nbytes_out"]),
+            show_bytes(row["nbytes_out"]), f"{row['seconds']:.2f} s", rate,
         )  # fmt: skip
     found: list[Any] = [stage_table]
     if report.errors:
@@ -205,9 +221,11 @@ def tables(report: Report) -> list[Any]:
             sqnr = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.2f} dB"
             error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
         found.append(error_table)
-    again = f", {report.chunks['reused']} of {report.chunks['all']} chunks from before" if report.chunks["reused"] else ""
+    reused, chunks = report.chunks["reused"], report.chunks["all"]
+    again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(
-        f"{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({report.ratio:.2f}× smaller), "
+        f"{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({report.ratio:.2f}× smaller, "
+        f"{report.bits_per_weight:.3f} bits a weight), "
         f"{report.seconds:.2f} s{again}"
     )
     return found

@@ -57,16 +57,18 @@ class Resolver:
 
     def _class(self, target: Any, where: str) -> Any:
         if not isinstance(target, str) or target.partition(".")[0] not in self.packages:
-            return self.note(where, f"{target!r} is outside the packages a config may name{did_you_mean(str(target).partition('.')[0], self.packages)}")
+            hint = did_you_mean(str(target).partition(".")[0], self.packages)
+            return self.note(where, f"{target!r} is outside the packages a config may name{hint}")
         module_name, _, name = target.rpartition(".")
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as why:
             if why.name and (module_name == why.name or module_name.startswith(why.name + ".")):
-                return self.note(where, f"no module {why.name!r}{did_you_mean(why.name, _siblings(why.name))}")
+                places = f"no module {why.name!r}: there is no {' or '.join(_places(why.name)) or 'such package'}"
+                return self.note(where, f"{places}{did_you_mean(why.name, _siblings(why.name))}")
             return self.note(where, f"importing {module_name} needs the package {why.name!r}, which is not installed")
         cls = getattr(module, name, None)
-        if cls is None or not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or _top(cls) not in self.packages:
+        if not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or _top(cls) not in self.packages:
             classes = [n for n, c in vars(module).items() if isinstance(c, type) and dataclasses.is_dataclass(c)]
             return self.note(where, f"{target!r} is not a dataclass of {module_name}{did_you_mean(name, classes)}")
         return cls
@@ -157,7 +159,17 @@ def _top(cls: type) -> str:
 
 
 def _protocol_members(protocol: Any) -> set[str]:
-    return {n for n in dir(protocol) if not n.startswith("_")} | {n for n in getattr(protocol, "__annotations__", {}) if not n.startswith("_")}
+    names = {*dir(protocol), *getattr(protocol, "__annotations__", {})}
+    return {n for n in names if not n.startswith("_")}
+
+
+def _places(module_name: str) -> list[str]:
+    """Where a module would lie; a user's own folder, which comes last on a package's path, first."""
+    parent, _, name = module_name.rpartition(".")
+    try:
+        return [f"{folder}/{name}.py" for folder in reversed(list(importlib.import_module(parent).__path__))]
+    except (ImportError, ValueError):
+        return []
 
 
 def _siblings(module_name: str) -> list[str]:

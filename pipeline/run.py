@@ -66,8 +66,8 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
             Problem(
                 "dask.memory",
                 f"{conf.memory} is too little: {show_bytes(fit.base)} for the processes and {fit.tasks} × "
-                f"{show_bytes(fit.task)} for tasks, the smallest they can be; dask.memory={-(-fit.peak // (1 << 20))}MiB"
-                f"{fewer} would do",
+                f"{show_bytes(fit.task)} for tasks, the smallest they can be; "
+                f"dask.memory={-(-fit.peak // (1 << 20))}MiB{fewer} would do",
             )
         )
     return plan

@@ -1,7 +1,7 @@
 """What a stage is, what it is handed, and the artefacts that flow between stages.
 
-A stage is a verb: a frozen dataclass whose fields are its config, with one method `run(ctx, *inputs)`. No base class, no
-decorator, no registration. The annotations of `run` declare the edges: each parameter takes the artefact of the
+A stage is a verb: a frozen dataclass whose fields are its config, with one method `run(ctx, *inputs)`. No base class,
+no decorator, no registration. The annotations of `run` declare the edges: each parameter takes the artefact of the
 latest earlier stage whose result has that type, or, when it is named like an earlier stage, that stage's result.
 
 `run` is called while planning, with real handles and a guard under which reading data is an error: it should build
@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError, did_you_mean
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
 
-T = TypeVar("T")
+T = TypeVar("T", covariant=True)
 
 
 @dataclass(frozen=True, slots=True)

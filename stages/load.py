@@ -59,7 +59,7 @@ class Load:
             files=self._carried(folder, set(leaves.paths)),
             inputs=tuple(_input_file(p) for p in leaves.paths),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
-            origin=f"{type(container).__name__} · {type(dialect).__module__.rpartition('.')[2]}.{type(dialect).__name__}",
+            origin=" · ".join((type(container).__name__, _spoken(dialect))),
         )
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
@@ -68,6 +68,10 @@ class Load:
             for p in sorted(folder.iterdir())
             if p.is_file() and p not in weights and any(fnmatchcase(p.name, c) for c in self.carry)
         }
+
+
+def _spoken(dialect: Dialect) -> str:
+    return f"{type(dialect).__module__.rpartition('.')[2]}.{type(dialect).__name__}"
 
 
 def _input_file(path: Path) -> InputFile:

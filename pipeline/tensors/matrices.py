@@ -36,9 +36,8 @@ class Extremes:
     def of(cls, x: Any) -> "Extremes":
         """Of an array `[..., rows, n]` that holds whole matrices."""
         axes = tuple(range(max(0, x.ndim - 2), x.ndim))
-        return cls(
-            np.min(x, axis=axes, keepdims=True).astype(np.float32), np.max(x, axis=axes, keepdims=True).astype(np.float32)
-        )
+        low, high = (f(x, axis=axes, keepdims=True).astype(np.float32) for f in (np.min, np.max))
+        return cls(low, high)
 
 
 class ExtremesOf:

@@ -1,5 +1,6 @@
 """What the bytes of a quantized tensor mean: enough to decode them, nothing about how they were made."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipeline.errors import ConfigError, did_you_mean
@@ -50,7 +51,7 @@ class Scheme:
     second: str | None = None
 
     def __post_init__(self) -> None:
-        allowed = {"element": ELEMENT_BITS, "scale": SCALE_DTYPES, "zero": (None, *ZEROS), "second": (None, *SECONDS)}
+        allowed: dict[str, Iterable[str | None]] = {"element": ELEMENT_BITS, "scale": SCALE_DTYPES, "zero": (None, *ZEROS), "second": (None, *SECONDS)}
         for name, choices in allowed.items():
             given = getattr(self, name)
             if given not in choices:

@@ -8,6 +8,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
+from plugins.quant.exact import recode_exactly
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ class MX:
             ValueRangeError: a NaN or an infinity, unless `nonfinite` is "poison".
         """
         return self.quantize(x, self.scheme, measure=measure, **self._options)
+
+    def recode(self, q: QTensor) -> QTensor:
+        """`q` in this scheme with exactly its values; NotLossless when that cannot be."""
+        return recode_exactly(self, q)
 
     def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
         """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""

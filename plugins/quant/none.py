@@ -33,6 +33,10 @@ class Unquantized:
         """`x` itself: there is nothing to encode, and nothing is lost."""
         return (x, ErrorStats()) if measure else x
 
+    def recode(self, q: QTensor) -> QTensor:
+        """`q` itself."""
+        return q
+
     def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
         """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""
         return self.dequantize(q, dtype, overflow=overflow)
