@@ -129,12 +129,15 @@ def test_positive_zero_rule():
 
 
 def layouts(x):
-    """The same `[6, 128, 96]` values in other memory."""
+    """The same `[experts, rows, n]` values in other memory."""
     wide = np.zeros((*x.shape[:-1], 200), x.dtype)
     wide[..., 50 : 50 + x.shape[-1]] = x
     yield "padded rows", wide[..., 50 : 50 + x.shape[-1]]
     yield "transposed experts", np.ascontiguousarray(x.swapaxes(1, 2)).swapaxes(1, 2)
-    yield "wide transposed", np.ascontiguousarray(np.concatenate([x.swapaxes(1, 2)] * 2, 2)).swapaxes(1, 2)[:, :128]
+    yield (
+        "wide transposed",
+        np.ascontiguousarray(np.concatenate([x.swapaxes(1, 2)] * 2, 2)).swapaxes(1, 2)[:, : x.shape[1]],
+    )
     yield "experts last", np.ascontiguousarray(x.transpose(1, 2, 0)).transpose(2, 0, 1)
     yield "every other row", np.repeat(x, 2, axis=1)[:, ::2]
     yield "reversed", np.ascontiguousarray(x[::-1, ::-1, ::-1])[::-1, ::-1, ::-1]
@@ -261,6 +264,24 @@ def test_exact_values_measure_no_error():
     again, stats = MX().encode(MX().decode(q), measure=True)
     assert same(again, q)
     assert (stats.sq_error, stats.max_abs) == (0, 0)
+
+
+def test_tiny_blocks_beside_large_ones_measure_exactly():
+    x = np.zeros((2, 64), BF16)
+    x[0, :3], x[0, 32:35] = [4, 1, -3], [4 * 2.0**-127, 2.0**-128, -(2.0**-126)]
+    for view in (x, np.repeat(x, 64, axis=0), np.ascontiguousarray(np.repeat(x, 64, axis=0).T).T):
+        for backend in BACKENDS:
+            stats = quantizer(backend)(view, MXFP4, measure=True)[1]
+            assert (stats.count, stats.max_abs, stats.sq_error) == (view.size, 0, 0)
+
+
+def test_nonfinite_in_a_later_expert():
+    x = np.ones((3, 64, 96), BF16)
+    x[2, 5, 7] = np.nan
+    x[2, 4, 50] = np.inf  # the first in the tensor's order, not in memory's
+    for _, view in [("as is", x), *layouts(x)]:
+        with pytest.raises(ValueRangeError, match=f"^flat index {(2 * 64 + 4) * 96 + 50}: inf"):
+            quantizer("numpy")(view, MXFP4)
 
 
 @pytest.mark.parametrize(("rule", "db"), [("floor", 18.82), ("ceil", 17.25), ("rceil", 18.51), ("even", 18.99)])
