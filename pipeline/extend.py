@@ -1,13 +1,13 @@
 """A user's own folder beside ours: with `--config-dir DIR`, DIR mirrors the house.
 
-DIR/stages/NAME.yaml is found by Hydra; DIR/stages/NAME.py is importable as `stages.NAME`, and DIR/plugins/quant/foo.py as
+Hydra finds DIR/stages/NAME.yaml; DIR/stages/NAME.py is importable as `stages.NAME`, and DIR/plugins/quant/foo.py as
 `plugins.quant.foo`. Each of our packages that takes guests says so in its `__init__`:
 
     __path__ = extended(__name__, __path__)
 
-The folder travels in the environment, so that worker processes find the same modules; workers that somebody else started
-(`dask.address`) need the variable and the folder too. Our own modules win over the user's, and DIR's folders need no
-`__init__.py`.
+The folder travels in the environment, so that worker processes find the same modules; workers that somebody else
+started (`dask.address`) need the variable and the folder too. Our own modules win over the user's, and DIR's folders
+need no `__init__.py`.
 """
 
 import os

@@ -118,8 +118,9 @@ class MemoryPlan:
 
 def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
     """Wire and plan every stage; problems are collected, not raised."""
-    plan = Plan(wire(stages, problems := []), ctx, problems)
-    stand_in: dict[str, Any] = {}  # results, and for a stage that failed what it was given, so that later ones still plan
+    problems: list[Problem] = []
+    plan = Plan(wire(stages, problems), ctx, problems)
+    stand_in: dict[str, Any] = {}  # results; for a stage that failed what it was given, so that later ones still plan
     for node in plan.nodes.values():
         if any(source not in stand_in for source in node.inputs.values()):
             continue
@@ -183,12 +184,12 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
         except NameError as why:
             problems.append(Problem(f"stages.{name}", f"annotations of run: {why} (an import for type checkers only?)"))
             continue
-        ctx, *params = list(inspect.signature(stage.run).parameters.values()) or [None]
-        if ctx is None or not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in (ctx, *params)):
+        params = list(inspect.signature(stage.run).parameters.values())
+        if not params or not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in params):
             problems.append(Problem(f"stages.{name}", "run takes ctx, and then one named parameter for every artefact"))
             continue
         node = Node(name, stage, {}, _yields(hints.get("return", Any)))
-        for param in (p.name for p in params):
+        for param in (p.name for p in params[1:]):
             wanted = hints.get(param)
             if wanted is None:
                 problems.append(Problem(f"stages.{name}", f"parameter {param!r} of run has no type annotation"))
@@ -202,7 +203,7 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
                 problems.append(Problem(f"stages.{name}", message))
                 continue
             node.inputs[param] = source.name
-        if len(node.inputs) == len(params):
+        if len(node.inputs) == len(params) - 1:
             nodes[name] = node
     return nodes
 

@@ -2,24 +2,30 @@
 
 import csv
 import json
+import math
 import platform
 import re
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError
+import numpy as np
+
+from pipeline.digest import digest_file
+from pipeline.errors import StageError, StorageError
 from pipeline.journal import write_json
 from pipeline.plan import Plan
 from pipeline.spine import RunConfig
-from pipeline.stage import Checkpoint, Exported
+from pipeline.stage import Checkpoint, Digested, Exported
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.stats import ErrorStats
 from pipeline.units import show_bytes
 
+LONGEST_TEXT = 1000
+MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
 DISTRIBUTIONS = ("weightmill", "numpy", "ml_dtypes", "dask", "distributed", "hydra-core", "omegaconf", "xxhash")
 
 
@@ -42,6 +48,7 @@ class Report:
         backends: op and backend of every kernel that ran.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
+        results: what stages gave that is neither a checkpoint nor an export, by stage.
     """
 
     run: str
@@ -60,6 +67,7 @@ class Report:
     backends: list[list[str]]
     versions: dict[str, str]
     reused: bool = field(default=False, compare=False)
+    results: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -105,17 +113,15 @@ def build_report(
     started: float,
 ) -> Report:  # fmt: skip
     """Sum the chunks' records, in plan order, so that equal runs give equal figures."""
-    stages: dict[str, dict[str, Any]] = {
-        n: {"name": n, "tensors": 0, "nbytes_in": 0, "nbytes_out": 0, "seconds": 0.0} for n in plan.nodes
-    }
+    stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
     errors: dict[str, ErrorStats] = {}
     backends: set[tuple[str, ...]] = set()
     done = {"all": 0, "reused": 0}
     for record in records:
-        done["all"] += 1
+        done["all"] += "digest" in record
         done["reused"] += bool(record.get("reused"))
         for name, tally in record["stages"].items():
-            row = stages[name]
+            row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
             for key in ("seconds", "nbytes_in", "nbytes_out"):
                 row[key] += tally[key]
         for name, sums in record["errors"].items():
@@ -133,7 +139,6 @@ def build_report(
     groups: dict[str, list[ErrorStats]] = {}
     for name, stats in errors.items():
         groups.setdefault(group_of(name), []).append(stats)
-    exported = [r for r in results.values() if isinstance(r, Exported)]
     return Report(
         run=str(plan.context.run_dir),
         command=command,
@@ -148,7 +153,7 @@ def build_report(
             }
             for f in plan.inputs
         ],
-        outputs=[{"path": str(f.path), "nbytes": f.nbytes, "xxh3_128": f.xxh3_128} for e in exported for f in e.files],
+        outputs=[{"path": str(f.path), "nbytes": f.nbytes, "xxh3_128": f.xxh3_128} for f in _outputs(plan, results)],
         stages=list(stages.values()),
         errors=[_error_row(g, sum(s, ErrorStats())) | {"tensors": len(s)} for g, s in groups.items()],
         tensors=tensors,
@@ -158,7 +163,46 @@ def build_report(
         chunks=done,
         backends=sorted(list(b) for b in backends),
         versions=versions(),
+        results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
+
+
+def _stage_row(name: str) -> dict[str, Any]:
+    return {"name": name, "tensors": 0, "nbytes_in": 0, "nbytes_out": 0, "seconds": 0.0}
+
+
+def _outputs(plan: Plan, results: Mapping[str, Any]) -> list[Digested]:
+    """Every file that was written: as an export digested it, or else as other work promised it.
+
+    Raises:
+        StageError: work did not write a file that it promised.
+    """
+    found = [f for r in results.values() if isinstance(r, Exported) for f in r.files]
+    for name, work in plan.works.items():
+        if not isinstance(results[name], Exported):
+            missing = [str(f.path) for f in work.outputs if not f.path.is_file()]
+            if missing:
+                raise StageError(f"stage {name!r} promised files and did not write them: {', '.join(missing)}")
+            found += [digest_file(f.path) for f in work.outputs]
+    return found
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: dataclasses as mappings, NumPy scalars as numbers, what has no such form as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    text = str(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
 
 
 def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
@@ -221,6 +265,7 @@ def tables(report: Report) -> list[Any]:
             sqnr = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.2f} dB"
             error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
         found.append(error_table)
+    found += [_result_table(name, value) for name, value in report.results.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(
@@ -229,3 +274,18 @@ def tables(report: Report) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def _result_table(name: str, value: Any) -> Any:
+    """A stage's result: a line for each of its fields or items."""
+    from rich.table import Table
+
+    table = Table(title=f"Result of {name}", title_justify="left", show_header=False)
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [("", value)]
+    pairs = list(rows)
+    for key, item in pairs[:MOST_SHOWN]:
+        text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+        table.add_row(str(key), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…")
+    if len(pairs) > MOST_SHOWN:
+        table.add_row("…", f"{len(pairs)} in all, in manifest.json")
+    return table

@@ -10,18 +10,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline import meter
+from pipeline import extend, meter
 from pipeline.digest import code_version, digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError
 from pipeline.graph import Failure, Ref, Task, connect, run_distributed, run_threads
 from pipeline.journal import Journal, locked, write_json
-from pipeline.plan import MemoryPlan, Plan, make_plan
+from pipeline.plan import MemoryPlan, Node, Plan, make_plan, timed
 from pipeline.report import Report, build_report, write_config, write_records
+from pipeline.resolve import OWN_PACKAGES
 from pipeline.spine import Dask, RunConfig
-from pipeline.stage import Chunk, Context, InputFile, Work
+from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
+from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes, show_bytes
 
 # Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4).
@@ -82,19 +85,34 @@ def _memory(plan: Plan, conf: Dask, bound: int, workers: int) -> MemoryPlan:
     return MemoryPlan(BASE_THREADS, task, workers, bound)
 
 
-@cache
-def _code() -> str:
+def _code(nodes: Mapping[str, Any]) -> str:
+    """Version of all code that the run's bytes depend on: ours, the user's folder, and installed plugins it names."""
     root = Path(__file__).parents[1]
-    return code_version(root / "pipeline", root / "stages", root / "plugins")
+    ours = _ours(*(root / p for p in ("pipeline", *OWN_PACKAGES)))
+    theirs = [Path(f) for p in sorted(_packages(nodes) - {*OWN_PACKAGES}) for f in import_module(p).__path__]
+    theirs += extend.roots()
+    return identity([ours, code_version(*theirs)]) if theirs else ours
+
+
+_ours = cache(code_version)
+
+
+def _packages(node: Any) -> set[str]:
+    """Top-level packages of every `_target_` in a config."""
+    if isinstance(node, Mapping):
+        own = {str(node["_target_"]).partition(".")[0]} if "_target_" in node else set()
+        return own.union(*map(_packages, node.values()))
+    return set().union(*map(_packages, node)) if isinstance(node, list | tuple) else set()
 
 
 def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
     """What makes this run this run; equal descriptions, equal bytes."""
+    nodes = {name: run.nodes[name] for name in run.stages}
     return {
-        "stages": {name: run.nodes[name] for name in run.stages},
+        "stages": nodes,
         "seed": run.spine.seed,
         "inputs": [[str(f.path), f.nbytes, f.mtime_ns] for f in plan.inputs],
-        "code": _code(),
+        "code": _code(nodes),
     }
 
 
@@ -201,7 +219,7 @@ def _first_difference(before: Any, now: Any, where: str = "") -> str:
 def _graph(
     run: RunConfig, plan: Plan, what: Mapping[str, Any], journal: Journal, events: Events, *, fresh: bool
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the tasks; returns results by stage (and `input:PATH`), and the records of all chunks in plan order."""
+    """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and eager stages measured."""
     conf = run.spine.dask
     known = {} if fresh else journal.read()
     tasks = build_tasks(plan, identity(what), known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
@@ -229,7 +247,8 @@ def _graph(
     if failures:
         raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
     results |= {f"input:{t.args[0].path}": results[t.key] for t in tasks if t.fn is digest_input}
-    return results, [results[k] for k in chunk_keys]
+    records = [results[k] for k in chunk_keys]
+    return results, records + [results[t.key].record for t in tasks if t.fn is run_stage]
 
 
 def build_tasks(
@@ -246,22 +265,31 @@ def build_tasks(
             tasks.append(Task(key, digest_input, (file, known.get(key)), label=f"digest {file.path.name}"))
     for node in plan.nodes.values():
         resources = dict(getattr(node.stage, "resources", {}))
-        if node.eager:
-            args = (node.stage, plan.context, *(Ref(s) for s in node.inputs.values()))
-            tasks.append(Task(node.name, run_stage, args, resources=resources, label=node.name))
-        elif node.work is None:
-            tasks.append(Task(node.name, give, (node.result,), handle=True, label=node.name))
+        if node.work is None:
+            tasks += _result_tasks(node.name, node, plan.context, resources)
         else:
-            tasks += _work_tasks(node.name, node.work, plan.inputs, run_id, known, resources, fresh=fresh)
+            tasks += _work_tasks(node, plan, run_id, known, resources, fresh=fresh)
     return tasks
 
 
+def _result_tasks(key: str, node: Node, ctx: Context, resources: Mapping[str, float]) -> Iterator[Task]:
+    """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
+    if not node.eager and not node.late:
+        yield Task(key, give, (node.result,), handle=True, label=key)
+        return
+    promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
+    args = (node.name, node.stage, promised, ctx, *(Ref(s) for s in node.inputs.values()))
+    yield Task(f"{key}:run", run_stage, args, resources=resources, handle=True, label=node.name)
+    yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
+
+
 def _work_tasks(
-    name: str, work: Work[Any], inputs: tuple[InputFile, ...], run_id: str, known: Mapping[str, Any],
-    resources: Mapping[str, float], *, fresh: bool,
-) -> Iterator[Task]:  # fmt: skip
+    node: Node, plan: Plan, run_id: str, known: Mapping[str, Any], resources: Mapping[str, float], *, fresh: bool
+) -> Iterator[Task]:
+    name, work, inputs = node.name, node.work, plan.inputs
+    assert work is not None
     handle, begun = f"{name}:work", f"{name}:begin"
-    yield Task(handle, give, (work,), handle=True, label=f"{name} work")
+    yield from _result_tasks(handle, node, plan.context, resources)
     yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
     keys = []
     for chunk in work.chunks:
@@ -278,8 +306,31 @@ def give(value: Any) -> Any:
     return value
 
 
-def run_stage(stage: Any, ctx: Context, *inputs: Any) -> Any:
-    return stage.run(ctx, *inputs)
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a stage's `run` gave in the graph, and what it measured."""
+
+    value: Any
+    record: dict[str, Any]
+
+
+def run_stage(name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, *inputs: Any) -> Made:
+    """Run a stage in the graph.
+
+    Raises:
+        StageError: it gives other tensors than its plan promised.
+    """
+    with meter.metered() as measured, meter.stage(name):
+        value = timed(stage.run(ctx, *inputs), name, inputs)
+    if promised is not None and (given := dict(value.store.specs)) != promised:
+        different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
+        first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
+        raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
+    return Made(value, measured.record())
+
+
+def value_of(made: Made) -> Any:
+    return made.value
 
 
 def begin(work: Work[Any], fresh: bool) -> None:
