@@ -100,7 +100,9 @@ class Launcher(HydraLauncher):
         return returns
 
     def _run(self, overrides: list[str], number: int) -> JobReturn:
-        assert self.config is not None and self.hydra_context is not None and self.task_function is not None
+        assert self.config is not None
+        assert self.hydra_context is not None
+        assert self.task_function is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
         HydraConfig.instance().set_config(config)
         with open_dict(config), read_write(config), read_write(config.hydra):

@@ -51,7 +51,12 @@ class Scheme:
     second: str | None = None
 
     def __post_init__(self) -> None:
-        allowed: dict[str, Iterable[str | None]] = {"element": ELEMENT_BITS, "scale": SCALE_DTYPES, "zero": (None, *ZEROS), "second": (None, *SECONDS)}
+        allowed: dict[str, Iterable[str | None]] = {
+            "element": ELEMENT_BITS,
+            "scale": SCALE_DTYPES,
+            "zero": (None, *ZEROS),
+            "second": (None, *SECONDS),
+        }
         for name, choices in allowed.items():
             given = getattr(self, name)
             if given not in choices:

@@ -18,7 +18,7 @@ def recode_exactly(method: Any, q: QTensor) -> QTensor:
         return q
     before = method.decode(q, "F32")
     try:
-        recoded = method.encode(before)
+        recoded: QTensor = method.encode(before)
     except ValueRangeError as why:
         raise NotLossless(str(why)) from None
     after = method.decode(recoded, "F32")
