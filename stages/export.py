@@ -21,13 +21,14 @@ from pipeline.formats import Binding, Container, Dialect, Layout
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Piece, Work
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore, leaf_box, split
 from pipeline.units import parse_bytes, show_bytes
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
-TASK_SCRATCH_NBYTES = 16 << 20  # tiles of the codec, staging of strided reads
+TASK_SCRATCH_NBYTES = 8 << 20  # tiles of the codec, staging of strided reads, slabs of transposed writes
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class AsValues:
 
 @dataclass(frozen=True)
 class ExportWork:
-    """The tasks of an export. Files are written in a `.partial` folder beside the target until all of them are whole."""
+    """The tasks of an export. Files are written in a `.partial` folder beside the target until all are whole."""
 
     store: TensorStore
     binding: Binding
@@ -149,7 +150,9 @@ class ExportWork:
             given = round(spec.nbytes * share)
             nbytes_in += taken
             nbytes_out += given
-            peak = max(peak, taken + given + elems * (2 if self.stored.get(piece.tensor) == taken else 4))
+            # On the way they are bf16, unless that is what is read, or what is written and decoded in one step.
+            between = 0 if taken == 2 * elems or (spec.dtype == "BF16" and taken < 2 * elems) else 2 * elems
+            peak = max(peak, taken + between + given)
         return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
 
     def obstacles(self, *, resuming: bool) -> list[Problem]:
@@ -191,11 +194,12 @@ class ExportWork:
         for piece in chunk.pieces:
             with meter.stage("export") as gave:
                 value = self.store.read(piece.tensor, piece.index)
-                for leaf, index, part in split(self.binding.tensors[piece.tensor], piece.index, value):
-                    array = np.ascontiguousarray(part)
-                    self.container.write(self.partial, self.layout, leaf, index, array)
-                    gave[0] += array.nbytes
-                    hasher.update(array.reshape(-1).view(np.uint8))
+                for leaf, box, part in split(self.binding.tensors[piece.tensor], piece.index, value):
+                    for index, array in slabs(part, box):
+                        self.container.write(self.partial, self.layout, leaf, index, array)
+                        gave[0] += array.nbytes
+                        hasher.update(array.reshape(-1).view(np.uint8))
+                del value, part, array  # the next piece must not find them still in memory
         return hasher.hexdigest()
 
     def digest(self, chunk: Chunk) -> str:
@@ -208,15 +212,13 @@ class ExportWork:
                 hasher.update(array.reshape(-1).view(np.uint8))
         return hasher.hexdigest()
 
-    def finish(self) -> Exported:
+    def finish(self, records: Sequence[Mapping[str, Any]]) -> Exported:
         try:
             for name, source in self.companions.items():
                 shutil.copyfile(source, self.partial / name)
             for name, content in self.small_files.items():
                 (self.partial / name).write_bytes(content)
-            digested = []
-            for path in sorted(self.partial.iterdir()):
-                digested.append(replace(digest_file(path, sync=True), path=self.target / path.name))
+            files = [digest_file(path, sync=True) for path in sorted(self.partial.iterdir())]
             _sync(self.partial)
             if self.target.exists():
                 old = self.target.with_name(self.target.name + ".replaced")
@@ -228,7 +230,7 @@ class ExportWork:
             _sync(self.target.parent)
         except OSError as why:
             raise StorageError(f"cannot finish {self.target}: {why.strerror} ({why.filename})") from None
-        return Exported(self.target, tuple(digested))
+        return Exported(self.target, tuple(replace(f, path=self.target / f.path.name) for f in files))
 
 
 def _json(config: Mapping[str, Any]) -> bytes:
