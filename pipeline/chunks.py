@@ -13,10 +13,11 @@ from pipeline.tensors.spec import TensorSpec
 ROW_ALIGN = 4096  # elements; where even one dimension is too long, it is cut at whole pages and whole blocks
 
 
-def cut(name: str, shape: tuple[int, ...], chunk_elems: int) -> Iterator[Piece]:
+def cut(name: str, shape: tuple[int, ...], chunk_elems: int, grain: tuple[int, ...] = ()) -> Iterator[Piece]:
     """Pieces of at most `chunk_elems` elements that cover `shape` once, in C order.
 
-    A single row may exceed `chunk_elems`; a vector is cut at multiples of `ROW_ALIGN`.
+    A single row may exceed `chunk_elems`, and so may the least number of rows that `grain` allows: what a piece's
+    bounds are multiples of, for each dimension. A vector is cut at multiples of `ROW_ALIGN`.
     """
     inner = 1  # elements below dimension `dim`
     for n in shape:
@@ -35,6 +36,8 @@ def cut(name: str, shape: tuple[int, ...], chunk_elems: int) -> Iterator[Piece]:
     count = -(-shape[dim] // step)
     if len(shape) > 1:
         step = -(-shape[dim] // count)  # even slices rather than a full one and a crumb
+    if grain:
+        step = max(1, step // grain[dim]) * grain[dim]
     rest = tuple(slice(0, n) for n in shape[dim + 1 :])
     for lead in product(*(range(n) for n in shape[:dim])):
         for start in range(0, shape[dim], step):
@@ -42,13 +45,22 @@ def cut(name: str, shape: tuple[int, ...], chunk_elems: int) -> Iterator[Piece]:
             yield Piece(name, (*(slice(i, i + 1) for i in lead), slice(start, stop), *rest))
 
 
-def pack(specs: Mapping[str, TensorSpec], chunk_elems: int) -> Iterator[tuple[Piece, ...]]:
-    """Pieces of every tensor in order, those of small tensors grouped up to `chunk_elems` elements."""
+def pack(
+    specs: Mapping[str, TensorSpec], chunk_elems: int, grains: Mapping[str, tuple[int, ...]] | None = None
+) -> Iterator[tuple[Piece, ...]]:
+    """Pieces of every tensor in order, those of small tensors grouped up to `chunk_elems` elements.
+
+    Args:
+        specs: the tensors.
+        chunk_elems: elements of a piece or of a group.
+        grains: for tensors whose pieces cannot be cut anywhere, see `cut`.
+    """
+    grains = grains or {}
     group: list[Piece] = []
     filled = 0
     for name, spec in specs.items():
         if spec.size > chunk_elems // 2:
-            yield from ((piece,) for piece in cut(name, spec.shape, chunk_elems))
+            yield from ((piece,) for piece in cut(name, spec.shape, chunk_elems, grains.get(name, ())))
             continue
         if group and filled + spec.size > chunk_elems:
             yield tuple(group)

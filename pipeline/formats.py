@@ -16,7 +16,11 @@ from pipeline.tensors.store import Index, TensorStore
 
 
 class Packing(Protocol):
-    """How a leaf orders what it holds, where more than reshaping is needed. Pure reordering of bytes; must pickle."""
+    """How a leaf orders what it holds, where more than reshaping is needed. Must pickle.
+
+    Packing loses nothing: it reorders bytes, or widens floats. Only a packing that cannot `pack` may decode a type that
+    no scheme describes.
+    """
 
     @property
     def dtype(self) -> str:
@@ -54,6 +58,8 @@ class Part:
         transpose: the leaf holds the last two dimensions swapped: `[..., in, out]`.
         unfold: when > 0, the leaf's last dimension is split in two, `[..., n / unfold, unfold]`, after `transpose`.
         at: the leaf holds only this index of dimension 0, without the dimension (experts stored one by one).
+        lane: `(dim, phase, step)`, `dim` counted from the end: the leaf holds only the indices phase, phase + step, …
+            of that dimension (gate and up rows, stored apart). The parts of all phases stand in order.
         packing: how the leaf orders bytes, when that is not the component's own order.
     """
 
@@ -63,6 +69,7 @@ class Part:
     transpose: bool = False
     unfold: int = 0
     at: int | None = None
+    lane: tuple[int, int, int] | None = None
     packing: Packing | None = None
 
 
@@ -88,7 +95,9 @@ class Binding:
         config: reading: config.json as Hugging Face spells it, without quantization_config; writing: the config.json
             to write.
         ignored: leaves present in the source that the dialect knows and leaves out, with the reason.
-        files: small companion files to write beside the tensors, name → content.
+        files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
+            source itself holds (the tokenizer in a GGUF file).
+        metadata: writing: what the container's header is to say, as `Container.layout` takes it.
         drop: names of companion files of the source that must not be carried over.
     """
 
@@ -97,14 +106,16 @@ class Binding:
     config: Mapping[str, Any]
     ignored: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     drop: tuple[str, ...] = ()
 
 
 class Dialect(Protocol):
     """Naming and packing. Stateless; its fields are its options.
 
-    `companions` names JSON files that `decode` wants to see beside config.json. Those that a source has are handed to
-    `recognizes` and `decode` inside `config`, each parsed, under its file name.
+    `companions` names small files that the dialect wants to see beside config.json. Those that a source has are handed
+    to `recognizes` and `decode` inside `config` under their file names, JSON parsed, the rest as text; those that a
+    checkpoint carries, to `encode` in the same way.
     """
 
     companions: ClassVar[tuple[str, ...]]
@@ -170,6 +181,10 @@ class Leaves(TensorStore, Protocol):
     @property
     def paths(self) -> tuple[Path, ...]:
         """The data files, absolute."""
+        ...
+
+    def config(self) -> Mapping[str, Any]:
+        """What stands in for config.json when the files themselves describe the model; {} for most containers."""
         ...
 
 

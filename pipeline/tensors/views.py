@@ -7,16 +7,14 @@ reads exactly the bytes of the box it is asked for.
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-import numpy as np
-
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.formats import Binding, Bound, Part
+from pipeline.tensors.blocks import component_box, inner_box, lane_of, together, whole_blocks
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 
@@ -55,15 +53,29 @@ class JoinedStore:
         bound = self.binding.tensors.get(name)
         if bound is None:
             raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
-        found: dict[str, list[Any]] = {}
-        for part, box in leaf_boxes(bound, index):
-            # A tensor that is stored twice has two parts for one component; they are equal, so the first will do.
-            if part.at is not None or part.component not in found:
-                found.setdefault(part.component, []).append(_fold(part, self.leaves.read(part.leaf, box)))
-        one = {c: np.stack(a) if bound.parts[0].at is not None else a[0] for c, a in found.items()}
-        scheme = bound.spec.scheme
-        value = one.get("*", one.get("values")) if scheme is None or "*" in one else QTensor(scheme=scheme, **one)
+        wanted = normalize(index, bound.spec.shape)
+        box = tuple(
+            slice(s.start // g * g, min(n, -(-s.stop // g) * g))
+            for s, n, g in zip(wanted, bound.spec.shape, grain(bound), strict=True)
+        )
+        value = self._read(bound, box)
+        if box != wanted:
+            inner = tuple(slice(w.start - b.start, w.stop - b.start) for w, b in zip(wanted, box, strict=True))
+            value = inner_box(value, replace(bound.spec, shape=tuple(b.stop - b.start for b in box)), inner)
         return checked(value, bound.spec, index, name)
+
+    def _read(self, bound: Bound, box: Box) -> Any:
+        """A box that every part of `bound` can deliver."""
+        found: dict[str, list[Any]] = {}
+        for part, leaf in leaf_boxes(bound, box):
+            # A tensor that is stored twice has two parts for one component; they are equal, so the first will do.
+            if part.at is not None or part.lane is not None or part.component not in found:
+                found.setdefault(part.component, []).append(_fold(part, self.leaves.read(part.leaf, leaf)))
+        one = {c: together(next(p for p in bound.parts if p.component == c), a) for c, a in found.items()}
+        scheme, whole = bound.spec.scheme, one.pop("*", None)
+        if whole is not None:
+            return replace(whole, **one) if one else whole
+        return one["values"] if scheme is None else QTensor(scheme=scheme, **one)
 
 
 def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
@@ -86,8 +98,23 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
     out = []
     for part, box in leaf_boxes(bound, index):
         array = value.component(part.component) if isinstance(value, QTensor) and part.component != "*" else value
+        if part.lane is not None:
+            array = lane_of(array, part.lane)
         out.append((part.leaf, box, _unfold(part, array if part.at is None else array[part.at - first])))
     return out
+
+
+def grain(bound: Bound) -> tuple[int, ...]:
+    """For each dimension, what the bounds of a box must be multiples of to be written (the end may be the end)."""
+    out = [1] * len(bound.spec.shape)
+    for part in bound.parts:
+        if part.lane is not None:
+            dim, _, step = part.lane
+            out[dim] = math.lcm(out[dim], step)
+        if part.packing is not None and out:
+            rows = -2 if len(out) > 1 else -1
+            out[rows] = math.lcm(out[rows], part.packing.row_multiple)
+    return tuple(out)
 
 
 def leaf_boxes(bound: Bound, index: Index) -> list[tuple[Part, Box]]:
@@ -150,6 +177,14 @@ def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
     box = normalize(index, spec.shape) if part.component == "*" else component_box(spec, part.component, index)
     if part.at is not None:
         box = box[1:]
+    if part.lane is not None:
+        dim, _, step = part.lane
+        lane = box[dim]
+        if lane.start % step or lane.stop % step:
+            raise IndexError(f"{part.leaf}: {lane.start}:{lane.stop} cuts a group of {step} in dimension {dim}")
+        cut = list(box)
+        cut[dim] = slice(lane.start // step, lane.stop // step)
+        box = tuple(cut)
     if part.packing is not None:
         box = part.packing.box(box)
     if part.row0:
@@ -162,50 +197,6 @@ def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
             raise IndexError(f"{part.leaf}: {last.start}:{last.stop} cuts a group of {group} in the last dimension")
         box = (*box[:-1], slice(last.start // group, last.stop // group), slice(0, group))
     return box
-
-
-def component_box(spec: TensorSpec, component: str, index: Index) -> Box:
-    """The box of `component` (values, codes, scales, zeros, second) that holds the box `index` of a tensor of `spec`.
-
-    Raises:
-        IndexError: a box outside the tensor, or one that cuts a block.
-    """
-    box = normalize(index, spec.shape)
-    scheme = spec.scheme
-    if scheme is None:
-        return box
-    whole_blocks(scheme, spec.shape, box)
-    *lead, last = box
-    if component == "codes":
-        bits = scheme.element_bits
-        return (*lead, slice(last.start * bits // 8, last.stop * bits // 8))
-    shape = scheme.components(spec.shape)[component]
-    if scheme.whole_only or (len(shape) == 1 and component == "second"):
-        return tuple(slice(0, n) for n in shape)
-    if component == "second":
-        return (*lead[:-1], slice(0, 1), slice(0, 1))
-    across = _over(last, scheme.block_elems)
-    return (*lead[:-1], _over(lead[-1], scheme.block_rows), across) if lead else (across,)
-
-
-def _over(box: slice, block: int) -> slice:
-    """The blocks that `box` spans; one block (0) spans everything."""
-    return slice(box.start // block, -(-box.stop // block)) if block else slice(0, 1)
-
-
-def whole_blocks(scheme: Scheme, shape: tuple[int, ...], box: Box) -> None:
-    """Raises IndexError unless `box` is whole blocks: a block has one scale, part of it cannot stand alone.
-
-    A scale that a whole dimension shares is no obstacle: every slice of it has that same scale.
-    """
-    blocks = (scheme.block_rows, scheme.block_elems)[-len(shape) :]
-    for s, n, block in zip(box[-2:], shape[-2:], blocks, strict=False):
-        if block and (s.start % block or (s.stop % block and s.stop != n)):
-            raise IndexError(f"{s.start}:{s.stop} cuts a block of {block} in a dimension of {n}")
-    if box[-1].start * scheme.element_bits % 8 or box[-1].stop * scheme.element_bits % 8:
-        raise IndexError(f"{box[-1].start}:{box[-1].stop} cuts a byte of {scheme.element_bits}-bit elements")
-    if scheme.whole_only and box != tuple(slice(0, n) for n in shape):
-        raise IndexError("scales coded across the whole tensor: it can only be read and written whole")
 
 
 class Transform(Protocol):

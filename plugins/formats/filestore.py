@@ -76,6 +76,10 @@ class FileLeaves:
     def paths(self) -> tuple[Path, ...]:
         return tuple(self.folder / name for name in self.stamps)
 
+    def config(self) -> Mapping[str, Any]:
+        """Nothing: a container whose files describe the model says so."""
+        return {}
+
     def read(self, name: str, index: Index = ()) -> Any:
         """The box as a fresh C-contiguous array; sub-byte dtypes as packed uint8.
 
