@@ -8,6 +8,7 @@ import xxhash
 LONGEST = 120
 # Overrides that say how to run, not what to make; a resumed run may differ in them.
 HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs")
+BARE = ("model", "quant")  # groups whose choice is said without its key; no other is, since both may be called the same
 
 
 def _hash(text: str, digits: int) -> str:
@@ -24,7 +25,7 @@ def run_name(overrides: Iterable[str]) -> str:
         key, _, value = override.lstrip("+~").partition("=")
         if key.partition(".")[0].partition("/")[0] in HOW:
             continue
-        said = value if "." not in key and re.fullmatch(r"\w+", value) else f"{key.rpartition('.')[2]}={value}"
+        said = value if key in BARE and re.fullmatch(r"\w+", value) else f"{key.removeprefix('quant.')}={value}"
         if override.startswith("~"):
             said = f"no_{key}"
         short = said.rpartition("/")[2] if "/" in said and "[" not in said else said  # of a path, its last name
