@@ -1,11 +1,57 @@
-"""Strictness for all tests: property tests draw the same examples every time, and JAX sees the CPU only."""
+"""Strictness for all tests: the same seeds and examples every time, JAX on several make-believe CPU devices.
+
+Warnings are errors (pyproject.toml). JAX is told what it needs through the environment, so that importing it stays the
+business of the tests that use it.
+"""
 
 import os
+import random
+from collections.abc import Iterator
+from importlib.util import find_spec
 
 import hypothesis
+import numpy as np
+import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
+    os.environ.pop(variable, None)
 
 # Derandomized: a failure on one machine is a failure on all. No deadline: a loaded machine is not a failure.
 hypothesis.settings.register_profile("strict", derandomize=True, deadline=None, database=None, print_blob=False)
 hypothesis.settings.load_profile("strict")
+
+ORACLES = ("torch", "transformers", "torchao")
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)
+
+
+@pytest.fixture
+def in_tmp(tmp_path: "os.PathLike[str]", monkeypatch: pytest.MonkeyPatch) -> Iterator["os.PathLike[str]"]:
+    """An empty current folder, so that nothing is written beside the sources."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    missing = [name for name in ORACLES if find_spec(name) is None]
+    if missing:
+        skip = pytest.mark.skip(
+            reason=f"{', '.join(missing)} not installed; `make test ORACLES=1` installs the oracles"
+        )
+        for item in items:
+            if "oracle" in item.keywords:
+                item.add_marker(skip)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if "not oracle" in config.option.markexpr:
+        terminalreporter.section("oracles left out")
+        terminalreporter.line("Comparisons with torch, transformers and torchao were deselected; ORACLES=1 runs them.")

@@ -1,0 +1,98 @@
+"""The journal: what was written is read back, whatever interrupted the writing."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import StorageError
+from pipeline.journal import Journal, locked, write_json
+
+
+def test_records_come_back_and_later_ones_win(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    assert journal.read() == {}
+    journal.append("a", {"digest": "1"})
+    journal.append("b", ["ü", None, 1.5])
+    journal.append("a", {"digest": "2"})
+    assert journal.read() == {"a": {"digest": "2"}, "b": ["ü", None, 1.5]}  # before close: flushed line by line
+    journal.close()
+    again = Journal(tmp_path / "j")
+    again.append("c", 3)
+    again.close()
+    assert list(Journal(tmp_path / "j").read()) == ["a", "b", "c"]
+
+
+def test_a_torn_line_costs_itself_only(tmp_path: Path) -> None:
+    """kill -9 at every byte of the last line; the lines before it, and those appended after, stay."""
+    path = tmp_path / "j"
+    journal = Journal(path)
+    journal.append("a", 1)
+    journal.append("b", 2)
+    journal.close()
+    whole = path.read_bytes()
+    end_of_a = whole.index(b"\n") + 1
+    for length in range(end_of_a, len(whole) + 1):
+        path.write_bytes(whole[:length])
+        resumed = Journal(path)
+        seen = resumed.read()
+        assert seen == ({"a": 1} if length < len(whole) - 1 else {"a": 1, "b": 2})
+        resumed.append("c", 3)
+        resumed.close()
+        assert Journal(path).read() == {**seen, "c": 3}
+
+
+@pytest.mark.parametrize(
+    "line", [b"not json", b"[]", b"{}", b'{"key": "x"}', b'{"key": [], "record": 1}', b"\xff\xfe", b"null", b"7"]
+)
+def test_lines_that_are_no_records_are_skipped(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "j"
+    path.write_bytes(line + b"\n" + b'{"key": "a", "record": 1}\n')
+    assert Journal(path).read() == {"a": 1}
+
+
+def test_appending_where_one_cannot_write_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="No such file"):
+        Journal(tmp_path / "gone" / "j").append("a", 1)
+
+
+def test_a_folder_has_one_holder(tmp_path: Path) -> None:
+    with (
+        locked(tmp_path / "run"),
+        pytest.raises(StorageError, match="another run is at work"),
+        locked(tmp_path / "run"),
+    ):
+        pass
+    with locked(tmp_path / "run"):  # and it is free again
+        pass
+
+
+def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
+    code = f"import os\nfrom pathlib import Path\nfrom pipeline.journal import locked\nwith locked(Path({str(tmp_path)!r})): os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 9
+    with locked(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError), locked(tmp_path / "file" / "run"):
+        pass
+
+
+def test_json_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.json"
+    write_json(path, {"ü": 1})
+    assert json.loads(path.read_bytes()) == {"ü": 1}
+
+    def fails(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(StorageError, match="No space"):
+        write_json(path, {"ü": 2})
+    assert json.loads(path.read_bytes()) == {"ü": 1}
+    assert os.listdir(tmp_path)
