@@ -2,7 +2,7 @@
 
 Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before anything is read or written;
 `new-stage NAME` writes a stage to start from. Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan,
-4 source, 5 storage, 6 a stage failed, 130 interrupted.
+4 source, 5 storage, 6 a stage failed, 7 checkpoints differ, 130 interrupted.
 """
 
 import os
@@ -72,6 +72,7 @@ def main() -> NoReturn:
             new_stage(args)
             sys.exit(0)
         _run_hydra(args)
+        sys.exit(getattr(_outcome, "exit_code", 0))
     except KeyboardInterrupt:
         console.say("interrupted; the same command goes on from here")
         sys.exit(130)
@@ -80,7 +81,6 @@ def main() -> NoReturn:
             raise
         console.error(why)
         sys.exit(why.exit_code)
-    sys.exit(0)
 
 
 def _run_hydra(args: list[str]) -> None:

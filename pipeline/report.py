@@ -49,6 +49,7 @@ class Report:
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
+        exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
 
     run: str
@@ -68,6 +69,7 @@ class Report:
     versions: dict[str, str]
     reused: bool = field(default=False, compare=False)
     results: dict[str, Any] = field(default_factory=dict)
+    exit_code: int = 0
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -163,6 +165,7 @@ def build_report(
         chunks=done,
         backends=sorted(list(b) for b in backends),
         versions=versions(),
+        exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
 
