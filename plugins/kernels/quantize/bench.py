@@ -75,7 +75,7 @@ def rows(pool: ThreadPoolExecutor) -> tuple[dict[str, Callable[[], Any]], list[s
     }
     try:
         import torch
-        from torchao.prototype.mx_formats import mx_tensor  # type: ignore[import-untyped]
+        from torchao.prototype.mx_formats import mx_tensor
     except ImportError as why:
         return table, [f"torchao is not measured: {why}"]
     torch.set_num_threads(1)
@@ -90,20 +90,22 @@ def rows(pool: ThreadPoolExecutor) -> tuple[dict[str, Callable[[], Any]], list[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds
     with ThreadPoolExecutor(2) as pool:
         table, remarks = rows(pool)
         seconds: dict[str, list[float]] = {name: [] for name in table}
-        for i in range(rounds + 1):  # the first round warms up
+        for _ in range(rounds):
             for name, call in table.items():
-                start = time.perf_counter()
-                call()
-                if i:
-                    seconds[name].append(time.perf_counter() - start)
+                # The first calls warm caches and let the kernel spread woken threads over the cores.
+                for i in range(4):
+                    start = time.perf_counter()
+                    call()
+                    if i >= 2:
+                        seconds[name].append(time.perf_counter() - start)
     nbytes = SHAPE[0] * SHAPE[1] * 2
     median = {name: statistics.median(s) for name, s in seconds.items()}
-    print(f"{SHAPE} bfloat16, {nbytes / 1e6:.1f} MB, median of {rounds}")
+    print(f"{SHAPE} bfloat16, {nbytes / 1e6:.1f} MB, median of {2 * rounds}")
     print(f"{'':38}{'GB/s':>8}{'x plain':>9}{'of memcpy':>11}")
     for name, s in sorted(
         median.items(), key=lambda kv: (kv[0].split(":")[0] != "memcpy", kv[0].split(":")[0], -kv[1])

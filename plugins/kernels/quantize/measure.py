@@ -14,7 +14,7 @@ from pipeline.tensors.spec import dtype_name
 from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.elements import E2M1_MAGNITUDES, E2M1_MAX, E8M0_BIAS, E8M0_NAN
 
-_PIECE: Final = 1 << 17  # elements: three float32 buffers of 512 KiB
+_PIECE: Final = 1 << 18  # elements: three float32 buffers of 1 MiB
 _RUN: Final = 8192  # short enough for every BLAS to use one thread
 # Scales within 2^±40: squares of the tile's largest values are far from both ends of float32.
 _LOW, _HIGH = E8M0_BIAS - 40, E8M0_BIAS + 40
