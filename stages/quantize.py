@@ -10,12 +10,12 @@ from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.blocks import whole_blocks
 from pipeline.tensors.matrices import Extremes, ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
-from pipeline.tensors.views import whole_blocks
 
 
 @dataclass(frozen=True)

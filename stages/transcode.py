@@ -9,10 +9,10 @@ from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.blocks import component_box
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
-from pipeline.tensors.views import component_box
 
 
 @dataclass(frozen=True)

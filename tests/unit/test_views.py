@@ -10,10 +10,11 @@ import pytest
 
 from pipeline.errors import PlanError
 from pipeline.formats import Binding, Bound, Part
+from pipeline.tensors.blocks import component_box
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from pipeline.tensors.views import JoinedStore, MappedStore, component_box, split, stored_leaves, stored_spec
+from pipeline.tensors.views import JoinedStore, MappedStore, split, stored_leaves, stored_spec
 from tests.cases.memory_store import MemoryStore, box_of, same, write_all
 
 F32, BF16 = "F32", "BF16"
