@@ -51,7 +51,6 @@ SCHEMES = {
 }
 # llama_ftype of llama.h, for a file whose matrices are mostly of a type.
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
-WIDER = {"BF16": ("F32",), "F16": ("F32",)}  # what a float can be stored as without losing a bit
 
 
 def type_of(spec: TensorSpec) -> str | None:
