@@ -60,6 +60,8 @@ class Resolver:
             hint = did_you_mean(str(target).partition(".")[0], self.packages)
             return self.note(where, f"{target!r} is outside the packages a config may name{hint}")
         module_name, _, name = target.rpartition(".")
+        if not module_name or "" in target.split("."):
+            return self.note(where, f"{target!r} is not the dotted name of a class, such as stages.load.Load")
         try:
             module = importlib.import_module(module_name)
         except ModuleNotFoundError as why:
@@ -166,10 +168,7 @@ def _protocol_members(protocol: Any) -> set[str]:
 def _places(module_name: str) -> list[str]:
     """Where a module would lie; a user's own folder, which comes last on a package's path, first."""
     parent, _, name = module_name.rpartition(".")
-    try:
-        return [f"{folder}/{name}.py" for folder in reversed(list(importlib.import_module(parent).__path__))]
-    except (ImportError, ValueError):
-        return []
+    return [f"{folder}/{name}.py" for folder in reversed(_folders(parent))]
 
 
 def _siblings(module_name: str) -> list[str]:
@@ -177,8 +176,12 @@ def _siblings(module_name: str) -> list[str]:
     import pkgutil
 
     parent = module_name.rpartition(".")[0]
+    return [f"{parent}.{m.name}" for m in pkgutil.iter_modules(_folders(parent))]
+
+
+def _folders(package: str) -> list[str]:
+    """Where a package's modules lie; none when there is no such package."""
     try:
-        package = importlib.import_module(parent)
+        return list(getattr(importlib.import_module(package), "__path__", ())) if package else []
     except ImportError:
         return []
-    return [f"{parent}.{m.name}" for m in pkgutil.iter_modules(package.__path__)]
