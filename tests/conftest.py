@@ -6,7 +6,6 @@ business of the tests that use it.
 
 import os
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import hypothesis
@@ -31,13 +30,6 @@ ORACLES = ("torch", "transformers", "torchao")
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
-
-
-@pytest.fixture
-def in_tmp(tmp_path: "os.PathLike[str]", monkeypatch: pytest.MonkeyPatch) -> Iterator["os.PathLike[str]"]:
-    """An empty current folder, so that nothing is written beside the sources."""
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,6 +11,8 @@ import pytest
 from pipeline.errors import StorageError
 from pipeline.journal import Journal, locked, write_json
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_records_come_back_and_later_ones_win(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
@@ -71,8 +73,9 @@ def test_a_folder_has_one_holder(tmp_path: Path) -> None:
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
-    code = f"import os\nfrom pathlib import Path\nfrom pipeline.journal import locked\nwith locked(Path({str(tmp_path)!r})): os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 9
+    lines = ("import os", "from pathlib import Path", "from pipeline.journal import locked",
+             f"with locked(Path({str(tmp_path)!r})): os._exit(9)")  # fmt: skip
+    assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=False).returncode == 9
     with locked(tmp_path):
         pass
 
