@@ -27,10 +27,13 @@ from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
 from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes, show_bytes
 
-# Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4).
-BASE_THREADS = 150 << 20
-BASE_CLIENT = 190 << 20  # with the scheduler of a LocalCluster
-BASE_WORKER = 140 << 20
+# Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4), and a
+# margin of a fifth. What processes share (libraries) is counted for each.
+BASE_THREADS = 80 << 20
+BASE_CLIENT = 120 << 20  # with the scheduler of a LocalCluster and Python's resource tracker
+BASE_WORKER = 90 << 20
+PER_CHUNK = 4 << 10  # a chunk that is planned: its task, its place in the graph, its record
+PER_CHUNK_CLUSTER = 12 << 10  # and what the scheduler keeps of it
 SMALLEST_CHUNK = 256 << 10
 
 
@@ -77,12 +80,14 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
 
 
 def _memory(plan: Plan, conf: Dask, bound: int, workers: int) -> MemoryPlan:
-    task = max((c.peak_nbytes for c in plan.chunks), default=0)
+    chunks = plan.chunks
+    task = max((c.peak_nbytes for c in chunks), default=0)
     if conf.address:  # somebody else's processes: the bound is each worker's
         return MemoryPlan(BASE_WORKER, task, conf.threads_per_worker, bound)
     if conf.scheduler == "distributed":
-        return MemoryPlan(BASE_CLIENT + workers * BASE_WORKER, task, workers * conf.threads_per_worker, bound)
-    return MemoryPlan(BASE_THREADS, task, workers, bound)
+        base = BASE_CLIENT + workers * BASE_WORKER + len(chunks) * PER_CHUNK_CLUSTER
+        return MemoryPlan(base, task, workers * conf.threads_per_worker, bound)
+    return MemoryPlan(BASE_THREADS + len(chunks) * PER_CHUNK, task, workers, bound)
 
 
 def _code(nodes: Mapping[str, Any]) -> str:
