@@ -4,12 +4,13 @@ After `load_run` no DictConfig travels anywhere.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -21,6 +22,19 @@ from pipeline.spine import RunConfig, Spine
 
 ENTRY_POINTS = "weightmill.plugins"
 CONF = Path(__file__).parents[1] / "conf"
+
+
+def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
+    """The run that a command line with `overrides` describes, for tests and notebooks.
+
+    Raises:
+        PlanError: every problem of every node.
+        HydraException: an override that does not compose.
+    """
+    register()
+    search = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return load_run(compose("config", [*search, "paths.run=outputs/run", *overrides]))
 
 
 def load_run(cfg: DictConfig) -> RunConfig:

@@ -19,7 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, StageError, did_you_mean
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
 
@@ -78,16 +78,22 @@ class Checkpoint:
     origin: str = ""
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
-        """Apply `fn(array) -> array` (same shape and dtype) to every plain tensor whose name matches `select`.
+        """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.
 
         Lazy: `fn` sees one box at a time, so it must work element by element. It must pickle to run on a cluster.
 
         Raises:
-            ConfigError: `select` matches no tensor.
+            ConfigError: `select` matches no tensor, or a packed one, which has no values to work on.
         """
-        names = frozenset(n for n in self.store.specs if fnmatchcase(n, select))
+        specs = self.store.specs
+        names = frozenset(n for n in specs if fnmatchcase(n, select))
         if not names:
-            raise ConfigError(f"pattern {select!r} matches no tensor{did_you_mean(select, self.store.specs)}")
+            raise ConfigError(f"pattern {select!r} matches no tensor{did_you_mean(select, specs)}")
+        if packed := [n for n in specs if n in names and specs[n].scheme is not None]:
+            raise ConfigError(
+                f"pattern {select!r} matches {len(packed)} packed tensors, such as {packed[0]} "
+                f"({specs[packed[0]].encoding}); choose others, or put a stage before this one that unpacks them"
+            )
         return replace(self, store=MappedStore(self.store, Elementwise(fn, names)))
 
 
@@ -102,7 +108,16 @@ class Elementwise:
         return spec
 
     def apply(self, name: str, value: Any, index: Index) -> Any:
-        return self.fn(value) if name in self.names else value
+        if name not in self.names:
+            return value
+        given = value.shape, value.dtype
+        made = self.fn(value)
+        if (made.shape, made.dtype) != given:
+            raise StageError(
+                f"{name}: the function given to `map` turned {given[1]} {given[0]} into {made.dtype} {made.shape}; "
+                "it must keep shape and dtype"
+            )
+        return made
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,28 @@
+"""Contract suites for plugin authors, and the tools they are made of.
+
+A suite is a class to subclass in a test file of one's own; pytest finds its tests by inheritance:
+
+    from pipeline.testing.stage import StageContract, stage_of
+
+    class TestPruneSmall(StageContract):
+        def stage(self):
+            return stage_of("prune_small", "threshold=0.01")
+
+* `pipeline.testing.stage.StageContract`: what every stage promises, whichever of the three kinds it is.
+* `pipeline.testing.container.ContainerContract`: bytes in files.
+* `pipeline.testing.dialect.DialectContract`: naming and packing.
+* `pipeline.testing.method.MethodContract`: quantization methods.
+* `pipeline.testing.kernel.KernelContract`: every backend of an op against its reference.
+* `pipeline.testing.memory`: checkpoints in memory, random boxes.
+* `pipeline.testing.peak`: peak memory of a command.
+
+Nothing outside this package imports it, and only the suites need pytest.
+"""
+
+import sys
+
+if "pytest" in sys.modules:
+    import pytest
+
+    for _suite in ("stage", "container", "dialect", "method", "kernel"):
+        pytest.register_assert_rewrite(f"{__name__}.{_suite}")

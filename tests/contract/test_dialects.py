@@ -1,0 +1,53 @@
+"""Our own dialects keep the contract that we ship."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.formats import Dialect
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import MXFP4
+from pipeline.testing.dialect import DialectContract
+from pipeline.testing.memory import example
+from plugins.formats.dialects.gpt_oss import HuggingFace, Original
+from plugins.formats.dialects.plain import Plain
+from tests.cases import toy_gpt_oss
+
+
+class TestHuggingFace(DialectContract):
+    experts: toy_gpt_oss.Experts = "bf16"
+
+    def dialect(self) -> Dialect:
+        return HuggingFace()
+
+    def tensors(self) -> Mapping[str, Any]:
+        logical = toy_gpt_oss.make("hf", self.experts).logical
+        return {n: QTensor(v[0], v[1], MXFP4) if isinstance(v, tuple) else v for n, v in logical.items()}
+
+    def config(self) -> Mapping[str, Any]:
+        return toy_gpt_oss.make("hf").config
+
+
+class TestHuggingFacePacked(TestHuggingFace):
+    experts = "mxfp4"
+
+
+class TestOriginal(TestHuggingFace):
+    def dialect(self) -> Dialect:
+        return Original()
+
+
+class TestOriginalPacked(TestOriginal):
+    experts = "mxfp4"
+
+
+class TestPlain(DialectContract):
+    strict = False
+
+    def dialect(self) -> Dialect:
+        return Plain()
+
+    def tensors(self) -> Mapping[str, Any]:
+        return example()
+
+    def config(self) -> Mapping[str, Any]:
+        return {"model_type": "any"}

@@ -1,0 +1,73 @@
+"""Every backend of our own ops gives what the reference gives."""
+
+from collections.abc import Iterable
+from itertools import product
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.ops import Op
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import MXFP4
+from pipeline.tensors.spec import TensorSpec
+from pipeline.testing.kernel import Case, KernelContract
+from pipeline.testing.memory import random_bytes
+from plugins.kernels import cast, dequantize, quantize
+
+BF16 = ml_dtypes.bfloat16
+
+
+def arrays() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    edges = np.array([0.0, -0.0, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0, 7.0, 1e-45, 3.4e38, -2.5], np.float32)
+    return {
+        "normal": rng.standard_normal((3, 5, 64), dtype=np.float32),
+        "edges of E2M1": np.resize(edges, (2, 96)),
+        "tiny": (rng.standard_normal((4, 32)) * 2.0**-130).astype(np.float32),
+        "zeros": np.zeros((2, 32), np.float32),
+        "no rows": np.zeros((0, 64), np.float32),
+        "vector": rng.standard_normal(160, dtype=np.float32),
+    }
+
+
+class TestQuantize(KernelContract):
+    def op(self) -> Op:
+        return quantize.OP
+
+    def cases(self) -> Iterable[Case]:
+        for name, x in arrays().items():
+            yield Case(name, (x, MXFP4), {"measure": True})
+            yield Case(f"{name}, bf16", (x.astype(BF16), MXFP4))
+        mixed = arrays()["edges of E2M1"]
+        for rule, ties in product(("floor", "ceil", "even", "rceil"), ("even", "zero", "away")):
+            yield Case(f"{rule} {ties}", (mixed, MXFP4), {"scale_rule": rule, "ties": ties})
+        broken = np.array(mixed)
+        broken[1, 40] = np.nan
+        yield Case("NaN is an error", (broken, MXFP4))
+        yield Case("NaN poisons", (broken, MXFP4), {"nonfinite": "poison"})
+
+
+class TestDequantize(KernelContract):
+    def op(self) -> Op:
+        return dequantize.OP
+
+    def cases(self) -> Iterable[Case]:
+        rng = np.random.default_rng(0)
+        codes = rng.integers(0, 256, (3, 7, 64), dtype=np.uint8)
+        for name, low, high in (("near one", 120, 132), ("all scales", 0, 256), ("tiny", 0, 4)):
+            q = QTensor(codes, rng.integers(low, high, (3, 7, 4), dtype=np.uint8), MXFP4)
+            for dtype in ("BF16", "F32", "F16"):
+                yield Case(f"{name} to {dtype}", (q, dtype))
+            yield Case(f"{name} to F16, clamped", (q, "F16"), {"overflow": "clamp"})
+
+
+class TestCast(KernelContract):
+    def op(self) -> Op:
+        return cast.OP
+
+    def cases(self) -> Iterable[Case]:
+        rng = np.random.default_rng(0)
+        for source, target in product(cast.DTYPES, cast.DTYPES):
+            bits = random_bytes(TensorSpec((4, 61), source), (4, 61), rng)
+            for overflow in ("error", "clamp", "inf"):
+                yield Case(f"{source} to {target}, {overflow}", (bits, target), {"overflow": overflow})
