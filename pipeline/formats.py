@@ -14,6 +14,9 @@ from typing import Any, ClassVar, Protocol
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
+PEEKED = "<leaves>"
+"""Key of `config` under which `Dialect.decode` finds the content of the leaves that the dialect's `peeks` match."""
+
 
 class Packing(Protocol):
     """How a leaf orders what it holds, where more than reshaping is needed. Must pickle.
@@ -91,10 +94,13 @@ class Binding:
 
     Attributes:
         tensors: logical name → spec and parts, in model order.
-        leaves: leaf name → stored spec (no schemes), complete: the union of the regions that `tensors` names.
+        leaves: leaf name → stored spec (no schemes), complete: the union of the regions that `tensors` names, and
+            `constants`.
         config: reading: config.json as Hugging Face spells it, without quantization_config; writing: the config.json
             to write.
         ignored: leaves present in the source that the dialect knows and leaves out, with the reason.
+        constants: leaves whose bytes follow from specs and config alone (code books, shapes), little-endian and whole;
+            `leaves` has their specs too. Reading: checked by `decode`, and not read again. Writing: written once.
         files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
             source itself holds (the tokenizer in a GGUF file).
         metadata: writing: what the container's header is to say, as `Container.layout` takes it.
@@ -105,6 +111,7 @@ class Binding:
     leaves: Mapping[str, TensorSpec]
     config: Mapping[str, Any]
     ignored: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, bytes] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     drop: tuple[str, ...] = ()
@@ -116,6 +123,9 @@ class Dialect(Protocol):
     `companions` names small files that the dialect wants to see beside config.json. Those that a source has are handed
     to `recognizes` and `decode` inside `config` under their file names, JSON parsed, the rest as text; those that a
     checkpoint carries, to `encode` in the same way.
+
+    A dialect whose small leaves say what the others mean (a shape, a code book) names them in a class variable `peeks`,
+    patterns as of `fnmatch`: `decode` finds their arrays in `config` under the key `PEEKED`, leaf → array.
     """
 
     companions: ClassVar[tuple[str, ...]]

@@ -1,4 +1,4 @@
-"""Load: a folder or file of weights becomes a handle; only headers and config.json are read."""
+"""Load: a folder or file of weights becomes a handle; only headers, config.json and small leaves are read."""
 
 import json
 from dataclasses import dataclass
@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
-from pipeline.formats import Container, Dialect
+from pipeline.formats import PEEKED, Container, Dialect, Leaves
 from pipeline.stage import Checkpoint, Context, InputFile
 from pipeline.tensors.views import JoinedStore
+
+PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class Load:
     carry: tuple[str, ...] = ()
 
     def run(self, ctx: Context) -> Checkpoint:
-        """Reads headers only.
+        """Reads headers, and the small leaves that say what others mean.
 
         Raises:
             SourceError: no such folder, no container recognizes it, or a file is malformed.
@@ -48,7 +50,7 @@ class Load:
         for dialect in self.dialects:
             seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
             if dialect.recognizes(leaves.specs, seen):
-                binding = dialect.decode(leaves.specs, seen)
+                binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect))
                 break
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
@@ -68,6 +70,14 @@ class Load:
             for p in sorted(folder.iterdir())
             if p.is_file() and p not in weights and any(fnmatchcase(p.name, c) for c in self.carry)
         }
+
+
+def _peeked(leaves: Leaves, dialect: Dialect) -> dict[str, Any]:
+    """The leaves that `dialect` must look into, read whole; nothing for most dialects."""
+    patterns = getattr(dialect, "peeks", ())
+    small = [n for n, spec in leaves.specs.items() if spec.nbytes <= PEEK_NBYTES]
+    found = {n: leaves.read(n) for n in small if any(fnmatchcase(n, p) for p in patterns)}
+    return {PEEKED: found} if patterns else {}
 
 
 def _spoken(dialect: Dialect) -> str:
