@@ -104,6 +104,7 @@ class Binding:
         files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
             source itself holds (the tokenizer in a GGUF file).
         metadata: writing: what the container's header is to say, as `Container.layout` takes it.
+        notes: reading: what a person should know of it (types that are decoded because no scheme describes them).
         drop: names of companion files of the source that must not be carried over.
     """
 
@@ -114,15 +115,17 @@ class Binding:
     constants: Mapping[str, bytes] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
 
 
 class Dialect(Protocol):
     """Naming and packing. Stateless; its fields are its options.
 
-    `companions` names small files that the dialect wants to see beside config.json. Those that a source has are handed
-    to `recognizes` and `decode` inside `config` under their file names, JSON parsed, the rest as text; those that a
-    checkpoint carries, to `encode` in the same way.
+    `companions` names JSON files that `decode` wants to see beside config.json. Those that a source has are handed
+    to `recognizes` and `decode` inside `config`, each parsed, under its file name. A dialect whose `encode` wants to
+    see companion files that the checkpoint carries names them in a class variable `takes`: it finds them in `config`
+    in the same way, those that are no JSON as text.
 
     A dialect whose small leaves say what the others mean (a shape, a code book) names them in a class variable `peeks`,
     patterns as of `fnmatch`: `decode` finds their arrays in `config` under the key `PEEKED`, leaf → array.

@@ -74,7 +74,7 @@ class JoinedStore:
         one = {c: together(next(p for p in bound.parts if p.component == c), a) for c, a in found.items()}
         scheme, whole = bound.spec.scheme, one.pop("*", None)
         if whole is not None:
-            return replace(whole, **one) if one else whole
+            return replace(whole, scheme=scheme, **one) if one else whole
         return one["values"] if scheme is None else QTensor(scheme=scheme, **one)
 
 

@@ -24,7 +24,6 @@ SUFFIX = ".gguf"
 SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 MAX_NAME_NBYTES = 63  # GGML_MAX_NAME, with its terminating zero, is 64
 KEY = "gguf"  # of what the container tells a dialect, and a dialect the container
-SETTINGS = "rope_freqs.weight"  # a small tensor that is a setting: its values are handed over with the metadata
 
 
 @dataclass(frozen=True)
@@ -32,11 +31,10 @@ class GgufLeaves(FileLeaves):
     """Leaves of one model. Metadata is read again when it is asked for: a vocabulary is too large to travel."""
 
     def config(self) -> Mapping[str, Any]:
-        """`{"gguf": {"kv": …, "types": {leaf: ggml type}, "values": {leaf: numbers}}}`; `KV` of the first file."""
+        """`{"gguf": {"kv": metadata of the first file, "types": {leaf: ggml type}}}`."""
         headers = [_header(self.folder / file)[0] for file in self.stamps]
         types = {name: kind for header in headers for name, kind in header.types.items()}
-        values = {SETTINGS: self.read(SETTINGS).tolist()} if types.get(SETTINGS) == "F32" else {}
-        return {KEY: {"kv": dict(headers[0].kv), "types": types, "values": values}}
+        return {KEY: {"kv": dict(headers[0].kv), "types": types}}
 
 
 @dataclass(frozen=True)
@@ -89,8 +87,7 @@ class Gguf(InPlace):
     ) -> Layout:
         """Fill files with leaves in the order given.
 
-        `metadata["gguf"]` is what a dialect makes of it: `kv`, `types` (the ggml type of every leaf) and `constants`
-        (leaf → F32 numbers that are no tensor of the checkpoint; they come first).
+        `metadata["gguf"]` is what a dialect makes of it: `kv`, and in `types` the ggml type of every leaf.
 
         Raises:
             PlanError: no such metadata, or names and specs that a GGUF file cannot hold.
@@ -98,7 +95,7 @@ class Gguf(InPlace):
         given = metadata.get(KEY)
         if given is None:
             raise PlanError([Problem("export", "a GGUF file needs metadata, which only a GGUF dialect makes")])
-        kv, types, constants = given["kv"], given["types"], given.get("constants", {})
+        kv, types = given["kv"], given["types"]
         if problems := [p for name, spec in leaves.items() for p in _problems(name, spec, types.get(name))]:
             raise PlanError(problems)
         shards = _split(leaves, max_shard_bytes)
@@ -107,12 +104,8 @@ class Gguf(InPlace):
             names = [f"{self.stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}" for i in range(1, len(shards) + 1)]
         files, places = [], {}
         for i, (file, shard) in enumerate(zip(names, shards, strict=True)):
-            fixed = constants if i == 0 else {}
-            table = {n: ("F32", TensorSpec((len(v),), "F32")) for n, v in fixed.items()}
-            table |= {n: (types[n], spec) for n, spec in shard.items()}
-            prefix = header_bytes(_kv_of_shard(kv, i, len(shards), len(leaves) + len(constants)), table)
-            for values in fixed.values():
-                prefix += _padded(_f32(values))
+            table = {n: (types[n], spec) for n, spec in shard.items()}
+            prefix = header_bytes(_kv_of_shard(kv, i, len(shards), len(leaves)), table)
             at = len(prefix)
             for name, spec in shard.items():
                 places[name] = Place(file, at, spec)
@@ -177,13 +170,3 @@ def _kv_of_shard(kv: KV, i: int, count: int, tensors: int) -> KV:
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
-
-
-def _f32(values: Any) -> bytes:
-    import numpy as np
-
-    return np.asarray(values, "<f4").tobytes()
-
-
-def _padded(data: bytes) -> bytes:
-    return data + bytes(_aligned(len(data)) - len(data))

@@ -1,0 +1,223 @@
+"""config.json and the metadata of a GGUF file, each made from the other.
+
+Keys: gguf/constants.py (`Keys`) of the gguf package; what llama.cpp's conversion/base.py writes for them. Numbers that
+a file does not state are llama.cpp's defaults (`llama_model::load_hparams`).
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import Problem, did_you_mean
+from pipeline.tensors.spec import TensorSpec
+from plugins.formats.dialects.gguf_table import Arch, Sizes
+from plugins.formats.dialects.gpt_oss_config import alternating, rope_of
+
+WHERE = "config.json"
+ROPE_FREQS = "rope_freqs.weight"
+# Key after the architecture's name, type, config.json's key.
+NUMBERS = (
+    ("block_count", "uint32", "num_hidden_layers"),
+    ("context_length", "uint32", "max_position_embeddings"),
+    ("embedding_length", "uint32", "hidden_size"),
+    ("feed_forward_length", "uint32", "intermediate_size"),
+    ("attention.head_count", "uint32", "num_attention_heads"),
+    ("attention.head_count_kv", "uint32", "num_key_value_heads"),
+    ("attention.layer_norm_rms_epsilon", "float32", "rms_norm_eps"),
+)
+EXPERTS = (
+    ("expert_count", "uint32", "num_local_experts"),
+    ("expert_used_count", "uint32", "num_experts_per_tok"),
+    ("attention.sliding_window", "uint32", "sliding_window"),
+)
+YARN = (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow"), ("yarn_attn_factor", "attention_factor"))
+LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+TOKEN_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
+
+
+def numbers_of(arch: Arch) -> tuple[tuple[str, str, str], ...]:
+    return NUMBERS + (EXPERTS if arch.experts else ())
+
+
+def sizes_of(config: Mapping[str, Any]) -> Sizes:
+    """The sizes that a complete Hugging Face config states."""
+    heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    return Sizes(
+        layers=config["num_hidden_layers"],
+        hidden=hidden,
+        inter=config["intermediate_size"],
+        heads=heads,
+        kv_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or hidden // heads,
+        vocab=config["vocab_size"],
+        experts=config.get("num_local_experts", 1),
+        attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
+        mlp_bias=bool(config.get("mlp_bias", False)),
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def short(value: float) -> float:
+    """The shortest decimal that is the same float32: 1e-05 for what a file holds as 9.99999974e-06."""
+    return float(str(np.float32(value)))
+
+
+def to_config(
+    arch: Arch, kv: Mapping[str, tuple[str, Any]], leaves: Mapping[str, TensorSpec], factors: Any = None
+) -> tuple[dict[str, Any], list[Problem]]:
+    """config.json for the metadata `kv` of a file with `leaves`, and what is wrong with the metadata.
+
+    Args:
+        factors: the values of the leaf `ROPE_FREQS`, F32 [head_dim / 2], when there is one.
+    """
+    problems: list[Problem] = []
+
+    def get(key: str, default: Any = None) -> Any:
+        kind, value = kv.get(f"{arch.name}.{key}", ("", default))
+        return short(value) if kind == "float32" else value
+
+    config: dict[str, Any] = {"architectures": [arch.causal_lm], "model_type": arch.model_type, **dict(arch.fixed)}
+    for key, kind, name in numbers_of(arch):
+        value = get(key, get("attention.head_count") if key == "attention.head_count_kv" else None)
+        if key == "feed_forward_length" and arch.experts:
+            value = get("expert_feed_forward_length", value)
+        good = type(value) is int and 0 < value < 2**31 if kind == "uint32" else isinstance(value, float)
+        if not good:
+            given = "is missing" if value is None else f"is {value!r:.60}"
+            problems.append(Problem(f"{arch.name}.{key}", f"{given}; {arch.name} needs one positive {kind}"))
+        config[name] = value
+    embeddings = leaves.get("token_embd.weight")
+    if embeddings is None or len(embeddings.shape) != 2:
+        problems.append(Problem("token_embd.weight", "a matrix of this name is needed: its rows are the vocabulary"))
+    if get("expert_count", 0) and not arch.experts:
+        problems.append(Problem(f"{arch.name}.expert_count", "mixtures of experts of this architecture are not known"))
+    if problems:
+        return config, problems
+    assert embeddings is not None
+    heads = config["num_attention_heads"]
+    if heads % config["num_key_value_heads"]:
+        problems.append(Problem(f"{arch.name}.attention.head_count_kv", f"{heads} heads are no multiple of it"))
+    head_dim = get("attention.key_length", get("rope.dimension_count", config["hidden_size"] // heads))
+    problems += [
+        Problem(f"{arch.name}.{key}", f"is {get(key)!r:.60}, heads have {head_dim!r:.60}: not supported")
+        for key in ("attention.value_length", "rope.dimension_count")
+        if get(key, head_dim) != head_dim
+    ]
+    if type(head_dim) is not int or head_dim < 2 or head_dim % 2:
+        problems.append(Problem(f"{arch.name}.attention.key_length", f"is {head_dim!r:.60}; an even number is needed"))
+    config |= {
+        "head_dim": head_dim,
+        "vocab_size": embeddings.shape[0],
+        "tie_word_embeddings": "output.weight" not in leaves,
+    }
+    if "attention_bias" not in config:
+        config["attention_bias"] = "blk.0.attn_q.bias" in leaves
+    if arch.name == "llama":
+        config["mlp_bias"] = "blk.0.ffn_up.bias" in leaves
+    if arch.experts:
+        config["layer_types"] = alternating(config["num_hidden_layers"])
+    config |= _rope(arch, get, config, factors, problems)
+    ids = {name: kv[f"tokenizer.ggml.{key}"][1] for name, key in TOKEN_IDS.items() if f"tokenizer.ggml.{key}" in kv}
+    return {**config, **ids, "dtype": "bfloat16"}, problems
+
+
+def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], Any, list[Problem]]:
+    """Metadata for a Hugging Face config, the values of the leaf `ROPE_FREQS` or None, and what cannot be said."""
+    problems: list[Problem] = []
+    kv: dict[str, tuple[str, Any]] = {}
+    full = {"num_key_value_heads": config.get("num_attention_heads"), **config}
+    for key, kind, name in numbers_of(arch):
+        value = full.get(name)
+        good = type(value) is int and value > 0 if kind == "uint32" else isinstance(value, int | float)
+        if not good:
+            given = f"is {value!r:.60}" if name in full else f"is missing{did_you_mean(name, config)}"
+            problems.append(Problem(WHERE, f"{name} {given}; a GGUF file of {arch.name} needs it"))
+            continue
+        kv[f"{arch.name}.{key}"] = (kind, float(str(value)) if kind == "float32" else value)
+    for name, only in arch.fixed:
+        if config.get(name, only) != only:
+            problems.append(Problem(WHERE, f"{name} is {config[name]!r}; {arch.name} in GGUF has {only!r}"))
+    layers = config.get("num_hidden_layers")
+    if arch.experts and config.get("layer_types", alternating(layers or 0)) != alternating(layers or 0):
+        problems.append(Problem(WHERE, "layer_types must be sliding_attention, full_attention, … in turns"))
+    if type(config.get("vocab_size")) is not int:
+        problems.append(Problem(WHERE, f"vocab_size is {config.get('vocab_size')!r}; a positive integer is needed"))
+    if problems:
+        return kv, None, problems
+    sizes = sizes_of(config)
+    if arch.experts:
+        kv[f"{arch.name}.expert_feed_forward_length"] = ("uint32", sizes.inter)
+    if arch.name == "llama":
+        kv["llama.vocab_size"] = ("uint32", sizes.vocab)
+    for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        kv[f"{arch.name}.{key}"] = ("uint32", sizes.head_dim)
+    factors = _rope_kv(arch, kv, rope_of(config), sizes, problems)
+    return kv, factors, problems
+
+
+def llama3_factors(rope: Mapping[str, Any], head_dim: int) -> Any:
+    """What llama 3's rope scaling divides each frequency by, F32 [head_dim / 2]: 1, `factor`, and between them a ramp.
+
+    `_compute_llama3_parameters` of transformers' modeling_rope_utils.py says the same of the frequencies themselves.
+    """
+    wavelength = 2 * math.pi * rope["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = rope["original_max_position_embeddings"] / wavelength
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    ramp = np.clip((turns - low) / (high - low), 0, 1)
+    return (1 / ((1 - ramp) / rope["factor"] + ramp)).astype(np.float32)
+
+
+def _rope(arch: Arch, get: Any, config: Mapping[str, Any], factors: Any, problems: list[Problem]) -> dict[str, Any]:
+    """rope_theta and rope_scaling, in the spelling that transformers 4 and 5 read."""
+    theta = get("rope.freq_base", 10000.0)
+    kind, factor = get("rope.scaling.type", "none"), get("rope.scaling.factor")
+    where = f"{arch.name}.rope.scaling.type"
+    if factors is not None:
+        rope = {**LLAMA3, "rope_type": "llama3", "factor": short(max(factors)), "rope_theta": theta}
+        if not np.allclose(llama3_factors(rope, config["head_dim"]), factors, rtol=1e-3):
+            text = f"its factors are not those of llama 3 rope scaling by {rope['factor']}"
+            problems.append(Problem(ROPE_FREQS, text))
+        return {"rope_theta": theta, "rope_scaling": {k: v for k, v in rope.items() if k != "rope_theta"}}
+    if kind == "none":
+        return {"rope_theta": theta, "rope_scaling": None}
+    if kind not in ("linear", "yarn") or factor is None:
+        problems.append(Problem(where, f"is {kind!r:.60} by {factor!r:.60}; none, linear and yarn are known"))
+        return {}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = get("rope.scaling.original_context_length")
+        scaling |= {hf: get(f"rope.scaling.{key}") for key, hf in YARN if get(f"rope.scaling.{key}") is not None}
+        if arch.name == "gpt-oss":
+            scaling = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **scaling}
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+def _rope_kv(
+    arch: Arch, kv: dict[str, tuple[str, Any]], rope: Mapping[str, Any], sizes: Sizes, problems: list[Problem]
+) -> Any:
+    """Adds rotary settings to `kv`; returns the factors that are stored as a leaf, or None."""
+    kind = rope.get("rope_type", "default")
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        problems.append(Problem(WHERE, f"partial_rotary_factor {rope['partial_rotary_factor']} cannot be written"))
+    kv[f"{arch.name}.rope.freq_base"] = ("float32", float(rope.get("rope_theta", 10000.0)))
+    if kind == "default":
+        return None
+    if kind == "llama3" and all(k in rope for k in ("factor", *LLAMA3)):
+        return llama3_factors({"rope_theta": 10000.0, **rope}, sizes.head_dim)
+    if kind not in ("linear", "yarn") or not isinstance(rope.get("factor"), int | float):
+        problems.append(Problem(WHERE, f"rope_type {kind!r:.60}: GGUF can say default, linear, yarn and llama3"))
+        return None
+    kv[f"{arch.name}.rope.scaling.type"] = ("string", kind)
+    kv[f"{arch.name}.rope.scaling.factor"] = ("float32", float(rope["factor"]))
+    if kind == "yarn":
+        context = rope.get("original_max_position_embeddings")
+        if type(context) is not int:
+            problems.append(Problem(WHERE, f"yarn's original_max_position_embeddings is {context!r}"))
+        else:
+            kv[f"{arch.name}.rope.scaling.original_context_length"] = ("uint32", context)
+        for key, name in YARN:
+            if rope.get(name) is not None:
+                kv[f"{arch.name}.rope.scaling.{key}"] = ("float32", float(rope[name]))
+    return None
