@@ -64,7 +64,7 @@ class Checkpoint:
     Attributes:
         store: logical tensors (Hugging Face names; matrices `[..., out, in]`).
         config: config.json as Hugging Face spells it.
-        files: companion files to carry along (tokenizer.json, …): name → path.
+        files: companion files to carry along (tokenizer.json, …): name → path, or the content itself.
         inputs: the files behind the store.
         stored: bytes that each tensor takes in those files.
         origin: for people: where and what it was read from.
@@ -72,7 +72,7 @@ class Checkpoint:
 
     store: TensorStore
     config: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, Path] = field(default_factory=dict)
+    files: Mapping[str, Path | bytes] = field(default_factory=dict)
     inputs: tuple[InputFile, ...] = ()
     stored: Mapping[str, int] = field(default_factory=dict)
     origin: str = ""

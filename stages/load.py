@@ -46,7 +46,7 @@ class Load:
             raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
-        config = _json_object(folder / "config.json")
+        config = dict(leaves.config()) or _json_object(folder / "config.json")
         for dialect in self.dialects:
             seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
             if dialect.recognizes(leaves.specs, seen):
@@ -58,10 +58,10 @@ class Load:
         return Checkpoint(
             store=JoinedStore(leaves, binding),
             config=binding.config,
-            files=self._carried(folder, set(leaves.paths)),
+            files={**self._carried(folder, set(leaves.paths)), **binding.files},
             inputs=tuple(_input_file(p) for p in leaves.paths),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
-            origin=" · ".join((type(container).__name__, _spoken(dialect))),
+            origin=" · ".join((type(container).__name__, _spoken(dialect), *binding.notes)),
         )
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
