@@ -16,7 +16,7 @@ import xxhash
 from pipeline import meter
 from pipeline.chunks import pack
 from pipeline.digest import digest_file
-from pipeline.errors import Problem, StorageError, ValueRangeError
+from pipeline.errors import Problem, SourceError, StorageError, ValueRangeError
 from pipeline.formats import Binding, Container, Dialect, Layout
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Piece, Work
@@ -24,7 +24,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.tensors.store import Index, TensorStore
-from pipeline.tensors.views import MappedStore, leaf_box, split
+from pipeline.tensors.views import MappedStore, grain, leaf_box, split
 from pipeline.units import parse_bytes, show_bytes
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
@@ -64,9 +64,9 @@ class Export:
         store = checkpoint.store
         if self.dtype != "keep":
             store = MappedStore(store, AsValues(DTYPES[self.dtype], self.unpack, self.cast, self.overflow))
-        binding = self.dialect.encode(store.specs, checkpoint.config)
+        binding = self.dialect.encode(store.specs, {**checkpoint.config, **_taken(self.dialect, checkpoint.files)})
         max_shard = parse_bytes(self.max_shard_size, "export.max_shard_size") if self.max_shard_size else None
-        layout = self.container.layout(binding.leaves, {"format": "pt"}, max_shard)
+        layout = self.container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
         target = Path(self.path).expanduser().absolute() if self.path else ctx.run_dir / "model"
         return ExportWork(
             store=store,
@@ -115,7 +115,7 @@ class ExportWork:
     container: Container
     layout: Layout
     target: Path
-    companions: Mapping[str, Path]
+    companions: Mapping[str, Path | bytes]
     stored: Mapping[str, int]
     chunk_nbytes: int
     overwrite: bool
@@ -132,13 +132,14 @@ class ExportWork:
 
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
-        return tuple(self._chunk(pieces) for pieces in pack(self.store.specs, self.chunk_nbytes // 2))
+        grains = {name: grain(bound) for name, bound in self.binding.tensors.items()}
+        return tuple(self._chunk(pieces) for pieces in pack(self.store.specs, self.chunk_nbytes // 2, grains))
 
     @property
     def outputs(self) -> Sequence[OutputFile]:
         files = [OutputFile(self.target / f.name, f.nbytes) for f in self.layout.files]
         files += [OutputFile(self.target / n, len(b)) for n, b in self.small_files.items()]
-        return files + [OutputFile(self.target / n, p.stat().st_size) for n, p in self.companions.items()]
+        return files + [OutputFile(self.target / n, _nbytes(p)) for n, p in self.companions.items()]
 
     def _chunk(self, pieces: tuple[Piece, ...]) -> Chunk:
         nbytes_in = nbytes_out = peak = 0
@@ -215,7 +216,10 @@ class ExportWork:
     def finish(self, records: Sequence[Mapping[str, Any]]) -> Exported:
         try:
             for name, source in self.companions.items():
-                shutil.copyfile(source, self.partial / name)
+                if isinstance(source, bytes):
+                    (self.partial / name).write_bytes(source)
+                else:
+                    shutil.copyfile(source, self.partial / name)
             for name, content in self.small_files.items():
                 (self.partial / name).write_bytes(content)
             files = [digest_file(path, sync=True) for path in sorted(self.partial.iterdir())]
@@ -231,6 +235,23 @@ class ExportWork:
         except OSError as why:
             raise StorageError(f"cannot finish {self.target}: {why.strerror} ({why.filename})") from None
         return Exported(self.target, tuple(replace(f, path=self.target / f.path.name) for f in files))
+
+
+def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any]:
+    """The companion files that the dialect's `takes` names, JSON parsed, the rest as text."""
+    found: dict[str, Any] = {}
+    for name in getattr(dialect, "takes", ()):
+        if (file := files.get(name)) is not None:
+            content = file if isinstance(file, bytes) else file.read_bytes()
+            try:
+                found[name] = json.loads(content) if name.endswith(".json") else content.decode()
+            except ValueError as why:
+                raise SourceError(f"{name if isinstance(file, bytes) else file}: cannot be read: {why}") from None
+    return found
+
+
+def _nbytes(file: Path | bytes) -> int:
+    return len(file) if isinstance(file, bytes) else file.stat().st_size
 
 
 def _json(config: Mapping[str, Any]) -> bytes:
