@@ -1,0 +1,250 @@
+"""The command line: verbs, exit codes, and what is said of every kind of mistake."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import MAIN, ROOT, pipeline
+
+MODEL = MAIN[0]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+def test_the_main_job_and_the_same_again(tmp_path: Path) -> None:
+    first = pipeline(*MAIN, cwd=tmp_path)
+    assert first.code == 0, first.err
+    assert "Quantization error" in first.out
+    run = tmp_path / "outputs" / "gpt_oss-mxfp4"
+    assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == {
+        "config.yaml", "errors.csv", "manifest.json", "metrics.jsonl", "model", "run.json",
+    }  # fmt: skip
+    written = {f["path"]: f["nbytes"] for f in json.loads((run / "manifest.json").read_bytes())["outputs"]}
+    assert {Path(p).name for p in written} == {p.name for p in (run / "model").iterdir()}
+    before = {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.name != ".lock"}
+    again = pipeline(*MAIN, cwd=tmp_path)
+    assert again.code == 0
+    assert "complete already, outputs verified" in again.err
+    assert {p: p.stat().st_mtime_ns for p in run.rglob("*") if p.name != ".lock"} == before
+
+
+def test_plan_and_graph_write_nothing(tmp_path: Path) -> None:
+    plan = pipeline("plan", *MAIN, cwd=tmp_path)
+    assert plan.code == 0, plan.err
+    for part in ("Stages", "checkpoint ← quantize", "model.layers.*.mlp.experts.gate_up_proj", "peak memory"):
+        assert part in plan.out
+    graph = pipeline("graph", *MAIN, cwd=tmp_path)
+    assert graph.code == 0, graph.err
+    assert graph.out.startswith("flowchart LR\n")
+    assert "load -->|Checkpoint| decode" in graph.out
+    assert files(tmp_path) == []
+
+
+def test_help_names_verbs_groups_and_exit_codes(tmp_path: Path) -> None:
+    said = pipeline("--help", cwd=tmp_path)
+    assert said.code == 0
+    for part in ("python -m pipeline plan", "quant: mxfp4, none", "Exit codes", "seed: 0"):
+        assert part in said.out
+    assert files(tmp_path) == []
+
+
+# What is typed, and what must be in the answer: the mistake under the name that was typed, and the nearest name.
+TYPOS = [
+    (["+model=gpt_os"], ["+model=gpt_os", "'gpt_oss'?"]),
+    ([MODEL, "quant=mxfp"], ["quant=mxfp:", "did you mean 'mxfp4'?", "allowed: mxfp4, none"]),
+    ([*MAIN, "quant.scale_rul=even"], ["quant.scale_rul", "did you mean 'scale_rule'?"]),
+    ([*MAIN, "quant.scale_rule=evn"], ["quant.scale_rule: 'evn'", "did you mean 'even'?", "floor, ceil, even, rceil"]),
+    ([MODEL, "dask.workerz=2"], ["dask.workerz", "did you mean 'workers'?"]),
+    ([MODEL, "dask.scheduler=thread"], ["dask.scheduler: 'thread'", "did you mean 'threads'?"]),
+    ([MODEL, "export=hff"], ["export=hff", "did you mean 'hf'?"]),
+    ([MODEL, "flow=convrt"], ["flow=convrt", "did you mean 'convert'?"]),
+    ([MODEL, "kernels=nunpy"], ["kernels=nunpy", "did you mean 'numpy'?"]),
+    ([MODEL, "kernels.cast.backends=[nunpy]"], ["kernels.cast", "'nunpy'", "did you mean 'numpy'?"]),
+    ([MODEL, "stages=[load,decode,quantise,export]"], ["'quantise'", "did you mean 'quantize'?"]),
+    ([MODEL, "stages.load.sorce=x"], ["'sorce'", "did you mean 'source'?"]),
+    ([MODEL, "+stages.decode.dtyp=x"], ["stages.decode.dtyp", "did you mean 'dtype'?"]),
+    ([MODEL, "mdoel.source=x"], ["'mdoel'", "did you mean 'model'?"]),
+    ([MODEL, "export.dtype=fp8"], ["export.dtype: 'fp8'", "fp16"]),
+    (["model=gpt_oss"], ["chosen with a plus: +model=gpt_oss"]),
+    ([], ["add +model=NAME", "gpt_oss"]),
+    (["plna", MODEL], ["'plna'", "did you mean 'plan'?"]),
+    (["gpt_oss"], ["'gpt_oss': an override is written key=value"]),
+    ([MODEL, "dask.memory=2GIG"], ["dask.memory='2GIG' is not a size", "2GiB"]),
+    ([MODEL, "export.max_shard_size=big"], ["export.max_shard_size='big' is not a size"]),
+    ([MODEL, "dask.workers=0"], ["dask.workers=0: at least 1 is needed"]),
+    ([MODEL, "dask.workers=many"], ["dask.workers: a whole number is expected, got 'many'"]),
+    ([MODEL, "stages.quantize.measure=maybe"], ["stages.quantize.measure: true or false is expected, got 'maybe'"]),
+    ([MODEL, "seed=abc"], ["seed: a whole number is expected, got 'abc'"]),
+    ([MODEL, "--config-dir", "/nowhere/at/all"], ["--config-dir '/nowhere/at/all': no such folder"]),
+    ([MODEL, "stages=["], ["stages=["]),
+]
+
+
+@pytest.mark.parametrize(("args", "said"), TYPOS, ids=[" ".join(a) or "nothing" for a, _ in TYPOS])
+def test_typos(tmp_path: Path, args: list[str], said: list[str]) -> None:
+    found = pipeline(*args, cwd=tmp_path)
+    assert found.code in (2, 3), found.err
+    assert found.err.startswith("error: ")
+    assert "Traceback" not in found.err
+    assert found.out == ""
+    for part in said:
+        assert part in found.err
+    assert files(tmp_path) == []
+
+
+def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
+    composing = pipeline(MODEL, "quant=mxfp", "dask.workerz=2", cwd=tmp_path)
+    assert composing.code == 2
+    assert "'mxfp4'?" in composing.err
+    assert "'workers'?" in composing.err
+    checking = pipeline(*MAIN, "seed=x", "quant.ties=evn", "export.dtype=fp8", "dask.retries=-1", cwd=tmp_path)
+    assert checking.code == 2
+    assert checking.err.startswith("error: 4 problems\n")
+
+
+@pytest.mark.parametrize(
+    "target", ["os.system", "subprocess.run", "builtins.exec", "pipeline.journal.Journal", "shutil.rmtree"]
+)
+@pytest.mark.parametrize("key", ["quant._target_", "stages.load._target_", "export.container._target_"])
+def test_yaml_cannot_reach_other_code(tmp_path: Path, key: str, target: str) -> None:
+    said = pipeline(*MAIN, f"{key}={target}", cwd=tmp_path)
+    assert said.code == 2
+    assert f"{target!r} is outside the packages a config may name" in said.err
+
+
+def test_a_traceback_only_when_asked_for(tmp_path: Path) -> None:
+    said = pipeline(*MAIN, "quant.scale_rule=evn", "debug=true", cwd=tmp_path)
+    assert said.code != 0
+    assert "Traceback" in said.err
+    assert "did you mean 'even'?" in said.err
+
+
+def exit_code(tmp_path: Path, *args: str) -> int:
+    said = pipeline(*args, cwd=tmp_path)
+    assert said.err.startswith("error: "), said.err
+    assert "Traceback" not in said.err
+    return said.code
+
+
+def test_plan_problems_exit_with_3(tmp_path: Path) -> None:
+    assert exit_code(tmp_path, *MAIN, "dask.memory=1MiB") == 3
+    assert exit_code(tmp_path, *MAIN, "model.rules=[{match: 'nothing.*', to: quant}]") == 3
+    assert exit_code(tmp_path, MODEL, "stages=[decode,export]") == 3
+    assert files(tmp_path) == []
+
+
+def test_source_problems_exit_with_4_and_name_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    said = pipeline(*MAIN, "model.source=chekpoint", cwd=tmp_path)
+    assert said.code == 4
+    assert "did you mean 'checkpoint'?" in said.err
+    said = pipeline(*MAIN, "model.source=checkpoint", cwd=tmp_path)
+    assert said.code == 4
+    assert "no container recognizes it" in said.err
+    (tmp_path / "checkpoint" / "model.safetensors").write_bytes(b"\xff" * 100)
+    said = pipeline(*MAIN, "model.source=checkpoint", cwd=tmp_path)
+    assert said.code == 4
+    assert "model.safetensors" in said.err
+    assert files(tmp_path) == ["checkpoint", "checkpoint/model.safetensors"]
+
+
+def test_storage_problems_exit_with_5(tmp_path: Path) -> None:
+    (tmp_path / "taken").mkdir()
+    assert exit_code(tmp_path, *MAIN, "export.path=taken") == 5
+    (tmp_path / "file").write_text("")
+    assert exit_code(tmp_path, *MAIN, "paths.run=file/run") == 5
+
+
+def test_values_the_format_cannot_hold_exit_with_6(tmp_path: Path) -> None:
+    """The checkpoint is finite; fp16 of values scaled far up is not."""
+    import ml_dtypes
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    source = tmp_path / "source"
+    source.mkdir()
+    save_file({"w": np.array([[1.0, 1e30]], ml_dtypes.bfloat16)}, source / "model.safetensors")
+    args = ("+model=gpt_oss", f"model.source={source}", "model.rules=[{match: '*', to: keep}]", "export=numpy")
+    said = pipeline(*args, "export.dtype=fp16", cwd=tmp_path)
+    assert said.code == 6, said.err
+    assert "export.overflow=clamp" in said.err
+    assert pipeline(*args, "export.dtype=fp16", "export.overflow=clamp", cwd=tmp_path).code == 0
+
+
+def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    assert pipeline(*MAIN, "paths.run=here", cwd=tmp_path).code == 0
+    said = pipeline(*MAIN, "seed=7", "paths.run=here", cwd=tmp_path)
+    assert said.code == 2
+    assert "seed: 0 → 7" in said.err
+    assert pipeline(*MAIN, "seed=7", "paths.run=here", "overwrite=true", cwd=tmp_path).code == 0
+
+
+@pytest.mark.parametrize("tamper", ["changed", "gone"])
+def test_outputs_that_are_no_longer_what_was_written(tmp_path: Path, tamper: str) -> None:
+    assert pipeline(*MAIN, "paths.run=here", cwd=tmp_path).code == 0
+    file = next((tmp_path / "here/model").glob("*.safetensors"))
+    if tamper == "gone":
+        file.unlink()
+    else:
+        content = bytearray(file.read_bytes())
+        content[-1] ^= 1
+        file.write_bytes(content)
+    said = pipeline(*MAIN, "paths.run=here", cwd=tmp_path)
+    assert said.code == 2
+    assert file.name in said.err
+    assert "overwrite=true makes it again" in said.err
+
+
+def test_a_sweep_finishes_what_it_can_and_does_nothing_twice(tmp_path: Path) -> None:
+    sweep = ("-m", MODEL, "quant=mxfp4,none,foo")
+    first = pipeline(*sweep, cwd=tmp_path)
+    assert first.code == 6
+    assert "1 of 3 jobs failed" in first.err
+    assert "there is no 'foo' in quant" in first.err
+    assert "Traceback" not in first.err
+    outputs = tmp_path / "outputs"
+    manifests = [outputs / name / "manifest.json" for name in ("gpt_oss-mxfp4", "gpt_oss-none")]
+    before = [m.stat().st_mtime_ns for m in manifests]
+    (table,) = outputs.glob("sweep-*/sweep.csv")
+    rows = [line.split(",") for line in table.read_text().splitlines()]
+    assert [r[-1][:6] for r in rows[1:3]] == ["done", "done"]
+    assert "failed" in table.read_text()
+    again = pipeline("-m", MODEL, "quant=mxfp4,none", cwd=tmp_path)
+    assert again.code == 0, again.err
+    assert again.out.count("complete before") == 2
+    assert [m.stat().st_mtime_ns for m in manifests] == before
+    single = pipeline(*MAIN, cwd=tmp_path)  # and a run by itself is the sweep's
+    assert "complete already" in single.err
+
+
+@pytest.mark.parametrize("args", [("--help",), ("plan", *MAIN), ("graph", *MAIN)], ids=["help", "plan", "graph"])
+def test_what_reads_nothing_imports_no_framework(tmp_path: Path, args: tuple[str, ...]) -> None:
+    code = f"""
+import sys, runpy
+sys.argv = ["pipeline", *{args!r}]
+try:
+    runpy.run_module("pipeline", run_name="__main__")
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = {{"jax", "torch", "transformers", "flax", "dask", "distributed", "pandas", "scipy"}} & set(sys.modules)
+assert not heavy, heavy
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_oracles_know_numpy_only() -> None:
+    """import-linter has lists of what is forbidden; this is the list of what is allowed."""
+    import ast
+
+    for path in (ROOT / "tests/oracles").glob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+        names |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+        tops = {n.partition(".")[0] for n in names if not n.startswith("tests.oracles")}
+        assert tops <= {"numpy", *sys.stdlib_module_names}, path
