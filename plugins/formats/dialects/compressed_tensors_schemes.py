@@ -49,12 +49,13 @@ def format_of(scheme: Scheme, int8: str) -> str:
         )
     wide = scheme.scale in WIDE.values() and scheme.second is None
     integer = scheme.element in INTS and scheme.zero in (None, "int") and wide
+    strategy = _strategy(scheme) if wide else ""
     if scheme.element == "e4m3" and wide:
         return "float-quantized"
     name = int8 if scheme.element in ("int8", "uint8") else "pack-quantized"
-    if integer and scheme.zero is not None and _strategy(scheme) not in ("group", "channel"):
+    if integer and scheme.zero is not None and strategy not in ("group", "channel"):
         raise ValueError("zero points are held for strategies group and channel, that is, for block_rows=1")
-    if integer and name == "pack-quantized" and _strategy(scheme) == "block":
+    if integer and name == "pack-quantized" and strategy == "block":
         raise ValueError("pack-quantized has scales of a tensor, a row or a group of a row, not of tiles of rows")
     if integer:
         return name

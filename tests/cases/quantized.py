@@ -1,0 +1,66 @@
+"""Quantized tensors of any scheme with random components, and folders of leaves as a dialect sees them."""
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from pipeline.formats import PEEKED, Binding, Dialect
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from pipeline.tensors.views import JoinedStore, split
+from pipeline.testing.memory import MemoryStore
+
+
+def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:
+    """Random codes, all of them likely; scales and second scales that are finite and not far from 1."""
+    rng = np.random.default_rng(seed)
+    shapes, found = scheme.components(shape), {}
+    found["codes"] = rng.integers(0, 256, shapes["codes"], dtype=np.uint8)
+    if scheme.element == "e4m3":
+        found["codes"][found["codes"] & 0x7F == 0x7F] ^= 1  # NaN
+    for name, dims in shapes.items():
+        dtype = numpy_dtype(scheme.dtypes[name])
+        if name == "zeros":
+            found[name] = rng.integers(0, 1 << scheme.element_bits, dims).astype(dtype)
+        elif name != "codes":
+            whole = dtype == np.uint8
+            found[name] = (rng.integers(118, 130, dims) if whole else rng.uniform(0.25, 4, dims)).astype(dtype)
+    return QTensor(scheme=scheme, **found)
+
+
+def leaves_of(binding: Binding, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """The leaves of a binding for writing, filled from whole tensors and constants; every element exactly once."""
+    leaves = {n: np.zeros(s.shape, numpy_dtype(s.dtype)) for n, s in binding.leaves.items()}
+    filled = {n: np.zeros(s.shape, np.int8) for n, s in binding.leaves.items()}
+    for name, bound in binding.tensors.items():
+        for leaf, box, array in split(bound, (), tensors[name]):
+            assert array.dtype == leaves[leaf].dtype, leaf
+            leaves[leaf][box] = array
+            filled[leaf][box] += 1
+    for leaf, content in binding.constants.items():
+        leaves[leaf] = np.frombuffer(content, leaves[leaf].dtype).reshape(leaves[leaf].shape)
+        filled[leaf] += 1
+    assert all((f == 1).all() for f in filled.values())
+    return leaves
+
+
+def seen_by(dialect: Dialect, leaves: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config that a loader hands to `decode`: with the leaves that the dialect peeks at."""
+    patterns = getattr(dialect, "peeks", ())
+    peeked = {n: a for n, a in leaves.items() if any(fnmatchcase(n, p) for p in patterns)}
+    return {**config, PEEKED: peeked}
+
+
+def read(dialect: Dialect, leaves: Mapping[str, Any], config: Mapping[str, Any]) -> JoinedStore:
+    """The logical tensors of `leaves`."""
+    specs = {n: TensorSpec(a.shape, _dtype(a)) for n, a in leaves.items()}
+    return JoinedStore(MemoryStore(leaves), dialect.decode(specs, seen_by(dialect, leaves, config)))
+
+
+def _dtype(array: Any) -> str:
+    from pipeline.tensors.spec import dtype_name
+
+    return dtype_name(array.dtype)
