@@ -17,6 +17,12 @@ from pathlib import Path
 
 VARIABLE = "WEIGHTMILL_CONFIG_DIR"
 PACKAGES = ("stages", "plugins")
+ROOT = Path(__file__).parents[1]
+
+# An editable install serves our packages by a finder that comes after `sys.path`. Started in the user's folder, Python
+# would then take its `stages` for the whole of ours; on the path, ours is the real package and wins.
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
 
 
 def folder() -> Path | None:
