@@ -1,7 +1,9 @@
 """Quantized tensors of any scheme with random components, and folders of leaves as a dialect sees them."""
 
+import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,9 +11,10 @@ import numpy as np
 from pipeline.formats import PEEKED, Binding, Dialect
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore
+from plugins.formats.safetensors import SafeTensors
 
 
 def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:
@@ -56,11 +59,23 @@ def seen_by(dialect: Dialect, leaves: Mapping[str, Any], config: Mapping[str, An
 
 def read(dialect: Dialect, leaves: Mapping[str, Any], config: Mapping[str, Any]) -> JoinedStore:
     """The logical tensors of `leaves`."""
-    specs = {n: TensorSpec(a.shape, _dtype(a)) for n, a in leaves.items()}
+    specs = {n: TensorSpec(a.shape, dtype_name(a.dtype)) for n, a in leaves.items()}
     return JoinedStore(MemoryStore(leaves), dialect.decode(specs, seen_by(dialect, leaves, config)))
 
 
-def _dtype(array: Any) -> str:
-    from pipeline.tensors.spec import dtype_name
-
-    return dtype_name(array.dtype)
+def write_folder(folder: Path, dialect: Dialect, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> Binding:
+    """A checkpoint folder written with the SafeTensors container; quantized tensors decode to `config`'s dtype."""
+    dtype = {"float32": "F32", "float16": "F16"}.get(config.get("dtype", ""), "BF16")
+    specs = {n: TensorSpec(tuple(v.shape), dtype, v.scheme) for n, v in tensors.items() if isinstance(v, QTensor)}
+    specs = {n: specs.get(n) or TensorSpec(v.shape, dtype_name(v.dtype)) for n, v in tensors.items()}
+    binding = dialect.encode(specs, config)
+    container = SafeTensors()
+    layout = container.layout(binding.leaves, {"format": "pt"}, None)
+    folder.mkdir(parents=True, exist_ok=True)
+    container.begin(folder, layout)
+    for leaf, array in leaves_of(binding, tensors).items():
+        container.write(folder, layout, leaf, (), array)
+    (folder / "config.json").write_text(json.dumps(binding.config))
+    for name, content in {**layout.extra, **binding.files}.items():
+        (folder / name).write_bytes(content)
+    return binding
