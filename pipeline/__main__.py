@@ -6,6 +6,7 @@ Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -93,6 +94,7 @@ def _run_hydra(args: list[str]) -> None:
             raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
         os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
     register()
+    args = [_quoted(a) for a in args]
     sys.argv = [sys.argv[0], *args]
     try:
         job()
@@ -106,6 +108,16 @@ def _run_hydra(args: list[str]) -> None:
         if _debug:
             raise
         raise said from None
+
+
+def _quoted(arg: str) -> str:
+    """`key=PATH` in Hydra's quotes where its grammar would stumble over a path that exists (`a=b`, `a b`, `a~1`)."""
+    key, _, path = arg.partition("=")
+    plain = (
+        arg.startswith("-") or re.fullmatch(r"[A-Za-z0-9_/.+:@%*?|$-]*", path) or not Path(path).expanduser().exists()
+    )
+    escaped = path.replace("'", "\\'")
+    return arg if plain else f"{key}='{escaped}'"
 
 
 def _option(args: list[str], *names: str) -> str | None:

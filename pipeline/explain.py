@@ -11,7 +11,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -65,7 +65,10 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
         return f"{override}: {_unknown_key(key, good)}"
-    return f"{override}: {str(why).partition(chr(10))[0]}"
+    said = str(why).partition(chr(10))[0]
+    if isinstance(why, OverrideParseException) and re.search(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]", value):
+        return f"{override}: {said}; a value with such characters goes in quotes, here '{key}=\"{value}\"'"
+    return f"{override}: {said}"
 
 
 def _unknown_key(key: str, good: list[str]) -> str:

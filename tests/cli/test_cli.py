@@ -1,6 +1,7 @@
 """The command line: verbs, exit codes, and what is said of every kind of mistake."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,21 @@ def exit_code(tmp_path: Path, *args: str) -> int:
     assert said.err.startswith("error: "), said.err
     assert "Traceback" not in said.err
     return said.code
+
+
+@pytest.mark.parametrize("name", ["a=b", "it's here", "a, b", "a~1", "(x)", "{x}", "[x]", "back\\slash", "ü"])
+def test_a_source_may_be_called_anything(tmp_path: Path, name: str) -> None:
+    """Hydra's grammar has other uses for most of these; an override whose value is a path that exists is that path."""
+    shutil.copytree(ROOT / "plugins/models/gpt_oss/tiny", tmp_path / name)
+    said = pipeline("plan", *MAIN, f"model.source={name}", cwd=tmp_path)
+    assert said.code == 0, said.err
+
+
+def test_a_value_that_does_not_parse_is_said_to_want_quotes(tmp_path: Path) -> None:
+    said = pipeline(*MAIN, "export.path=a=b", cwd=tmp_path)
+    assert said.code == 2
+    assert "goes in quotes, here 'export.path=\"a=b\"'" in said.err
+    assert pipeline("plan", *MAIN, 'export.path="a=b"', cwd=tmp_path).code == 0
 
 
 def test_plan_problems_exit_with_3(tmp_path: Path) -> None:
