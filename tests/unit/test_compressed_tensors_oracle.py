@@ -45,7 +45,7 @@ def library(dialect: CompressedTensors, q: QTensor) -> tuple[Any, Any, dict[str,
     return BaseCompressor.get_value_from_registry(config.format), scheme, leaves
 
 
-def expected(q: QTensor, rounded_to: Any) -> np.ndarray:
+def expected(q: QTensor, rounded_to: Any) -> Any:
     """Values with the one rounding that the library makes, in the scale's dtype; for NVFP4 three."""
     if q.scheme != NVFP4:
         return dequantize(q).astype(rounded_to).astype(np.float32)
@@ -189,13 +189,14 @@ def encode(values: np.ndarray, scheme: Scheme) -> np.ndarray:
     return np.packbits(stream, axis=-1, bitorder="little")
 
 
-def loads() -> Any:
+def loads() -> list[Any]:
     """Every case, kept packed and decoded on loading."""
     why = "compressed-tensors 0.20 compresses meta modules without packing their zero points, so that none fit"
+    found: list[Any] = []
     for case, (_, scheme, fmt) in CASES.items():
         broken = (pytest.mark.xfail(reason=why, strict=True),) if fmt == "pack-quantized" and scheme.zero else ()
-        yield pytest.param(case, False, marks=broken)
-        yield case, True
+        found += [pytest.param(case, False, marks=broken), (case, True)]
+    return found
 
 
 @pytest.mark.parametrize(("case", "dequantize_on_load"), loads())
