@@ -19,6 +19,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
+
 from pipeline.errors import ConfigError, StageError, did_you_mean
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
@@ -111,7 +113,7 @@ class Elementwise:
         if name not in self.names:
             return value
         given = value.shape, value.dtype
-        made = self.fn(value)
+        made = np.asarray(self.fn(value))  # arithmetic turns an array of no dimensions into a scalar
         if (made.shape, made.dtype) != given:
             raise StageError(
                 f"{name}: the function given to `map` turned {given[1]} {given[0]} into {made.dtype} {made.shape}; "
