@@ -7,14 +7,22 @@ worker loses nothing that was done.
 """
 
 import heapq
+import logging
+import pickle
+import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from typing import Any
 
 from pipeline.errors import StageError, WeightmillError
 from pipeline.spine import Dask
+
+SILENT = logging.CRITICAL + 1  # closed connections are "critical" to a scheduler that is being closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,17 @@ def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any
     raise AssertionError("unreachable")
 
 
+def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
+    """`attempt` on a worker: an error that would not survive the way back travels as its text."""
+    result = attempt(fn, retries, label, args)
+    if isinstance(result, Failure):
+        try:
+            pickle.loads(pickle.dumps(result.error))
+        except Exception:
+            return Failure(label, StageError(f"{label}: {type(result.error).__name__}: {result.error}"))
+    return result
+
+
 def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone) -> dict[str, Any]:
     """Run on Dask's threaded scheduler in this process; returns every task's result (a `Failure` where it failed).
 
@@ -92,6 +111,7 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
     stop = threading.Event()
     held = Resources(conf.resources)
     results: dict[str, Any] = {}
+    first: list[Failure] = []
 
     def call(task: Task, args: list[Any], after: list[Any]) -> Any:
         failed = next((r for r in (*args, *after) if isinstance(r, Failure)), None)
@@ -102,7 +122,8 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
                 result = attempt(task.fn, conf.retries, task.label, args)
         with lock:
             results[task.key] = result
-            if isinstance(result, Failure) and failed is None and not conf.keep_going:
+            if isinstance(result, Failure) and failed is None and not conf.keep_going and not stop.is_set():
+                first.append(result)
                 stop.set()
             if failed is None and not stop.is_set():
                 on_done(task, result)
@@ -116,8 +137,13 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
         graph[task.key] = DaskTask(task.key, call, task, args, List(*(TaskRef(k) for k in task.after)))
     try:
         get(graph, [t.key for t in tasks], num_workers=workers)
+    except Exception:
+        if first:  # what Dask saw first may be a task that only stopped because of it
+            first[0].raise_()
+        raise
     finally:
-        stop.set()  # after an interrupt, tasks already queued must not start
+        with lock:  # after an interrupt, tasks already queued must not start, and none may report any more
+            stop.set()
     return results
 
 
@@ -152,10 +178,13 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
     A task is submitted when everything before it is done and its results are here, so nothing that was done depends on
     a worker staying alive. A worker that dies has its running tasks repeated elsewhere; tasks write the same bytes to
     the same place, so that is safe.
+
+    Raises:
+        WeightmillError: the first failure, unless `conf.keep_going`; or the scheduler is gone.
     """
     from distributed import as_completed
 
-    by_key = {t.key: t for t in tasks}
+    session = uuid.uuid4().hex  # a scheduler may serve others, whose keys must not be ours
     waiting = {t.key: {a.key for a in t.args if isinstance(a, Ref)} | set(t.after) for t in tasks}
     users: dict[str, list[str]] = {}
     for key, needs in waiting.items():
@@ -166,7 +195,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
     heapq.heapify(ready)
     results: dict[str, Any] = {}
     handles: dict[str, Any] = {}
-    futures: dict[str, Any] = {}
+    futures: dict[str, tuple[Task, Any]] = {}
     done = as_completed(loop=client.loop, raise_errors=False)
 
     def settle(task: Task, result: Any, *, ran: bool) -> None:
@@ -191,23 +220,27 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
                     continue
                 args = [(handles.get(a.key) or results[a.key]) if isinstance(a, Ref) else a for a in task.args]
                 future = client.submit(
-                    attempt, task.fn, conf.retries, task.label, args,
-                    key=task.key, retries=conf.retries, resources=dict(task.resources) or None, pure=False,
-                    priority=-order[task.key],
+                    attempt_remotely, task.fn, conf.retries, task.label, args,
+                    key=f"{task.key}-{session}", retries=conf.retries, resources=dict(task.resources) or None,
+                    pure=False, priority=-order[task.key],
                 )  # fmt: skip
-                futures[task.key] = future
+                futures[future.key] = task, future
                 done.add(future)
             future = next(done)
-            task = by_key[future.key]
-            del futures[task.key]
+            task, _ = futures.pop(future.key)
+            if future.status not in ("finished", "error"):
+                raise StageError(f"{task.label}: lost ({future.status}): the Dask scheduler is gone or dropped it")
             good = future.status == "finished"
-            result = future.result() if good else Failure(task.label, future.exception())
+            try:
+                result = future.result() if good else Failure(task.label, future.exception())
+            except (OSError, CancelledError) as why:  # a connection that broke is an OSError
+                raise StageError(f"{task.label}: its result is lost, the Dask scheduler is gone ({why})") from None
             if task.handle:
                 handles[task.key] = future
             settle(task, result, ran=True)
     finally:
-        if futures:
-            client.cancel(list(futures.values()), force=True)
+        if futures and client.status == "running":
+            client.cancel([f for _, f in futures.values()], force=True)
     return results
 
 
@@ -221,12 +254,19 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
     import dask
     from distributed import Client, LocalCluster
 
+    # A lost worker is dealt with, and what cannot be is raised.
+    for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
+        logging.getLogger(name).setLevel(SILENT)
     with ExitStack() as stack:
         if conf.address:
             try:
-                client = stack.enter_context(Client(conf.address, timeout="10s", set_as_default=False))
+                client = stack.enter_context(Client(conf.address, timeout="5s", set_as_default=False))
             except (OSError, TimeoutError, ValueError) as why:
                 raise StageError(f"dask.address={conf.address!r}: no scheduler answers there ({why})") from None
+            try:
+                client.wait_for_workers(1, timeout=5)
+            except TimeoutError:
+                raise StageError(f"dask.address={conf.address!r}: the scheduler there has no workers") from None
             there = len(client.scheduler_info(n_workers=-1)["workers"])
             say(f"Dask scheduler {client.scheduler.address}, {there} workers")
         else:
@@ -234,18 +274,33 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
             stack.enter_context(
                 dask.config.set({f"distributed.worker.memory.{k}": False for k in ("target", "spill", "pause")})
             )
-            cluster = stack.enter_context(
-                LocalCluster(
-                    n_workers=workers,
-                    threads_per_worker=conf.threads_per_worker,
-                    processes=True,
-                    memory_limit=worker_nbytes,
-                    dashboard_address="127.0.0.1:0" if conf.dashboard else None,
-                    resources=dict(conf.resources) or None,
-                    host="127.0.0.1",
+            with _interrupts_are_ours():
+                cluster = stack.enter_context(
+                    LocalCluster(
+                        n_workers=workers,
+                        threads_per_worker=conf.threads_per_worker,
+                        processes=True,
+                        memory_limit=worker_nbytes,
+                        silence_logs=SILENT,
+                        dashboard_address="127.0.0.1:0",  # None would listen on every interface, at port 8787
+                        scheduler_kwargs={"dashboard": conf.dashboard},
+                        resources=dict(conf.resources) or None,
+                        host="127.0.0.1",
+                    )
                 )
-            )
             client = stack.enter_context(Client(cluster, set_as_default=False))
             where = f", dashboard {client.dashboard_link}" if conf.dashboard else ""
             say(f"Dask cluster: {workers} workers × {conf.threads_per_worker} threads{where}")
         yield client
+
+
+@contextmanager
+def _interrupts_are_ours() -> Iterator[None]:
+    """Threads and processes that start in the body never see SIGINT: Ctrl-C reaches all of a terminal's processes, and
+    one of them should end the run, once. What arrives meanwhile arrives after the body."""
+    resource_tracker.ensure_running()  # it unblocks SIGINT in the thread that starts it
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -4,8 +4,10 @@ A line says what was written and its digest; a resumed run believes a line only 
 digest. A torn last line (kill -9, power cut) is ignored.
 """
 
+import errno
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +21,7 @@ class Journal:
 
     def __init__(self, path: Path):
         self.path = path
-        self._file: IO[str] | None = None
+        self._file: IO[bytes] | None = None
 
     def read(self) -> dict[str, Any]:
         """Records so far; later lines win."""
@@ -35,14 +37,14 @@ class Journal:
 
     def append(self, key: str, record: Any) -> None:
         """Raises StorageError when the line cannot be written."""
+        line = json.dumps({"key": key, "record": record}).encode() + b"\n"
         try:
             if self._file is None:
                 torn = self.path.exists() and self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n")
-                self._file = self.path.open("a")
-                if torn:
-                    self._file.write("\n")
-            self._file.write(json.dumps({"key": key, "record": record}) + "\n")
-            self._file.flush()
+                self._file = self.path.open("ab", buffering=0)  # a line that failed must not linger in a buffer
+                line = b"\n" + line if torn else line
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as why:
             raise StorageError(f"{self.path}: {why.strerror}") from None
 

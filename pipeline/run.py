@@ -65,6 +65,7 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
         chunk = max(SMALLEST_CHUNK, chunk // 2)
         plan = make_plan(run.stages, replace(ctx, chunk_nbytes=chunk))
         plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
+    plan.problems += _lacking(plan, conf)
     if fit.peak > bound:
         one = _memory(plan, conf, bound, 1)
         fewer = f" or dask.workers=1 ({show_bytes(one.peak)})" if one.peak <= bound else ""
@@ -77,6 +78,15 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
             )
         )
     return plan
+
+
+def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
+    """Resources that a stage asks for and no worker has: its tasks would wait for ever."""
+    for node in plan.nodes.values():
+        for tag, amount in getattr(node.stage, "resources", {}).items():
+            if not conf.address and amount > conf.resources.get(tag, 0):
+                text = f"needs {amount} of resource {tag!r}; dask.resources has {conf.resources.get(tag, 'none')}"
+                yield Problem(f"stages.{node.name}", text)
 
 
 def _memory(plan: Plan, conf: Dask, bound: int, workers: int) -> MemoryPlan:
@@ -142,14 +152,15 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
-        obstacles = [p for w in plan.works.values() for p in getattr(w, "obstacles", _none)(resuming=resuming)]
+        known = journal.read() if resuming else {}
+        obstacles = _obstacles(plan, identity(what), known)
         if obstacles:
             raise PlanError(obstacles, exit_code=5)
         write_json(run_dir / "run.json", what)
         write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
         try:
-            results, records = _graph(run, plan, what, journal, events, fresh=not resuming)
+            results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
         finally:
             journal.close()
         report = build_report(run, plan, results, records, command, started)
@@ -158,8 +169,19 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
     return report
 
 
-def _none(**_: Any) -> list[Problem]:
-    return []
+def _obstacles(plan: Plan, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
+    """What works that can tell (`obstacles`) find in their way, given what an earlier try had done."""
+    found = []
+    for name, work in plan.works.items():
+        if hasattr(work, "obstacles"):
+            finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
+            found += work.obstacles(finished=finished)
+    return found
+
+
+def chunk_key(run_id: str, name: str, chunk: Chunk) -> str:
+    """The hash of the run's identity and the chunk, so that a journal line of another run never matches."""
+    return f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"
 
 
 def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:
@@ -222,12 +244,11 @@ def _first_difference(before: Any, now: Any, where: str = "") -> str:
 
 
 def _graph(
-    run: RunConfig, plan: Plan, what: Mapping[str, Any], journal: Journal, events: Events, *, fresh: bool
+    run: RunConfig, plan: Plan, run_id: str, journal: Journal, known: Mapping[str, Any], events: Events, *, fresh: bool
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and eager stages measured."""
     conf = run.spine.dask
-    known = {} if fresh else journal.read()
-    tasks = build_tasks(plan, identity(what), known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
+    tasks = build_tasks(plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
     chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
     journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
     events.total(sum(t.weight for t in tasks), len(chunk_keys))
@@ -236,10 +257,11 @@ def _graph(
         if isinstance(result, Failure):
             events.say(f"failed: {result.label}: {result.error}")
         elif task.key in journaled:
-            if task.key not in known or known[task.key] != result:
+            reused = result.get("reused", False) if task.fn is do_chunk else known.get(task.key) == result
+            if not reused:
                 journal.append(task.key, result)
             if task.fn is do_chunk:
-                events.chunk(task.label, task.weight, bool(result.get("reused")))
+                events.chunk(task.label, task.weight, reused)
 
     if conf.address or conf.scheduler == "distributed":
         workers = worker_count(conf)
@@ -259,10 +281,7 @@ def _graph(
 def build_tasks(
     plan: Plan, run_id: str, known: Mapping[str, Any], *, fresh: bool, digest_inputs: bool = False
 ) -> list[Task]:
-    """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end.
-
-    A chunk's key is the hash of the run's identity and the chunk, so that a journal line of another run never matches.
-    """
+    """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end."""
     tasks: list[Task] = []
     if digest_inputs:
         for file in plan.inputs:
@@ -298,7 +317,7 @@ def _work_tasks(
     yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
     keys = []
     for chunk in work.chunks:
-        key = f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"
+        key = chunk_key(run_id, name, chunk)
         keys.append(key)
         yield Task(
             key, do_chunk, (Ref(handle), chunk, known.get(key)), (begun,), resources,

@@ -28,7 +28,7 @@ from pipeline.tensors.views import MappedStore, grain, leaf_box, split
 from pipeline.units import parse_bytes, show_bytes
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
-TASK_SCRATCH_NBYTES = 8 << 20  # tiles of the codec, staging of strided reads, slabs of transposed writes
+TASK_SCRATCH_NBYTES = 12 << 20  # tiles of the codec, staging of strided reads, slabs of transposed writes
 
 
 @dataclass(frozen=True)
@@ -156,10 +156,15 @@ class ExportWork:
             peak = max(peak, taken + between + given)
         return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
 
-    def obstacles(self, *, resuming: bool) -> list[Problem]:
-        """What stands in the way on disk: an existing target, too little space."""
+    def obstacles(self, *, finished: bool) -> list[Problem]:
+        """What stands in the way on disk: an existing target, too little space.
+
+        Args:
+            finished: every chunk was done before, so that a target without a partial folder is this export's own.
+        """
         problems = []
-        if self.target.exists() and not resuming and not self.overwrite:
+        own = finished and not self.overwrite and not self.partial.exists() and self.target.exists()
+        if self.target.exists() and not own and not self.overwrite:
             problems.append(
                 Problem("export.path", f"{self.target} exists already; choose another, or overwrite=true to replace it")
             )
@@ -168,7 +173,7 @@ class ExportWork:
             there = there.parent
         if not os.access(there, os.W_OK):
             problems.append(Problem("export.path", f"{there} is not writable"))
-        needed = sum(f.nbytes for f in self.outputs)
+        needed = 0 if own else sum(f.nbytes for f in self.outputs)
         if self.partial.exists():
             needed -= sum(p.stat().st_blocks * 512 for p in self.partial.iterdir())
         free = shutil.disk_usage(there).free
@@ -182,8 +187,8 @@ class ExportWork:
         try:
             if fresh and self.partial.exists():
                 shutil.rmtree(self.partial)
-            if not fresh and not self.partial.exists() and self.target.exists():
-                # Killed between the rename and the manifest: open the export again, its digests will tell.
+            if not fresh and not self.overwrite and not self.partial.exists() and self.target.exists():
+                # Killed between the rename and the manifest (see `obstacles`): open it again, its digests will tell.
                 self.target.rename(self.partial)
             self.partial.mkdir(parents=True, exist_ok=True)
         except OSError as why:
@@ -226,6 +231,8 @@ class ExportWork:
             _sync(self.partial)
             if self.target.exists():
                 old = self.target.with_name(self.target.name + ".replaced")
+                if old.exists():  # killed while replacing
+                    shutil.rmtree(old)
                 self.target.rename(old)
                 self.partial.rename(self.target)
                 shutil.rmtree(old)
