@@ -98,7 +98,7 @@ class Gguf(InPlace):
         kv, types = given["kv"], given["types"]
         if problems := [p for name, spec in leaves.items() for p in _problems(name, spec, types.get(name))]:
             raise PlanError(problems)
-        shards = _split(leaves, max_shard_bytes)
+        shards = _split(leaves, len(header_bytes(kv, {})), max_shard_bytes)
         names = [f"{self.stem}{SUFFIX}"]
         if len(shards) > 1:
             names = [f"{self.stem}-{i:05d}-of-{len(shards):05d}{SUFFIX}" for i in range(1, len(shards) + 1)]
@@ -147,16 +147,18 @@ def _problems(name: str, spec: TensorSpec, kind: str | None) -> list[Problem]:
     return found
 
 
-def _split(leaves: Mapping[str, TensorSpec], most: int | None) -> list[dict[str, TensorSpec]]:
-    """Cut `leaves` in order so that the data of each file has at most `most` bytes; one leaf may have more."""
+def _split(leaves: Mapping[str, TensorSpec], kv_nbytes: int, most: int | None) -> list[dict[str, TensorSpec]]:
+    """Cut `leaves` in order so that each file, header included, has at most `most` bytes; one leaf may have more."""
+    fixed = 256  # counts, what says where a file belongs, and padding
     shards: list[dict[str, TensorSpec]] = [{}]
-    used = 0
+    used = fixed + kv_nbytes
     for name, spec in leaves.items():
-        if most is not None and shards[-1] and used + _aligned(spec.nbytes) > most:
+        cost = _aligned(spec.nbytes) + 24 + len(name.encode()) + 8 * len(spec.shape)
+        if most is not None and shards[-1] and used + cost > most:
             shards.append({})
-            used = 0
+            used = fixed
         shards[-1][name] = spec
-        used += _aligned(spec.nbytes)
+        used += cost
     return shards
 
 

@@ -63,6 +63,8 @@ def dequantize(q: Any) -> Any:
         out = out * spread(np.ldexp(1.0, q.scales.astype(np.int64) - 127))
     else:
         out = out * spread(q.scales.astype(np.float64))
+    if s.zero == "min_f16":
+        out = out + spread(q.zeros.astype(np.float64))
     if s.second is not None:
         out = out / q.second.astype(np.float64) if s.second == "inverse_f32" else out * q.second.astype(np.float64)
     return out

@@ -15,7 +15,7 @@ from pipeline.tensors.views import stored_leaves
 from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv
 from plugins.formats.dialects.gguf_table import ARCHS, Arch, Entry, entries
 from plugins.formats.dialects.gguf_tokenizer import GENERATION, TAKES, from_kv, tokenizer_kv
-from plugins.formats.gguf_types import FILE_TYPES, PLAIN, SCHEMES, Ggml, PerMatrix, stored_shape, type_of
+from plugins.formats.gguf_types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, Ggml, PerMatrix, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
 FLOATS = ("BF16", "F16", "F32")
@@ -57,12 +57,14 @@ class Gguf:
         if problems:
             raise PlanError(problems)
         tensors: dict[str, Bound] = {}
-        for entry in entries(arch, sizes_of(made)):
+        table = list(entries(arch, sizes_of(made)))
+        for entry in table:
             bound = _bind(entry, leaves, types, problems)
             if bound is not None:
                 tensors[entry.logical] = bound
         ignored = {n: why for n in leaves for end, why in IGNORED.items() if n.endswith(end)}
-        problems += _check(leaves, stored_leaves(tensors), ignored)
+        expected = {leaf for entry in table for leaf in entry.leaves}
+        problems += _check(leaves, stored_leaves(tensors), expected | ignored.keys())
         if problems:
             raise PlanError(problems)
         decoded = sorted({kind for kind in types.values() if kind not in PLAIN and kind not in SCHEMES})
@@ -130,8 +132,8 @@ def _bind(
     except ValueError as why:
         problems.append(Problem(entry.leaves[0], str(why)))
         return None
-    if kind in PLAIN and kind not in FLOATS:
-        problems.append(Problem(entry.leaves[0], f"has type {kind}; weights are floats or quantized"))
+    if kind in UNREADABLE or (kind in PLAIN and kind not in FLOATS):
+        problems.append(Problem(entry.leaves[0], f"has type {kind}, which weights cannot be read from"))
         return None
     parts = _parts(entry, kind, "")
     dtype = "BF16" if scheme is not None else kind if kind in PLAIN else "F32"
@@ -197,9 +199,7 @@ def _scaled(spec: TensorSpec, parts: tuple[Part, ...], leaf: str) -> Bound:
     return Bound(replace(spec, scheme=scheme), (*parts, Part(leaf, "second", packing=PerMatrix())))
 
 
-def _check(
-    leaves: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], ignored: Mapping[str, str]
-) -> Iterator[Problem]:
+def _check(leaves: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], known: set[str]) -> Iterator[Problem]:
     """Shapes that are wrong, and leaves that nothing takes."""
     for name, want in wanted.items():
         if leaves[name] != want:
@@ -207,7 +207,7 @@ def _check(
                 f"is stored as {leaves[name].dtype}{list(leaves[name].shape)}, expected {want.dtype}{list(want.shape)}"
             )
             yield Problem(name, text)
-    for i, name in enumerate(n for n in leaves if n not in wanted and n not in ignored):
+    for i, name in enumerate(n for n in leaves if n not in wanted and n not in known):
         hint = did_you_mean(name, wanted) if i < MOST_HINTS else ""
         yield Problem(name, f"is not a tensor of this architecture, or not with this metadata{hint}")
 
