@@ -1,0 +1,100 @@
+"""Every command in README.md runs, in order, and prints what README.md says it prints.
+
+```sh blocks are run by bash in an empty folder; a ```text block after one is its stdout, where a line `…` stands for
+any lines, and times and rates are not compared. ```python blocks are run there too. `make` is only asked whether it
+knows the target: running it here would run these tests inside themselves.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import ROOT
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+HOME = "/home/ada/weightmill"  # where the README's reader is
+
+
+def blocks() -> list[tuple[str, str, str | None]]:
+    """Language, content and (of a shell block) what it prints, for every block that is run."""
+    found = [(m[1], m[2]) for m in BLOCK.finditer((ROOT / "README.md").read_text())]
+    after = [*found[1:], ("", "")]
+    return [
+        (kind, text, following if next_kind == "text" and kind == "sh" else None)
+        for (kind, text), (next_kind, following) in zip(found, after, strict=True)
+        if kind in ("sh", "python")
+    ]
+
+
+def stable(text: str) -> list[str]:
+    """Lines without what depends on the machine, or on the width of what does."""
+    text = re.sub(r"\d+(\.\d+)? ([KMGT]iB|B)/s", "RATE", text)
+    text = re.sub(r"\b\d+(\.\d+)? s\b", "TIME", text)
+    lines = (" ".join(re.sub(r"[━─┏┓┗┛┡┩╇┳┻┌┐└┘┬┴┼├┤╈]", "", line).split()) for line in text.splitlines())
+    return [line for line in lines if line]
+
+
+def same(said: str, expected: str) -> bool:
+    pattern = "".join(".*\n" if line == "…" else re.escape(line) + "\n" for line in stable(expected))
+    pattern = pattern.replace(".*\n", "(?:.*\n)*?")
+    return re.fullmatch(pattern, "".join(f"{line}\n" for line in stable(said))) is not None
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The reader's folder and environment."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return tmp_path_factory.mktemp("readme"), {**os.environ, "PATH": path, "COLUMNS": "140"}
+
+
+def test_every_command_runs_and_says_what_the_readme_says(reader: tuple[Path, dict[str, str]]) -> None:
+    """One test, because later commands read what earlier ones wrote."""
+    cwd, env = reader
+    ran = compared = 0
+    for kind, text, expected in blocks():
+        script = re.sub(r"^make ", f"make --no-print-directory -n -C '{ROOT}' ", text, flags=re.M)
+        command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
+        done = subprocess.run(
+            command, cwd=cwd, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        assert done.returncode == 0, f"{text}\n{done.stderr}\n{done.stdout}"
+        ran += 1
+        if expected is not None:
+            said = done.stdout.replace(str(cwd), HOME)
+            assert same(said, expected), f"{text}\nREADME.md says:\n{expected}\nit prints:\n{said}"
+            compared += 1
+    assert ran >= 10
+    assert compared >= 4
+
+
+def test_what_make_can_do_is_what_make_help_says() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    (phony,) = re.findall(r"^\.PHONY: (help .*)$", makefile, re.M)
+    done = subprocess.run(["make", "-C", str(ROOT), "help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(phony.split()) == set(re.findall(r"^(\w+)  +\S", done.stdout, re.M))
+    for verb in phony.split():
+        asked = subprocess.run(["make", "-n", "-C", str(ROOT), verb], capture_output=True, text=True, check=False)
+        assert asked.returncode == 0, asked.stderr
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "equal"),
+    [
+        ("a\nb\n", "a\nb", True),
+        ("a\nb\n", "a\nc", False),
+        ("a\nb\nc\n", "a", False),
+        ("a\nb\nc\n", "…\nc", True),
+        ("a\nb\nc\n", "…\nb\n…", True),
+        ("a\nb\nc\n", "…\nd\n…", False),
+        ("┏━┓\n│ x │ 0.12 s │ 1.0 GiB/s │\n", "│ x │   3.4 s │ 17.3 MiB/s │", True),
+        ("│ x │ 18.85 dB │\n", "│ x │ 18.86 dB │", False),
+        ("4.9 MiB\n", "4.8 MiB", False),
+    ],
+)
+def test_the_comparison_itself(said: str, expected: str, equal: bool) -> None:
+    assert same(said, expected) is equal
