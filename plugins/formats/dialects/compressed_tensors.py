@@ -55,27 +55,21 @@ class CompressedTensors:
             raise PlanError(problems)
         reader = _Reader(leaves, groups, linears.config_dtype(config), config.get(PEEKED, {}))
         packed = dict.fromkeys(n.rpartition(".")[0] for n in leaves if n.rpartition(".")[2] in PACKED)
-        found = {module: bound for module in packed if (bound := reader.matrix(module))}
-        of_module = {p.leaf: module for module, bound in found.items() for p in bound.parts}
-        matrices: dict[str, Bound] = {}
-        ignored: dict[str, str] = {}
-        unknown = []
-        for name, spec in leaves.items():
-            module, _, parameter = name.rpartition(".")
-            if name in of_module:
-                matrices[f"{module}.weight"] = found[module]
-            elif parameter in LEFT_OUT:
-                ignored[name] = LEFT_OUT[parameter]
-            elif module in found and parameter == "weight_zero_point":
-                ignored[name] = "zero points of symmetric weights are zero"
-            elif parameter in PACKED or (module in packed and parameter == "weight"):
-                if module in found and name not in reader.shapes:
-                    unknown.append(name)
-            else:
-                matrices[name] = Bound(spec, (Part(name),))
+        found = {module: reader.matrix(module) for module in packed}
+
+        def owner(leaf: str) -> str | None:
+            module, _, parameter = leaf.rpartition(".")
+            return module if module in packed and parameter in ("weight", *PACKED) else None
+
+        def left_out(leaf: str) -> str | None:
+            module, _, parameter = leaf.rpartition(".")
+            if parameter == "weight_zero_point" and found.get(module):
+                return "zero points of symmetric weights are zero"
+            return LEFT_OUT.get(parameter)
+
+        matrices, ignored, unknown = linears.sort_out(leaves, found, owner, left_out, reader.shapes)
         tensors, more = linears.gather(matrices)
-        text = "is no part of its module's format"
-        if problems := [*reader.problems, *linears.leftovers(unknown, list(of_module), text), *more]:
+        if problems := [*reader.problems, *unknown, *more]:
             raise PlanError(problems)
         stored = {**stored_leaves(tensors), **{n: leaves[n] for n in reader.shapes}}
         rest = {k: v for k, v in config.items() if k not in ("quantization_config", PEEKED)}

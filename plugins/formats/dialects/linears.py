@@ -14,7 +14,7 @@ of a layer's experts have these two matrices and nothing else. Everything that i
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 from pipeline.errors import Problem, did_you_mean
@@ -134,6 +134,48 @@ def gather(matrices: Mapping[str, Bound]) -> tuple[dict[str, Bound], list[Proble
     return tensors, problems
 
 
+def sort_out(
+    leaves: Mapping[str, TensorSpec],
+    found: Mapping[str, Bound | None],
+    owner: Callable[[str], str | None],
+    left_out: Callable[[str], str | None],
+    aside: Collection[str] = (),
+) -> tuple[dict[str, Bound], dict[str, str], list[Problem]]:
+    """Every leaf of a source in its place: matrices and plain leaves in order, leaves left out, leaves without a place.
+
+    Args:
+        leaves: all of them.
+        found: quantized modules; None for one that was reported as broken.
+        owner: the quantized module that a leaf belongs to, or None.
+        left_out: the reason why a leaf that is no part of a matrix is left out, or None.
+        aside: leaves that are accounted for elsewhere.
+    """
+    of_module = {p.leaf: module for module, bound in found.items() if bound for p in bound.parts}
+    matrices: dict[str, Bound] = {}
+    ignored: dict[str, str] = {}
+    unknown = []
+    for name, spec in leaves.items():
+        bound = found.get(of_module.get(name, ""))
+        if bound is not None:
+            matrices[f"{of_module[name]}.weight"] = bound
+        elif reason := left_out(name):
+            ignored[name] = reason
+        elif (module := owner(name)) is None:
+            matrices[name] = Bound(spec, (Part(name),))
+        elif name not in aside and found.get(module):
+            unknown.append(name)
+    known = list(of_module)
+    text = "is no part of its module's format"
+    return (
+        matrices,
+        ignored,
+        [
+            Problem(name, f"{text}{did_you_mean(name, known) if i < MOST_HINTS else ''}")
+            for i, name in enumerate(unknown)
+        ],
+    )
+
+
 def leaf_problems(bound: Bound, leaves: Mapping[str, TensorSpec], because: str) -> list[Problem]:
     """What is wrong with the leaves that `bound` names; `because` says where the expectation comes from."""
     problems = []
@@ -149,13 +191,6 @@ def leaf_problems(bound: Bound, leaves: Mapping[str, TensorSpec], because: str) 
                 Problem(part.leaf, f"has shape {list(given.shape)}, expected {list(want.shape)} ({because})")
             )
     return problems
-
-
-def leftovers(unknown: list[str], known: list[str], what: str) -> list[Problem]:
-    """Leaves that nothing accounts for, with the nearest names for the first of them."""
-    return [
-        Problem(name, f"{what}{did_you_mean(name, known) if i < MOST_HINTS else ''}") for i, name in enumerate(unknown)
-    ]
 
 
 def config_dtype(config: Mapping[str, object]) -> str:

@@ -1,0 +1,128 @@
+"""bitsandbytes' facts about a packed matrix: its code books, its JSON, and the offset of quantized scales."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+STATE = "quant_state.bitsandbytes__nf4"
+DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
+LONGEST_NUMBER = 25  # characters of a float64's shortest spelling: sign, 17 digits, point, e-308
+
+# The 16 values of NF4, as fp32: QLoRA (arXiv 2305.14314), appendix E; `create_normal_map` and the kernels of
+# bitsandbytes have these digits.
+NF4 = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
+
+
+@cache
+def nf4_map() -> Any:
+    """F32 [16]."""
+    return np.array(NF4, "<f4")
+
+
+@cache
+def dynamic_map() -> Any:
+    """F32 [256], ascending: the signed dynamic map of 8 bits (Dettmers, arXiv 1511.04561; QLoRA, section 3).
+
+    For each of seven decades 10⁻⁶ … 1, the midpoints of 2^i equal intervals of [0.1, 1], both signs; with 0 and 1. The
+    bits depend on how it is computed: ends in one rounding, counted from the nearer side (torch.linspace), then in fp32.
+    """
+    one, tenth = np.float32(1), np.float32(0.1)
+    values = [np.float32(0), one]
+    for i in range(7):
+        at = np.arange(2**i + 1)
+        step = np.float64((one - tenth) / np.float32(2**i))
+        up, down = np.float64(tenth) + step * at, 1.0 - step * (2**i - at)
+        ends = np.where(at < len(at) // 2, up, down).astype(np.float32)
+        middles = (ends[:-1] + ends[1:]) / np.float32(2)
+        scaled = middles * np.float32(10.0 ** (i - 6))
+        values += [*scaled, *-scaled]
+    return np.sort(np.array(values, "<f4"))
+
+
+@dataclass(frozen=True, slots=True)
+class Nested:
+    """Second-level scales: F32 [blocks + 1], the last one the offset, ↔ the leaf's F32 [blocks].
+
+    Attributes:
+        offset: when reading, what the JSON says; not needed to write.
+    """
+
+    offset: float | None
+    dtype: str = "F32"
+    row_multiple: int = 1
+
+    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+        return (slice(0, box[0].stop - 1),)
+
+    def pack(self, value: Any) -> Any:
+        return np.ascontiguousarray(value[:-1])
+
+    def unpack(self, array: Any) -> Any:
+        assert self.offset is not None
+        return np.append(array, np.float32(self.offset)).astype("<f4")
+
+
+@dataclass(frozen=True, slots=True)
+class StateJson:
+    """The JSON of a matrix with quantized scales, whose offset is the last of the second-level scales. Written only."""
+
+    shape: tuple[int, ...]
+    torch_dtype: str
+    block: int
+    dtype: str = "U8"
+    row_multiple: int = 1
+
+    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+        return (slice(0, len(self._text(0.0)) - len("0.0") + LONGEST_NUMBER),)
+
+    def pack(self, value: Any) -> Any:
+        length = self.box(())[0].stop
+        return np.frombuffer(self._text(float(value[-1])).ljust(length), np.uint8)
+
+    def unpack(self, array: Any) -> Any:
+        raise AssertionError("the offset is read when planning")
+
+    def _text(self, offset: float) -> bytes:
+        return state_json(self.shape, self.torch_dtype, self.block, offset)
+
+
+def state_json(shape: tuple[int, ...], torch_dtype: str, block: int, offset: float | None = None) -> bytes:
+    """The JSON of a matrix; with `offset`, of one with quantized scales."""
+    state: dict[str, Any] = {"quant_type": "nf4", "blocksize": block, "dtype": torch_dtype, "shape": list(shape)}
+    if offset is not None:
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": offset}
+    return json.dumps(state).encode()
+
+
+def read_state(content: Any) -> dict[str, Any]:
+    """The JSON of a matrix, checked; `dtype` in safetensors' spelling.
+
+    Raises:
+        ValueError: not such JSON, or something NF4 does not have.
+    """
+    try:
+        state = json.loads(content.tobytes())
+    except ValueError as why:
+        raise ValueError(f"{STATE} is not JSON: {why}") from None
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE} is {type(state).__name__}, an object is expected")
+    shape, block = state.get("shape"), state.get("blocksize")
+    if state.get("quant_type") != "nf4":
+        raise ValueError(f"{STATE} has quant_type {state.get('quant_type')!r} (allowed: 'nf4')")
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{STATE} has shape {shape!r}; a list of numbers is needed")
+    if type(block) is not int:
+        raise ValueError(f"{STATE} has blocksize {block!r}; a number is needed")
+    if state.get("dtype") not in DTYPES:
+        raise ValueError(f"{STATE} has dtype {state.get('dtype')!r} (allowed: {', '.join(DTYPES)})")
+    nested = {k: state.get(k) for k in ("nested_blocksize", "nested_offset", "nested_dtype") if k in state}
+    if nested and (type(nested.get("nested_offset")) is not float or nested.get("nested_dtype") != "float32"):
+        raise ValueError(f"{STATE} has {nested!r}; nested_offset as a number and nested_dtype float32 are needed")
+    return {**state, "dtype": DTYPES[state["dtype"]]}
