@@ -22,7 +22,7 @@ from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Piece, Work
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
-from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore, grain, leaf_box, split
 from pipeline.units import parse_bytes, show_bytes
@@ -194,6 +194,10 @@ class ExportWork:
         except OSError as why:
             raise StorageError(f"cannot prepare {self.partial}: {why.strerror}") from None
         self.container.begin(self.partial, self.layout)
+        for leaf, content in self.binding.constants.items():
+            spec = self.binding.leaves[leaf]
+            array = np.frombuffer(content, numpy_dtype(spec.dtype)).reshape(spec.shape)
+            self.container.write(self.partial, self.layout, leaf, (), array)
 
     def do(self, chunk: Chunk) -> str:
         hasher = xxhash.xxh3_128()
