@@ -1,7 +1,7 @@
 """Digests of what the embedded model's exports are, byte for byte.
 
-They say nothing of right or wrong; the oracles do. They say that something changed: another NumPy, a rewritten kernel, a
-new key in a config.json. `make golden` writes them anew, and the diff is then part of the change.
+They say nothing of right or wrong; the oracles do. They say that something changed: another NumPy, a rewritten kernel,
+a new key in a config.json. `make golden` writes them anew, and the diff is then part of the change.
 """
 
 import json
