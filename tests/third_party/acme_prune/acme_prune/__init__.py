@@ -1,0 +1,1 @@
+"""Magnitude pruning: weights near zero become zero."""
