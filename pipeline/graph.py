@@ -131,12 +131,15 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
             result.raise_()
         return result
 
+    # Among equals Dask takes the largest key first. Ours are hashes, but a checkpoint is best read from front to back.
+    place = {t.key: f"{len(tasks) - i:09d}" for i, t in enumerate(tasks)}
     graph = {}
     for task in tasks:
-        args = List(*(TaskRef(a.key) if isinstance(a, Ref) else a for a in task.args))
-        graph[task.key] = DaskTask(task.key, call, task, args, List(*(TaskRef(k) for k in task.after)))
+        args = List(*(TaskRef(place[a.key]) if isinstance(a, Ref) else a for a in task.args))
+        after = List(*(TaskRef(place[k]) for k in task.after))
+        graph[place[task.key]] = DaskTask(place[task.key], call, task, args, after)
     try:
-        get(graph, [t.key for t in tasks], num_workers=workers)
+        get(graph, list(graph), num_workers=workers)
     except Exception:
         if first:  # what Dask saw first may be a task that only stopped because of it
             first[0].raise_()
@@ -227,7 +230,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
                 futures[future.key] = task, future
                 done.add(future)
             future = next(done)
-            task, _ = futures.pop(future.key)
+            task = futures.pop(future.key)[0]
             if future.status not in ("finished", "error"):
                 raise StageError(f"{task.label}: lost ({future.status}): the Dask scheduler is gone or dropped it")
             good = future.status == "finished"
@@ -237,6 +240,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
                 raise StageError(f"{task.label}: its result is lost, the Dask scheduler is gone ({why})") from None
             if task.handle:
                 handles[task.key] = future
+            del future  # the scheduler keeps what somebody refers to, and would make it again should its worker die
             settle(task, result, ran=True)
     finally:
         if futures and client.status == "running":
