@@ -272,6 +272,17 @@ def dies_once(folder: Path, name: str) -> str:
     return "done"
 
 
+def test_chunks_run_in_the_order_of_the_plan() -> None:
+    """Keys are hashes; on a disk that turns, and for read-ahead, the order of the file is better."""
+    seen: list[str] = []
+    hashes = [f"{i * 2654435761 % 2**32:08x}" for i in range(200)]
+    tasks = [Task("work", give, (1,), handle=True), Task("begin", give, (Ref("work"),))]
+    tasks += [Task(h, seen.append, (h,), after=("begin",)) for h in hashes]
+    tasks += [Task("finish", give, (Ref("work"),), after=tuple(hashes))]
+    run_threads(tasks, CONF, 1, lambda task, result: None)
+    assert seen == hashes
+
+
 def test_a_worker_that_dies_loses_nothing_that_was_done(client: Any, tmp_path: Path) -> None:
     tasks = [
         Task("handle", give, ({"k": 1},), handle=True),
