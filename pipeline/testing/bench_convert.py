@@ -21,8 +21,8 @@ from typing import Any
 
 from pipeline.testing.peak import watch
 
-EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 CORES = len(os.sched_getaffinity(0))
+CONTENDERS = ("ml_dtypes loop", "torchao to_mx")  # tests/cases/contenders.py
 CONVERT = ["+model=gpt_oss", "quant=mxfp4", "progress=false"]
 SETTINGS = {
     "weightmill, 1 thread, not measured": ["dask.workers=1", "stages.quantize.measure=false", "digest_inputs=false"],
@@ -47,7 +47,7 @@ def weightmill(settings: list[str], source: Path, out: Path) -> dict[str, Any]:
 
 def another(name: str, source: Path, out: Path) -> dict[str, Any]:
     """A contender in a process of its own, which reports its times as its last line."""
-    peak = watch([sys.executable, "-m", "pipeline.testing.bench_convert", "--contender", name, str(source), str(out)])
+    peak = watch([sys.executable, "-m", "tests.cases.contenders", name, str(source), str(out)])
     if peak.returncode:
         raise SystemExit(peak.output)
     told: dict[str, Any] = json.loads(peak.output.splitlines()[-1])
@@ -61,69 +61,6 @@ def copy(source: Path, out: Path) -> dict[str, Any]:
     _sync(out / "model.safetensors")
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "codec_s": 0.0, "wall_s": seconds, "peak": peak.tree_nbytes}
-
-
-# The contenders, as somebody would write them who needs the result once
-
-
-def plain(source: Path, out: Path) -> None:
-    """NumPy and ml_dtypes, expert by expert."""
-    import ml_dtypes
-    import numpy as np
-    from safetensors import safe_open
-    from safetensors.numpy import save_file
-
-    def encode(x: Any) -> tuple[Any, Any]:
-        blocks = x.reshape(*x.shape[:-1], -1, 32).astype(np.float32)
-        amax = np.abs(blocks).max(axis=-1)
-        exponent = np.frexp(np.maximum(amax, 2.0**-126))[1] - 1 - 2
-        codes = np.ldexp(blocks, -exponent[..., None]).clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
-        return codes[..., ::2] | codes[..., 1::2] << 4, (exponent + 127).astype(np.uint8)
-
-    def experts(x: Any) -> tuple[Any, Any]:
-        pairs = [encode(x[e].view(ml_dtypes.bfloat16).T) for e in range(len(x))]
-        return np.stack([c for c, _ in pairs]), np.stack([s for _, s in pairs])
-
-    _contend(source, out, experts, lambda path: safe_open(path, "np"), save_file)
-
-
-def torchao(source: Path, out: Path) -> None:
-    """torchao's reference conversion, on every core."""
-    import torch
-    from safetensors import safe_open
-    from safetensors.torch import save_file
-    from torchao.prototype.mx_formats.mx_tensor import to_mx
-
-    torch.set_num_threads(CORES)
-
-    def experts(x: Any) -> tuple[Any, Any]:
-        pairs = [to_mx(x[e].T.contiguous(), torch.float4_e2m1fn_x2, 32) for e in range(len(x))]
-        codes = torch.stack([c.view(torch.uint8).reshape(*c.shape[:-1], -1, 16) for _, c in pairs])
-        return codes, torch.stack([s.view(torch.uint8) for s, _ in pairs])
-
-    _contend(source, out, experts, lambda path: safe_open(path, "pt"), save_file)
-
-
-def _contend(source: Path, out: Path, experts: Callable[[Any], Any], opened: Callable[..., Any], save: Any) -> None:
-    out.mkdir()
-    start, codec_s = time.perf_counter(), 0.0
-    tensors = {}
-    with opened(str(source / "model.safetensors")) as file:
-        for name in file.keys():  # noqa: SIM118 (not a mapping)
-            value = file.get_tensor(name)
-            if not name.endswith(EXPERTS):
-                tensors[name] = value
-                continue
-            before = time.perf_counter()
-            tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = experts(value)
-            codec_s += time.perf_counter() - before
-            del value
-    save(tensors, str(out / "model.safetensors"))
-    _sync(out / "model.safetensors")
-    print(json.dumps({"seconds": time.perf_counter() - start, "codec_s": codec_s}))
-
-
-CONTENDERS = {"ml_dtypes loop": plain, "torchao to_mx": torchao}
 
 
 def limits(folder: Path) -> dict[str, float]:
@@ -221,12 +158,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, help="where to work: 5 GB, removed afterwards (default: temporary)")
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="where bench_convert.json and .csv go")
-    parser.add_argument("--contender", nargs=3, metavar=("NAME", "SOURCE", "OUT"), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.contender:
-        name, source, out = args.contender
-        CONTENDERS[name](Path(source), Path(out))
-        return
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="bench-") as folder:
         result = bench(Path(folder), args.rounds)
     show(result)
