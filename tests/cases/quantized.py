@@ -54,7 +54,7 @@ def seen_by(dialect: Dialect, leaves: Mapping[str, Any], config: Mapping[str, An
     """The config that a loader hands to `decode`: with the leaves that the dialect peeks at."""
     patterns = getattr(dialect, "peeks", ())
     peeked = {n: a for n, a in leaves.items() if any(fnmatchcase(n, p) for p in patterns)}
-    return {**config, PEEKED: peeked}
+    return {**config, PEEKED: peeked} if patterns else dict(config)
 
 
 def read(dialect: Dialect, leaves: Mapping[str, Any], config: Mapping[str, Any]) -> JoinedStore:

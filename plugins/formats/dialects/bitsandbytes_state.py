@@ -31,7 +31,7 @@ def dynamic_map() -> Any:
     """F32 [256], ascending: the signed dynamic map of 8 bits (Dettmers, arXiv 1511.04561; QLoRA, section 3).
 
     For each of seven decades 10⁻⁶ … 1, the midpoints of 2^i equal intervals of [0.1, 1], both signs; with 0 and 1. The
-    bits depend on how it is computed: ends in one rounding, counted from the nearer side (torch.linspace), then in fp32.
+    bits depend on how it is computed: ends in one rounding, counted from the nearer side (torch.linspace), then fp32.
     """
     one, tenth = np.float32(1), np.float32(0.1)
     values = [np.float32(0), one]

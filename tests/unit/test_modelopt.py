@@ -1,0 +1,151 @@
+"""The ModelOpt dialect: round trips, names, an independent decode, and what it refuses."""
+
+import json
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import PlanError
+from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.tensors.spec import TensorSpec
+from pipeline.testing.memory import cut, random_boxes, same, spec_of
+from plugins.formats.dialects.compressed_tensors import CompressedTensors
+from plugins.formats.dialects.modelopt import COMPANION, NVFP4, ModelOpt
+from tests.cases.quantized import leaves_of, quantized, read
+from tests.oracles.blocks_by_hand import dequantize
+from tests.unit.test_compressed_tensors import CONFIG, model, problems_of, specs_of
+
+DIALECT = ModelOpt()
+Q = "model.layers.0.self_attn.q_proj"
+
+
+def seen(binding: Any) -> dict[str, Any]:
+    """The config that a loader hands over for a folder written from `binding`."""
+    return {**binding.config, **{n: json.loads(b) for n, b in binding.files.items()}}
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_what_is_written_is_read_again(older: bool) -> None:
+    tensors = model(NVFP4)
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    config = seen(there)
+    if older:  # ModelOpt before 0.29 left config.json as it was
+        del config["quantization_config"]
+    assert DIALECT.recognizes(there.leaves, config)
+    store = read(DIALECT, leaves_of(there, tensors), config)
+    assert dict(store.specs) == specs_of(tensors)
+    assert list(store.specs) == list(tensors)
+    assert all(same(store.read(n), v) for n, v in tensors.items())
+    rng = np.random.default_rng(0)
+    for name, value in tensors.items():
+        for box in random_boxes(store.specs[name], rng, 4):
+            assert same(store.read(name, box), cut(value, box))
+    assert store.binding.config == CONFIG
+    assert DIALECT.encode(store.specs, store.binding.config) == there
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 4), st.integers(0, 99))
+@settings(max_examples=30)
+def test_any_shape(rows: int, blocks: int, stack: int, seed: int) -> None:
+    name = "model.layers.7.mlp.experts.down_proj" if stack else f"{Q}.weight"
+    shape = (stack, rows, 16 * blocks) if stack else (rows, 16 * blocks)
+    tensors = {name: quantized(NVFP4, shape, seed)}
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    assert same(read(DIALECT, leaves_of(there, tensors), seen(there)).read(name), tensors[name])
+
+
+def test_names_and_config() -> None:
+    tensors = model(NVFP4)
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    one = {n.removeprefix(f"{Q}."): (s.dtype, s.shape) for n, s in there.leaves.items() if n.startswith(f"{Q}.weight")}
+    assert one == {"weight": ("U8", (56, 48)), "weight_scale": ("F8_E4M3", (56, 6)), "weight_scale_2": ("F32", ())}
+    assert there.leaves["model.layers.1.mlp.experts.2.gate_up_proj.weight_scale_2"] == TensorSpec((), "F32")
+    quant = there.config["quantization_config"]
+    assert (quant["quant_method"], quant["quant_algo"]) == ("modelopt", "NVFP4")
+    kept = ["model.embed_tokens", *(f"model.layers.{n}.mlp.experts.{e}.down_proj" for n in (0, 1) for e in range(3))]
+    assert quant["ignore"] == [*kept, "lm_head"]
+    older = json.loads(there.files[COMPANION])
+    assert older["producer"]["name"] == "modelopt"
+    assert older["quantization"] == {
+        "quant_algo": "NVFP4",
+        "kv_cache_quant_algo": None,
+        "group_size": 16,
+        "exclude_modules": quant["ignore"],
+    }
+    weights_only = ModelOpt(quant_algo="W4A16_NVFP4").encode(specs_of(tensors), CONFIG)
+    assert weights_only.config["quantization_config"]["quant_algo"] == "W4A16_NVFP4"
+    assert DIALECT.recognizes(weights_only.leaves, weights_only.config)
+
+
+def test_values_by_hand() -> None:
+    """0x92: first element 2 (1.0), second 9 (−0.5); block scale 0x40 = 2.0; second-level scale 0.375."""
+    leaves: dict[str, np.ndarray] = {
+        f"{Q}.weight": np.full((1, 8), 0x92, np.uint8),
+        f"{Q}.weight_scale": np.array([[0x40]], np.uint8).view(ml_dtypes.float8_e4m3fn),
+        f"{Q}.weight_scale_2": np.array(0.375, np.float32),
+    }
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    values = dequantize(read(DIALECT, leaves, config).read(f"{Q}.weight"))
+    assert values.tolist() == [[0.75, -0.375] * 8]
+
+
+def test_input_scales_are_left_out_by_name() -> None:
+    tensors = {f"{Q}.weight": quantized(NVFP4, (8, 96))}
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    more = {f"{Q}.input_scale": np.ones((), np.float32), f"{Q}.k_scale": np.ones(1, np.float32)}
+    leaves = {**leaves_of(there, tensors), **more}
+    leaves[f"{Q}.weight_scale_2"] = leaves[f"{Q}.weight_scale_2"].reshape(1)
+    store = read(DIALECT, leaves, seen(there))
+    assert set(store.binding.ignored) == set(more)
+    assert same(store.read(f"{Q}.weight"), tensors[f"{Q}.weight"])
+
+
+def test_decode_reports_everything_at_once() -> None:
+    names = [f"model.layers.{n}.mlp.up_proj" for n in range(6)]
+    tensors = {f"{n}.weight": quantized(NVFP4, (8, 96)) for n in names}
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    leaves = leaves_of(there, tensors)
+    del leaves[f"{names[0]}.weight_scale_2"], leaves[f"{names[1]}.weight"]
+    leaves[f"{names[2]}.weight_scale"] = np.zeros((8, 5), np.uint8)
+    leaves[f"{names[3]}.weight"] = np.zeros((8, 44), np.uint8)
+    leaves[f"{names[4]}.pre_quant_scale"] = np.zeros(96, np.float32)
+    leaves[f"{names[5]}.weight"] = np.zeros((8, 48), np.int8)
+    specs = {n: TensorSpec(a.shape, spec_of(a).dtype) for n, a in leaves.items()}
+    found = problems_of(DIALECT.decode, specs, seen(there))
+    assert "missing; expected F32 []" in found[f"{names[0]}.weight_scale_2"]
+    assert "needs U8 [out, in/2]" in found[f"{names[1]}.weight"]
+    assert "expected F8_E4M3" in found[f"{names[2]}.weight_scale"]
+    assert "expected [8, 6]" in found[f"{names[2]}.weight_scale"]
+    assert "not a multiple of the block of 16" in found[f"{names[3]}.weight"]
+    assert "pre_quant_scale" in found[f"{names[4]}.weight"]
+    assert "I8, expected U8" in found[f"{names[5]}.weight"]
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
+    assert "(allowed: NVFP4, W4A16_NVFP4)" in problems_of(DIALECT.decode, {}, config)["config.json"]
+
+
+def test_the_reciprocal_is_not_converted() -> None:
+    """The same values in other bytes: each dialect refuses the other's scheme, with the reason."""
+    theirs = Scheme("e2m1", 16, "e4m3", second="inverse_f32")
+    text = problems_of(DIALECT.encode, {"a.weight": TensorSpec((8, 96), "BF16", theirs)}, CONFIG)["a.weight"]
+    assert "export to compressed-tensors" in text
+    text = problems_of(CompressedTensors().encode, {"a.weight": TensorSpec((8, 96), "BF16", NVFP4)}, CONFIG)["a.weight"]
+    assert "export to ModelOpt" in text
+    with pytest.raises(PlanError):
+        DIALECT.encode({"a.weight": TensorSpec((8, 96), "BF16", MXFP4)}, CONFIG)
+
+
+def test_recognition() -> None:
+    assert not DIALECT.recognizes({}, {})
+    assert not DIALECT.recognizes({}, {"quantization_config": {"quant_method": "mxfp4"}})
+    assert DIALECT.recognizes({}, {"quantization_config": {"quant_method": "modelopt"}})
+    assert DIALECT.recognizes({}, {COMPANION: {"producer": {"name": "modelopt"}}})
+
+
+def test_plain_checkpoints_need_no_quantization_config() -> None:
+    there = DIALECT.encode({"model.norm.weight": TensorSpec((96,), "BF16")}, CONFIG)
+    assert there.config == CONFIG
+    assert not there.files
