@@ -30,7 +30,7 @@ def plain(source: Path, out: Path) -> None:
         return codes[..., ::2] | codes[..., 1::2] << 4, (exponent + 127).astype(np.uint8)
 
     def experts(x: Any) -> tuple[Any, Any]:
-        pairs = [encode(x[e].view(ml_dtypes.bfloat16).T) for e in range(len(x))]
+        pairs = [encode(np.ascontiguousarray(x[e].view(ml_dtypes.bfloat16).T)) for e in range(len(x))]
         return np.stack([c for c, _ in pairs]), np.stack([s for _, s in pairs])
 
     _contend(source, out, experts, lambda path: safe_open(path, "np"), save_file)
