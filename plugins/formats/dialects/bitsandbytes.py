@@ -136,7 +136,8 @@ class _Reader:
         try:
             state = read_state(self._content(f"{weight}.{STATE}"))
             nested = "nested_offset" in state
-            block = state["blocksize"]
+            if (block := state["blocksize"]) not in BLOCKSIZES:
+                raise ValueError(f"blocksize is {block} (allowed: {', '.join(map(str, BLOCKSIZES))})")
             scheme = Scheme("nf4", block, "dynamic8" if nested else "f32", second="dynamic8" if nested else None)
             spec = TensorSpec(tuple(state["shape"]), state["dtype"], scheme)
             _check(spec)

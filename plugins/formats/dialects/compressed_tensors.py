@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from pipeline.errors import PlanError, Problem
+from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.formats import PEEKED, Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
@@ -130,7 +130,7 @@ class _Reader:
             raise ValueError("has weight_g_idx: columns are reordered, which no scheme says")
         try:
             scheme = scheme_of(group.weights, fmt, scale.dtype if scale else "BF16")
-        except ValueError as why:
+        except (ValueError, ConfigError) as why:
             raise ValueError(f"config group {group.name}: {why}") from None
         stated = self._stated(module) if fmt == "pack-quantized" else None
         shape = shape_from(module, self.leaves, scheme, fmt, stated)

@@ -186,7 +186,7 @@ def _block(args: Mapping[str, Any]) -> tuple[int, int]:
     strategy = str(strategy).lower()
     if strategy in ("group", "tensor_group") and isinstance(size, int) and size > 0:
         return 1, size
-    if strategy == "block" and isinstance(structure, list) and len(structure) == 2:
+    if strategy == "block" and isinstance(structure, list) and [type(n) for n in structure] == [int, int]:
         return structure[0], structure[1]
     if strategy in ("tensor", "channel"):
         return (0, 0) if strategy == "tensor" else (1, 0)
