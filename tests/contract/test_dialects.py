@@ -3,14 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.formats import Dialect
+import numpy as np
+
+from pipeline.formats import Binding, Dialect
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.dialect import DialectContract
 from pipeline.testing.memory import example
+from plugins.formats.dialects.gguf_model import Gguf
 from plugins.formats.dialects.gpt_oss import HuggingFace, Original
 from plugins.formats.dialects.plain import Plain
-from tests.cases import toy_gpt_oss
+from tests.cases import toy_gpt_oss, toy_llama
 
 
 class TestHuggingFace(DialectContract):
@@ -51,3 +54,30 @@ class TestPlain(DialectContract):
 
     def config(self) -> Mapping[str, Any]:
         return {"model_type": "any"}
+
+
+class TestGgufLlama(DialectContract):
+    def dialect(self) -> Dialect:
+        return Gguf()
+
+    def tensors(self) -> Mapping[str, Any]:
+        return toy_llama.weights()
+
+    def config(self) -> Mapping[str, Any]:
+        return toy_llama.CONFIG
+
+    def seen(self, binding: Binding) -> dict[str, Any]:
+        """The container hands over what stands in for config.json."""
+        return dict(binding.metadata)
+
+
+class TestGgufGptOss(TestGgufLlama):
+    def tensors(self) -> Mapping[str, Any]:
+        """Norms, biases and routers in fp32, as a file has them."""
+        given = TestHuggingFacePacked().tensors()
+        matrices = ("_proj.weight", "embed_tokens.weight", "lm_head.weight")
+        keep = {n for n, v in given.items() if isinstance(v, QTensor) or n.endswith(matrices)}
+        return {n: v if n in keep else v.astype(np.float32) for n, v in given.items()}
+
+    def config(self) -> Mapping[str, Any]:
+        return toy_gpt_oss.make("hf").config

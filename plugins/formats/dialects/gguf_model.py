@@ -68,8 +68,12 @@ class Gguf:
         if problems:
             raise PlanError(problems)
         decoded = sorted({kind for kind in types.values() if kind not in PLAIN and kind not in SCHEMES})
-        notes = (f"{', '.join(decoded)} decoded",) if decoded else ()
-        return Binding(tensors, dict(leaves), made, ignored, files=from_kv(kv, made), notes=notes)
+        notes = [f"{', '.join(decoded)} decoded"] if decoded else []
+        files = from_kv(kv, made)
+        kind = "/".join(kv[k][1] for k in ("tokenizer.ggml.model", "tokenizer.ggml.pre") if k in kv)
+        if not files and kind not in ("", "none", "no_vocab"):
+            notes.append(f"tokenizer {kind} left out")
+        return Binding(tensors, dict(leaves), made, ignored, files=files, notes=tuple(notes))
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Everything goes into the GGUF file: no config.json and no tokenizer beside it."""
