@@ -12,7 +12,7 @@ import pytest
 from pipeline import extend
 from pipeline.config import compose_run
 from pipeline.plan import Plan, make_plan
-from pipeline.run import run_stage
+from pipeline.run import do_chunk, run_stage
 from pipeline.stage import Checkpoint, Context, Work
 from pipeline.tensors.store import TensorStore
 from pipeline.testing.memory import checkpoint, holds, random_boxes, same
@@ -144,17 +144,19 @@ class StageContract:
         order = np.random.default_rng(0).permutation(len(chunks)).tolist()
         work.begin(fresh=True)
         digests: dict[int, str] = {}
+        records: dict[int, dict[str, Any]] = {}
         for count, i in enumerate(order):
             if count == len(order) // 2:
                 _copy(work).begin(fresh=False)
                 for j, digest in digests.items():
                     assert work.digest(chunks[j]) == digest, f"{chunks[j]} did not survive begin(fresh=False)"
-            digests[i] = _copy(work).do(chunks[i])
+            records[i] = do_chunk(_copy(work), chunks[i], None)
+            digests[i] = records[i]["digest"]
         for i, chunk in enumerate(chunks):
             assert work.digest(chunk) == digests[i], f"digest of {chunk} is not what do gave"
             assert _copy(work).do(chunk) == digests[i], f"{chunk} done twice differs"
         promised = {f.path: f.nbytes for f in work.outputs}
-        pickle.dumps(work.finish([{"digest": digests[i]} for i in range(len(chunks))]))
+        pickle.dumps(work.finish([records[i] for i in range(len(chunks))]))
         for path, nbytes in promised.items():
             assert path.is_file(), f"{path} was promised and is not there"
             assert path.stat().st_size == nbytes, f"{path} has {path.stat().st_size} bytes, {nbytes} were promised"

@@ -88,3 +88,19 @@ class TestExportValues(TestExport):
 class TestExportNumpy(StageContract):
     def stage(self) -> Any:
         return stage_of("export", overrides=PLAIN)
+
+
+class TestTranscode(StageContract):
+    def stage(self) -> Any:
+        return stage_of("transcode", overrides=["quant=mxfp4"])
+
+    def inputs(self) -> Mapping[str, Any]:
+        return {"checkpoint": checkpoint(example(packed=True))}
+
+
+class TestVerify(StageContract):
+    def stage(self) -> Any:
+        return stage_of("verify")
+
+    def inputs(self) -> Mapping[str, Any]:
+        return {"a": checkpoint(), "b": checkpoint(example(seed=1))}

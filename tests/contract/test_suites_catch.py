@@ -105,7 +105,7 @@ def test_stages_that_are_not_what_they_say(stage: Any, error: type, said: str, t
 
 
 def test_a_stage_that_reads_while_planning(tmp_path: Path) -> None:
-    with pytest.raises(AssertionError, match=r"reads 'model.embed_tokens.weight' in `run`; return a view, or define"):
+    with pytest.raises(AssertionError, match=r"reads 'model.embed_tokens.weight' in `run`; return a view, or"):
         plan_of(Reads(), tmp_path)
 
 
