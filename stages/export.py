@@ -24,7 +24,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, TensorStore
-from pipeline.tensors.views import MappedStore, grain, leaf_box, split
+from pipeline.tensors.views import MappedStore, grain, leaf_boxes, split
 from pipeline.units import parse_bytes, show_bytes
 
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
@@ -216,8 +216,7 @@ class ExportWork:
         hasher = xxhash.xxh3_128()
         for piece in chunk.pieces:
             bound = self.binding.tensors[piece.tensor]
-            for part in bound.parts:
-                box = leaf_box(part, bound.spec, piece.index)
+            for part, box in leaf_boxes(bound, piece.index):
                 array = self.container.read_back(self.partial, self.layout, part.leaf, box)
                 hasher.update(array.reshape(-1).view(np.uint8))
         return hasher.hexdigest()

@@ -4,6 +4,7 @@ What a box of a tensor is in its components, and how arrays and QTensors alike a
 schemes, and nothing of leaves or dialects.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -61,6 +62,24 @@ def whole_blocks(scheme: Scheme, shape: tuple[int, ...], box: Box) -> None:
         raise IndexError(f"{box[-1].start}:{box[-1].stop} cuts a byte of {scheme.element_bits}-bit elements")
     if scheme.whole_only and box != tuple(slice(0, n) for n in shape):
         raise IndexError("scales coded across the whole tensor: it can only be read and written whole")
+
+
+def block_grain(scheme: Scheme | None, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """For each dimension, what the bounds of a box of whole blocks are multiples of (the end may be the end)."""
+    if scheme is None or not shape:
+        return (1,) * len(shape)
+    if scheme.whole_only:
+        return tuple(max(1, n) for n in shape)
+    blocks = [scheme.block_rows or 1, scheme.block_elems or 8 // math.gcd(8, scheme.element_bits)][
+        -min(2, len(shape)) :
+    ]
+    return (1,) * (len(shape) - len(blocks)) + tuple(blocks)
+
+
+def outward(box: Box, shape: tuple[int, ...], grain: tuple[int, ...]) -> Box:
+    """The smallest box around `box` whose bounds are multiples of `grain`, or the end."""
+    sides = zip(box, shape, grain, strict=True)
+    return tuple(slice(s.start // g * g, min(n, -(-s.stop // g) * g)) for s, n, g in sides)
 
 
 def each(value: Any, fn: Callable[[Any], Any]) -> Any:

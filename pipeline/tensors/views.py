@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.formats import Binding, Bound, Part
-from pipeline.tensors.blocks import component_box, inner_box, lane_of, together, whole_blocks
+from pipeline.tensors.blocks import block_grain, component_box, inner_box, lane_of, outward, together, whole_blocks
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
@@ -54,10 +54,8 @@ class JoinedStore:
         if bound is None:
             raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
         wanted = normalize(index, bound.spec.shape)
-        box = tuple(
-            slice(s.start // g * g, min(n, -(-s.stop // g) * g))
-            for s, n, g in zip(wanted, bound.spec.shape, grain(bound), strict=True)
-        )
+        whole_only = bound.spec.scheme is not None and bound.spec.scheme.whole_only
+        box = wanted if whole_only else outward(wanted, bound.spec.shape, grain(bound))
         value = self._read(bound, box)
         if box != wanted:
             inner = tuple(slice(w.start - b.start, w.stop - b.start) for w, b in zip(wanted, box, strict=True))
@@ -106,7 +104,7 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
 
 def grain(bound: Bound) -> tuple[int, ...]:
     """For each dimension, what the bounds of a box must be multiples of to be written (the end may be the end)."""
-    out = [1] * len(bound.spec.shape)
+    out = list(block_grain(bound.spec.scheme, bound.spec.shape))
     for part in bound.parts:
         if part.lane is not None:
             dim, _, step = part.lane
@@ -215,7 +213,8 @@ class Transform(Protocol):
 class MappedStore:
     """`store` seen through `transform`, box by box, when read. Pickles when both do.
 
-    A box of a tensor that the transform packs in blocks must be whole blocks, as for any quantized tensor.
+    A box of a tensor that the transform packs in blocks must be whole blocks, as for any quantized tensor. The blocks
+    of the source are no obstacle: as much as is needed is read and transformed, and the rest cut off.
     """
 
     store: TensorStore
@@ -241,7 +240,14 @@ class MappedStore:
         box = normalize(index, spec.shape)
         if spec.scheme is not None:
             whole_blocks(spec.scheme, spec.shape, box)
-        return checked(self.transform.apply(name, self.store.read(name, box), box), spec, box, name)
+        source = self.store.specs[name].scheme
+        both = zip(block_grain(source, spec.shape), block_grain(spec.scheme, spec.shape), strict=True)
+        outer = box if source is None else outward(box, spec.shape, tuple(math.lcm(*pair) for pair in both))
+        value = checked(self.transform.apply(name, self.store.read(name, outer), outer), spec, outer, name)
+        if outer == box:
+            return value
+        inner = tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
+        return inner_box(value, replace(spec, shape=tuple(o.stop - o.start for o in outer)), inner)
 
 
 def _fold(part: Part, array: Any) -> Any:
