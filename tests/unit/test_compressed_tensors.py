@@ -221,9 +221,9 @@ def test_patterns_match_nothing_else() -> None:
     ]
 
 
-def test_plain_checkpoints_need_no_quantization_config() -> None:
-    there = CT.encode({"model.norm.weight": TensorSpec((96,), "BF16")}, {**CONFIG, "quantization_config": {"old": 1}})
-    assert there.config == CONFIG
+def test_a_checkpoint_without_quantized_tensors_is_refused() -> None:
+    found = problems_of(CT.encode, {"model.norm.weight": TensorSpec((96,), "BF16")}, CONFIG)
+    assert "no tensor is quantized" in found["export.dialect"]
 
 
 def test_what_describes_activations_is_left_out_by_name() -> None:

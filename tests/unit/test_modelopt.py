@@ -143,9 +143,3 @@ def test_recognition() -> None:
     assert not DIALECT.recognizes({}, {"quantization_config": {"quant_method": "mxfp4"}})
     assert DIALECT.recognizes({}, {"quantization_config": {"quant_method": "modelopt"}})
     assert DIALECT.recognizes({}, {COMPANION: {"producer": {"name": "modelopt"}}})
-
-
-def test_plain_checkpoints_need_no_quantization_config() -> None:
-    there = DIALECT.encode({"model.norm.weight": TensorSpec((96,), "BF16")}, CONFIG)
-    assert there.config == CONFIG
-    assert not there.files

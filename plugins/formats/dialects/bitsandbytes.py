@@ -105,20 +105,19 @@ class BitsAndBytes:
         if problems := [*problems, *more]:
             raise PlanError(problems)
         out = linears.with_dtype(config, dtype)
-        if any(modules.values()):
-            kept = [m for m, scheme in modules.items() if scheme is None]
-            if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
-                kept.append("lm_head")  # tied: a module without weights of its own
-            out["quantization_config"] = {
-                "bnb_4bit_compute_dtype": dtype,
-                "bnb_4bit_quant_storage": "uint8",
-                "bnb_4bit_quant_type": "nf4",
-                "bnb_4bit_use_double_quant": any(s is not None and s.whole_only for s in modules.values()),
-                "llm_int8_skip_modules": kept,
-                "load_in_4bit": True,
-                "load_in_8bit": False,
-                "quant_method": "bitsandbytes",
-            }
+        kept = [m for m, scheme in modules.items() if scheme is None]
+        if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
+            kept.append("lm_head")  # tied: a module without weights of its own
+        out["quantization_config"] = {
+            "bnb_4bit_compute_dtype": dtype,
+            "bnb_4bit_quant_storage": "uint8",
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": any(s is not None and s.whole_only for s in modules.values()),
+            "llm_int8_skip_modules": kept,
+            "load_in_4bit": True,
+            "load_in_8bit": False,
+            "quant_method": "bitsandbytes",
+        }
         return Binding(bounds, {**stored_leaves(bounds), **specs}, out, constants=constants)
 
 

@@ -91,13 +91,10 @@ class CompressedTensors:
         if problems := [*problems, *more]:
             raise PlanError(problems)
         out = linears.with_dtype(config, dtype)
-        if any(modules.values()):
-            if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
-                modules["lm_head"] = (
-                    None  # tied: a module without weights of its own, which `Linear` matches all the same
-                )
-            kinds = {m: None if s is None else (s, format_of(s, self.int8)) for m, s in modules.items()}
-            out["quantization_config"] = write_groups(kinds)
+        if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
+            modules["lm_head"] = None  # tied: a module without weights of its own, which `Linear` matches all the same
+        kinds = {m: None if s is None else (s, format_of(s, self.int8)) for m, s in modules.items()}
+        out["quantization_config"] = write_groups(kinds)
         shapes = {n: TensorSpec((2,), "I64") for n in constants}
         return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants)
 

@@ -62,7 +62,10 @@ def home_of(name: str, shape: tuple[int, ...]) -> Home | None:
 def express(
     tensors: Mapping[str, TensorSpec], parts_of: PartsOf
 ) -> tuple[dict[str, Bound], dict[str, Scheme | None], list[Problem]]:
-    """Parts of all `tensors`; every linear module and the scheme of its weight; what cannot be expressed."""
+    """Parts of all `tensors`; every linear module and the scheme of its weight; what cannot be expressed.
+
+    A checkpoint in which nothing is quantized is refused: nothing in it would say whose names these are.
+    """
     bounds: dict[str, Bound] = {}
     modules: dict[str, Scheme | None] = {}
     problems: list[Problem] = []
@@ -92,6 +95,9 @@ def express(
             bounds[name] = Bound(spec, home.spread(lambda m, s=matrix: parts_of(m, s)))  # type: ignore[misc]
         except ValueError as why:
             problems.append(Problem(name, f"is quantized as {spec.encoding}: {why}"))
+    if not any(spec.scheme for spec in tensors.values()):
+        text = "no tensor is quantized; quantize some (quant=…), or export plain values with another dialect"
+        problems.append(Problem("export.dialect", text))
     return bounds, modules, problems
 
 

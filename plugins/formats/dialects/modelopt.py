@@ -105,8 +105,6 @@ class ModelOpt:
         if problems := [*problems, *more]:
             raise PlanError(problems)
         out = linears.with_dtype({k: v for k, v in config.items() if k != COMPANION}, dtype)
-        if not any(modules.values()):
-            return Binding(bounds, stored_leaves(bounds), out, drop=(COMPANION,))
         kept = [m for m, scheme in modules.items() if scheme is None]
         if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
             kept.append("lm_head")  # tied: a module without weights of its own
