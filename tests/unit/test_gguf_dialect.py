@@ -16,7 +16,8 @@ from pipeline.testing.memory import MemoryStore, same, spec_of
 from plugins.formats.dialects.gguf_config import llama3_factors, sizes_of
 from plugins.formats.dialects.gguf_model import Gguf
 from plugins.formats.dialects.gguf_table import ARCHS, entries
-from plugins.formats.gguf_types import GGML, SCHEMES, pack, unpack
+from plugins.formats.gguf_packing import pack, unpack
+from plugins.formats.gguf_types import GGML, SCHEMES
 from tests.cases import toy_gpt_oss, toy_llama
 from tests.cases.quantized import leaves_of, quantized
 

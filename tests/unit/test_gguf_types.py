@@ -15,18 +15,8 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import leaf_box
 from pipeline.testing.memory import same
-from plugins.formats.gguf_types import (
-    FILE_TYPES,
-    GGML,
-    NVFP4,
-    SCHEMES,
-    UNREADABLE,
-    Ggml,
-    PerMatrix,
-    pack,
-    type_of,
-    unpack,
-)
+from plugins.formats.gguf_packing import Ggml, PerMatrix, pack, unpack
+from plugins.formats.gguf_types import FILE_TYPES, GGML, NVFP4, SCHEMES, UNREADABLE, type_of
 from tests.cases.quantized import quantized
 from tests.oracles.blocks_by_hand import dequantize
 

@@ -15,7 +15,8 @@ from pipeline.tensors.views import stored_leaves
 from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv
 from plugins.formats.dialects.gguf_table import ARCHS, Arch, Entry, entries
 from plugins.formats.dialects.gguf_tokenizer import GENERATION, TAKES, from_kv, tokenizer_kv
-from plugins.formats.gguf_types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, Ggml, PerMatrix, stored_shape, type_of
+from plugins.formats.gguf_packing import Ggml, PerMatrix
+from plugins.formats.gguf_types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
 FLOATS = ("BF16", "F16", "F32")
