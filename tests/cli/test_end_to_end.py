@@ -133,9 +133,8 @@ def test_dimensions_that_all_differ(tmp_path, naming, experts):
     source = toys.write(tmp_path / "toy", toy, shards=2)
     there = {"hf": "original", "original": "hf"}[naming]
     quant = {"bf16": "none", "mxfp4": "mxfp4"}[experts]
-    other = convert(
-        tmp_path / "other", f"quant={quant}", f"export={there}", f"model.source={source}", "dask.chunk=256KiB"
-    )
+    encoded = [f"quant={quant}", "dask.chunk=256KiB"]
+    other = convert(tmp_path / "other", *encoded, f"export={there}", f"model.source={source}")
     same(leaves(other), toys.make(there, experts, seed=3).leaves)
     back = convert(tmp_path / "back", *encoded, f"export={naming}", f"model.source={other}")
     same(leaves(back), toy.leaves)
