@@ -1,67 +1,24 @@
-"""OCP Microscaling weights: which scheme, and by which of the many rules in use its codes are made."""
+"""OCP Microscaling weights: which element, and by which of the many rules in use its codes are made."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from pipeline.ops import Kernel
-from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
-from plugins.quant.exact import recode_exactly
+from plugins.kernels.quantize import ScaleRule, Ties, Tiny, Zero
+from plugins.quant.blockwise import Blockwise
 
 
 @dataclass(frozen=True)
-class MX:
-    """A method that needs nothing but the weights. The defaults are MXFP4 as OCP MX v1.0 describes it.
+class MX(Blockwise):
+    """`Blockwise` whose defaults are MXFP4 as OCP MX v1.0 describes it: blocks of 32, E8M0 scales.
 
     Attributes:
-        element, block_elems, scale: the scheme: what the bytes mean.
-        scale_rule, ties, zero, nonfinite, tiny: how they are made; see plugins/kernels/quantize.
-        quantize, dequantize: the kernels that do the work.
+        element: e2m1, e2m3, e3m2, e4m3, e5m2 or mxint8.
+        scale_rule, ties, zero, tiny: as in `Blockwise`; see plugins/kernels/quantize.
     """
 
     element: str = "e2m1"
     block_elems: int = 32
     scale: str = "e8m0"
-    scale_rule: ScaleRule = "floor"
-    ties: Ties = "even"
-    zero: Zero = "signed"
-    nonfinite: Nonfinite = "error"
-    tiny: Tiny = "spec"
-    quantize: Kernel = field(default_factory=Quantize)
-    dequantize: Kernel = field(default_factory=Dequantize)
-
-    def __post_init__(self) -> None:
-        from plugins.kernels.quantize import check
-
-        # Building the scheme checks its parts; one block checks the options.
-        check((self.block_elems,), self.scheme, **self._options)
-
-    @property
-    def scheme(self) -> Scheme:
-        return Scheme(self.element, self.block_elems, self.scale)
-
-    @property
-    def needs_extremes(self) -> bool:
-        return False
-
-    @property
-    def _options(self) -> dict[str, str]:
-        return {k: getattr(self, k) for k in ("scale_rule", "ties", "zero", "nonfinite", "tiny")}
-
-    def encode(self, x: Any, *, measure: bool = False) -> Any:
-        """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats).
-
-        Raises:
-            ValueRangeError: a NaN or an infinity, unless `nonfinite` is "poison".
-        """
-        return self.quantize(x, self.scheme, measure=measure, **self._options)
-
-    def recode(self, q: QTensor) -> QTensor:
-        """`q` in this scheme with exactly its values; NotLossless when that cannot be."""
-        return recode_exactly(self, q)
-
-    def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
-        """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""
-        return self.dequantize(q, dtype, overflow=overflow)
+    scale_rule: ScaleRule | None = None
+    ties: Ties | None = None
+    zero: Zero | None = None
+    tiny: Tiny | None = None

@@ -1,7 +1,9 @@
-"""quantize, the definition: one block at a time in exact arithmetic. Slow, and meant to be read.
+"""quantize, the definition: one block at a time, one value at a time. Slow, and meant to be read.
 
-Python floats are doubles, and every quotient here is a bfloat16, float16 or float32 value divided by a power of two
-within 2^±127, hence exact: the only rounding is the one to E2M1 that the op is about.
+Values of bfloat16, float16 and float32 are all float32 values. Under an E8M0 scale they are divided exactly (Python
+floats are doubles, and the divisor is a power of two within 2^±127); under any other scale they are divided or
+multiplied in float32, one rounding an operation, which is what the libraries that write such files do. What follows is
+compared with the exact midpoints between neighbouring elements.
 """
 
 import math
@@ -9,81 +11,123 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ValueRangeError
+from pipeline.errors import ConfigError, ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import numpy_dtype
 from pipeline.tensors.stats import ErrorStats
+from plugins.kernels.codecs import dynamic8, scales, uniform
+from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize.reference import dequantize
-from plugins.kernels.elements import E2M1_BOUNDARIES, E2M1_EMAX, E2M1_SIGN, E8M0_BIAS, E8M0_MAX, E8M0_NAN
-from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero, check
+from plugins.kernels.elements import E8M0_NAN
+from plugins.kernels.quantize.recipe import checked
+from plugins.kernels.quantize.reference_block import code_of, shared_of
+
+F32: Any = np.float32
 
 
 def quantize(
-    x: Any,
-    scheme: Scheme,
-    *,
-    scale_rule: ScaleRule = "floor",
-    ties: Ties = "even",
-    zero: Zero = "signed",
-    nonfinite: Nonfinite = "error",
-    tiny: Tiny = "spec",
-    measure: bool = False,
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
 ) -> Any:
     """See the op's docstring."""
-    check(x.shape, scheme, scale_rule=scale_rule, ties=ties, zero=zero, nonfinite=nonfinite, tiny=tiny)
+    recipe = checked(x.shape, scheme, options)
+    if recipe.stochastic and place is None:
+        raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")
+    e = element(scheme.element)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other here
-        values = np.ascontiguousarray(x).astype(np.float64).reshape(-1, scheme.block_elems)
-    codes, scales = [], []
-    for b, block in enumerate(values.tolist()):
-        scale = scale_byte(block, scale_rule)
-        if scale == E8M0_NAN:
-            if nonfinite == "error":
-                i = next(i for i, v in enumerate(block) if not math.isfinite(v))
-                raise ValueRangeError(f"flat index {b * scheme.block_elems + i}: {block[i]} has no E2M1 value")
-            codes += [0] * len(block)
-        else:
-            unit = 2.0 ** (scale - E8M0_BIAS)
-            if tiny == "torchao" and scale == 0:
-                unit = 1.0 if scale_rule == "rceil" else 2.0**-126
-            codes += [element_code(v / unit, ties, zero) for v in block]
-        scales.append(scale)
-    pairs = np.array(codes, np.uint8).reshape(-1, 2)
-    shapes = scheme.components(x.shape)
-    packed = pairs[:, 0] | pairs[:, 1] << 4  # the even element in the low nibble
-    q = QTensor(packed.reshape(shapes["codes"]), np.array(scales, np.uint8).reshape(shapes["scales"]), scheme)
+        values = np.ascontiguousarray(x).astype(np.float32)
+    if recipe.nonfinite == "error":
+        for first in np.flatnonzero(~np.isfinite(values)):
+            raise ValueRangeError(f"flat index {first}: {values.flat[first]} has no {e.name.upper()} value")
+    *lead, n = x.shape
+    rows = lead[-1] if lead else 1
+    matrices = values.reshape(-1, rows, n) if values.size else np.zeros((math.prod(lead[:-1]), rows, n), np.float32)
+    places = _places(x.shape, place).reshape(matrices.shape) if recipe.stochastic else None
+    down, across = scheme.blocks(rows, n)
+    height, width = scheme.block_rows or rows, scheme.block_elems or n
+    codes = np.zeros(matrices.shape, np.uint8)
+    scale, zero, seconds, poisoned = [], [], [], np.zeros(matrices.shape, bool)
+    for m, matrix in enumerate(matrices):
+        low, high = _observed(matrix, observed, m)
+        second = _second(low, high, scheme)
+        seconds.append(second)
+        for i in range(down):
+            for j in range(across):
+                at = (slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
+                block = matrix[at].ravel().tolist()
+                ends = (low, high) if scheme.block_rows == scheme.block_elems == 0 else (_least(block), _most(block))
+                with np.errstate(all="ignore"):
+                    shared = shared_of(block, ends, scheme, recipe, second)
+                if shared is None:
+                    scale.append(E8M0_NAN if scheme.scale == "e8m0" else math.nan)
+                    zero.append(0)
+                    poisoned[m][at] = True
+                    continue
+                random = None
+                if places is not None:
+                    key = uniform.key(recipe.seed, place[0])
+                    random = [uniform.at(int(k), key) for k in places[m][at].ravel()]
+                with np.errstate(all="ignore"):
+                    found = [
+                        code_of(v, shared, scheme, recipe, random[k] if random else None) for k, v in enumerate(block)
+                    ]
+                codes[m][at] = np.array(found, np.uint8).reshape(matrix[at].shape)
+                scale.append(shared.scale)
+                zero.append(shared.zero)
+    shapes, dtypes = scheme.components(x.shape), scheme.dtypes
+    parts: dict[str, Any] = {"codes": _pack(codes.reshape(-1, n), e.bits).reshape(shapes["codes"])}
+    second_values: Any = None
+    if scheme.second == "dynamic8":
+        parts["scales"], second_values = dynamic8.encode(np.array(scale, np.float32).reshape(shapes["scales"]))
+    else:
+        parts["scales"] = np.array(scale, np.float32 if scheme.scale != "e8m0" else np.uint8).astype(
+            numpy_dtype(dtypes["scales"])
+        )
+        if scheme.second is not None:
+            second_values = np.array(seconds, np.float32)
+    parts["scales"] = parts["scales"].reshape(shapes["scales"])
+    if scheme.zero is not None:
+        parts["zeros"] = np.array(zero).astype(numpy_dtype(dtypes["zeros"])).reshape(shapes["zeros"])
+    if second_values is not None:
+        parts["second"] = second_values.reshape(shapes["second"])
+    q = QTensor(scheme=scheme, **parts)
     if not measure:
         return q
-    finite = np.array(scales) != E8M0_NAN
-    decoded = dequantize(q, "F32").reshape(values.shape)
-    return q, ErrorStats.between(values[finite].astype(np.float32), decoded[finite])
+    finite = ~poisoned.reshape(x.shape)
+    return q, ErrorStats.between(values[finite], dequantize(q, "F32")[finite])
 
 
-def scale_byte(block: list[float], rule: ScaleRule) -> int:
-    """E8M0 byte (section 5.4.1) of a block: 0xFF if it holds a NaN or an infinity, 0 if it is all zero."""
-    if not all(map(math.isfinite, block)):
-        return E8M0_NAN
-    amax = max(map(abs, block))
-    if amax == 0:
-        return 0
-    mantissa, exponent = math.frexp(amax)
-    mantissa, exponent = mantissa * 2, exponent - 1  # amax = mantissa · 2^exponent, 1 ≤ mantissa < 2
-    up = {
-        "floor": False,  # section 6.3: the largest power of two ≤ amax
-        "ceil": mantissa > 1,
-        "even": mantissa >= 1.75,  # nearer to 2 than to 1.5, and half up
-        "rceil": mantissa > 1.5,  # 1.5 · 4 = 6 still fits
-    }[rule]
-    # Section 6.3: divided by the largest power of two of the element, then clamped to what E8M0 can say.
-    return min(max(exponent + up - E2M1_EMAX + E8M0_BIAS, 0), E8M0_MAX)
+def _pack(codes: Any, bits: int) -> Any:
+    """Rows of codes as rows of a little-endian bit stream."""
+    stream = (codes[..., None] >> np.arange(bits, dtype=np.uint8)) & 1
+    return np.packbits(stream.reshape(len(codes), codes.shape[-1] * bits), axis=-1, bitorder="little")
 
 
-def element_code(v: float, ties: Ties, zero: Zero) -> int:
-    """E2M1 code (section 5.3.3) nearest to `v`; magnitudes past 6 saturate (section 6.3)."""
-    magnitude = abs(v)
-    code = 0
-    for k, boundary in enumerate(E2M1_BOUNDARIES):
-        # On the boundary between codes k and k + 1: the mantissa bit is the code's lowest bit, so even means even.
-        up_on_tie = {"even": k % 2 == 1, "zero": False, "away": True}[ties]
-        code += magnitude > boundary or (magnitude == boundary and up_on_tie)
-    negative = math.copysign(1, v) < 0 and not (code == 0 and zero == "positive")
-    return code | (E2M1_SIGN if negative else 0)
+def _least(block: list[float]) -> float:
+    return math.nan if any(map(math.isnan, block)) else min(block)
+
+
+def _most(block: list[float]) -> float:
+    return math.nan if any(map(math.isnan, block)) else max(block)
+
+
+def _observed(matrix: Any, observed: Any, m: int) -> tuple[float, float]:
+    """(low, high) of the matrix that `matrix` is a part of."""
+    if observed is not None:
+        return float(np.asarray(observed.low).reshape(-1)[m]), float(np.asarray(observed.high).reshape(-1)[m])
+    return (float(matrix.min()), float(matrix.max())) if matrix.size else (0.0, 0.0)
+
+
+def _second(low: float, high: float, scheme: Scheme) -> Any:
+    if scheme.second not in ("f32", "inverse_f32"):
+        return None
+    amax, top = F32(max(abs(low), abs(high))), F32(scales.SCALE_MAX[scheme.scale] * element(scheme.element).max)
+    with np.errstate(all="ignore"):
+        found = top / amax if scheme.second == "inverse_f32" else amax / top
+    return F32(1) if found == 0 or np.isinf(found) else found
+
+
+def _places(shape: tuple[int, ...], place: Any) -> Any:
+    """Flat index in the whole tensor of every value of `x`."""
+    _, whole, starts = place
+    return np.ravel_multi_index(np.indices(shape) + np.reshape(starts, (-1, *(1,) * len(shape))), whole)

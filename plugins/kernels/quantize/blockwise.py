@@ -1,0 +1,203 @@
+"""quantize for every scheme in NumPy, tile by tile; MXFP4 as most people mean it goes to the faster numpy_backend.
+
+A tile becomes float32 once and everything happens on it in cache. A block larger than a tile is read twice: for its
+extremes, then for its codes. Extra memory is a few MiB a thread, whatever the tensor and its layout.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ConfigError, ValueRangeError
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import numpy_dtype
+from pipeline.tensors.stats import ErrorStats
+from plugins.kernels.codecs import bits, dynamic8, scales, uniform
+from plugins.kernels.codecs.blocks import (
+    TILE,
+    as_matrices,
+    extremes,
+    floats,
+    matrix_extremes,
+    pieces,
+    shape_in_blocks,
+    tiles,
+)
+from plugins.kernels.codecs.elements import element
+from plugins.kernels.quantize import numpy_backend
+from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
+from plugins.kernels.quantize.scale import block_scales, quotients
+
+
+def quantize(
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
+) -> Any:
+    """See the op's docstring."""
+    recipe = checked(x.shape, scheme, options)
+    if is_fast(scheme, recipe):
+        names = ("scale_rule", "ties", "zero", "nonfinite", "tiny")
+        return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
+    q = empty(x.shape, scheme)
+    coder = _Coder(scheme, recipe, x, q, observed, place)
+    for i, (lead, matrix) in enumerate(as_matrices(x)):
+        coder.matrix(i, lead, matrix)
+    if scheme.second == "dynamic8":
+        codes, second = dynamic8.encode(q.scales)
+        q = QTensor(q.codes, codes, scheme, second=second)
+    return (q, measured(x, q)) if measure else q
+
+
+def empty(shape: tuple[int, ...], scheme: Scheme) -> QTensor:
+    """Arrays to fill; scales that will be quantized themselves are still float32."""
+    dtypes = {**scheme.dtypes, **({"scales": "F32"} if scheme.second == "dynamic8" else {})}
+    found: dict[str, Any] = {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in scheme.components(shape).items()}
+    if scheme.second == "dynamic8":
+        found["second"] = None
+    return QTensor(scheme=scheme, **found)
+
+
+@dataclass(slots=True)
+class _Coder:
+    """One call: its options, its input and its output."""
+
+    scheme: Scheme
+    recipe: Recipe
+    x: Any
+    q: QTensor
+    observed: Any
+    place: Any
+
+    def matrix(self, i: int, lead: tuple[int, ...], matrix: Any) -> None:
+        scheme, q = self.scheme, self.q
+        rows, n = matrix.shape
+        at = lead if self.x.ndim > 1 else ()
+        codes = q.codes[at].reshape(rows, q.codes.shape[-1])
+        scale = q.scales[at].reshape(scheme.blocks(rows, n))
+        zeros = None if q.zeros is None else q.zeros[at].reshape(scale.shape)
+        whole = self._whole(lead, matrix)
+        second = None
+        if scheme.second in ("f32", "inverse_f32"):
+            self._finite(np.maximum(*map(np.abs, whole)))
+            second = scales.matrix_scale(np.maximum(*map(np.abs, whole)).astype(np.float32), scheme)
+            q.second[at] = second
+        tall = matrix.strides[0] < matrix.strides[1] and rows > 1
+        for box in tiles(scheme, rows, n, tall):
+            r, e = scheme.block_rows or rows, scheme.block_elems or n
+            down = slice(box[0].start // r, -(-box[0].stop // r))
+            across = slice(box[1].start // e, -(-box[1].stop // e))
+            self._box(
+                matrix,
+                box,
+                codes,
+                scale[down, across],
+                None if zeros is None else zeros[down, across],
+                (whole, second, lead),
+            )
+
+    def _box(self, matrix: Any, box: Any, codes: Any, scale: Any, zeros: Any, of: Any) -> None:
+        """One tile: its scales, then its codes; in pieces when it is one large block."""
+        whole, second, lead = of
+        rows, cols = box
+        size = (rows.stop - rows.start) * (cols.stop - cols.start)
+        shape = shape_in_blocks(self.scheme, rows.stop - rows.start, cols.stop - cols.start)
+        one = size <= TILE or (self.recipe.scale_rule == "signed") or self.recipe.search != "none"
+        blocks = floats(matrix[box]).reshape(shape) if one else None
+        if self.scheme.block_rows == 0 and self.scheme.block_elems == 0:
+            ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in whole)
+        elif blocks is not None:
+            ends = extremes(blocks)
+        else:
+            ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in matrix_extremes(matrix[box]))
+        amax = np.maximum(*map(np.abs, ends))
+        if self.recipe.nonfinite == "error":
+            self._finite(amax)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            found = block_scales(blocks, ends, self.scheme, self.recipe, second)
+        self._representable(found, amax)
+        scale[...] = found.stored[:, 0, :, 0]
+        if zeros is not None:
+            zeros[...] = found.zeros[:, 0, :, 0]
+        for piece in (box,) if blocks is not None else pieces(rows, cols):
+            part = blocks if blocks is not None else floats(matrix[piece])[None, :, None, :]
+            self._codes(part, piece, codes, found, lead, matrix.shape[1])
+
+    def _codes(self, part: Any, piece: Any, codes: Any, found: Any, lead: Any, n: int) -> None:
+        e, recipe = element(self.scheme.element), self.recipe
+        rows, cols = piece
+        width = cols.stop - cols.start
+        random = None
+        if recipe.stochastic:
+            random = uniform.box(*self._starts(rows, cols, lead, n), uniform.key(recipe.seed, self.place[0])).reshape(
+                part.shape
+            )
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
+            v = quotients(part, found, self.scheme, recipe)
+            coded = e.encode(v, recipe.ties, recipe.zero, recipe.is_narrow, random)
+        if recipe.nonfinite == "poison" and found.poisoned is not None:
+            coded = np.where(found.poisoned, np.uint8(0), coded)
+        nbits = e.bits
+        at = slice(cols.start * nbits // 8, cols.stop * nbits // 8)
+        codes[rows, at] = bits.pack(coded.reshape(-1, width), nbits)
+
+    def _starts(self, rows: slice, cols: slice, lead: tuple[int, ...], n: int) -> tuple[Any, int]:
+        """Flat indices in the whole tensor at which the rows of a box start, and its width."""
+        if self.place is None:
+            raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")
+        _, shape, starts = self.place
+        matrix = 0
+        for k, i in enumerate(lead):
+            matrix = matrix * shape[k] + starts[k] + i
+        first = starts[-2] if len(shape) > 1 else 0
+        height = shape[-2] if len(shape) > 1 else 1
+        row = matrix * height + first + np.arange(rows.start, rows.stop)
+        return row * shape[-1] + starts[-1] + cols.start, cols.stop - cols.start
+
+    def _whole(self, lead: tuple[int, ...], matrix: Any) -> Any:
+        """(low, high) of the whole matrix that this one is, or is part of; None where no scale needs them."""
+        if self.observed is not None:
+            return tuple(np.asarray(v)[lead].reshape(()) for v in (self.observed.low, self.observed.high))
+        s = self.scheme
+        if s.second in ("f32", "inverse_f32") or (s.block_rows, s.block_elems) == (0, 0):
+            return matrix_extremes(matrix)
+        return None
+
+    def _finite(self, amax: Any) -> None:
+        if np.isfinite(amax).all():
+            return
+        for i, (_, matrix) in enumerate(as_matrices(self.x)):
+            for box in pieces(slice(0, matrix.shape[0]), slice(0, matrix.shape[1])):
+                part = floats(matrix[box])
+                bad = ~np.isfinite(part)
+                if bad.any():
+                    r, c = np.argwhere(bad)[0]
+                    at = i * matrix.size + (box[0].start + int(r)) * matrix.shape[1] + box[1].start + int(c)
+                    raise ValueRangeError(f"flat index {at}: {part[r, c]} has no {self.scheme.element.upper()} value")
+        raise ValueRangeError("another part of this matrix holds a value that is not finite")
+
+    def _representable(self, found: Any, amax: Any) -> None:
+        """Refuse finite blocks whose scale or minimum is past its encoding."""
+        if self.scheme.scale == "e8m0":
+            return
+        parts = [found.stored] if found.zeros is None else [found.stored, found.zeros]
+        for part in parts:
+            bad = np.isfinite(amax) & ~np.isfinite(np.asarray(part).astype(np.float32))
+            if bad.any():
+                worst = amax[bad].max()
+                raise ValueRangeError(f"a block with amax {worst}: its scale or minimum is out of range of F16 or BF16")
+
+
+def measured(x: Any, q: QTensor) -> ErrorStats:
+    """ErrorStats of `x` against the values of `q`, without blocks that have none; decoded tile by tile."""
+    from plugins.kernels.dequantize.blockwise import boxes
+
+    stats = ErrorStats()
+    for lead, rows, cols, y in boxes(q):
+        with np.errstate(invalid="ignore"):
+            part = floats((x[lead] if x.ndim > 1 else x[None])[rows, cols])
+        if np.isnan(y.sum()):
+            some = ~np.isnan(y)
+            part, y = part[some], y[some]
+        stats += ErrorStats.between(part, y)
+    return stats

@@ -1,0 +1,102 @@
+"""Any block scheme by any recipe that means something: integers, FP8, NVFP4, NF4, ggml's blocks, and yours.
+
+What the usual names stand for is in conf/quant: constants over these fields.
+"""
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.ops import Kernel
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from plugins.kernels.dequantize import Dequantize
+from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
+from plugins.kernels.quantize.recipe import CodesFrom, Quotient, Recipe, Search
+from plugins.quant.exact import recode_exactly
+from plugins.quant.like import Like, filled
+
+
+@dataclass(frozen=True)
+class Blockwise:
+    """A method that needs nothing but the weights.
+
+    Attributes:
+        element, block_elems, block_rows, scale, zero_point, second: the scheme: what the bytes mean; see
+            pipeline.tensors.scheme. `zero_point` is the scheme's `zero`.
+        scale_rule … seed: how they are made; see plugins/kernels/quantize. None: what `like` does, else the default.
+        like: do it as this library does.
+        quantize, dequantize: the kernels that do the work.
+    """
+
+    element: str
+    block_elems: int
+    scale: str
+    block_rows: int = 1
+    zero_point: str | None = None
+    second: str | None = None
+    scale_rule: ScaleRule | None = None
+    ties: Ties | None = None
+    zero: Zero | None = None
+    nonfinite: Nonfinite = "error"
+    tiny: Tiny | None = None
+    quotient: Quotient | None = None
+    codes_from: CodesFrom | None = None
+    least_scale: float | None = None
+    zero_scale: float | None = None
+    search: Search = "none"
+    search_steps: int = 1
+    search_grid: tuple[float, ...] = ()
+    stochastic: bool = False
+    seed: int = 0
+    like: Like | None = None
+    quantize: Kernel = field(default_factory=Quantize)
+    dequantize: Kernel = field(default_factory=Dequantize)
+
+    def __post_init__(self) -> None:
+        if problem := self.recipe.problem(self.scheme):
+            raise ConfigError(problem)
+
+    @property
+    def scheme(self) -> Scheme:
+        return Scheme(self.element, self.block_elems, self.scale, self.block_rows, self.zero_point, self.second)
+
+    @property
+    def recipe(self) -> Recipe:
+        """All options of the op, those left open filled in."""
+        given = {f.name: getattr(self, f.name) for f in fields(Recipe)}
+        return Recipe(**filled(self.like, given, self.scheme))
+
+    @property
+    def needs_extremes(self) -> bool:
+        """A second-level scale, and a scale that all rows share, depend on all rows."""
+        return self.second in ("f32", "inverse_f32") or self.block_rows == 0
+
+    @property
+    def needs_place(self) -> bool:
+        """Random numbers belong to places in the tensor."""
+        return self.stochastic
+
+    def encode(self, x: Any, *, measure: bool = False, observed: Any = None, place: Any = None) -> Any:
+        """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats).
+
+        Args:
+            observed: Extremes of the matrices that `x` is a part of; None when it holds them whole.
+            place: (name, shape of the tensor, where `x` starts in it), for stochastic rounding; None: `x` is all of it.
+
+        Raises:
+            ValueRangeError: a NaN or an infinity, unless `nonfinite` is "poison"; a scale past its encoding.
+        """
+        recipe = self.recipe
+        options = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+        if self.stochastic:
+            options["place"] = place or ("", x.shape, (0,) * x.ndim)
+        return self.quantize(x, self.scheme, measure=measure, observed=observed, **options)
+
+    def recode(self, q: QTensor) -> QTensor:
+        """`q` in this scheme with exactly its values; NotLossless when that cannot be."""
+        return recode_exactly(self, q)
+
+    def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
+        """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""
+        return self.dequantize(q, dtype, overflow=overflow)
