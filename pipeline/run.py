@@ -63,8 +63,11 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
     plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
     while fit.peak > bound and chunk > SMALLEST_CHUNK and plan.chunks:
         chunk = max(SMALLEST_CHUNK, chunk // 2)
-        plan = make_plan(run.stages, replace(ctx, chunk_nbytes=chunk))
-        plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
+        smaller = make_plan(run.stages, replace(ctx, chunk_nbytes=chunk))
+        smaller.memory = _memory(smaller, conf, bound, worker_count(conf))
+        if smaller.memory.peak >= fit.peak:  # more chunks now cost more than smaller ones save
+            break
+        plan, fit = smaller, smaller.memory
     plan.problems += _lacking(plan, conf)
     if fit.peak > bound:
         one = _memory(plan, conf, bound, 1)
@@ -73,7 +76,7 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
             Problem(
                 "dask.memory",
                 f"{conf.memory} is too little: {show_bytes(fit.base)} for the processes and {fit.tasks} × "
-                f"{show_bytes(fit.task)} for tasks, the smallest they can be; "
+                f"{show_bytes(fit.task)} for tasks, the least there can be; "
                 f"dask.memory={-(-fit.peak // (1 << 20))}MiB{fewer} would do",
             )
         )

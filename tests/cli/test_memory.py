@@ -1,0 +1,73 @@
+"""A run takes no more memory than its plan says, and its plan says no more than it may."""
+
+import re
+import sys
+
+import pytest
+
+from pipeline.testing.peak import watch
+from tests.cases import big_gpt_oss
+from tests.cases.runs import ROOT, weightmill
+from tests.cli.run import pipeline
+
+SIZES = big_gpt_oss.Sizes(layers=1, experts=6, hidden=1536, inter=1600, heads=8, kv_heads=2, head_dim=64, vocab=512)
+DISTRIBUTED = ["dask=distributed", "dask.dashboard=false", "dask.workers=2"]
+UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return big_gpt_oss.write(tmp_path_factory.mktemp("source"), SIZES)  # 101 MB
+
+
+@pytest.fixture(scope="module")
+def packed(source, tmp_path_factory):
+    run = tmp_path_factory.mktemp("packed")
+    assert weightmill(f"paths.run={run}", f"model.source={source}", "quant=mxfp4").returncode == 0
+    return run / "model"
+
+
+def predicted(*args):
+    said = pipeline("plan", "+model=gpt_oss", *args, cwd=ROOT)
+    assert said.code == 0, said.err
+    number, unit = re.search(r"peak memory ([\d.]+) (\w+) of", said.out.replace("\n", " ")).groups()
+    return float(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["quant=mxfp4", "dask.workers=1"],
+        ["quant=mxfp4", "dask.workers=4", "dask.chunk=4MiB"],
+        ["quant=mxfp4", *DISTRIBUTED],
+        ["quant=none", "export=numpy", "export.dtype=fp32", "dask.workers=2"],
+        ["quant=mxfp4", "export=original", "dask.workers=2", "dask.memory=150MiB"],
+    ],
+    ids=lambda args: " ".join(args),
+)
+def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
+    args = [*args, f"model.source={source}", f"paths.run={tmp_path}"]
+    most = predicted(*args)
+    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    assert most / 3 < seen.tree_nbytes <= most
+
+
+def test_decoding_to_a_transposed_layout(packed, tmp_path):
+    args = ["quant=none", "dask.workers=2", f"model.source={packed}", f"paths.run={tmp_path}"]
+    most = predicted(*args)
+    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    assert seen.tree_nbytes <= most
+
+
+@pytest.mark.parametrize("how", [[], DISTRIBUTED], ids=["threads", "distributed"])
+def test_too_little_memory_says_how_much_would_do(source, tmp_path, how):
+    args = ["+model=gpt_oss", "quant=mxfp4", f"model.source={source}", f"paths.run={tmp_path / 'run'}", *how]
+    said = pipeline(*args, "dask.memory=64MiB", cwd=ROOT)
+    assert said.code == 3
+    assert "64MiB is too little" in said.err
+    enough = int(re.search(r"dask\.memory=(\d+)MiB", said.err)[1])
+    assert pipeline("plan", *args, f"dask.memory={enough}MiB", cwd=ROOT).code == 0
+    assert pipeline("plan", *args, f"dask.memory={enough - 2}MiB", cwd=ROOT).code == 3
+    assert not (tmp_path / "run").exists()
