@@ -10,7 +10,7 @@ from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import whole_blocks
+from pipeline.tensors.blocks import block_grain, outward, whole_blocks
 from pipeline.tensors.matrices import Extremes, ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
@@ -158,9 +158,12 @@ class CodedStore:
         box = normalize(index, spec.shape)
         if spec.scheme is not None:
             whole_blocks(spec.scheme, spec.shape, box)
-        value = self.store.read(name, box)
+        outer = outward(box, spec.shape, block_grain(self.store.specs[name].scheme, spec.shape))
+        value = self.store.read(name, outer)
         if isinstance(value, QTensor):
             value = method.decode(value, "BF16")
+        if outer != box:  # the source has larger blocks
+            value = value[tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))]
         if spec.scheme is None:
             return checked(value, spec, box, name)
         try:

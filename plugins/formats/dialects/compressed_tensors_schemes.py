@@ -44,8 +44,8 @@ def format_of(scheme: Scheme, int8: str) -> str:
             return name
     if scheme.element == "e2m1" and scheme.second == "f32":
         raise ValueError(
-            "weight_global_scale is the reciprocal of a second-level scale (second=inverse_f32): the same values in "
-            "other bytes, and not always the same after rounding; dequantize and quantize again, or export to ModelOpt"
+            "weight_global_scale is the reciprocal of a second-level scale (second=inverse_f32): the same values "
+            "in other bytes, and not always the same; quantize with second=inverse_f32, or export to ModelOpt"
         )
     wide = scheme.scale in WIDE.values() and scheme.second is None
     integer = scheme.element in INTS and scheme.zero in (None, "int") and wide
