@@ -104,7 +104,7 @@ def _run_hydra(args: list[str]) -> None:
         from pipeline.explain import explain
 
         overrides = [a for a in args if not a.startswith("-") and a != config_dir]
-        said = explain(why, overrides, config_dir)
+        said = explain(why, overrides)
         if _debug:
             raise
         raise said from None

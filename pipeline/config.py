@@ -15,6 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline import extend
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.names import run_name
 from pipeline.resolve import OWN_PACKAGES, Resolver
@@ -32,9 +33,15 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> Run
         HydraException: an override that does not compose.
     """
     register()
-    search = [f"hydra.searchpath=[file://{config_dir.absolute()}]"] if config_dir else []
+    search = search_override(config_dir.absolute() if config_dir else None)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         return load_run(compose("config", [*search, "paths.run=outputs/run", *overrides]))
+
+
+def search_override(config_dir: Path | None) -> list[str]:
+    """The override that does what `--config-dir` does, for `compose`."""
+    quoted = str(config_dir).replace("\\", "\\\\").replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{quoted}']"] if config_dir else []
 
 
 def load_run(cfg: DictConfig) -> RunConfig:
@@ -144,7 +151,8 @@ def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
 
 
 def options(group: str) -> list[str]:
-    """Names of a config group's YAML files on the search path."""
+    """Names of a config group's YAML files: on the search path, and in the user's folder."""
+    found = {p.stem for folder in (CONF, extend.folder()) if folder for p in (folder / group).glob("*.yaml")}
     if GlobalHydra.instance().is_initialized():
-        return list(GlobalHydra.instance().config_loader().get_group_options(group))
-    return sorted(p.stem for p in (CONF / group).glob("*.yaml"))
+        found |= set(GlobalHydra.instance().config_loader().get_group_options(group))
+    return sorted(found)

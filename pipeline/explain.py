@@ -15,15 +15,16 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import CONF, options
+from pipeline import extend
+from pipeline.config import CONF, options, search_override
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 
 
-def explain(error: Exception, overrides: Iterable[str], config_dir: str | None = None) -> Exception:
+def explain(error: Exception, overrides: Iterable[str]) -> Exception:
     """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's."""
     if isinstance(error, WeightmillError) or not isinstance(error, HydraException | OmegaConfBaseException):
         return error
-    search = [f"hydra.searchpath=[file://{config_dir}]"] if config_dir else []
+    search = search_override(extend.folder())
     GlobalHydra.instance().clear()
     messages = []
     good: list[str] = []

@@ -415,3 +415,16 @@ def test_nothing_is_written_when_one_file_is_there(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError, match=r"test_fine.py: exists already, and new-stage never overwrites"):
         new_stage(["fine", "--dir", "."])
     assert [p.name for p in tmp_path.iterdir()] == ["test_fine.py"]
+
+
+def test_mistakes_in_sweeps_know_the_folder(tmp_path: Path) -> None:
+    """Whatever characters its name has: what is allowed includes what the folder brings."""
+    odd = tmp_path / "d i'r=x"
+    put(odd, "halve", "Halve", HALVE, by=0.5)
+    shutil.copytree(odd / "stages", odd / "quant")
+    args = ("--config-dir", odd.name, "-m", MAIN[0], "stages=[load,decode,halve,export]", "quant=none,halv", "seed=1")
+    said = pipeline(*args, cwd=tmp_path)
+    assert said.code == 6
+    assert "quant=halv: there is no 'halv' in quant; did you mean 'halve'?" in said.err
+    assert "in stages" not in said.err
+    assert "1 of 2 jobs failed" in said.err
