@@ -4,16 +4,23 @@ import json
 import pickle
 from collections.abc import Mapping
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.formats import Binding, Dialect
+from pipeline.formats import PEEKED, Binding, Dialect
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore, random_boxes, same, spec_of
+
+
+def constants(binding: Binding) -> dict[str, Any]:
+    """The leaves that a binding writes whole, as arrays."""
+    specs = {n: binding.leaves[n] for n in binding.constants}
+    return {n: np.frombuffer(binding.constants[n], numpy_dtype(s.dtype)).reshape(s.shape) for n, s in specs.items()}
 
 
 class DialectContract:
@@ -43,9 +50,11 @@ class DialectContract:
         return {name: spec_of(value) for name, value in self.tensors().items()}
 
     def seen(self, binding: Binding) -> dict[str, Any]:
-        """The config that a reader of the written folder is handed: config.json and the dialect's companions."""
+        """The config that a reader of the written folder is handed: config.json, companions, leaves to peek at."""
         companions = {n: json.loads(b) for n, b in binding.files.items() if n in self.dialect().companions}
-        return {**binding.config, **companions}
+        patterns = getattr(self.dialect(), "peeks", ())
+        peeked = {n: a for n, a in constants(binding).items() if any(fnmatchcase(n, p) for p in patterns)}
+        return {**binding.config, **companions, **({PEEKED: peeked} if patterns else {})}
 
     def test_is_plain_data(self, encoded: Binding) -> None:
         assert pickle.loads(pickle.dumps(self.dialect())) == self.dialect()
@@ -56,7 +65,7 @@ class DialectContract:
         assert {n: b.spec for n, b in encoded.tensors.items()} == self.specs()
         assert all(spec.scheme is None for spec in encoded.leaves.values()), "a leaf is a plain array"
         leaves = {n: np.zeros(s.shape, numpy_dtype(s.dtype)) for n, s in encoded.leaves.items()}
-        filled = {n: np.zeros(s.shape, np.int8) for n, s in encoded.leaves.items()}
+        filled = {n: np.full(s.shape, n in encoded.constants, np.int8) for n, s in encoded.leaves.items()}
         for name, value in self.tensors().items():
             for leaf, box, array in split(encoded.tensors[name], (), value):
                 assert array.dtype == leaves[leaf].dtype, (
@@ -76,6 +85,7 @@ class DialectContract:
         for name, value in tensors.items():
             for leaf, box, array in split(encoded.tensors[name], (), value):
                 leaves[leaf][box] = array
+        leaves |= constants(encoded)
         decoded = self.dialect().decode(encoded.leaves, self.seen(encoded))
         store, given = JoinedStore(MemoryStore(leaves), decoded), MemoryStore(tensors)
         assert dict(store.specs) == self.specs()

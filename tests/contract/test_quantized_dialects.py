@@ -1,0 +1,57 @@
+"""The dialects of quantization libraries keep the contract that we ship.
+
+bitsandbytes lays rows one after the other and cannot deliver the contract's boxes of columns; it has tests of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from pipeline.formats import Dialect
+from pipeline.tensors.scheme import Scheme
+from pipeline.testing.dialect import DialectContract
+from plugins.formats.dialects.modelopt import NVFP4, ModelOpt
+from tests.cases.quantized import quantized
+from tests.unit.test_compressed_tensors import CASES, CONFIG, plain
+
+
+class TestCompressedTensors(DialectContract):
+    strict = False
+    case = "mxfp4"
+
+    @pytest.fixture(autouse=True, params=CASES)
+    def chosen(self, request: pytest.FixtureRequest) -> None:
+        self.case = request.param
+
+    def dialect(self) -> Dialect:
+        return CASES[self.case][0]
+
+    def scheme(self) -> Scheme:
+        return CASES[self.case][1]
+
+    def tensors(self) -> Mapping[str, Any]:
+        # Rows and columns fill words of 32 bits, so that boxes may be cut anywhere between blocks.
+        return {
+            "model.embed_tokens.weight": plain(37, 96),
+            "model.layers.0.self_attn.q_proj.weight": quantized(self.scheme(), (64, 96)),
+            "model.layers.0.self_attn.q_proj.bias": plain(64),
+            "model.layers.0.mlp.experts.gate_up_proj": quantized(self.scheme(), (3, 32, 160)),
+            "model.layers.0.mlp.experts.gate_up_proj_bias": plain(3, 32),
+            "model.layers.0.mlp.experts.down_proj": plain(3, 160, 16),
+            "model.norm.weight": plain(96),
+        }
+
+    def config(self) -> Mapping[str, Any]:
+        return CONFIG
+
+
+class TestModelOpt(TestCompressedTensors):
+    @pytest.fixture(autouse=True)
+    def chosen(self) -> None: ...
+
+    def dialect(self) -> Dialect:
+        return ModelOpt()
+
+    def scheme(self) -> Scheme:
+        return NVFP4
