@@ -17,7 +17,8 @@ class Method(Protocol):
     @property
     def needs_extremes(self) -> bool:
         """Whether a scale depends on whole matrices: then `encode` takes `observed`, the Extremes of the matrices that
-        `x` is a part of, or None when `x` holds them whole."""
+        `x` is a part of, or None when `x` holds them whole. A method that draws random numbers may have `needs_place`
+        beside it: then `encode` takes `place`, the tensor's name and shape and where `x` starts in it."""
         ...
 
     def encode(self, x: Any, *, measure: bool = False, **observed: Any) -> Any:

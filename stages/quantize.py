@@ -11,7 +11,7 @@ from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.blocks import block_grain, outward, whole_blocks
-from pipeline.tensors.matrices import Extremes, ExtremesOf
+from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
@@ -176,8 +176,11 @@ class CodedStore:
             meter.error(name, stats)
         return checked(coded, spec, box, name)
 
-    def _wider(self, method: Method, name: str, box: Index) -> dict[str, Extremes | None]:
-        """What a method must know of the whole matrix, when the box is only part of it."""
-        if not method.needs_extremes:
-            return {}
-        return {"observed": self.extremes.box(self.store, name, box, method.decode)}
+    def _wider(self, method: Method, name: str, box: tuple[slice, ...]) -> dict[str, Any]:
+        """What a method must know of the whole tensor, when the box is only part of it."""
+        more: dict[str, Any] = {}
+        if method.needs_extremes:
+            more["observed"] = self.extremes.box(self.store, name, box, method.decode)
+        if getattr(method, "needs_place", False):
+            more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
+        return more

@@ -13,6 +13,7 @@ from pipeline.tensors.scheme import Scheme
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
 from plugins.kernels.quantize.recipe import CodesFrom, Quotient, Recipe, Search
+from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
 from plugins.quant.like import Like, filled
 
@@ -95,7 +96,7 @@ class Blockwise:
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` in this scheme with exactly its values; NotLossless when that cannot be."""
-        return recode_exactly(self, q)
+        return nvfp4.recode(q, self.scheme) if nvfp4.applies(q.scheme, self.scheme) else recode_exactly(self, q)
 
     def decode(self, q: QTensor, dtype: str = "BF16", *, overflow: str = "error") -> Any:
         """The values of `q` as an array of `dtype` (BF16, F32 or F16)."""

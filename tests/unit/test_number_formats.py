@@ -21,6 +21,8 @@ from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Quantize
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.mx import MX
+from stages.quantize import CodedStore
+from tests.cases.memory_store import MemoryStore
 
 CONF = Path(__file__).parents[2] / "conf" / "quant"
 NAMES = sorted(p.stem for p in CONF.glob("*.yaml") if p.stem != "none")
@@ -293,3 +295,41 @@ def test_recoding_between_schemes_is_exact_or_refused():
     assert np.array_equal(MX().decode(wide, "F32"), MX().decode(q, "F32"))
     with pytest.raises(NotLossless):
         built("int4").recode(q)
+
+
+@pytest.mark.parametrize("second", ["f32", "inverse_f32"])
+def test_mxfp4_becomes_nvfp4_without_loss_or_not_at_all(second):
+    rng = np.random.default_rng(1)
+    method = built("nvfp4", second=second)
+    scales = rng.integers(100, 118, (3, 8, 2), np.uint8)
+    scales[1] += 60
+    scales[0, 0] = [100, 117]
+    scales[2, 3, 1] = 255  # NaN stays NaN
+    q = QTensor(rng.integers(0, 256, (3, 8, 32), np.uint8), scales, MX().scheme)
+    q.codes[1, 2, :16] = 0x80  # zeros have no say, but keep their sign
+    q.scales[1, 2, 0] = 3
+    found = method.recode(q)
+    assert {c: a.shape for c, a in found.components.items()} == method.scheme.components(q.shape)
+    assert np.array_equal(found.codes, q.codes)
+    for backend in ("reference", "numpy"):
+        assert on(method, backend).decode(found, "F32").tobytes() == MX().decode(q, "F32").tobytes()
+    for byte in (0, 1, 254):
+        q.scales[0] = byte
+        assert method.decode(method.recode(q), "F32").tobytes() == MX().decode(q, "F32").tobytes()
+    q.scales[0, 0] = [100, 118]
+    with pytest.raises(NotLossless, match=r"matrix \(0,\) span 2\^-27 … 2\^"):
+        method.recode(q)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_stage_quantizes_in_pieces_as_in_one(name):
+    """Whole-matrix scales and random numbers too: pieces of rows give the bytes of the whole."""
+    x = spread((2, 96, 128), seed=4)
+    store = MemoryStore({"w": x})
+    for method in (built(name), replace(built(name), stochastic=True, ties=None, like=None)):
+        coded = CodedStore(store, {"w": method}, measure=False)
+        whole = coded.read("w")
+        for rows in (slice(0, 32), slice(32, 96)):
+            part = coded.read("w", (slice(1, 2), rows))
+            assert np.array_equal(part.codes, whole.codes[1:2, rows])
+            assert np.array_equal(method.decode(part), method.decode(whole)[1:2, rows])
