@@ -38,7 +38,7 @@ def element(kind: str, code: int) -> float:
 
 
 def codes(q: Any) -> Any:
-    """The codes of a QTensor one by one, [..., n]: element i is bits i · width and up of its row's little-endian stream."""
+    """The codes of a QTensor one by one, [..., n]: element i is bits i · width and up of its row's byte stream."""
     width = int(q.scheme.element[-1]) if "int" in q.scheme.element else 8 if q.scheme.element == "e4m3" else 4
     bits = np.unpackbits(np.ascontiguousarray(q.codes), axis=-1, bitorder="little")
     each = bits.reshape(*bits.shape[:-1], -1, width).astype(np.int64)
@@ -46,7 +46,7 @@ def codes(q: Any) -> Any:
 
 
 def dequantize(q: Any) -> Any:
-    """float64 values of a QTensor [..., out, in] (not double-quantized), with no rounding that float64 does not make."""
+    """float64 values of a QTensor [..., out, in] (not double-quantized), rounded nowhere that float64 does not."""
     s = q.scheme
     found = codes(q)
     *_, rows, columns = found.shape
