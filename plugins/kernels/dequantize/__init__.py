@@ -31,6 +31,7 @@ OP = Op(
     {
         "reference": "plugins.kernels.dequantize.reference:dequantize",
         "numpy": "plugins.kernels.dequantize.blockwise:dequantize",
+        "xla": "plugins.kernels.dequantize.xla_backend:dequantize",
     },
 )
 

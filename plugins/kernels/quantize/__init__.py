@@ -53,6 +53,7 @@ OP = Op(
     {
         "reference": "plugins.kernels.quantize.reference:quantize",
         "numpy": "plugins.kernels.quantize.blockwise:quantize",
+        "xla": "plugins.kernels.quantize.xla_backend:quantize",
     },
 )
 
