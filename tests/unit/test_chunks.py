@@ -88,16 +88,3 @@ def test_packing_keeps_all_tensors(shapes: list[tuple[int, ...]], chunk_elems: i
 def test_small_tensors_share_a_chunk() -> None:
     specs = {f"bias{i}": TensorSpec((10,), "BF16") for i in range(100)}
     assert [len(g) for g in pack(specs, 400)] == [40, 40, 20]
-
-
-@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 9), st.integers(1, 400), st.integers(1, 7))
-def test_bounds_are_multiples_of_the_grain(experts: int, groups: int, width: int, chunk_elems: int, grain: int) -> None:
-    """Rows that belong together (a head, gate and up) stay together, even where that makes a piece too large."""
-    shape = (experts, groups * grain, width)
-    pieces = list(cut("t", shape, chunk_elems, (1, grain, 1)))
-    assert (covered(shape, pieces) == 1).all()
-    for piece in pieces:
-        rows = piece.index[1]
-        assert rows.start % grain == 0
-        assert rows.stop % grain == 0
-        assert elems(piece) <= max(chunk_elems, grain * width)
