@@ -80,9 +80,11 @@ def extremes(blocks: Any) -> tuple[Any, Any]:
 
 def _over(of: Any, blocks: Any) -> Any:
     """Reduced by halves along the last axis: NumPy's reduction over short rows is many times slower."""
-    while blocks.shape[-1] % 2 == 0 and blocks.shape[-1] > 2 and blocks.shape[-1] <= 256:
+    while blocks.shape[-1] % 2 == 0 and blocks.shape[-1] <= 256:
         half = blocks.shape[-1] // 2
         blocks = of(blocks[..., :half], blocks[..., half:])
+    if blocks.shape[1] == blocks.shape[3] == 1:
+        return blocks
     return of.reduce(blocks, axis=(1, 3), keepdims=True)
 
 
