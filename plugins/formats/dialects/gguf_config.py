@@ -190,7 +190,7 @@ def _rope(arch: Arch, get: Any, config: Mapping[str, Any], factors: Any, problem
         scaling["original_max_position_embeddings"] = get("rope.scaling.original_context_length")
         scaling |= {hf: get(f"rope.scaling.{key}") for key, hf in YARN if get(f"rope.scaling.{key}") is not None}
         if arch.name == "gpt-oss":
-            # A file cannot say `truncate`: Hugging Face's gpt-oss does not round the ramp's bounds, llama.cpp always does.
+            # A file cannot say `truncate`: gpt-oss does not round the ramp's bounds; llama.cpp always does.
             scaling = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **scaling}
     return {"rope_theta": theta, "rope_scaling": scaling}
 
