@@ -107,7 +107,7 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
                 message = f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"
                 problems.append(Problem("model", message))
             else:
-                problems.append(Problem(getattr(why, "full_key", None) or key, str(why).partition("\n")[0]))
+                problems.append(Problem(getattr(why, "full_key", None) or key, _cause(why)))
     return tree, list(dict.fromkeys(problems))
 
 
@@ -137,16 +137,29 @@ def register() -> None:
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 
 
+def _cause(why: OmegaConfBaseException) -> str:
+    """What one of our resolvers said, or else the first line of what OmegaConf says."""
+    return re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
+
+
 def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
-    """The nodes of the quant options that `rules` name: a rule may say `to: int8` whatever quant= says."""
+    """The nodes of the quant options that `rules` name: a rule may say `to: int8` whatever quant= says.
+
+    Raises:
+        ConfigError: a name that is no quant option.
+    """
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     found: dict[str, Any] = {}
     for rule in rules or ():
         name = rule.get("to") if isinstance(rule, Mapping | DictConfig) else None
-        if isinstance(name, str) and name not in ("quant", "keep") and name in options("quant"):
+        if isinstance(name, str) and name not in ("quant", "keep"):
+            if name not in (known := options("quant")):
+                hint = did_you_mean(name, ["quant", "keep", *known], 30)
+                raise ConfigError(f"to {name!r} is neither quant, keep nor a quant option{hint}")
             loaded = repository.load_config(f"quant/{name}")
-            merged = OmegaConf.create({"kernels": _root_.kernels, "node": OmegaConf.to_container(loaded.config)})
-            found[name] = OmegaConf.to_container(merged, resolve=True)["node"]  # type: ignore[index,call-overload]
+            around = {k: v for k, v in OmegaConf.to_container(_root_, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
+            merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
+            found[name] = OmegaConf.to_container(merged.node, resolve=True)
     return found
 
 

@@ -177,12 +177,12 @@ def plan_tables(plan: Any) -> list[Any]:
     for name, work in plan.works.items():
         if not work.outputs:
             continue
-        table = Table(title=f"Files of {name}, in {work.outputs[0].path.parent}", title_justify="left")
+        table = Table(title=f"Files of {name}", title_justify="left")
         table.add_column("file")
         table.add_column("bytes", justify="right")
         for file in work.outputs:
             table.add_row(file.path.name, f"{file.nbytes:,}")
-        found.append(table)
+        found += [table, str(work.outputs[0].path.parent)]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
