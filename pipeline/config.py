@@ -12,6 +12,7 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -67,10 +68,33 @@ def load_run(cfg: DictConfig) -> RunConfig:
             else:
                 resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
     aliases = _aliases(cfg)
-    problems = [_as_typed(p, aliases) for p in [*problems, *resolver.problems]]
+    problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     return RunConfig(spine, stages, nodes, {**spine_keys, **tree})
+
+
+def _astray(cfg: DictConfig) -> list[Problem]:
+    """Keys added on the command line (`+key=…`) that nothing looks at: Hydra takes any, and a typo would go unseen."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    text = str(OmegaConf.to_container(cfg, resolve=False))
+    known = {*Spine.__dataclass_fields__, "stages", "hydra", *OmegaConf.load(CONF / "config.yaml")}
+    problems = []
+    for key in (o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")):
+        parts = key.split(".")
+        above = [".".join(parts[: n + 1]) for n in range(len(parts))]
+        looked_at = any(f"${{{k}}}" in text for k in above) or f"${{{key}." in text
+        if parts[0] not in known and not looked_at and not options(key.partition("@")[0]):
+            siblings = _keys(cfg, parts)
+            near = did_you_mean(parts[-1], siblings) if siblings else did_you_mean(parts[0], _keys(cfg, parts[:1]))
+            problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
+    return problems
+
+
+def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:
+    """Names of the fields beside the one at `path`."""
+    node = OmegaConf.select(cfg, ".".join(path[:-1]), throw_on_missing=False) if path[1:] else cfg
+    return [k for k in map(str, node) if k not in (path[-1], "hydra")] if isinstance(node, DictConfig) else []
 
 
 def _aliases(cfg: DictConfig) -> dict[str, str]:
