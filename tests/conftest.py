@@ -6,6 +6,7 @@ business of the tests that use it.
 
 import os
 import random
+import signal
 from importlib.util import find_spec
 
 import hypothesis
@@ -18,6 +19,11 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)
+
+if (
+    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+):  # as in a shell's background job; runs under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Derandomized: a failure on one machine is a failure on all. No deadline: a loaded machine is not a failure.
 hypothesis.settings.register_profile("strict", derandomize=True, deadline=None, database=None, print_blob=False)

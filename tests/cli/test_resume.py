@@ -311,8 +311,13 @@ def test_a_source_that_changed_between_runs(own_source, source, expected, tmp_pa
 
 def test_a_file_that_may_not_grow(source, expected, tmp_path):
     """RLIMIT_FSIZE: the stand-in for a full disk that needs no disk. Reserving the file fails."""
-    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, resource.RLIM_INFINITY))  # noqa: E731
-    result = weightmill(*command(source, tmp_path), preexec_fn=limit)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4 << 20, unlimited[1]))  # inherited; a preexec_fn would fork beside JAX
+    try:
+        process = start(*command(source, tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    result = end(process)
     assert result.returncode == 5
     assert "model.safetensors" in result.stderr
     assert "bytes are free there" in result.stderr

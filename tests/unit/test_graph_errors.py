@@ -1,5 +1,6 @@
 """What is said of a failure is what failed, wherever it failed and whatever its exception is like."""
 
+import copyreg
 import threading
 import time
 
@@ -32,6 +33,7 @@ def fail(error):
 
 @pytest.mark.parametrize("error", [lambda: TwoWords("a", "b"), Held])
 def test_an_error_that_cannot_travel_travels_as_text(error):
+    copyreg.dispatch_table.pop(TwoWords, None)  # where distributed was imported before, it has made it travel
     result = attempt_remotely(fail, 0, "export x", [error])
     assert type(result.error) is StageError
     assert str(result.error).startswith("export x: ")
