@@ -16,7 +16,7 @@ import pytest
 from tests.cli.run import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
-HOME = "/home/ada/weightmill"  # where the README's reader is
+HOME = "/home/you/weightmill"  # where the README's reader is
 
 
 def blocks() -> list[tuple[str, str, str | None]]:

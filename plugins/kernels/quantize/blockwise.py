@@ -196,8 +196,8 @@ def measured(x: Any, q: QTensor) -> ErrorStats:
     for lead, rows, cols, y in boxes(q):
         with np.errstate(invalid="ignore"):
             part = floats((x[lead] if x.ndim > 1 else x[None])[rows, cols])
-        if np.isnan(y.sum()):
-            some = ~np.isnan(y)
+        some = ~np.isnan(y)
+        if not some.all():
             part, y = part[some], y[some]
         stats += ErrorStats.between(part, y)
     return stats
