@@ -5,6 +5,8 @@ from collections.abc import Iterable
 
 import xxhash
 
+from pipeline.spine import Spine
+
 LONGEST = 120
 # Overrides that say how to run, not what to make; a resumed run may differ in them.
 HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs")
@@ -25,11 +27,13 @@ def run_name(overrides: Iterable[str]) -> str:
         key, _, value = override.lstrip("+~").partition("=")
         if key.partition(".")[0].partition("/")[0] in HOW:
             continue
-        said = value if key in BARE and re.fullmatch(r"\w+", value) else f"{key.removeprefix('quant.')}={value}"
+        short = key.removeprefix("quant.")
+        said = f"{key if short in Spine.__dataclass_fields__ else short}={value}"
+        said = value if key in BARE and re.fullmatch(r"\w+", value) else said
         if override.startswith("~"):
             said = f"no_{key}"
-        short = said.rpartition("/")[2] if "/" in said and "[" not in said else said  # of a path, its last name
-        safe = re.sub(r"[^\w.,=+-]+", "_", short).strip("_.")
+        last = said.rpartition("/")[2] if "/" in said and "[" not in said else said  # of a path, its last name
+        safe = re.sub(r"[^\w.,=+-]+", "_", last).strip("_.")
         parts.append(safe if safe == said else f"{safe}~{_hash(override, 6)}")
     name = "-".join(parts) or "default"
     if len(name) > LONGEST:

@@ -37,6 +37,7 @@ DISTINCT = [
     [*MAIN, "export.dtype=bf16"],
     [*MAIN, "stages.decode.dtype=bf16"],
     [*MAIN, "seed=1"],
+    [*MAIN, "quant.seed=1"],
     [*MAIN, "model.source=/a/checkpoint"],
     [*MAIN, "model.source=/b/checkpoint"],
     [*MAIN, "model.source=/b/check point"],
