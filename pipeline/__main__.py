@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from pipeline import console
 from pipeline.config import CONF, load_run, register
 from pipeline.errors import PlanError, WeightmillError
-from pipeline.run import execute, plan_run
+from pipeline.run import execute, obstacles_ahead, plan_run
 
 VERBS = ("plan", "graph", "new-stage")
 _verb = "run"
@@ -48,6 +48,8 @@ def _job(cfg: DictConfig) -> Any:
             print(console.mermaid(plan))
         else:
             console.out(*console.plan_tables(plan))
+            if not plan.problems:
+                plan.problems += obstacles_ahead(run, plan, run_dir)
         if plan.problems:
             raise PlanError(plan.problems)
         return None

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline import extend, meter
 from pipeline.digest import code_version, digest_file, identity
-from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, WeightmillError
 from pipeline.graph import Failure, Ref, Task, connect, run_distributed, run_threads
 from pipeline.journal import Journal, locked, write_json
 from pipeline.plan import MemoryPlan, Node, Plan, make_plan, timed
@@ -170,6 +170,24 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         write_records(run_dir, run, report)
         journal.path.unlink(missing_ok=True)
     return report
+
+
+def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
+    """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
+    what = describe(run, plan)
+    try:
+        same = json.loads((run_dir / "run.json").read_bytes()) == json.loads(json.dumps(what))
+    except (OSError, ValueError):
+        same = False
+    if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
+        return []  # complete: running it again does nothing
+    try:
+        if not same:
+            _earlier(run_dir, what, run.spine.overwrite, Events())
+        known = Journal(run_dir / "journal.jsonl").read() if same else {}
+        return _obstacles(plan, identity(what), known)
+    except WeightmillError as why:
+        return [Problem("paths.run", str(why))]
 
 
 def _obstacles(plan: Plan, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
