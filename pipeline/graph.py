@@ -230,6 +230,9 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
                 futures[future.key] = task, future
                 done.add(future)
             future = next(done)
+            if future.status == "lost":  # it was done, and its worker died before we looked: the scheduler repeats it
+                done.add(future)
+                continue
             task = futures.pop(future.key)[0]
             if future.status not in ("finished", "error"):
                 raise StageError(f"{task.label}: lost ({future.status}): the Dask scheduler is gone or dropped it")

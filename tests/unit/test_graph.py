@@ -295,6 +295,37 @@ def test_a_worker_that_dies_loses_nothing_that_was_done(client: Any, tmp_path: P
     assert marks(tmp_path) == {"first-began": 1, "first-ended": 1, "dies": 2}
 
 
+def pid_after(seconds: float) -> int:
+    time.sleep(seconds)
+    return os.getpid()
+
+
+def test_a_result_that_its_worker_took_along_is_made_again(client: Any) -> None:
+    """A worker dies between the end of a task and our looking at it."""
+    lost: list[str] = []
+
+    def on_done(task: Task, result: Any) -> None:
+        if task.key != "first":
+            return
+        later = next(s for k, s in client.futures.items() if str(k).startswith("later-"))
+        wait_until(lambda: later.status == "finished")
+        os.kill(result, 9)
+        wait_until(lambda: later.status == "lost")
+        lost.append(later.status)
+
+    tasks = [Task("first", pid_after, (0,)), Task("later", pid_after, (0.3,))]
+    results = run_distributed(tasks, CONF, client, on_done)
+    assert lost == ["lost"]
+    assert results["later"] not in (results["first"], None)
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def test_no_scheduler_at_the_address() -> None:
     conf = replace(CONF, address="tcp://127.0.0.1:1")
     with (
