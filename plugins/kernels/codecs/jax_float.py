@@ -1,0 +1,93 @@
+"""float32 products and quotients in 32-bit integers, for JAX: every operation rounded once, whatever the device does.
+
+XLA flushes subnormals on CPUs, may fuse a product and a sum, and divides by reciprocals on some devices. What scales
+are made of must not depend on that, and there are few of them, so they can afford integers. Results are IEEE 754
+float32 patterns, to nearest even, subnormals included.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_INFINITY = 0x7F800000
+_SIGN = np.uint32(0x80000000)
+
+
+def bits_of(x: Any) -> Any:
+    """uint32 patterns of float32."""
+    return jax.lax.bitcast_convert_type(x, jnp.uint32)
+
+
+def float_of(bits: Any) -> Any:
+    """float32 of uint32 patterns."""
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def parts(bits: Any) -> tuple[Any, Any]:
+    """(significand, exponent) of finite patterns: |x| = significand · 2^exponent, 2^23 ≤ significand < 2^24 or 0."""
+    field = (bits >> 23) & 0xFF
+    fraction = bits & 0x7FFFFF
+    significand = jnp.where(field > 0, fraction | 0x800000, fraction)
+    shift = jnp.where(significand > 0, jax.lax.clz(significand) - 8, 0)
+    return significand << shift, jnp.maximum(field, 1).astype(jnp.int32) - 150 - shift.astype(jnp.int32)
+
+
+def rounded(sign: Any, wide: Any, exponent: Any) -> Any:
+    """Pattern of ± wide · 2^exponent; `wide` is 0 or in [2^25, 2^26), its last bit set when anything lies below it."""
+    top = exponent + 25
+    drop = jnp.clip(2 + (-126 - top), 2, 31).astype(jnp.uint32)
+    whole, rest, half = wide >> drop, wide & ((jnp.uint32(1) << drop) - 1), jnp.uint32(1) << (drop - 1)
+    whole += ((rest > half) | ((rest == half) & (whole & 1 == 1))).astype(jnp.uint32)
+    field = jnp.clip(top + 126, 0, 254).astype(jnp.uint32)
+    return jnp.where(wide == 0, 0, jnp.minimum(whole + (field << 23), _INFINITY)) | sign
+
+
+def _narrowed(wide: Any, sticky: Any, exponent: Any) -> tuple[Any, Any]:
+    """`wide` in [2^25, 2^27) as `rounded` wants it."""
+    over = (wide >> 26).astype(jnp.uint32)
+    wide = (wide >> over) | (wide & over) | sticky.astype(jnp.uint32)
+    return wide, exponent + over.astype(jnp.int32)
+
+
+def _normal(bits: Any) -> Any:
+    """The floats of patterns, subnormals as ±1: for what has no rounding (0, infinity, NaN), where no device may flush."""
+    subnormal = (bits & _INFINITY == 0) & (bits & 0x7FFFFF != 0)
+    return float_of(jnp.where(subnormal, bits & _SIGN | 0x3F800000, bits))
+
+
+def multiplied(a: Any, b: Any) -> Any:
+    """float32 a · b."""
+    a, b = jnp.broadcast_arrays(a, b)
+    p, q = bits_of(a), bits_of(b)
+    (m, i), (n, j) = parts(p), parts(q)
+    m1, m0, n1, n0 = m >> 12, m & 0xFFF, n >> 12, n & 0xFFF
+    cross = m1 * n0 + m0 * n1
+    low = ((cross & 0x1FF) << 12) + m0 * n0
+    wide = (m1 * n1 << 3) + (cross >> 9) + (low >> 21)
+    wide, exponent = _narrowed(wide, (low & 0x1FFFFF) != 0, i + j + 21)
+    found = float_of(rounded((p ^ q) & _SIGN, wide, exponent))
+    return jnp.where(jnp.isfinite(a) & jnp.isfinite(b), found, _normal(p) * _normal(q))
+
+
+def divided(a: Any, b: Any) -> Any:
+    """float32 a / b."""
+    a, b = jnp.broadcast_arrays(a, b)
+    p, q = bits_of(a), bits_of(b)
+    (m, i), (n, j) = parts(p), parts(q)
+    n = jnp.where(n == 0, 1 << 23, n)
+    # An estimate that may be dozens of units off; what is left over fits 32 bits whatever the products wrap to.
+    estimate = m.astype(jnp.float32) / n.astype(jnp.float32) * jnp.float32(1 << 26)
+    wide = estimate.astype(jnp.uint32)
+    left = (-(wide * n)).astype(jnp.int32) + (m << 26).astype(jnp.int32)
+    step = jnp.floor(left.astype(jnp.float32) / n.astype(jnp.float32)).astype(jnp.int32)
+    divisor = n.astype(jnp.int32)
+    left -= step * divisor
+    fix = (left >= divisor).astype(jnp.int32) - (left < 0).astype(jnp.int32)
+    left -= fix * divisor
+    wide, exponent = _narrowed(wide + (step + fix).astype(jnp.uint32), left != 0, i - j - 26)
+    wide = jnp.where(m == 0, 0, wide)
+    found = float_of(rounded((p ^ q) & _SIGN, wide, exponent))
+    plain = jnp.isfinite(a) & jnp.isfinite(b) & (q & 0x7FFFFFFF != 0)
+    return jnp.where(plain, found, _normal(p) / _normal(q))
