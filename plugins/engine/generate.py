@@ -1,0 +1,197 @@
+"""Text from prompts: prefill in a few static lengths, then one token a step, streamed as it comes."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.errors import ConfigError
+from plugins.engine import sampling as samplers
+from plugins.engine.options import Sampling
+from plugins.engine.runtime import Runtime, bucket, power_of_two
+from plugins.engine.stopping import StopText
+from plugins.tokenizers.tokenizer import Tokenizer
+
+Finish = Literal["end", "stop", "length"]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What one prompt got.
+
+    Attributes:
+        tokens: generated ids, the one that ended it included.
+        text: decoded, without special tokens and without the stop string.
+        finish: an end token came, a stop string came, or `max_tokens` were reached.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    finish: Finish
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time went, in seconds, and what was done in it.
+
+    Attributes:
+        load: weights onto the device (once a model).
+        compile: of this call; 0 when everything was compiled already.
+        prefill: until the first token, without compiling.
+        decode: all further tokens.
+        prompt_tokens, new_tokens: of all prompts together.
+    """
+
+    load: float
+    compile: float
+    prefill: float
+    decode: float
+    prompt_tokens: int
+    new_tokens: int
+    steps: int
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second."""
+        return self.prompt_tokens / self.prefill if self.prefill else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        """Tokens a second after the first."""
+        return (self.new_tokens - self.prompts) / self.decode if self.decode else 0.0
+
+    prompts: int = 1
+
+
+class _Row:
+    """One prompt's output so far."""
+
+    def __init__(self, tokenizer: Tokenizer | None, sampling: Sampling, ends: Collection[int]):
+        self.tokens: list[int] = []
+        self.finish: Finish | None = None
+        self._text: list[str] = []
+        self._stream = tokenizer.stream() if tokenizer else None
+        self._stops = StopText(sampling.stop)
+        self._most, self._ends = sampling.max_tokens, ends
+
+    def push(self, token: int) -> str:
+        """Text that can be shown now."""
+        self.tokens.append(token)
+        ended = token in self._ends
+        text = self._stream.push(token) if self._stream and not ended else ""
+        shown = self._stops.push(text)
+        if self._stops.stopped:
+            self.finish = "stop"
+        elif ended or len(self.tokens) >= self._most:
+            self.finish = "end" if ended else "length"
+            shown += self._stops.push(self._stream.end() if self._stream else "") + self._stops.end()
+            self.finish = "stop" if self._stops.stopped else self.finish
+        self._text.append(shown)
+        return shown
+
+    @property
+    def completion(self) -> Completion:
+        return Completion(tuple(self.tokens), "".join(self._text), self.finish or "length")
+
+
+def generate(
+    runtime: Runtime,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sampling,
+    *,
+    ends: Collection[int] = (),
+    tokenizer: Tokenizer | None = None,
+    on_text: Callable[[int, str], None] = lambda row, text: None,
+) -> tuple[list[Completion], Timings]:
+    """Continue every prompt.
+
+    Args:
+        prompts: token ids; of any lengths, in one batch.
+        ends: ids that end a text.
+        tokenizer: without one, completions have no text, and stop strings cannot be seen.
+        on_text: called with (prompt number, text) as text comes.
+
+    Raises:
+        ConfigError: an empty prompt, an id outside the vocabulary, stop strings without a tokenizer.
+    """
+    _check(runtime, prompts, sampling, tokenizer)
+    before = runtime.compile_s
+    start = time.perf_counter()
+    rows = [_Row(tokenizer, sampling, ends) for _ in prompts]
+    batch = power_of_two(len(prompts))
+    lengths = [len(p) for p in prompts]
+    cache = runtime.new_cache(batch, max(lengths) + sampling.max_tokens)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(sampling.seed), jnp.zeros(batch, jnp.int32))
+    numbers, kind = samplers.numbers(sampling), sampling.kind
+    seen = _seen(runtime, prompts, batch) if sampling.penalizes else jnp.zeros((batch, 0), bool)
+    cache, last = _prefilled(runtime, cache, prompts, batch)
+    token, seen = runtime.first(last, seen, keys, numbers, kind)
+    position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
+    steps = 0
+    shown = np.asarray(token)
+    first = time.perf_counter() - start - (runtime.compile_s - before)
+    compiled_first = runtime.compile_s
+    start = time.perf_counter()
+    while True:
+        live = any(r.finish is None and len(r.tokens) + 1 < sampling.max_tokens for r in rows)
+        if live:  # the next step runs on the device while the last one's tokens are looked at here
+            cache, token, position, seen = runtime.step(cache, token, position, seen, keys, numbers, kind)
+            steps += 1
+        for i, row in enumerate(rows):
+            if row.finish is None and (text := row.push(int(shown[i]))):
+                on_text(i, text)
+        if all(r.finish for r in rows):
+            break
+        shown = np.asarray(token)
+    decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
+    timings = Timings(
+        load=runtime.load_s, compile=runtime.compile_s - before, prefill=first, decode=decode,
+        prompt_tokens=sum(lengths), new_tokens=sum(len(r.tokens) for r in rows), steps=steps, prompts=len(prompts),
+    )  # fmt: skip
+    return [r.completion for r in rows], timings
+
+
+def _check(runtime: Runtime, prompts: Sequence[Sequence[int]], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
+    if not prompts:
+        raise ConfigError("generate: no prompt")
+    for i, prompt in enumerate(prompts):
+        if not prompt:
+            raise ConfigError(
+                f"prompt {i} is empty: there is no token to continue; a model with a BOS token can take that"
+            )
+        if outside := [t for t in prompt if not 0 <= t < runtime.vocab]:
+            raise ConfigError(f"prompt {i} has token {outside[0]}; the vocabulary is 0 to {runtime.vocab - 1}")
+    if sampling.stop and tokenizer is None:
+        raise ConfigError("stop strings need a tokenizer")
+
+
+def _prefilled(runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], batch: int) -> tuple[Any, Any]:
+    """The cache with all prompts, and the hidden state of each one's last token, [B, D]."""
+    longest = max(map(len, prompts))
+    last = jnp.zeros((batch, runtime.hidden), runtime.dtype)
+    start = 0
+    while start < longest:
+        width = bucket(longest - start)
+        tokens = np.zeros((batch, width), np.int32)
+        positions = np.full((batch, width), -1, np.int32)
+        pick = np.full(batch, -1, np.int32)
+        for i, prompt in enumerate(prompts):
+            part = prompt[start : start + width]
+            tokens[i, : len(part)] = part
+            positions[i, : len(part)] = np.arange(start, start + len(part))
+            if start < len(prompt) <= start + width:
+                pick[i] = len(prompt) - 1 - start
+        cache, last = runtime.prefill(cache, tokens, positions, pick, last, fresh=start == 0)
+        start += width
+    return cache, last
+
+
+def _seen(runtime: Runtime, prompts: Sequence[Sequence[int]], batch: int) -> Any:
+    seen = np.zeros((batch, runtime.vocab), bool)
+    for i, prompt in enumerate(prompts):
+        seen[i, list(prompt)] = True
+    return jnp.asarray(seen)

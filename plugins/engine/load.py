@@ -1,0 +1,82 @@
+"""Weights from a store onto the device: packed bytes as they are, a box at a time, nothing decoded."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from pipeline.chunks import cut
+from pipeline.ops import Kernel
+from pipeline.stage import Checkpoint
+from pipeline.tensors.blocks import block_grain, component_box
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from plugins.kernels.codecs import scales
+from plugins.models.common.weights import abstract
+
+BOX_ELEMS = 16 << 20  # values read at once; a lazily quantized box takes a few times its bf16 bytes
+
+
+def parameters(model: nnx.Module) -> Iterator[nnx.Param[Any]]:
+    """Every parameter of a model, in order."""
+    for _, param in nnx.iter_graph(model):
+        if isinstance(param, nnx.Param):
+            yield param
+
+
+def device_nbytes(model: nnx.Module) -> int:
+    """Bytes that the parameters take."""
+    arrays = jax.tree.leaves([p.get_value() for p in parameters(model)])
+    return sum(a.size * a.dtype.itemsize for a in arrays)
+
+
+def fill(model: nnx.Module, checkpoint: Checkpoint, cast: Kernel, device: Any) -> None:
+    """Read every parameter of `model` and put it on `device`.
+
+    Host memory at its worst is one parameter and one box beside what is on the device.
+
+    Raises:
+        SourceError: see `TensorStore.read`.
+    """
+    for param in parameters(model):
+        names = param.names
+        arrays = _empty(param.spec)
+        for i, name in enumerate(names):
+            into = {c: a[i] for c, a in arrays.items()} if param.stack else arrays
+            _read(
+                checkpoint,
+                name,
+                into,
+                replace(param.spec, shape=param.spec.shape[1:]) if param.stack else param.spec,
+                cast,
+            )
+        _, tree = jax.tree.flatten(abstract(param.spec))
+        ordered = [arrays[c] for c in ("codes", "scales", "zeros", "second", "values") if c in arrays]
+        param.set_value(jax.tree.unflatten(tree, [jax.device_put(a, device) for a in ordered]))
+
+
+def _empty(spec: TensorSpec) -> dict[str, Any]:
+    if spec.scheme is None:
+        return {"values": np.empty(spec.shape, numpy_dtype(spec.dtype))}
+    dtypes = spec.scheme.dtypes
+    return {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in spec.scheme.components(spec.shape).items()}
+
+
+def _read(checkpoint: Checkpoint, name: str, into: dict[str, Any], held: TensorSpec, cast: Kernel) -> None:
+    """Fill the arrays `into`, which lie as `held` says, with tensor `name`."""
+    spec = checkpoint.store.specs[name]
+    grain = block_grain(spec.scheme, spec.shape)
+    for piece in cut(name, spec.shape, BOX_ELEMS, grain) if spec.shape else ():
+        value = checkpoint.store.read(name, piece.index)
+        if not isinstance(value, QTensor):
+            if numpy_dtype(held.dtype) != value.dtype:
+                value = cast(value, held.dtype)
+            into["values"][piece.index] = value
+            continue
+        if held.scheme != value.scheme:  # resolved double quantization; such tensors are read whole
+            value = QTensor(value.codes, scales.totals(value).reshape(into["scales"].shape), held.scheme)
+        for component, array in value.components.items():
+            into[component][component_box(held, component, piece.index)] = array

@@ -1,0 +1,63 @@
+"""How tokens are chosen and when to stop: a plugin node, without a framework. `sampling.py` does it."""
+
+from dataclasses import dataclass
+
+from pipeline.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen, and when to stop.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: of the k likeliest; 0: all.
+        top_p: of the fewest whose probabilities reach p.
+        min_p: of those at least min_p times as likely as the likeliest.
+        repetition_penalty: divides positive logits, and multiplies negative ones, of tokens seen before; 1: none.
+        max_tokens: to generate at most.
+        stop: strings that end the text; they are not part of it.
+        seed: the same seed, prompt and options give the same tokens, whatever else is in the batch.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int = 64
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = {
+            "temperature": (self.temperature, self.temperature >= 0, "0 (greedy) or more"),
+            "top_k": (self.top_k, self.top_k >= 0, "0 (all) or more"),
+            "top_p": (self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
+            "min_p": (self.min_p, 0 <= self.min_p <= 1, "from 0 to 1"),
+            "repetition_penalty": (self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
+            "max_tokens": (self.max_tokens, self.max_tokens >= 1, "1 or more"),
+        }
+        for name, (value, good, allowed) in checks.items():
+            if not good:
+                raise ConfigError(f"{name}={value}: {allowed} is allowed")
+        if any(not s for s in self.stop):
+            raise ConfigError("stop: an empty string would end every text at once")
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def filters(self) -> bool:
+        """Whether any of top-k, top-p and min-p does something."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def penalizes(self) -> bool:
+        return self.repetition_penalty != 1
+
+    @property
+    def kind(self) -> tuple[bool, bool, bool]:
+        """What the compiled step depends on."""
+        return self.greedy, self.filters, self.penalizes

@@ -1,0 +1,151 @@
+"""A model on a device, with its compiled programs.
+
+Every program is compiled ahead for static shapes and kept: a few lengths of prompt, powers of two for batch and cache.
+What was compiled, and how long it took, is counted, so that nothing recompiles unseen.
+"""
+
+import time
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plugins.engine.load import device_nbytes
+from plugins.engine.sampling import choose
+from plugins.models.common.cache import Cache, CacheDtype
+from plugins.models.common.decoder import Decoder, Tap
+
+BUCKETS = (16, 64, 256, 1024)  # tokens of a prompt that one program takes; longer prompts take several turns
+SMALLEST_CACHE = 128
+
+
+def bucket(n: int) -> int:
+    """The smallest program that takes `n` tokens, or the largest there is."""
+    return next((b for b in BUCKETS if n <= b), BUCKETS[-1])
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `n` and `least`."""
+    return max(least, 1 << (n - 1).bit_length())
+
+
+class Runtime:
+    """A loaded model.
+
+    Attributes:
+        config: config.json.
+        device_nbytes: bytes of the weights on the device.
+        load_s, compile_s: seconds spent loading, and compiling so far.
+        compiled: keys of the programs compiled so far, in order.
+    """
+
+    def __init__(self, model: Decoder, config: Mapping[str, Any], cache_dtype: CacheDtype, device: Any, load_s: float):
+        self.config, self.cache_dtype, self.device, self.load_s = config, cache_dtype, device, load_s
+        self.vocab, self.remembers = model.vocab, model.remembers
+        self.dtype = model.dtype
+        self.device_nbytes = device_nbytes(model)
+        graphdef, state = nnx.split(model)
+        self._leaves, tree = jax.tree.flatten(state)
+        self._model: Callable[[Any], Decoder] = lambda leaves: nnx.merge(graphdef, jax.tree.unflatten(tree, leaves))
+        self._programs: dict[Hashable, Any] = {}
+        self.compile_s = 0.0
+        self.hidden = model.norm.weight.spec.shape[0]
+
+    @property
+    def compiled(self) -> tuple[Hashable, ...]:
+        return tuple(self._programs)
+
+    def call(
+        self, name: str, fn: Callable[..., Any], *args: Any, static: Hashable = (), donate: tuple[int, ...] = ()
+    ) -> Any:
+        """`fn(model, *args)`, compiled once for each name, `static` and shapes of `args`.
+
+        Args:
+            donate: indices of `args` whose memory the result may take.
+        """
+        shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(args))
+        key = (name, static, shapes)
+        if key not in self._programs:
+            start = time.perf_counter()
+            jitted = jax.jit(
+                lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
+            )
+            self._programs[key] = jitted.lower(self._leaves, *args).compile()
+            self.compile_s += time.perf_counter() - start
+        return self._programs[key](self._leaves, *args)
+
+    # The programs.
+
+    def forward(self, tokens: Any, positions: Any) -> Any:
+        """Logits [B, T, V] float32, without a cache."""
+        return self.call("forward", _forward, jnp.asarray(tokens), jnp.asarray(positions))
+
+    def taps(self, tokens: Any, positions: Any) -> dict[str, Any]:
+        """Hidden states by layer, [B, T, D], and `logits` [B, T, V]."""
+        return self.call("taps", _taps, jnp.asarray(tokens), jnp.asarray(positions))  # type: ignore[no-any-return]
+
+    def new_cache(self, batch: int, length: int) -> Cache:
+        """An empty cache for `batch` sequences of up to `length` tokens, in a size that programs are compiled for."""
+        return Cache.create(self.remembers, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
+
+    def cache_nbytes(self, batch: int, length: int) -> int:
+        return Cache.nbytes(self.remembers, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
+
+    def prefill(
+        self, cache: Cache, tokens: Any, positions: Any, pick: Any, last: Any, *, fresh: bool
+    ) -> tuple[Any, Any]:
+        """Remember `tokens` [B, T]; the cache, and `last` [B, D] with the hidden states at `pick` [B] (-1: none)."""
+        fn = partial(_prefill, fresh=fresh)
+        args = (cache, *map(jnp.asarray, (tokens, positions, pick)), last)
+        return self.call("prefill", fn, *args, static=fresh, donate=(0, 4))  # type: ignore[no-any-return]
+
+    def first(self, last: Any, seen: Any, keys: Any, numbers: Any, kind: Any) -> tuple[Any, Any]:
+        """Tokens after the prompt: tokens [B], and what was seen."""
+        fn = partial(_first, kind=kind)
+        return self.call("first", fn, last, seen, keys, numbers, static=kind)  # type: ignore[no-any-return]
+
+    def step(self, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any) -> Any:
+        """One more token: cache, tokens [B], positions [B], and what was seen."""
+        fn = partial(_step, kind=kind)
+        args = (cache, token, position, seen, keys, numbers)
+        return self.call("step", fn, *args, static=kind, donate=(0, 3))
+
+
+def _forward(model: Decoder, tokens: Any, positions: Any) -> Any:
+    return model.logits(model(tokens, positions)[0])
+
+
+def _taps(model: Decoder, tokens: Any, positions: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    tap: Tap = found.__setitem__
+    hidden, _ = model(tokens, positions, tap=tap)
+    return {**found, "norm": hidden, "logits": model.logits(hidden)}
+
+
+def _prefill(model: Decoder, cache: Cache, tokens: Any, positions: Any, pick: Any, last: Any, *, fresh: bool) -> Any:
+    hidden, cache = model(tokens, positions, cache, fresh=fresh)  # type: ignore[assignment]
+    here = hidden[jnp.arange(len(pick)), jnp.maximum(pick, 0)]
+    return cache, jnp.where((pick >= 0)[:, None], here, last)
+
+
+def _first(model: Decoder, last: Any, seen: Any, keys: Any, numbers: Any, *, kind: Any) -> Any:
+    return _chosen(model.logits(last), seen, keys, jnp.int32(0), numbers, kind)
+
+
+def _step(
+    model: Decoder, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, *, kind: Any
+) -> Any:
+    hidden, cache = model(token[:, None], position[:, None], cache, fresh=False)  # type: ignore[assignment]
+    token, seen = _chosen(model.logits(hidden[:, 0]), seen, keys, position + 1, numbers, kind)
+    return cache, token, position + 1, seen
+
+
+def _chosen(logits: Any, seen: Any, keys: Any, at: Any, numbers: Any, kind: Any) -> Any:
+    turn = jax.vmap(jax.random.fold_in)(keys, jnp.broadcast_to(at, keys.shape))
+    token = choose(logits, seen, turn, numbers, kind)
+    if kind[2]:
+        seen = seen.at[jnp.arange(len(token)), token].set(True)
+    return token, seen

@@ -1,0 +1,53 @@
+"""From an engine's options and a checkpoint to a model on a device."""
+
+import time
+from typing import Any, cast
+
+import jax
+
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.stage import Checkpoint
+from plugins.engine.engine import Engine
+from plugins.engine.load import fill
+from plugins.engine.runtime import Runtime
+from plugins.models.common.cache import CacheDtype
+from plugins.models.common.decoder import Decoder
+from plugins.models.common.weights import Weights
+from plugins.models.family import family_of
+
+_DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+
+
+def start(engine: Engine, checkpoint: Checkpoint) -> Runtime:
+    """See `Engine.load`."""
+    began = time.perf_counter()
+    device = find_device(engine.device)
+    dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
+    kept = cast(CacheDtype, dtype if engine.cache == "auto" else engine.cache)
+    weights = Weights(checkpoint.store.specs, engine.hold)
+    family = family_of(checkpoint.config, engine.families)
+    model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
+    weights.check()
+    fill(model, checkpoint, engine.cast, device)
+    return Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
+
+
+def find_device(name: str) -> Any:
+    """The JAX device that `name` means.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if name == "auto":
+        return jax.devices()[0]
+    platform, _, number = name.partition(":")
+    try:
+        devices = jax.devices(platform)
+    except RuntimeError:
+        devices = []
+    if not devices or not (number or "0").isdigit() or int(number or 0) >= len(devices):
+        known = [f"{d.platform}:{d.id}" for d in jax.devices()]
+        raise ConfigError(
+            f"engine.device={name!r}: JAX has no such device{did_you_mean(name, ['auto', 'cpu', *known])}"
+        )
+    return devices[int(number or 0)]

@@ -1,0 +1,147 @@
+"""The KV cache: what attention remembers, in static shapes.
+
+    B batch, S slots of a layer, T new tokens, K key/value heads, D head dimension
+
+Every slot knows the position of the token it holds (-1: none), so that left padding, right padding, rings and several
+prompts in one batch are all the same thing: attention looks at positions, never at slot numbers. A token at position p
+lies in slot p mod S. Full layers have a slot for every position; sliding layers have a ring as long as their window.
+
+`int8` and `fp8` hold each token's head as codes with one fp32 scale (absmax / 127, absmax / 448), so that a large key
+costs precision to nobody but itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+CacheDtype = Literal["bf16", "f32", "fp8", "int8"]
+_STORED = {"bf16": jnp.bfloat16, "f32": jnp.float32, "fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
+_LARGEST = {"fp8": 448.0, "int8": 127.0}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    """What a layer remembers: `window` None means everything."""
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+
+    def slots(self, length: int) -> int:
+        """Slots for sequences of up to `length` tokens."""
+        return length if self.window is None else min(length, self.window)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["k", "v", "k_scale", "v_scale"], meta_fields=[])
+@dataclass(frozen=True, slots=True)
+class KV:
+    """Keys and values of one layer, [B, S, K, D]; scales [B, S, K, 1] float32, or None."""
+
+    k: Any
+    v: Any
+    k_scale: Any = None
+    v_scale: Any = None
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["layers", "positions"], meta_fields=["dtype"])
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """All layers; `positions` maps a number of slots to the positions [B, S] that layers of that many slots hold."""
+
+    layers: tuple[KV, ...]
+    positions: dict[int, Any]
+    dtype: CacheDtype
+
+    @staticmethod
+    def create(shapes: Sequence[LayerShape], batch: int, length: int, dtype: CacheDtype = "bf16") -> "Cache":
+        """An empty cache for `batch` sequences of up to `length` tokens."""
+        layers = []
+        for s in shapes:
+            kv = (batch, s.slots(length), s.kv_heads, s.head_dim)
+            scales = [jnp.zeros((*kv[:-1], 1), jnp.float32) if dtype in _LARGEST else None for _ in "kv"]
+            layers.append(KV(jnp.zeros(kv, _STORED[dtype]), jnp.zeros(kv, _STORED[dtype]), *scales))
+        counts = sorted({s.slots(length) for s in shapes})
+        return Cache(tuple(layers), {n: jnp.full((batch, n), -1, jnp.int32) for n in counts}, dtype)
+
+    @staticmethod
+    def nbytes(shapes: Sequence[LayerShape], batch: int, length: int, dtype: CacheDtype) -> int:
+        """What `create` takes, in bytes."""
+        made = jax.eval_shape(lambda: Cache.create(shapes, batch, length, dtype))
+        return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(made))
+
+
+class Memory:
+    """The cache during one call of a model: layers show it their new keys, and get all they may attend to.
+
+    Without a cache that is the new keys alone. `fresh` promises that the cache is empty, so that nothing is read back
+    from it. Lives inside a trace; `cache` is what to keep afterwards, once every layer was here.
+    """
+
+    def __init__(self, cache: Cache | None, positions: Any, *, fresh: bool):
+        """`positions` [B, T]: of the new tokens; -1 for padding."""
+        self.positions, self.fresh = positions, fresh
+        self._old = cache
+        self._layers: list[KV] = []
+        self._slot: dict[int, Any] = {}
+        self._held: dict[int, Any] = {}
+        if cache is not None:
+            last = positions.max(axis=1, keepdims=True)
+            for n, held in cache.positions.items():
+                keep = (positions >= 0) & (positions > last - n)  # of a ring's new tokens only the last n
+                slot = jnp.where(keep, positions % n, n)  # slot n is outside: dropped
+                self._slot[n] = slot
+                self._held[n] = _put(held, slot, positions)
+
+    @property
+    def cache(self) -> Cache | None:
+        return None if self._old is None else replace(self._old, layers=tuple(self._layers), positions=self._held)
+
+    def extend(self, layer: int, k: Any, v: Any, window: int | None) -> tuple[Any, Any, Any]:
+        """Remember the new k and v, [B, T, K, D]; what to attend to: keys, values, and their positions."""
+        if self._old is None:
+            return k, v, self.positions
+        old = self._old.layers[layer]
+        n = old.k.shape[1]
+        slot = self._slot[n]
+        (new_k, k_scale), (new_v, v_scale) = (
+            _written(old.k, old.k_scale, slot, k),
+            _written(old.v, old.v_scale, slot, v),
+        )
+        new = KV(new_k, new_v, k_scale, v_scale)
+        self._layers.append(new)
+        if self.fresh:
+            return k, v, self.positions
+        if k.shape[1] == 1 or n != window:  # no ring, or one whose oldest token is now out of sight
+            return _read(new.k, new.k_scale, k.dtype), _read(new.v, new.v_scale, v.dtype), self._held[n]
+        before = self._old.positions[n]
+        return (
+            jnp.concatenate([_read(old.k, old.k_scale, k.dtype), k], axis=1),
+            jnp.concatenate([_read(old.v, old.v_scale, v.dtype), v], axis=1),
+            jnp.concatenate([before, self.positions], axis=1),
+        )
+
+
+def _put(held: Any, slot: Any, new: Any) -> Any:
+    """`held` [B, S, …] with `new` [B, T, …] at `slot` [B, T]; slots outside are dropped."""
+    rows = jnp.arange(held.shape[0])[:, None]
+    return held.at[rows, slot].set(new.astype(held.dtype), mode="drop")
+
+
+def _written(held: Any, scale: Any, slot: Any, new: Any) -> tuple[Any, Any]:
+    if scale is None:
+        return _put(held, slot, new), None
+    largest = _LARGEST["int8" if held.dtype == jnp.int8 else "fp8"]
+    wide = new.astype(jnp.float32)
+    step = jnp.max(jnp.abs(wide), axis=-1, keepdims=True) / largest
+    codes = wide / jnp.where(step == 0, 1.0, step)
+    codes = jnp.round(codes) if held.dtype == jnp.int8 else codes
+    codes = jnp.clip(codes, -largest, largest)
+    return _put(held, slot, codes), _put(scale, slot, step)
+
+
+def _read(held: Any, scale: Any, dtype: Any) -> Any:
+    return held.astype(dtype) if scale is None else (held.astype(jnp.float32) * scale).astype(dtype)

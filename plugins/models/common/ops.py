@@ -1,0 +1,18 @@
+"""The ops a model calls, with their backends, as one value that is handed to it."""
+
+from dataclasses import dataclass
+
+from pipeline.ops import Kernel
+
+
+@dataclass(frozen=True)
+class Ops:
+    """Frozen and hashable: a model with other kernels is another compilation."""
+
+    matmul: Kernel
+    embed: Kernel
+    moe: Kernel
+    attention: Kernel
+    softmax: Kernel
+    rms_norm: Kernel
+    rope: Kernel

@@ -1,0 +1,130 @@
+"""The weight table of a model, written where its parameters are: each says its name in the checkpoint.
+
+A module's constructor asks `Weights` for every parameter by its Hugging Face name, shape and logical axes, and gets an
+`nnx.Param` that holds shapes only. One declaration serves in both directions: loading fills the parameters by their names
+(`plugins/engine/load.py`), and what a model holds can be written under them again. Whatever the checkpoint has and no
+module asked for is an error, unless it is named in `ignore` with the reason; so is what is missing or of another shape.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+from flax import nnx
+
+import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
+from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from plugins.models.device import Hold, device_spec
+
+Axes = tuple[str, ...]
+
+
+def stacked(specs: Sequence[TensorSpec]) -> TensorSpec:
+    """The spec of equal tensors stacked along a new first axis."""
+    return replace(specs[0], shape=(len(specs), *specs[0].shape))
+
+
+def abstract(spec: TensorSpec) -> Any:
+    """Shapes and dtypes only: a `jax.ShapeDtypeStruct`, or a QTensor of them."""
+    if spec.scheme is None:
+        return jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))
+    dtypes = spec.scheme.dtypes
+    parts = {
+        c: jax.ShapeDtypeStruct(shape, numpy_dtype(dtypes[c]))
+        for c, shape in spec.scheme.components(spec.shape).items()
+    }
+    return QTensor(parts["codes"], parts["scales"], spec.scheme, parts.get("zeros"), parts.get("second"))
+
+
+@dataclass
+class _Record:
+    specs: Mapping[str, TensorSpec]
+    hold: Hold
+    problems: list[Problem] = field(default_factory=list)
+    taken: dict[str, str] = field(default_factory=dict)
+    ignored: dict[str, str] = field(default_factory=dict)
+
+
+class Weights:
+    """Hands out parameters by name, and keeps account.
+
+    Each Param has the metadata `names` (the tensors it holds, more than one when they are stacked along a new first axis),
+    `spec` (a `TensorSpec`: how it lies on the device) and `axes` (a logical axis name for each dimension).
+    """
+
+    def __init__(
+        self,
+        specs: Mapping[str, TensorSpec],
+        hold: Hold = "keep",
+        prefix: str = "",
+        record: _Record | None = None,
+    ):
+        self._record = record or _Record(specs, hold)
+        self.prefix = prefix
+
+    def scope(self, prefix: str) -> "Weights":
+        """The same table, with names under `prefix.`."""
+        return Weights(self._record.specs, prefix=f"{self.prefix}{prefix}.", record=self._record)
+
+    def has(self, name: str) -> bool:
+        return self.prefix + name in self._record.specs
+
+    def param(self, name: str, shape: tuple[int, ...], axes: Axes) -> nnx.Param[Any]:
+        """The tensor `name`, logical `shape`."""
+        return self._param((self.prefix + name,), shape, axes, stack=False)
+
+    def stack(self, names: Sequence[str], shape: tuple[int, ...], axes: Axes) -> nnx.Param[Any]:
+        """Tensors of one shape and encoding, as one of `shape`, whose first dimension counts them."""
+        return self._param(tuple(self.prefix + n for n in names), shape, axes, stack=True)
+
+    def _param(self, names: tuple[str, ...], shape: tuple[int, ...], axes: Axes, *, stack: bool) -> nnx.Param[Any]:
+        if len(axes) != len(shape):
+            raise TypeError(f"{names[0]}: {len(axes)} axes for shape {shape}")
+        one = shape[1:] if stack else shape
+        found = [self._take(name, one) for name in names]
+        specs = [device_spec(s, self._record.hold) for s in found]
+        if any((s.dtype, s.scheme) != (specs[0].dtype, specs[0].scheme) for s in specs):
+            kinds = ", ".join(sorted({s.encoding for s in specs}))
+            self._note(names[0], f"{len(names)} tensors are stacked into one, but their encodings differ: {kinds}")
+        spec = stacked(specs) if stack else specs[0]
+        return nnx.Param(abstract(spec), names=names, spec=spec, axes=axes, stack=stack)
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
+        spec = self._record.specs.get(name)
+        if spec is None:
+            self._note(name, f"is missing{did_you_mean(name, self._record.specs)}")
+        elif spec.shape != shape:
+            self._note(name, f"has shape {spec.shape}; config.json makes it {shape}")
+        elif spec.scheme is None and spec.dtype not in ("BF16", "F16", "F32"):
+            self._note(name, f"is {spec.dtype}; BF16, F16, F32 or a packed encoding is needed")
+        self._record.taken[name] = self.prefix
+        return spec if spec is not None and spec.shape == shape else TensorSpec(shape, "BF16")
+
+    def _note(self, where: str, message: str) -> None:
+        self._record.problems.append(Problem(where, message))
+
+    def ignore(self, patterns: Mapping[str, str]) -> None:
+        """Tensors that a checkpoint may have and the model has no use for: pattern → reason."""
+        self._record.ignored.update(patterns)
+
+    def check(self) -> Mapping[str, str]:
+        """The tensors that were ignored, with the reasons.
+
+        Raises:
+            PlanError: tensors missing, of a wrong shape or dtype, or left over; all of them at once.
+        """
+        record, ignored = self._record, {}
+        for name in record.specs:
+            if name not in record.taken:
+                reason = next((r for p, r in record.ignored.items() if fnmatchcase(name, p)), None)
+                if reason is None:
+                    self._note(name, f"no part of the model takes it{did_you_mean(name, record.taken)}")
+                else:
+                    ignored[name] = reason
+        if record.problems:
+            raise PlanError(record.problems, exit_code=4)
+        return ignored

@@ -1,0 +1,43 @@
+"""How tensors lie on the device, and what they take there; known from specs alone, without a framework."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
+
+from pipeline.tensors.spec import TensorSpec
+
+Hold = Literal["keep", "bf16", "f32"]
+_HELD = {"bf16": "BF16", "f32": "F32"}
+
+
+def device_spec(spec: TensorSpec, hold: Hold = "keep") -> TensorSpec:
+    """How a tensor lies on the device.
+
+    Packed tensors stay packed, byte for byte; double quantization alone is resolved into the fp32 scales that it stands
+    for, because scales coded over flat blocks of a whole tensor (bitsandbytes) cannot be sliced by expert or row. No
+    value changes by that.
+
+    Args:
+        spec: of a tensor of the checkpoint.
+        hold: the dtype that plain tensors get; `keep`: as stored.
+    """
+    if spec.scheme is None:
+        return spec if hold == "keep" else replace(spec, dtype=_HELD[hold])
+    if not spec.scheme.whole_only:
+        return spec
+    return replace(spec, scheme=replace(spec.scheme, scale="f32", second=None))
+
+
+def unused(config: Mapping[str, Any]) -> dict[str, str]:
+    """Patterns of tensors that a checkpoint may hold and no model reads, with the reasons."""
+    found = {"model.layers.*.self_attn.rotary_emb.inv_freq": "computed from config.json"}
+    if config.get("tie_word_embeddings"):
+        found["lm_head.weight"] = "config.json says tie_word_embeddings"
+    return found
+
+
+def device_nbytes(specs: Mapping[str, TensorSpec], config: Mapping[str, Any], hold: Hold = "keep") -> int:
+    """Bytes that a model's weights take on the device."""
+    skip = unused(config)
+    return sum(device_spec(s, hold).nbytes for n, s in specs.items() if not any(fnmatchcase(n, p) for p in skip))

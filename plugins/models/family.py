@@ -1,0 +1,45 @@
+"""What a model family is to the rest: it recognizes a config.json and builds the model."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Protocol
+
+from pipeline.errors import PlanError, Problem, did_you_mean
+
+
+class Family(Protocol):
+    """A plugin node. Its module imports no framework; `build` may.
+
+    `model_types` are those of config.json that it builds.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]
+
+    def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
+        """The model, a `plugins.models.common.decoder.Decoder` of shapes, without its weights.
+
+        Args:
+            config: config.json, as transformers 4 or 5 spells it.
+            weights: a `plugins.models.common.weights.Weights`, which is asked for every parameter.
+            ops: a `plugins.models.common.ops.Ops`.
+            dtype: of activations: `bfloat16` or `float32`.
+
+        Raises:
+            PlanError: a value of config.json that is missing, wrong, or not supported; all of them at once.
+        """
+        ...
+
+
+def family_of(config: Mapping[str, Any], families: Sequence[Family]) -> Family:
+    """The family whose `model_types` name the config's.
+
+    Raises:
+        PlanError: none does.
+    """
+    given = config.get("model_type")
+    for family in families:
+        if given in family.model_types:
+            return family
+    known = [t for f in families for t in f.model_types]
+    raise PlanError(
+        [Problem("config.json model_type", f"{given!r} is no model that can run{did_you_mean(str(given), known)}")]
+    )

@@ -1,0 +1,78 @@
+"""Gemma 3 (text): norms before and after each half of a block, norms on heads, local and global layers.
+
+Facts from transformers (`models/gemma3`): every norm multiplies by 1 + weight; embeddings are scaled by √hidden, rounded to
+the dtype of activations; local layers (five of six) have a window and a rope of their own (`rope_local_base_freq`, or
+`rope_parameters` by layer type); logits of attention are scaled by query_pre_attn_scalar ** -0.5.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from plugins.kernels.rope.frequencies import frequencies
+from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.decoder import Decoder
+from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, Rope
+from plugins.models.common.ops import Ops
+from plugins.models.common.settings import Settings
+from plugins.models.common.weights import Weights
+
+
+class Block(nnx.Module):
+    """x [B, T, D] → [B, T, D]."""
+
+    def __init__(self, w: Weights, shape: AttentionShape, inter: int, act: str, eps: float):
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm(w, name, shape.hidden, "embed", eps, plus_one=True)
+
+        self.input_layernorm = norm("input_layernorm")
+        self.self_attn = Attention(w.scope("self_attn"), shape)
+        self.post_attention_layernorm = norm("post_attention_layernorm")
+        self.pre_feedforward_layernorm = norm("pre_feedforward_layernorm")
+        self.mlp = MLP(w.scope("mlp"), shape.hidden, inter, act)
+        self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
+
+    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+        h = self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
+        x = x + self.post_attention_layernorm(h, ops)
+        h = self.mlp(self.pre_feedforward_layernorm(x, ops), ops)
+        return x + self.post_feedforward_layernorm(h, ops)
+
+    @property
+    def remembers(self) -> LayerShape:
+        return self.self_attn.remembers
+
+
+def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
+    """See `plugins.models.family.Family.build`."""
+    s = Settings(config)
+    # Gemma3TextConfig's defaults: config.json of the small models leaves some of them out.
+    hidden, layers = s.count("hidden_size", 2304), s.count("num_hidden_layers", 26)
+    heads, kv_heads = s.count("num_attention_heads", 8), s.count("num_key_value_heads", 4)
+    head_dim, inter, vocab = s.count("head_dim", 256), s.count("intermediate_size", 9216), s.count("vocab_size", 262208)
+    act = s.one_of("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh")
+    eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, True)
+    scale, bias = s.get("query_pre_attn_scalar", float, 256.0) ** -0.5, s.get("attention_bias", bool, False)
+    window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", 6)
+    types = s.layer_types(layers, [f"{'sliding' if (i + 1) % every else 'full'}_attention" for i in range(layers)])
+    attention_cap = s.get("attn_logit_softcapping", float, None)
+    final_cap = s.get("final_logit_softcapping", float, None)
+    s.refuse("use_bidirectional_attention", "only causal attention is supported", False)
+    s.check()
+    ropes = {}
+    for kind in sorted(set(types)):
+        inv_freq, concentration = frequencies(config, head_dim, kind)
+        ropes[kind] = Rope(tuple(map(float, inv_freq)), concentration)
+
+    def block(w: Weights, i: int) -> Block:
+        shape = AttentionShape(
+            hidden, heads, kv_heads, head_dim, ropes[types[i]], scale=scale, softcap=attention_cap, qk_norm=eps,
+            window=window if types[i] == "sliding_attention" else None, plus_one=True, bias=bias, out_bias=bias,
+        )  # fmt: skip
+        return Block(w, shape, inter, act, eps)
+
+    return Decoder(
+        weights, block, layers=layers, vocab=vocab, hidden=hidden, eps=eps, tied=tied, ops=ops, dtype=dtype,
+        plus_one=True, embed_scale=hidden**0.5, softcap=final_cap,
+    )  # fmt: skip

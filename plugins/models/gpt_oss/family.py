@@ -1,0 +1,17 @@
+"""gpt-oss, as a plugin node."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class GptOss:
+    """A `plugins.models.family.Family`."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
+
+    def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
+        from plugins.models.gpt_oss.model import build
+
+        return build(config, weights, ops, dtype)

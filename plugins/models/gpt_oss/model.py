@@ -1,0 +1,131 @@
+"""gpt-oss: grouped-query attention with sinks, every other layer sliding, YaRN, and a mixture of experts.
+
+Facts from openai/gpt-oss (`gpt_oss/torch/model.py`) and transformers (`models/gpt_oss`): the router takes the top k
+logits and softmaxes those; gate and up are interleaved rows of one matrix (gate ::2, up 1::2); the gate is clamped from
+above only, the linear part on both sides, at 7; glu · σ(1.702 · glu) · (linear + 1).
+
+N tokens, D hidden, E experts, F intermediate.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plugins.kernels.rope.frequencies import frequencies
+from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.decoder import Decoder
+from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSNorm, Rope
+from plugins.models.common.ops import Ops
+from plugins.models.common.settings import Settings
+from plugins.models.common.weights import Weights
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """config.json, checked."""
+
+    vocab: int
+    hidden: int
+    inter: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    experts: int
+    chosen: int
+    eps: float
+    alpha: float
+    limit: float
+    bias: bool
+    windows: tuple[int | None, ...]
+    rope: Rope
+
+    @staticmethod
+    def read(config: Mapping[str, Any]) -> "Numbers":
+        s = Settings(config)
+        hidden, heads, layers = s.count("hidden_size"), s.count("num_attention_heads"), s.count("num_hidden_layers")
+        # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
+        types = s.layer_types(layers, [("sliding_attention", "full_attention")[i % 2] for i in range(layers)])
+        window = s.count("sliding_window")
+        head_dim = s.count("head_dim", hidden // heads)
+        s.one_of("hidden_act", ("silu",), "silu")
+        s.refuse("tie_word_embeddings", "gpt-oss has a head of its own", False)
+        found = dict(
+            vocab=s.count("vocab_size"), hidden=hidden, inter=s.count("intermediate_size"), layers=layers, heads=heads,
+            kv_heads=s.count("num_key_value_heads"), head_dim=head_dim, experts=s.count("num_local_experts"),
+            chosen=s.count("num_experts_per_tok", s.get("experts_per_token", int, 4)), eps=s.get("rms_norm_eps", float),
+            alpha=s.get("swiglu_alpha", float, 1.702), limit=s.get("swiglu_limit", float, 7.0),
+            bias=s.get("attention_bias", bool, True),
+            windows=tuple(window if t == "sliding_attention" else None for t in types),
+        )  # fmt: skip
+        s.check()
+        inv_freq, concentration = frequencies(config, head_dim)
+        return Numbers(**found, rope=Rope(tuple(map(float, inv_freq)), concentration))  # type: ignore[arg-type]
+
+
+def swiglu(h: Any, *, alpha: float, limit: float) -> Any:
+    """[.., 2F] interleaved gate and up → [.., F]."""
+    gate, up = h[..., ::2], h[..., 1::2]
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
+
+
+class Experts(nnx.Module):
+    """x [N, D] → [N, D], by the experts that the router chose."""
+
+    def __init__(self, w: Weights, c: Numbers):
+        self.router = Linear(w, "router", (c.experts, c.hidden), ("experts_out", "embed"), bias=True)
+        e = w.scope("experts")
+        self.gate_up = e.param("gate_up_proj", (c.experts, 2 * c.inter, c.hidden), ("experts", "mlp", "embed"))
+        self.gate_up_bias = e.param("gate_up_proj_bias", (c.experts, 2 * c.inter), ("experts", "mlp"))
+        self.down = e.param("down_proj", (c.experts, c.hidden, c.inter), ("experts", "embed", "mlp"))
+        self.down_bias = e.param("down_proj_bias", (c.experts, c.hidden), ("experts", "embed"))
+        self.chosen = c.chosen
+        self.activation = partial(swiglu, alpha=c.alpha, limit=c.limit)
+
+    def __call__(self, x: Any, ops: Ops) -> Any:
+        logits, chosen = jax.lax.top_k(self.router(x, ops), self.chosen)
+        weights = ops.softmax(logits.astype(jnp.float32), axis=-1)
+        return ops.moe(
+            x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),), (self.gate_up_bias.get_value(),),
+            self.down.get_value(), self.down_bias.get_value(), activation=self.activation,
+        )  # fmt: skip
+
+
+class Block(nnx.Module):
+    """x [B, T, D] → [B, T, D]."""
+
+    def __init__(self, w: Weights, c: Numbers, i: int):
+        self.input_layernorm = RMSNorm(w, "input_layernorm", c.hidden, "embed", c.eps)
+        self.self_attn = Attention(
+            w.scope("self_attn"),
+            AttentionShape(
+                c.hidden, c.heads, c.kv_heads, c.head_dim, c.rope, window=c.windows[i], sinks=True, bias=c.bias,
+                out_bias=c.bias,
+            ),
+        )  # fmt: skip
+        self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", c.hidden, "embed", c.eps)
+        self.mlp = Experts(w.scope("mlp"), c)
+
+    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+        x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
+        h = self.post_attention_layernorm(x, ops)
+        return x + self.mlp(h.reshape(-1, h.shape[-1]), ops).reshape(h.shape)
+
+    @property
+    def remembers(self) -> LayerShape:
+        return self.self_attn.remembers
+
+
+def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
+    """See `plugins.models.family.Family.build`."""
+    c = Numbers.read(config)
+    return Decoder(
+        weights, lambda w, i: Block(w, c, i), layers=c.layers, vocab=c.vocab, hidden=c.hidden, eps=c.eps, tied=False,
+        ops=ops, dtype=dtype,
+    )  # fmt: skip

@@ -1,0 +1,17 @@
+"""Qwen2, Qwen3 and Qwen3-MoE, as a plugin node."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+@dataclass(frozen=True)
+class Qwen:
+    """A `plugins.models.family.Family`."""
+
+    model_types: ClassVar[tuple[str, ...]] = ("qwen2", "qwen3", "qwen3_moe")
+
+    def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
+        from plugins.models.qwen.model import build
+
+        return build(config, weights, ops, dtype)

@@ -1,0 +1,122 @@
+"""Qwen2 (biases on q, k, v), Qwen3 (norms on every head of q and k) and Qwen3-MoE (sparse experts).
+
+Facts from transformers (`models/qwen2`, `models/qwen3`, `models/qwen3_moe`). Unlike gpt-oss, Qwen3-MoE softmaxes over all
+experts first, takes the top k of that, and renormalizes them when config.json says `norm_topk_prob`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from plugins.kernels.rope.frequencies import frequencies
+from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.decoder import Decoder
+from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, Linear, RMSNorm, Rope
+from plugins.models.common.ops import Ops
+from plugins.models.common.settings import Settings
+from plugins.models.common.weights import Weights
+
+
+class Gated:
+    """gate, up [.., F] → [.., F]; equal instances are equal, so that nothing compiles twice."""
+
+    def __init__(self, act: str):
+        self.act = act
+
+    def __call__(self, gate: Any, up: Any) -> Any:
+        return ACTIVATIONS[self.act](gate) * up
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Gated) and other.act == self.act
+
+    def __hash__(self) -> int:
+        return hash(self.act)
+
+
+class Experts(nnx.Module):
+    """x [B, T, D] → [B, T, D], by the experts that the router chose. Files hold experts one by one."""
+
+    def __init__(self, w: Weights, hidden: int, inter: int, experts: int, chosen: int, act: str, *, normalize: bool):
+        self.router = Linear(w, "gate", (experts, hidden), ("experts_out", "embed"))
+
+        def stack(name: str, rows: int, columns: int, axes: tuple[str, str]) -> nnx.Param[Any]:
+            names = [f"experts.{e}.{name}.weight" for e in range(experts)]
+            return w.stack(names, (experts, rows, columns), ("experts", *axes))
+
+        self.gate_proj = stack("gate_proj", inter, hidden, ("mlp", "embed"))
+        self.up_proj = stack("up_proj", inter, hidden, ("mlp", "embed"))
+        self.down_proj = stack("down_proj", hidden, inter, ("embed", "mlp"))
+        self.chosen, self.normalize, self.activation = chosen, normalize, Gated(act)
+
+    def __call__(self, x: Any, ops: Ops) -> Any:
+        flat = x.reshape(-1, x.shape[-1])
+        weights, chosen = jax.lax.top_k(ops.softmax(self.router(flat, ops).astype(jnp.float32), axis=-1), self.chosen)
+        if self.normalize:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        out = ops.moe(
+            flat, chosen.astype(jnp.int32), weights, (self.gate_proj.get_value(), self.up_proj.get_value()),
+            (None, None), self.down_proj.get_value(), None, activation=self.activation,
+        )  # fmt: skip
+        return out.reshape(x.shape)
+
+
+class Block(nnx.Module):
+    """x [B, T, D] → [B, T, D]."""
+
+    def __init__(self, w: Weights, shape: AttentionShape, eps: float, mlp: nnx.Module):
+        self.input_layernorm = RMSNorm(w, "input_layernorm", shape.hidden, "embed", eps)
+        self.self_attn = Attention(w.scope("self_attn"), shape)
+        self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", shape.hidden, "embed", eps)
+        self.mlp = mlp
+
+    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+        x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
+        return x + self.mlp(self.post_attention_layernorm(x, ops), ops)
+
+    @property
+    def remembers(self) -> LayerShape:
+        return self.self_attn.remembers
+
+
+def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
+    """See `plugins.models.family.Family.build`."""
+    s = Settings(config)
+    qwen2, moe = config["model_type"] == "qwen2", config["model_type"] == "qwen3_moe"
+    hidden, heads, layers = s.count("hidden_size"), s.count("num_attention_heads"), s.count("num_hidden_layers")
+    head_dim = s.count("head_dim", hidden // heads if qwen2 or moe else 128)  # Qwen3Config's default
+    kv_heads, vocab, inter = s.count("num_key_value_heads", heads), s.count("vocab_size"), s.count("intermediate_size")
+    act, eps = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu"), s.get("rms_norm_eps", float, 1e-6)
+    tied, bias = s.get("tie_word_embeddings", bool, False), s.get("attention_bias", bool, False)
+    window = s.count("sliding_window", 4096) if s.get("use_sliding_window", bool, False) else None
+    first = 0 if moe else s.get("max_window_layers", int, 28)
+    late = [f"{'sliding' if window and i >= first else 'full'}_attention" for i in range(layers)]
+    types = s.layer_types(layers, late)
+    experts = chosen = moe_inter = 0
+    sparse: list[bool] = [False] * layers
+    if moe:
+        experts = s.count("num_experts", s.get("num_local_experts", int, 128))
+        chosen, moe_inter = s.count("num_experts_per_tok", 8), s.count("moe_intermediate_size")
+        step, dense = s.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
+    normalize = s.get("norm_topk_prob", bool, False)
+    s.check()
+    inv_freq, concentration = frequencies(config, head_dim)
+    rope = Rope(tuple(map(float, inv_freq)), concentration)
+
+    def block(w: Weights, i: int) -> Block:
+        shape = AttentionShape(
+            hidden, heads, kv_heads, head_dim, rope, window=window if types[i] == "sliding_attention" else None,
+            qk_norm=None if qwen2 else eps, bias=qwen2 or bias, out_bias=bias and not qwen2,
+        )  # fmt: skip
+        m = w.scope("mlp")
+        mlp = (
+            Experts(m, hidden, moe_inter, experts, chosen, act, normalize=normalize)
+            if sparse[i]
+            else MLP(m, hidden, inter, act)
+        )
+        return Block(w, shape, eps, mlp)
+
+    return Decoder(weights, block, layers=layers, vocab=vocab, hidden=hidden, eps=eps, tied=tied, ops=ops, dtype=dtype)
