@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import numpy_dtype
+from plugins.formats.gguf_decode import decode
 from plugins.formats.gguf_types import GGML, PLAIN, SCHEMES
 
 
@@ -28,11 +29,15 @@ class Ggml:
         head: when > 0, rows of each group of `head` rows are reordered: row 2i + p of the leaf is row p · head/2 + i
             of the tensor. llama.cpp rotates neighbouring rows for its `llama` architecture, Hugging Face the two
             halves of a head (`permute` in llama.cpp's conversion/llama.py).
+        plus: the leaf holds the values plus one, an fp32 sum: the norms of Gemma (`norm_shift` in conversion/gemma.py).
+            It is the factor that the model computes with, 1 + weight in fp32, so a rounded sum changes no result; less
+            one it is the weight again, bit for bit, if that is a multiple of 2^-23 (bf16: from 2^-16 on).
     """
 
     kind: str
     given: str = ""
     head: int = 0
+    plus: bool = False
 
     @property
     def dtype(self) -> str:
@@ -41,6 +46,11 @@ class Ggml:
     @property
     def row_multiple(self) -> int:
         return self.head or 1
+
+    @property
+    def column_multiple(self) -> int:
+        """A box cuts no block, also of a type that becomes plain values."""
+        return GGML[self.kind].block
 
     def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
         """See `Packing.box`.
@@ -65,12 +75,12 @@ class Ggml:
         if self.head:
             array = _reorder(array, self.head, to_halves=True)
         if self.kind in PLAIN:
+            if self.plus:
+                array = array.astype(np.float32) - np.float32(1)
             return array.astype(numpy_dtype(self.given)) if self.given else array
         if self.kind in SCHEMES:
             return unpack(self.kind, array)
-        from gguf import GGMLQuantizationType, dequantize
-
-        return dequantize(np.ascontiguousarray(array), GGMLQuantizationType(GGML[self.kind].number))
+        return decode(self.kind, array)
 
     def pack(self, value: Any) -> Any:
         """The inverse; widening is exact.
@@ -81,6 +91,8 @@ class Ggml:
         """
         if self.kind in PLAIN:
             array = np.asarray(value).astype(numpy_dtype(self.kind), copy=False)
+            if self.plus:
+                array = array + np.float32(1)
         else:
             assert self.kind in SCHEMES, f"{self.kind} can be read and not written"
             array = pack(self.kind, value)
@@ -88,20 +100,54 @@ class Ggml:
 
 
 @dataclass(frozen=True, slots=True)
-class PerMatrix:
-    """The second scales of a tensor as a vector of one number a matrix; `[1]` for a single matrix."""
+class OfStack:
+    """A matrix that is number `index` of those stacked in the leaf: experts that are tensors of their own outside."""
 
+    index: int
+    of: Ggml
+
+    @property
+    def dtype(self) -> str:
+        return self.of.dtype
+
+    @property
+    def row_multiple(self) -> int:
+        return self.of.row_multiple
+
+    @property
+    def column_multiple(self) -> int:
+        return self.of.column_multiple
+
+    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+        return (slice(self.index, self.index + 1), *self.of.box(box))
+
+    def pack(self, value: Any) -> Any:
+        return self.of.pack(value)[None]
+
+    def unpack(self, array: Any) -> Any:
+        return self.of.unpack(array[0])
+
+
+@dataclass(frozen=True, slots=True)
+class PerMatrix:
+    """The second scales of a tensor as a vector of one number a matrix.
+
+    Attributes:
+        index: which of them belongs to the tensor, a single matrix; None for a stack of matrices, which has all.
+    """
+
+    index: int | None = None
     dtype: str = "F32"
     row_multiple: int = 1
 
     def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
-        return box[:-2] or (slice(0, 1),)
+        return box[:-2] if self.index is None else (slice(self.index, self.index + 1),)
 
     def pack(self, value: Any) -> Any:
         return np.asarray(value).reshape(-1)
 
     def unpack(self, array: Any) -> Any:
-        return array.reshape((-1, 1, 1) if array.shape != (1,) else (1, 1))
+        return array.reshape((-1, 1, 1) if self.index is None else (1, 1))
 
 
 def unpack(kind: str, array: Any) -> QTensor:

@@ -1,6 +1,7 @@
 """The tensor types of ggml: their numbers and sizes, and the schemes that some of them are.
 
-The other types (Q4_K, IQ2_XS, …) have no scheme: they can be read, decoded by the `gguf` package, and not written.
+The other types (Q4_K, IQ2_XS, …) have no scheme: they are read as the values they decode to (`gguf_decode`), and not
+written.
 """
 
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ SCHEMES = {
     "Q4_0": Scheme("int4", 32, "f16"),
     "Q4_1": Scheme("uint4", 32, "f16", zero="min_f16"),
 }
-UNREADABLE = frozenset({"Q8_1", "Q8_K", "Q1_0"})  # the gguf package (0.19) has no decoder; the first two are transient
+UNREADABLE = frozenset({"Q8_1", "Q1_0"})  # no decoder in the gguf package (0.19), nor here; Q8_1 is transient in ggml
 # llama_ftype of llama.h, for a file whose matrices are mostly of a type.
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.errors import Problem, did_you_mean
 from pipeline.tensors.spec import TensorSpec
+from plugins.formats.dialects import gguf_gemma
 from plugins.formats.dialects.gguf_table import Arch, Sizes
 from plugins.formats.dialects.gpt_oss_config import alternating, rope_of
 
@@ -27,18 +28,30 @@ NUMBERS = (
     ("attention.head_count_kv", "uint32", "num_key_value_heads"),
     ("attention.layer_norm_rms_epsilon", "float32", "rms_norm_eps"),
 )
-EXPERTS = (
-    ("expert_count", "uint32", "num_local_experts"),
-    ("expert_used_count", "uint32", "num_experts_per_tok"),
-    ("attention.sliding_window", "uint32", "sliding_window"),
-)
+WINDOW = ("attention.sliding_window", "uint32", "sliding_window")
+MORE = {  # of one architecture
+    "gpt-oss": (
+        ("expert_count", "uint32", "num_local_experts"),
+        ("expert_used_count", "uint32", "num_experts_per_tok"),
+        WINDOW,
+    ),
+    "qwen3moe": (
+        ("expert_count", "uint32", "num_experts"),
+        ("expert_used_count", "uint32", "num_experts_per_tok"),
+        ("expert_feed_forward_length", "uint32", "moe_intermediate_size"),
+    ),
+    "gemma3": (WINDOW,),
+}
+TIED = frozenset({"gemma3_text"})  # embeddings are tied unless config.json says otherwise
+# What transformers takes for a key that is missing, where that is not what the architecture implies.
+ABSENT = {"norm_topk_prob": False}
 YARN = (("yarn_beta_fast", "beta_fast"), ("yarn_beta_slow", "beta_slow"), ("yarn_attn_factor", "attention_factor"))
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 TOKEN_IDS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "pad_token_id": "padding_token_id"}
 
 
 def numbers_of(arch: Arch) -> tuple[tuple[str, str, str], ...]:
-    return NUMBERS + (EXPERTS if arch.experts else ())
+    return NUMBERS + MORE.get(arch.name, ())
 
 
 def sizes_of(config: Mapping[str, Any]) -> Sizes:
@@ -52,10 +65,11 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or hidden // heads,
         vocab=config["vocab_size"],
-        experts=config.get("num_local_experts", 1),
+        experts=config.get("num_local_experts") or config.get("num_experts") or 1,
+        moe_inter=config.get("moe_intermediate_size") or 0,
         attention_bias=bool(config.get("attention_bias", config.get("model_type") == "qwen2")),
         mlp_bias=bool(config.get("mlp_bias", False)),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        tied=bool(config.get("tie_word_embeddings", config.get("model_type") in TIED)),
     )
 
 
@@ -81,7 +95,7 @@ def to_config(
     config: dict[str, Any] = {"architectures": [arch.causal_lm], "model_type": arch.model_type, **dict(arch.fixed)}
     for key, kind, name in numbers_of(arch):
         value = get(key, get("attention.head_count") if key == "attention.head_count_kv" else None)
-        if key == "feed_forward_length" and arch.experts:
+        if key == "feed_forward_length" and arch.name == "gpt-oss":
             value = get("expert_feed_forward_length", value)
         good = type(value) is int and 0 < value < 2**31 if kind == "uint32" else isinstance(value, float)
         if not good:
@@ -116,9 +130,11 @@ def to_config(
         config["attention_bias"] = "blk.0.attn_q.bias" in leaves
     if arch.name == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in leaves
-    if arch.experts:
+    if arch.name == "gpt-oss":
         config["layer_types"] = alternating(config["num_hidden_layers"])
     config |= _rope(arch, get, config, factors, problems)
+    if arch.name == "gemma3":
+        config |= gguf_gemma.to_config(get, sizes_of(config), problems)
     ids = {name: kv[f"tokenizer.ggml.{key}"][1] for name, key in TOKEN_IDS.items() if f"tokenizer.ggml.{key}" in kv}
     return {**config, **ids, "dtype": "bfloat16"}, problems
 
@@ -137,23 +153,30 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
             continue
         kv[f"{arch.name}.{key}"] = (kind, float(str(value)) if kind == "float32" else value)
     for name, only in arch.fixed:
-        if config.get(name, only) != only:
-            problems.append(Problem(WHERE, f"{name} is {config[name]!r}; {arch.name} in GGUF has {only!r}"))
+        if (given := config.get(name, ABSENT.get(name, only))) != only:
+            problems.append(Problem(WHERE, f"{name} is {given!r}; {arch.name} in GGUF has {only!r}"))
+    if arch.name == "llama" and config.get("sliding_window") is not None:
+        text = f"sliding_window is {config['sliding_window']!r}; llama in GGUF has none, every layer sees everything"
+        problems.append(Problem(WHERE, text))
     layers = config.get("num_hidden_layers")
-    if arch.experts and config.get("layer_types", alternating(layers or 0)) != alternating(layers or 0):
+    if arch.name == "gpt-oss" and config.get("layer_types", alternating(layers or 0)) != alternating(layers or 0):
         problems.append(Problem(WHERE, "layer_types must be sliding_attention, full_attention, … in turns"))
     if type(config.get("vocab_size")) is not int:
         problems.append(Problem(WHERE, f"vocab_size is {config.get('vocab_size')!r}; a positive integer is needed"))
     if problems:
         return kv, None, problems
     sizes = sizes_of(config)
-    if arch.experts:
+    if arch.name == "gpt-oss":
         kv[f"{arch.name}.expert_feed_forward_length"] = ("uint32", sizes.inter)
     if arch.name == "llama":
         kv["llama.vocab_size"] = ("uint32", sizes.vocab)
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         kv[f"{arch.name}.{key}"] = ("uint32", sizes.head_dim)
-    factors = _rope_kv(arch, kv, rope_of(config), sizes, problems)
+    rope = rope_of(config)
+    if arch.name == "gemma3":
+        kv |= gguf_gemma.to_kv(config, sizes, problems)
+        rope = gguf_gemma.rope_of(config, gguf_gemma.FULL)
+    factors = _rope_kv(arch, kv, rope, sizes, problems)
     return kv, factors, problems
 
 

@@ -1,21 +1,23 @@
 """GGUF as a dialect: llama.cpp's names, its order of rows, its metadata for config.json, its tokenizer inside.
 
-Types that are schemes (MXFP4, NVFP4, Q8_0, Q4_0, Q4_1) go both ways without touching a value. Any other type of the
-`gguf` package is read as the F32 values it decodes to, and is not written.
+Types that are schemes (MXFP4, NVFP4, Q8_0, Q4_0, Q4_1) go both ways without touching a value. Any other type (Q4_K, …)
+is read as the F32 values it decodes to, and is not written.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import numpy as np
+
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.formats import PEEKED, Binding, Bound, Part
+from pipeline.formats import PEEKED, Binding, Bound, Packing, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv
 from plugins.formats.dialects.gguf_table import ARCHS, Arch, Entry, entries
 from plugins.formats.dialects.gguf_tokenizer import GENERATION, TAKES, from_kv, tokenizer_kv
-from plugins.formats.gguf_packing import Ggml, PerMatrix
+from plugins.formats.gguf_packing import Ggml, OfStack, PerMatrix
 from plugins.formats.gguf_types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
@@ -36,7 +38,7 @@ class Gguf:
     """
 
     companions: ClassVar[tuple[str, ...]] = ()
-    peeks: ClassVar[tuple[str, ...]] = (ROPE_FREQS,)
+    peeks: ClassVar[tuple[str, ...]] = (ROPE_FREQS, "*_exps.scale")
     takes: ClassVar[tuple[str, ...]] = TAKES
 
     pre: str | None = None
@@ -54,13 +56,14 @@ class Gguf:
         if arch is None:
             known = f" (known: {', '.join(ARCHS)})"
             raise PlanError([Problem("general.architecture", f"{name!r:.60} is not known{known}")])
-        made, problems = to_config(arch, kv, leaves, config.get(PEEKED, {}).get(ROPE_FREQS))
+        peeked = config.get(PEEKED, {})
+        made, problems = to_config(arch, kv, leaves, peeked.get(ROPE_FREQS))
         if problems:
             raise PlanError(problems)
         tensors: dict[str, Bound] = {}
         table = list(entries(arch, sizes_of(made)))
         for entry in table:
-            bound = _bind(entry, leaves, types, problems)
+            bound = _bind(entry, leaves, types, peeked, problems)
             if bound is not None:
                 tensors[entry.logical] = bound
         ignored = {n: why for n in leaves for end, why in IGNORED.items() if n.endswith(end)}
@@ -79,9 +82,9 @@ class Gguf:
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Everything goes into the GGUF file: no config.json and no tokenizer beside it."""
         model_type = config.get("model_type")
-        arch = next((a for a in ARCHS.values() if a.model_type == model_type), None)
+        arch = next((a for a in ARCHS.values() if a.writes(model_type)), None)
         if arch is None:
-            known = [a.model_type for a in ARCHS.values()]
+            known = [name for a in ARCHS.values() for name in (a.model_type, *a.aliases)]
             text = f"model_type {model_type!r:.60} has no GGUF table here (known: {', '.join(known)})"
             raise PlanError([Problem("config.json", text + did_you_mean(str(model_type), known))])
         settings, factors, problems = to_kv(arch, config)
@@ -94,7 +97,7 @@ class Gguf:
             made = _express(entry, tensors.get(entry.logical), problems)
             if made is not None:
                 bound[entry.logical] = made
-                types |= {p.leaf: getattr(p.packing, "kind", "F32") for p in made.parts}
+                types |= {p.leaf: _kind(p.packing) for p in made.parts}
         names = [e.logical for e in table]
         for i, name in enumerate(n for n in tensors if n not in set(names)):
             hint = did_you_mean(name, names) if i < MOST_HINTS else ""
@@ -119,35 +122,51 @@ class Gguf:
 
 
 def _bind(
-    entry: Entry, leaves: Mapping[str, TensorSpec], types: Mapping[str, str], problems: list[Problem]
+    entry: Entry,
+    leaves: Mapping[str, TensorSpec],
+    types: Mapping[str, str],
+    peeked: Mapping[str, Any],
+    problems: list[Problem],
 ) -> Bound | None:
     """The tensor that leaves of the types they have hold; shapes are checked afterwards, all together."""
+
+    def refuse(leaf: str, text: str) -> None:
+        if not entry.expert:  # what is wrong with a stack of experts is said once
+            problems.append(Problem(leaf, text))
+
     missing = [leaf for leaf in entry.leaves if leaf not in leaves]
+    for leaf in missing:
+        refuse(leaf, f"missing; {entry.logical} {list(entry.shape)} is stored there")
     if missing:
-        problems += [Problem(leaf, f"missing; {entry.logical} {list(entry.shape)} is stored there") for leaf in missing]
         return None
     kinds = [types[leaf] for leaf in entry.leaves]
     kind, scheme = kinds[0], SCHEMES.get(kinds[0])
     if len(set(kinds)) > 1:
         text = f"is {kinds[1]}, {entry.leaves[0]} is {kind}; the two are one tensor, {entry.logical}, and must agree"
-        problems.append(Problem(entry.leaves[1], text))
+        refuse(entry.leaves[1], text)
         return None
     try:
         stored_shape(kind, entry.shape)
     except ValueError as why:
-        problems.append(Problem(entry.leaves[0], str(why)))
+        refuse(entry.leaves[0], str(why))
         return None
     if kind in UNREADABLE or (kind in PLAIN and kind not in FLOATS):
-        problems.append(Problem(entry.leaves[0], f"has type {kind}, which weights cannot be read from"))
+        refuse(entry.leaves[0], f"has type {kind}, which weights cannot be read from")
+        return None
+    if entry.plus and kind not in PLAIN:
+        refuse(entry.leaves[0], f"has type {kind}; a norm that is stored plus one is plain ({', '.join(FLOATS)})")
         return None
     parts = _parts(entry, kind, "")
-    dtype = "BF16" if scheme is not None else kind if kind in PLAIN else "F32"
+    dtype = "BF16" if scheme is not None else kind if kind in PLAIN and not entry.plus else "F32"
     spec = TensorSpec(entry.shape, dtype, scheme)
     scales = [_scale_leaf(leaf) for leaf in entry.leaves if kind == "NVFP4" and _scale_leaf(leaf) in leaves]
-    if scales and len(entry.leaves) > 1:
-        problems.append(Problem(scales[0], f"gate and up of {entry.logical} have scales of their own: not supported"))
+    if not scales:
+        return Bound(spec, parts)
+    if len(scales) < len(entry.leaves) or any(not np.array_equal(peeked[s], peeked[scales[0]]) for s in scales[1:]):
+        text = f"{' and '.join(entry.leaves)} are one tensor, {entry.logical}, and need the same second scales"
+        refuse(scales[-1], text)
         return None
-    return _scaled(spec, parts, scales[0]) if scales else Bound(spec, parts)
+    return _scaled(entry, spec, parts)
 
 
 def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> Bound | None:
@@ -175,16 +194,12 @@ def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> 
     if not entry.packs and kind != "F32":
         return Bound(spec, _parts(entry, "F32", kind))
     parts = _parts(entry, kind, "")
-    if spec.scheme is not None and spec.scheme.second is not None:
-        if len(entry.leaves) > 1:
-            problems.append(Problem(where, "has one second scale, its two leaves would need one each: not supported"))
-            return None
-        return _scaled(spec, parts, _scale_leaf(entry.leaves[0]))
-    return Bound(spec, parts)
+    return _scaled(entry, spec, parts) if spec.scheme is not None and spec.scheme.second else Bound(spec, parts)
 
 
 def _parts(entry: Entry, kind: str, given: str) -> tuple[Part, ...]:
-    packing = Ggml(kind, given, entry.head)
+    whole = Ggml(kind, given, entry.head, entry.plus)
+    packing = whole if entry.expert is None else OfStack(entry.expert, whole)
     component = "*" if kind in SCHEMES else "values"
     step = len(entry.leaves)
     return tuple(
@@ -193,15 +208,25 @@ def _parts(entry: Entry, kind: str, given: str) -> tuple[Part, ...]:
     )
 
 
+def _kind(packing: Packing | None) -> str:
+    """The ggml type of a leaf."""
+    packing = packing.of if isinstance(packing, OfStack) else packing
+    return packing.kind if isinstance(packing, Ggml) else "F32"
+
+
 def _scale_leaf(leaf: str) -> str:
     return leaf.removesuffix(".weight") + ".scale"
 
 
-def _scaled(spec: TensorSpec, parts: tuple[Part, ...], leaf: str) -> Bound:
-    """With the second scale of NVFP4, which is a tensor beside the blocks (conversion/base.py of llama.cpp)."""
+def _scaled(entry: Entry, spec: TensorSpec, parts: tuple[Part, ...]) -> Bound:
+    """With the second scales of NVFP4, a leaf beside each leaf of blocks (conversion/base.py of llama.cpp).
+
+    A tensor whose rows are in two leaves has one second scale a matrix, which both leaves' scales repeat.
+    """
     assert spec.scheme is not None
-    scheme = replace(spec.scheme, second="f32")
-    return Bound(replace(spec, scheme=scheme), (*parts, Part(leaf, "second", packing=PerMatrix())))
+    packing = PerMatrix(None if len(spec.shape) > 2 else entry.expert or 0)
+    scales = [Part(_scale_leaf(leaf), "second", packing=packing) for leaf in entry.leaves]
+    return Bound(replace(spec, scheme=replace(spec.scheme, second="f32")), (*parts, *scales))
 
 
 def _check(leaves: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], known: set[str]) -> Iterator[Problem]:

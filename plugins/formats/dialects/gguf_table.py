@@ -1,8 +1,9 @@
 """The weight tables of GGUF architectures: every tensor once, with its name on both sides and its shape in words.
 
 Names: `gguf.MODEL_TENSORS` and `TENSOR_NAMES` of the gguf package, which llama.cpp generates its loader from; what its
-conversion scripts (conversion/llama.py, gpt_oss.py, qwen.py) reorder on the way is marked here: rows of q and k, and
-gate and up. Gemma is missing on purpose: its norms are stored plus one, which is arithmetic and not packing.
+conversion scripts (conversion/llama.py, gpt_oss.py, qwen.py, gemma.py) change on the way is marked here: rows of q and
+k of `llama` alone are reordered, gate and up of gpt-oss taken apart, experts of Qwen stacked, norms of Gemma raised by
+one.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ class Sizes:
     head_dim: int
     vocab: int
     experts: int = 1
+    moe_inter: int = 0
     attention_bias: bool = False
     mlp_bias: bool = False
     tied: bool = False
@@ -52,7 +54,8 @@ class Row:
         shape: dimensions as attributes of `Sizes`, matrices as [..., out, in].
         packs: may be in a block type, and keeps its dtype when plain. Everything else is written as F32: llama.cpp's
             operators take norms, biases and router weights in no other type.
-        rope: rows are reordered within every head, see `gguf_types.Ggml`.
+        rope: rows are reordered within every head, see `gguf_packing.Ggml`.
+        each: one tensor an expert, `{e}` in `logical`, all of them stacked in the leaf.
         only_if: attribute of `Sizes` that must be true for the tensor to exist.
     """
 
@@ -61,6 +64,7 @@ class Row:
     shape: tuple[str, ...]
     packs: bool = False
     rope: bool = False
+    each: bool = False
     only_if: str = ""
 
 
@@ -74,6 +78,8 @@ class Arch:
         causal_lm: class of transformers.
         layer: the table of one layer; embeddings, last norm and head are the same in all.
         fixed: config.json values that the architecture implies and the file cannot say otherwise.
+        norms_plus: norms are stored plus one, see `gguf_packing.Ggml`.
+        aliases: other model types whose checkpoints are written as this architecture: same names, same computation.
     """
 
     name: str
@@ -81,10 +87,15 @@ class Arch:
     causal_lm: str
     layer: tuple[Row, ...]
     fixed: tuple[tuple[str, object], ...] = ()
+    norms_plus: bool = False
+    aliases: tuple[str, ...] = ()
 
     @property
     def experts(self) -> bool:
-        return any("experts" in row.shape for row in self.layer)
+        return any("experts" in row.shape or row.each for row in self.layer)
+
+    def writes(self, model_type: object) -> bool:
+        return model_type in (self.model_type, *self.aliases)
 
 
 L, B = "model.layers.{n}.", "blk.{n}."
@@ -145,19 +156,71 @@ LLAMA_LAYER = (IN_NORM, *_attention(True, ("attention_bias",), True), FFN_NORM, 
 QWEN2_LAYER = (IN_NORM, *_attention(False, ("attention_bias",), False), FFN_NORM, *_mlp(()))
 QWEN3_LAYER = (IN_NORM, *_attention(False, (), False), *QK_NORMS, FFN_NORM, *_mlp(()))
 
+QWEN3MOE_LAYER = (
+    IN_NORM,
+    *_attention(False, (), False),
+    *QK_NORMS,
+    FFN_NORM,
+    Row(L + "mlp.gate.weight", (B + "ffn_gate_inp.weight",), ("experts", "hidden")),
+    *(
+        Row(f"{L}mlp.experts.{{e}}.{x}_proj.weight", (f"{B}ffn_{x}_exps.weight",), shape, packs=True, each=True)
+        for x, shape in (
+            ("gate", ("moe_inter", "hidden")),
+            ("up", ("moe_inter", "hidden")),
+            ("down", ("hidden", "moe_inter")),
+        )
+    ),
+)
+GEMMA3_LAYER = (
+    IN_NORM,
+    *_attention(False, (), False),
+    *QK_NORMS,
+    Row(L + "post_attention_layernorm.weight", (B + "post_attention_norm.weight",), ("hidden",)),
+    Row(L + "pre_feedforward_layernorm.weight", (B + "ffn_norm.weight",), ("hidden",)),
+    *_mlp(()),
+    Row(L + "post_feedforward_layernorm.weight", (B + "post_ffw_norm.weight",), ("hidden",)),
+)
+
 SILU = ("hidden_act", "silu")
+QWEN = (SILU, ("use_sliding_window", False))
 ARCHS = {
     a.name: a
     for a in (
-        Arch("llama", "llama", "LlamaForCausalLM", LLAMA_LAYER, (SILU,)),
-        Arch("qwen2", "qwen2", "Qwen2ForCausalLM", QWEN2_LAYER, (SILU, ("use_sliding_window", False))),
-        Arch("qwen3", "qwen3", "Qwen3ForCausalLM", QWEN3_LAYER, (SILU, ("attention_bias", False))),
+        Arch("llama", "llama", "LlamaForCausalLM", LLAMA_LAYER, (SILU,), aliases=("mistral",)),
+        Arch("qwen2", "qwen2", "Qwen2ForCausalLM", QWEN2_LAYER, QWEN),
+        Arch("qwen3", "qwen3", "Qwen3ForCausalLM", QWEN3_LAYER, (*QWEN, ("attention_bias", False))),
+        Arch(
+            "qwen3moe",
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            QWEN3MOE_LAYER,
+            (
+                *QWEN,
+                ("attention_bias", False),
+                ("norm_topk_prob", True),
+                ("decoder_sparse_step", 1),
+                ("mlp_only_layers", []),
+            ),
+        ),
         Arch(
             "gpt-oss",
             "gpt_oss",
             "GptOssForCausalLM",
             GPT_OSS_LAYER,
             (SILU, ("swiglu_limit", 7.0), ("swiglu_alpha", 1.702), ("attention_bias", True)),
+        ),
+        Arch(
+            "gemma3",
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            GEMMA3_LAYER,
+            (
+                ("hidden_activation", "gelu_pytorch_tanh"),
+                ("attention_bias", False),
+                ("attn_logit_softcapping", None),
+                ("use_bidirectional_attention", False),
+            ),
+            norms_plus=True,
         ),
     )
 }
@@ -173,6 +236,8 @@ class Entry:
     packs: bool
     head: int  # rows that are reordered together, or 0
     lane_dim: int  # dimension that several leaves share in turns, from the end
+    plus: bool  # stored plus one
+    expert: int | None  # which matrix of the leaf it is, where the leaf stacks them
 
 
 def entries(arch: Arch, sizes: Sizes) -> Iterator[Entry]:
@@ -182,11 +247,14 @@ def entries(arch: Arch, sizes: Sizes) -> Iterator[Entry]:
             for row in rows:
                 if row.only_if and not getattr(sizes, row.only_if):
                     continue
-                yield Entry(
-                    logical=row.logical.format(n=n),
-                    leaves=tuple(leaf.format(n=n) for leaf in row.leaves),
-                    shape=tuple(getattr(sizes, d) for d in row.shape),
-                    packs=row.packs,
-                    head=sizes.head_dim if row.rope else 0,
-                    lane_dim=row.shape.index("gate_up") - len(row.shape) if len(row.leaves) > 1 else 0,
-                )
+                for e in range(sizes.experts) if row.each else (None,):
+                    yield Entry(
+                        logical=row.logical.format(n=n, e=e),
+                        leaves=tuple(leaf.format(n=n) for leaf in row.leaves),
+                        shape=tuple(getattr(sizes, d) for d in row.shape),
+                        packs=row.packs,
+                        head=sizes.head_dim if row.rope else 0,
+                        lane_dim=row.shape.index("gate_up") - len(row.shape) if len(row.leaves) > 1 else 0,
+                        plus=arch.norms_plus and row.logical.endswith("norm.weight"),
+                        expert=e,
+                    )
