@@ -76,7 +76,9 @@ def _read(checkpoint: Checkpoint, name: str, into: dict[str, Any], held: TensorS
                 value = cast(value, held.dtype)
             into["values"][piece.index] = value
             continue
-        if held.scheme != value.scheme:  # resolved double quantization; such tensors are read whole
+        if (
+            held.scheme is not None and held.scheme != value.scheme
+        ):  # resolved double quantization; such tensors are read whole
             value = QTensor(value.codes, scales.totals(value).reshape(into["scales"].shape), held.scheme)
         for component, array in value.components.items():
             into[component][component_box(held, component, piece.index)] = array

@@ -1,7 +1,7 @@
 """From an engine's options and a checkpoint to a model on a device."""
 
 import time
-from typing import Any, cast
+from typing import Any, Literal
 
 import jax
 
@@ -22,8 +22,9 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Runtime:
     """See `Engine.load`."""
     began = time.perf_counter()
     device = find_device(engine.device)
+    dtype: Literal["bf16", "f32"]
     dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
-    kept = cast(CacheDtype, dtype if engine.cache == "auto" else engine.cache)
+    kept: CacheDtype = dtype if engine.cache == "auto" else engine.cache
     weights = Weights(checkpoint.store.specs, engine.hold)
     family = family_of(checkpoint.config, engine.families)
     model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])

@@ -1,7 +1,7 @@
 """The loop over layers that decoder-only models share: embed, blocks, norm, head."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax.numpy as jnp
 from flax import nnx
@@ -51,7 +51,7 @@ class Decoder(nnx.Module):
     @property
     def remembers(self) -> tuple[LayerShape, ...]:
         """What every layer puts into the cache."""
-        return tuple(block.remembers for block in self.layers)
+        return tuple(cast(Any, block).remembers for block in self.layers)
 
     def __call__(
         self, tokens: Any, positions: Any, cache: Cache | None = None, *, fresh: bool = True, tap: Tap | None = None

@@ -1,7 +1,7 @@
 """Numbers from a checkpoint's config.json, as transformers 4 and 5 spell them, with errors that name the key."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pipeline.errors import PlanError, Problem, did_you_mean
 
@@ -21,7 +21,7 @@ class Settings:
         value = self.config.get(key)
         if value is None:
             if default is not _MISSING:
-                return default  # type: ignore[no-any-return]
+                return cast(N, default)
             self._note(key, f"is missing{did_you_mean(key, self.config)}")
             return kind(1)
         fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))

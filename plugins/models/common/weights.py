@@ -1,8 +1,8 @@
 """The weight table of a model, written where its parameters are: each says its name in the checkpoint.
 
 A module's constructor asks `Weights` for every parameter by its Hugging Face name, shape and logical axes, and gets an
-`nnx.Param` that holds shapes only. One declaration serves in both directions: loading fills the parameters by their names
-(`plugins/engine/load.py`), and what a model holds can be written under them again. Whatever the checkpoint has and no
+`nnx.Param` that holds shapes only. One declaration serves in both directions: loading fills the parameters by their
+names (`plugins/engine/load.py`), and what a model holds can be written under them again. Whatever the checkpoint has and no
 module asked for is an error, unless it is named in `ignore` with the reason; so is what is missing or of another shape.
 """
 
@@ -31,13 +31,14 @@ def stacked(specs: Sequence[TensorSpec]) -> TensorSpec:
 def abstract(spec: TensorSpec) -> Any:
     """Shapes and dtypes only: a `jax.ShapeDtypeStruct`, or a QTensor of them."""
     if spec.scheme is None:
-        return jax.ShapeDtypeStruct(spec.shape, numpy_dtype(spec.dtype))
+        return _shape(spec.shape, spec.dtype)
     dtypes = spec.scheme.dtypes
-    parts = {
-        c: jax.ShapeDtypeStruct(shape, numpy_dtype(dtypes[c]))
-        for c, shape in spec.scheme.components(spec.shape).items()
-    }
+    parts = {c: _shape(shape, dtypes[c]) for c, shape in spec.scheme.components(spec.shape).items()}
     return QTensor(parts["codes"], parts["scales"], spec.scheme, parts.get("zeros"), parts.get("second"))
+
+
+def _shape(shape: tuple[int, ...], dtype: str) -> Any:
+    return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]
 
 
 @dataclass
@@ -52,7 +53,7 @@ class _Record:
 class Weights:
     """Hands out parameters by name, and keeps account.
 
-    Each Param has the metadata `names` (the tensors it holds, more than one when they are stacked along a new first axis),
+    Each Param has the metadata `names` (the tensors it holds, several when they are stacked along a new first axis),
     `spec` (a `TensorSpec`: how it lies on the device) and `axes` (a logical axis name for each dimension).
     """
 

@@ -55,17 +55,22 @@ class Numbers:
         head_dim = s.count("head_dim", hidden // heads)
         s.one_of("hidden_act", ("silu",), "silu")
         s.refuse("tie_word_embeddings", "gpt-oss has a head of its own", False)
-        found = dict(
-            vocab=s.count("vocab_size"), hidden=hidden, inter=s.count("intermediate_size"), layers=layers, heads=heads,
-            kv_heads=s.count("num_key_value_heads"), head_dim=head_dim, experts=s.count("num_local_experts"),
-            chosen=s.count("num_experts_per_tok", s.get("experts_per_token", int, 4)), eps=s.get("rms_norm_eps", float),
-            alpha=s.get("swiglu_alpha", float, 1.702), limit=s.get("swiglu_limit", float, 7.0),
-            bias=s.get("attention_bias", bool, True),
-            windows=tuple(window if t == "sliding_attention" else None for t in types),
-        )  # fmt: skip
+        eps, alpha = s.get("rms_norm_eps", float), s.get("swiglu_alpha", float, 1.702)
+        limit = s.get("swiglu_limit", float, 7.0)
+        vocab, inter, kv_heads = s.count("vocab_size"), s.count("intermediate_size"), s.count("num_key_value_heads")
+        experts, chosen = (
+            s.count("num_local_experts"),
+            s.count("num_experts_per_tok", s.get("experts_per_token", int, 4)),
+        )
+        bias = s.get("attention_bias", bool, True)
         s.check()
         inv_freq, concentration = frequencies(config, head_dim)
-        return Numbers(**found, rope=Rope(tuple(map(float, inv_freq)), concentration))  # type: ignore[arg-type]
+        return Numbers(
+            vocab=vocab, hidden=hidden, inter=inter, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
+            experts=experts, chosen=chosen, eps=eps, alpha=alpha, limit=limit, bias=bias,
+            windows=tuple(window if t == "sliding_attention" else None for t in types),
+            rope=Rope(tuple(map(float, inv_freq)), concentration),
+        )  # fmt: skip
 
 
 def swiglu(h: Any, *, alpha: float, limit: float) -> Any:

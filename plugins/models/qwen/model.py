@@ -1,7 +1,7 @@
 """Qwen2 (biases on q, k, v), Qwen3 (norms on every head of q and k) and Qwen3-MoE (sparse experts).
 
-Facts from transformers (`models/qwen2`, `models/qwen3`, `models/qwen3_moe`). Unlike gpt-oss, Qwen3-MoE softmaxes over all
-experts first, takes the top k of that, and renormalizes them when config.json says `norm_topk_prob`.
+Facts from transformers (`models/qwen2`, `models/qwen3`, `models/qwen3_moe`). Unlike gpt-oss, Qwen3-MoE softmaxes over
+all experts first, takes the top k of that, and renormalizes them when config.json says `norm_topk_prob`.
 """
 
 from collections.abc import Mapping
