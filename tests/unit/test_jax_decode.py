@@ -41,7 +41,7 @@ def same(q, smallest=0.0):
     """Bit for bit, but for values below `smallest` and the payload of NaN."""
     for dtype, kind in TO.items():
         want, got = dequantize(q, dtype), np.asarray(jitted(q, kind))
-        assert got.dtype == want.dtype and got.shape == want.shape
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
         a, b = (np.array(v, np.float32) for v in (want, got))
         a[np.abs(a) < smallest], b[np.abs(b) < smallest] = 0, 0
         differ = ~(np.isnan(a) & np.isnan(b)) & (a.view(np.uint32) != b.view(np.uint32))

@@ -52,7 +52,7 @@ def _narrowed(wide: Any, sticky: Any, exponent: Any) -> tuple[Any, Any]:
 
 
 def _normal(bits: Any) -> Any:
-    """The floats of patterns, subnormals as ±1: for what has no rounding (0, infinity, NaN), where no device may flush."""
+    """The floats of patterns, subnormals as ±1: for what needs no rounding (0, infinity, NaN), whoever flushes."""
     subnormal = (bits & _INFINITY == 0) & (bits & 0x7FFFFF != 0)
     return float_of(jnp.where(subnormal, bits & _SIGN | 0x3F800000, bits))
 
