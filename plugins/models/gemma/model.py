@@ -1,7 +1,7 @@
 """Gemma 3 (text): norms before and after each half of a block, norms on heads, local and global layers.
 
-Facts from transformers (`models/gemma3`): every norm multiplies by 1 + weight; embeddings are scaled by √hidden, rounded
-to the dtype of activations; local layers (five of six) have a window and a rope of their own (`rope_local_base_freq`, or
+Facts from transformers (`models/gemma3`): every norm multiplies by 1 + weight; embeddings are scaled by √hidden, in the
+dtype of activations; local layers (five of six) have a window and a rope of their own (`rope_local_base_freq`, or
 `rope_parameters` by layer type); logits of attention are scaled by query_pre_attn_scalar ** -0.5.
 """
 
