@@ -1,5 +1,6 @@
 """What people see: progress, the plan, reports, errors. Everything for people goes to stderr-safe rich tables."""
 
+import os
 import sys
 import threading
 import time
@@ -180,9 +181,10 @@ def plan_tables(plan: Any) -> list[Any]:
         table = Table(title=f"Files of {name}", title_justify="left")
         table.add_column("file")
         table.add_column("bytes", justify="right")
+        folder = os.path.commonpath([f.path.parent for f in work.outputs])
         for file in work.outputs:
-            table.add_row(file.path.name, f"{file.nbytes:,}")
-        found += [table, str(work.outputs[0].path.parent)]
+            table.add_row(str(file.path.relative_to(folder)), f"{file.nbytes:,}")
+        found += [table, folder]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)

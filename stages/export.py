@@ -175,7 +175,7 @@ class ExportWork:
             problems.append(Problem("export.path", f"{there} is not writable"))
         needed = 0 if own else sum(f.nbytes for f in self.outputs)
         if self.partial.exists():
-            needed -= sum(p.stat().st_blocks * 512 for p in self.partial.iterdir())
+            needed -= sum(p.stat().st_blocks * 512 for p in _files(self.partial))
         free = shutil.disk_usage(there).free
         if needed > free:
             problems.append(
@@ -230,8 +230,9 @@ class ExportWork:
                     shutil.copyfile(source, self.partial / name)
             for name, content in self.small_files.items():
                 (self.partial / name).write_bytes(content)
-            files = [digest_file(path, sync=True) for path in sorted(self.partial.iterdir())]
-            _sync(self.partial)
+            files = [digest_file(path, sync=True) for path in _files(self.partial)]
+            for folder in (self.partial, *(p for p in self.partial.rglob("*") if p.is_dir())):
+                _sync(folder)
             if self.target.exists():
                 old = self.target.with_name(self.target.name + ".replaced")
                 if old.exists():  # killed while replacing
@@ -244,7 +245,8 @@ class ExportWork:
             _sync(self.target.parent)
         except OSError as why:
             raise StorageError(f"cannot finish {self.target}: {why.strerror} ({why.filename})") from None
-        return Exported(self.target, tuple(replace(f, path=self.target / f.path.name) for f in files))
+        moved = (replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files)
+        return Exported(self.target, tuple(moved))
 
 
 def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any]:
@@ -266,6 +268,10 @@ def _nbytes(file: Path | bytes) -> int:
 
 def _json(config: Mapping[str, Any]) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("*") if p.is_file())
 
 
 def _sync(folder: Path) -> None:
