@@ -30,7 +30,7 @@ class Settings:
         if not fits:
             self._note(key, f"{value!r} is no {kind.__name__}")
             return kind(1)
-        return value
+        return cast(N, value)
 
     def count(self, key: str, default: Any = _MISSING) -> int:
         """A positive integer."""

@@ -2,7 +2,7 @@
 
 A module's constructor asks `Weights` for every parameter by its Hugging Face name, shape and logical axes, and gets an
 `nnx.Param` that holds shapes only. One declaration serves in both directions: loading fills the parameters by their
-names (`plugins/engine/load.py`), and what a model holds can be written under them again. Whatever the checkpoint has and
+names (`plugins/engine/load.py`), and what a model holds can be written under them again. What the checkpoint has and
 no module asked for is an error, unless `ignore` names it with the reason; so is what is missing or of another shape.
 """
 
