@@ -5,7 +5,7 @@ schemes, and nothing of leaves or dialects.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -97,21 +97,25 @@ def lane_of(value: Any, lane: tuple[int, int, int]) -> Any:
     return each(value, lambda array: array[index])
 
 
-def together(part: Part, found: list[Any]) -> Any:
-    """One component from its parts: experts stacked, lanes taken in turns."""
-    if part.at is not None:
-        return np.stack(found)
-    if part.lane is None:
-        return found[0]
-    dim = part.lane[0]
-    values = [v.components if isinstance(v, QTensor) else {"": v} for v in found]
+def together(part: Part, found: Mapping[tuple[int, int], Any]) -> Any:
+    """One component from its parts, by (index of dimension 0, phase): lanes taken in turns, experts stacked."""
+    experts: dict[int, list[Any]] = {}
+    for (at, _), value in sorted(found.items(), key=lambda item: item[0]):
+        experts.setdefault(at, []).append(value)
+    turns = [v[0] if part.lane is None else _in_turns(v, part.lane[0]) for v in experts.values()]
+    return turns[0] if part.at is None else np.stack(turns)
+
+
+def _in_turns(values: list[Any], dim: int) -> Any:
+    """Arrays or QTensors whose indices of `dim` take turns, as one."""
+    parts = [v.components if isinstance(v, QTensor) else {"": v} for v in values]
     out: dict[str, Any] = {}
-    for name, first in values[0].items():
-        turns = np.stack([v[name] for v in values], axis=dim)
+    for name, first in parts[0].items():
+        turns = np.stack([v[name] for v in parts], axis=dim)
         shape = list(first.shape)
-        shape[dim] *= len(found)
+        shape[dim] *= len(values)
         out[name] = turns.reshape(shape)
-    return replace(found[0], **out) if isinstance(found[0], QTensor) else out[""]
+    return replace(values[0], **out) if isinstance(values[0], QTensor) else out[""]
 
 
 def inner_box(value: Any, spec: TensorSpec, box: Box) -> Any:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.formats import Binding, Bound, Part
 from pipeline.tensors.blocks import block_grain, component_box, inner_box, lane_of, outward, together, whole_blocks
 from pipeline.tensors.qtensor import QTensor
@@ -64,12 +64,18 @@ class JoinedStore:
 
     def _read(self, bound: Bound, box: Box) -> Any:
         """A box that every part of `bound` can deliver."""
-        found: dict[str, list[Any]] = {}
+        first: dict[str, Part] = {}
+        found: dict[str, dict[tuple[int, int], Any]] = {}
         for part, leaf in leaf_boxes(bound, box):
-            # A tensor that is stored twice has two parts for one component; they are equal, so the first will do.
-            if part.at is not None or part.lane is not None or part.component not in found:
-                found.setdefault(part.component, []).append(_fold(part, self.leaves.read(part.leaf, leaf)))
-        one = {c: together(next(p for p in bound.parts if p.component == c), a) for c, a in found.items()}
+            first.setdefault(part.component, part)
+            held = found.setdefault(part.component, {})
+            turn = (part.at or 0, part.lane[1] if part.lane is not None else 0)
+            # What is stored twice is read once (tied embeddings), or is one scale of an expert, and small.
+            if turn not in held:
+                held[turn] = _fold(part, self.leaves.read(part.leaf, leaf))
+            elif part.at is not None:
+                _same_twice(part, held[turn], _fold(part, self.leaves.read(part.leaf, leaf)))
+        one = {c: together(first[c], held) for c, held in found.items()}
         scheme, whole = bound.spec.scheme, one.pop("*", None)
         if whole is not None:
             return replace(whole, scheme=scheme, **one) if one else whole
@@ -106,12 +112,14 @@ def grain(bound: Bound) -> tuple[int, ...]:
     """For each dimension, what the bounds of a box must be multiples of to be written (the end may be the end)."""
     out = list(block_grain(bound.spec.scheme, bound.spec.shape))
     for part in bound.parts:
+        if part.packing is not None and out:
+            rows = -2 if len(out) > 1 else -1
+            step = part.lane[2] if part.lane is not None and part.lane[0] == rows else 1
+            out[rows] = math.lcm(out[rows], part.packing.row_multiple * step)
+            out[-1] = math.lcm(out[-1], getattr(part.packing, "column_multiple", 1))
         if part.lane is not None:
             dim, _, step = part.lane
             out[dim] = math.lcm(out[dim], step)
-        if part.packing is not None and out:
-            rows = -2 if len(out) > 1 else -1
-            out[rows] = math.lcm(out[rows], part.packing.row_multiple)
     return tuple(out)
 
 
@@ -248,6 +256,16 @@ class MappedStore:
             return value
         inner = tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
         return inner_box(value, replace(spec, shape=tuple(o.stop - o.start for o in outer)), inner)
+
+
+def _same_twice(part: Part, held: Any, again: Any) -> None:
+    """
+    Raises:
+        SourceError: two leaves are to hold one scale and do not.
+    """
+    if held.tobytes() != again.tobytes():
+        text = f"holds {again.tolist()}, another leaf of the same tensor {held.tolist()}; one scale is for both"
+        raise SourceError(f"{part.leaf}: {text}")
 
 
 def _fold(part: Part, array: Any) -> Any:

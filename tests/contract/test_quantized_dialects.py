@@ -32,13 +32,16 @@ class TestCompressedTensors(DialectContract):
 
     def tensors(self) -> Mapping[str, Any]:
         # Rows and columns fill words of 32 bits, so that boxes may be cut anywhere between blocks.
+        gate_up, down = quantized(self.scheme(), (3, 32, 160)), plain(3, 160, 16)
+        if self.scheme().block_rows > 1:
+            gate_up, down = plain(3, 32, 160), quantized(self.scheme(), (3, 160, 96))
         return {
             "model.embed_tokens.weight": plain(37, 96),
             "model.layers.0.self_attn.q_proj.weight": quantized(self.scheme(), (64, 96)),
             "model.layers.0.self_attn.q_proj.bias": plain(64),
-            "model.layers.0.mlp.experts.gate_up_proj": quantized(self.scheme(), (3, 32, 160)),
+            "model.layers.0.mlp.experts.gate_up_proj": gate_up,
             "model.layers.0.mlp.experts.gate_up_proj_bias": plain(3, 32),
-            "model.layers.0.mlp.experts.down_proj": plain(3, 160, 16),
+            "model.layers.0.mlp.experts.down_proj": down,
             "model.norm.weight": plain(96),
         }
 
@@ -55,3 +58,6 @@ class TestModelOpt(TestCompressedTensors):
 
     def scheme(self) -> Scheme:
         return NVFP4
+
+    def tensors(self) -> Mapping[str, Any]:
+        return {**super().tensors(), "model.layers.0.mlp.experts.down_proj": quantized(NVFP4, (3, 160, 16))}

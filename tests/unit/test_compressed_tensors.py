@@ -45,7 +45,7 @@ CASES: dict[str, tuple[CompressedTensors, Scheme, str]] = {
     "fp8-group": (CT, Scheme("e4m3", 32, "bf16"), "float-quantized"),
     "fp8-block": (CT, Scheme("e4m3", 32, "bf16", block_rows=16), "float-quantized"),
 }
-CONFIG = {"model_type": "toy", "dtype": "bfloat16", "hidden_size": 96}
+CONFIG = {"model_type": "gpt_oss", "dtype": "bfloat16", "hidden_size": 96}
 Q, DOWN, LAYER = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj", "model.layers.{}.mlp.experts"
 
 
@@ -53,16 +53,24 @@ def plain(*shape: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(ml_dtypes.bfloat16)
 
 
+def apart(scheme: Scheme) -> bool:
+    """Whether gate and up rows can be stored apart."""
+    return scheme.block_rows < 2
+
+
 def model(scheme: Scheme) -> dict[str, Any]:
-    """Two layers with a matrix, its bias and a stack of experts each; everything else plain."""
+    """Two layers with a matrix, its bias and a stack of experts each (gate and up, if it can be); the rest plain."""
     tensors: dict[str, Any] = {"model.embed_tokens.weight": plain(37, 96)}
     for n in range(2):
         tensors[f"model.layers.{n}.self_attn.q_proj.weight"] = quantized(scheme, (56, 96), n)
         tensors[f"model.layers.{n}.self_attn.q_proj.bias"] = plain(56)
         tensors[f"model.layers.{n}.input_layernorm.weight"] = plain(96)
-        tensors[f"{LAYER.format(n)}.gate_up_proj"] = quantized(scheme, (3, 40, 96), 10 + n)
+        gate_up, down = quantized(scheme, (3, 40, 96), 10 + n), plain(3, 96, 20)
+        if not apart(scheme):
+            gate_up, down = plain(3, 40, 96), quantized(scheme, (3, 96, 64), 10 + n)
+        tensors[f"{LAYER.format(n)}.gate_up_proj"] = gate_up
         tensors[f"{LAYER.format(n)}.gate_up_proj_bias"] = plain(3, 40)
-        tensors[f"{LAYER.format(n)}.down_proj"] = plain(3, 96, 20)
+        tensors[f"{LAYER.format(n)}.down_proj"] = down
         tensors[f"{LAYER.format(n)}.down_proj_bias"] = plain(3, 96)
     tensors["lm_head.weight"] = plain(37, 96, seed=2)
     return tensors
@@ -107,7 +115,7 @@ def test_boxes(case: str) -> None:
     dialect, scheme, _ = CASES[case]
     tensors = {
         f"{Q}.weight": quantized(scheme, (64, 128)),
-        f"{LAYER.format(3)}.gate_up_proj": quantized(scheme, (3, 32, 128)),
+        f"{LAYER.format(3)}.{'gate_up' if apart(scheme) else 'down'}_proj": quantized(scheme, (3, 32, 128)),
     }
     there = dialect.encode(specs_of(tensors), CONFIG)
     store = read(dialect, leaves_of(there, tensors), there.config)
@@ -126,7 +134,8 @@ def test_any_shape(data: st.DataObject) -> None:
     unit = scheme.block_elems or 8
     shape = (data.draw(st.integers(1, 40)), unit * data.draw(st.integers(1, 5)))
     stack = data.draw(st.integers(0, 4))
-    name = f"{LAYER.format(7)}.down_proj" if stack else f"{DOWN}.weight"
+    turns = stack and apart(scheme) and shape[0] % 2 == 0
+    name = f"{LAYER.format(7)}.{'gate_up' if turns else 'down'}_proj" if stack else f"{DOWN}.weight"
     tensors = {name: quantized(scheme, (stack, *shape) if stack else shape, data.draw(st.integers(0, 99)))}
     there = dialect.encode(specs_of(tensors), CONFIG)
     store = read(dialect, leaves_of(there, tensors), there.config)
@@ -144,8 +153,9 @@ def test_names_of_leaves() -> None:
         "bias": ("BF16", (56,)),
     }
     experts = {n.split(".experts.")[1] for n in there.leaves if n.startswith("model.layers.1.mlp.experts.")}
-    assert len(experts) == 3 * (3 + 1 + 1 + 1)
-    assert {"2.gate_up_proj.weight_global_scale", "0.gate_up_proj.bias", "1.down_proj.weight"} <= experts
+    assert len(experts) == 3 * (2 * (3 + 1) + 2)
+    assert {"2.gate_proj.weight_global_scale", "0.up_proj.bias", "1.down_proj.weight"} <= experts
+    assert there.leaves["model.layers.1.mlp.experts.2.up_proj.weight_packed"] == TensorSpec((20, 48), "U8")
     packed = CT.encode(specs_of(model(CASES["uint4-group"][1])), CONFIG).leaves
     one = {n.removeprefix(f"{Q}."): (s.dtype, s.shape) for n, s in packed.items() if n.startswith(f"{Q}.weight")}
     assert one == {
@@ -254,21 +264,21 @@ def test_decode_reports_everything_at_once() -> None:
     tensors = model(CASES["uint4-group"][1])
     there = CT.encode(specs_of(tensors), CONFIG)
     leaves = leaves_of(there, tensors)
-    del leaves[f"{Q}.weight_scale"], leaves["model.layers.1.mlp.experts.1.gate_up_proj.bias"]
+    del leaves[f"{Q}.weight_scale"], leaves["model.layers.1.mlp.experts.1.up_proj.bias"]
     leaves["model.layers.1.self_attn.q_proj.weight_scale"] = np.zeros((56, 4), np.float32)
     leaves["model.layers.1.self_attn.q_proj.weight_global_scale"] = np.zeros(1, np.float32)
-    leaves["model.layers.0.mlp.experts.0.gate_up_proj.weight_zero_point"] = np.zeros((5, 3), np.int64)
-    leaves["model.layers.0.mlp.experts.2.gate_up_proj.weight_shape"] = np.array([3, 64])
+    leaves["model.layers.0.mlp.experts.0.gate_proj.weight_zero_point"] = np.zeros((5, 3), np.int64)
+    leaves["model.layers.0.mlp.experts.2.up_proj.weight_shape"] = np.array([3, 64])
     leaves["model.layers.0.self_attn.k_proj.weight_packed"] = np.zeros((8, 12), np.int32)
     specs = {n: TensorSpec(a.shape, spec_of(a).dtype) for n, a in leaves.items()}
     found = problems_of(CT.decode, specs, seen_by(CT, leaves, there.config))
     assert "missing; expected BF16 [56, 3]" in found.pop(f"{Q}.weight_scale")
     assert "expected [56, 3]" in found.pop("model.layers.1.self_attn.q_proj.weight_scale")
     assert "did you mean" in found.pop("model.layers.1.self_attn.q_proj.weight_global_scale")
-    assert "I64, expected I32" in found.pop("model.layers.0.mlp.experts.0.gate_up_proj.weight_zero_point")
-    assert "[40, 12], expected [3, 8]" in found.pop("model.layers.0.mlp.experts.2.gate_up_proj.weight_packed")
-    assert "experts [1] are missing of 3" in found.pop("model.layers.1.mlp.experts.gate_up_proj_bias")
-    assert "expert 2 is" in found.pop("model.layers.0.mlp.experts.gate_up_proj")
+    assert "I64, expected I32" in found.pop("model.layers.0.mlp.experts.0.gate_proj.weight_zero_point")
+    assert "[20, 12], expected [3, 8]" in found.pop("model.layers.0.mlp.experts.2.up_proj.weight_packed")
+    assert "of 3 experts there is no 1.up_proj" in found.pop("model.layers.1.mlp.experts.gate_up_proj_bias")
+    assert "2.up_proj is" in found.pop("model.layers.0.mlp.experts.gate_up_proj")
     assert any(n.startswith("model.layers.0.self_attn.k_proj") for n in found)
     assert all(
         ("k_proj" in n) or ("experts.2" in n) or n == "model.layers.1.mlp.experts.gate_up_proj" for n in found

@@ -17,10 +17,21 @@ from plugins.formats.dialects.compressed_tensors import CompressedTensors
 from plugins.formats.dialects.modelopt import COMPANION, NVFP4, ModelOpt
 from tests.cases.quantized import leaves_of, quantized, read
 from tests.oracles.blocks_by_hand import dequantize
-from tests.unit.test_compressed_tensors import CONFIG, model, problems_of, specs_of
+from tests.unit.test_compressed_tensors import CONFIG, model, plain, problems_of, specs_of
 
 DIALECT = ModelOpt()
 Q = "model.layers.0.self_attn.q_proj"
+
+
+EXPERTS = "model.layers.{}.mlp.experts"
+
+
+def whole_model() -> dict[str, Any]:
+    """`model` with both matrices of the experts of layer 0 quantized, and neither of layer 1."""
+    tensors = model(NVFP4)
+    tensors[f"{EXPERTS.format(0)}.down_proj"] = quantized(NVFP4, (3, 96, 48), 7)
+    tensors[f"{EXPERTS.format(1)}.gate_up_proj"] = plain(3, 40, 96)
+    return tensors
 
 
 def seen(binding: Any) -> dict[str, Any]:
@@ -30,7 +41,7 @@ def seen(binding: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("older", [False, True])
 def test_what_is_written_is_read_again(older: bool) -> None:
-    tensors = model(NVFP4)
+    tensors = whole_model()
     there = DIALECT.encode(specs_of(tensors), CONFIG)
     config = seen(there)
     if older:  # ModelOpt before 0.29 left config.json as it was
@@ -59,15 +70,29 @@ def test_any_shape(rows: int, blocks: int, stack: int, seed: int) -> None:
 
 
 def test_names_and_config() -> None:
-    tensors = model(NVFP4)
+    tensors = whole_model()
     there = DIALECT.encode(specs_of(tensors), CONFIG)
     one = {n.removeprefix(f"{Q}."): (s.dtype, s.shape) for n, s in there.leaves.items() if n.startswith(f"{Q}.weight")}
     assert one == {"weight": ("U8", (56, 48)), "weight_scale": ("F8_E4M3", (56, 6)), "weight_scale_2": ("F32", ())}
-    assert there.leaves["model.layers.1.mlp.experts.2.gate_up_proj.weight_scale_2"] == TensorSpec((), "F32")
+    stacks = {
+        n.removeprefix(f"{EXPERTS.format(0)}."): (s.dtype, s.shape)
+        for n, s in there.leaves.items()
+        if ".0.mlp.experts" in n
+    }
+    assert stacks == {
+        "gate_up_proj": ("U8", (3, 48, 40)),
+        "gate_up_proj_weight_scale": ("F8_E4M3", (3, 6, 40)),
+        "gate_up_proj_weight_scale_2": ("F32", (3,)),
+        "gate_up_proj_bias": ("BF16", (3, 40)),
+        "down_proj": ("U8", (3, 24, 96)),
+        "down_proj_weight_scale": ("F8_E4M3", (3, 3, 96)),
+        "down_proj_weight_scale_2": ("F32", (3,)),
+        "down_proj_bias": ("BF16", (3, 96)),
+    }
+    assert there.leaves[f"{EXPERTS.format(1)}.gate_up_proj"] == TensorSpec((3, 96, 40), "BF16")
     quant = there.config["quantization_config"]
     assert (quant["quant_method"], quant["quant_algo"]) == ("modelopt", "NVFP4")
-    kept = ["model.embed_tokens", *(f"model.layers.{n}.mlp.experts.{e}.down_proj" for n in (0, 1) for e in range(3))]
-    assert quant["ignore"] == [*kept, "lm_head"]
+    assert quant["ignore"] == ["model.embed_tokens", "lm_head", "model.layers.1.mlp.experts"]
     older = json.loads(there.files[COMPANION])
     assert older["producer"]["name"] == "modelopt"
     assert older["quantization"] == {
@@ -102,6 +127,65 @@ def test_input_scales_are_left_out_by_name() -> None:
     store = read(DIALECT, leaves, seen(there))
     assert set(store.binding.ignored) == set(more)
     assert same(store.read(f"{Q}.weight"), tensors[f"{Q}.weight"])
+
+
+@pytest.mark.parametrize("shape", [(), (1,)])
+def test_one_second_scale_may_be_for_all_experts(shape: tuple[int, ...]) -> None:
+    """As ModelOpt's own exports of gpt-oss have it: one quantizer for the whole stack."""
+    name = f"{EXPERTS.format(2)}.gate_up_proj"
+    tensors = {
+        name: (q := quantized(NVFP4, (3, 40, 96))),
+        f"{EXPERTS.format(2)}.down_proj": quantized(NVFP4, (3, 96, 48)),
+    }
+    q.second[:] = q.second[0]
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    leaves = leaves_of(there, tensors)
+    assert leaves[f"{name}_weight_scale_2"].tolist() == [q.second[0, 0, 0]] * 3
+    leaves[f"{name}_weight_scale_2"] = q.second[0].reshape(shape)
+    leaves[f"{name}_input_scale"] = np.ones((), np.float32)
+    store = read(DIALECT, leaves, seen(there))
+    assert store.binding.leaves[f"{name}_weight_scale_2"] == TensorSpec(shape, "F32")
+    assert set(store.binding.ignored) == {f"{name}_input_scale"}
+    assert same(store.read(name), q)
+    assert same(store.read(name, np.s_[1:, 6:20]), cut(q, np.s_[1:, 6:20]))
+    assert dict(DIALECT.encode(store.specs, store.binding.config).leaves) == dict(there.leaves)
+
+
+def test_stacks_by_hand() -> None:
+    """Byte [0, 1, 2] holds elements 2 and 3 of row 2 of expert 0: 6 (code 7) and −0.5 (code 9), times 2 · 0.375."""
+    name = f"{EXPERTS.format(0)}.down_proj"
+    packed = np.zeros((1, 8, 5), np.uint8)
+    packed[0, 1, 2] = 0x97
+    leaves = {
+        name: packed,
+        f"{name}_weight_scale": np.full((1, 1, 5), 2, ml_dtypes.float8_e4m3fn),
+        f"{name}_weight_scale_2": np.array(0.375, np.float32),
+    }
+    config = {"model_type": "gpt_oss", "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+    values = dequantize(read(DIALECT, leaves, config).read(name))
+    want = np.zeros((1, 5, 16))
+    want[0, 2, 2:4] = 4.5, -0.375
+    assert np.array_equal(values, want)
+
+
+def test_stacks_quantized_by_half_are_refused() -> None:
+    found = problems_of(DIALECT.encode, specs_of(model(NVFP4)), CONFIG)
+    assert "both matrices or neither" in found[f"{EXPERTS.format(0)}.down_proj"]
+
+
+def test_stacks_that_lack_something() -> None:
+    tensors = whole_model()
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    gate_up, down = f"{EXPERTS.format(0)}.gate_up_proj", f"{EXPERTS.format(0)}.down_proj"
+    leaves = leaves_of(there, tensors)
+    del leaves[f"{gate_up}_weight_scale_2"], leaves[down]
+    leaves[f"{gate_up}_weight_scale"] = np.zeros((3, 40, 6), np.uint8)
+    specs = {n: TensorSpec(a.shape, spec_of(a).dtype) for n, a in leaves.items()}
+    found = problems_of(DIALECT.decode, specs, seen(there))
+    assert "missing; expected F32 [3]" in found[f"{gate_up}_weight_scale_2"]
+    assert "U8, expected F8_E4M3" in found[f"{gate_up}_weight_scale"]
+    assert "expected [3, 6, 40]" in found[f"{gate_up}_weight_scale"]
+    assert "needs U8 [E, in/2, out]" in found[down]
 
 
 def test_decode_reports_everything_at_once() -> None:

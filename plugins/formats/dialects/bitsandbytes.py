@@ -73,7 +73,7 @@ class BitsAndBytes:
             return module if module in packed and leaf != module else None
 
         matrices, ignored, unknown = linears.sort_out(leaves, found, owner, lambda leaf: None, reader.constants)
-        tensors, more = linears.gather(matrices)
+        tensors, more = linears.gather(matrices, config)
         if problems := [*reader.problems, *unknown, *more]:
             raise PlanError(problems)
         stored = {**stored_leaves(tensors), **{n: leaves[n] for n in reader.constants}}
@@ -100,7 +100,7 @@ class BitsAndBytes:
                 specs[f"{weight}.{STATE}"] = TensorSpec((len(state),), "U8")
             return _parts(module, spec, Nested(None), writing=True)
 
-        bounds, modules, problems = linears.express(tensors, parts)
+        bounds, modules, problems = linears.express(tensors, config, parts)
         dtype, more = linears.dtype_problems(tensors)
         if problems := [*problems, *more]:
             raise PlanError(problems)

@@ -2,8 +2,8 @@
 
 Every quantized module is a few leaves `MODULE.weight…`, and config.json says in groups how modules are quantized (see
 `compressed_tensors_schemes` and `compressed_tensors_config`). The library knows 2-D weights only, so stacks of experts
-are written one by one (see `linears`). Weights alone are described: written groups quantize no activations, and what a
-source says about activations and the KV cache is left out by name.
+are written one by one, gate and up apart (see `experts`). Weights alone are described: written groups quantize no
+activations, and what a source says about activations and the KV cache is left out by name.
 """
 
 from collections.abc import Mapping
@@ -68,7 +68,7 @@ class CompressedTensors:
             return LEFT_OUT.get(parameter)
 
         matrices, ignored, unknown = linears.sort_out(leaves, found, owner, left_out, reader.shapes)
-        tensors, more = linears.gather(matrices)
+        tensors, more = linears.gather(matrices, config)
         if problems := [*reader.problems, *unknown, *more]:
             raise PlanError(problems)
         stored = {**stored_leaves(tensors), **{n: leaves[n] for n in reader.shapes}}
@@ -86,7 +86,7 @@ class CompressedTensors:
                 constants[f"{module}.weight_shape"] = np.array(spec.shape, "<i8").tobytes()
             return parts_of(module, spec, fmt)
 
-        bounds, modules, problems = linears.express(tensors, parts)
+        bounds, modules, problems = linears.express(tensors, config, parts)
         dtype, more = linears.dtype_problems(tensors)
         if problems := [*problems, *more]:
             raise PlanError(problems)

@@ -1,98 +1,68 @@
 """Linear modules: what the dialects of quantization libraries have in common, whatever the model.
 
 Those libraries quantize modules with a 2-D `weight`, so their files name leaves `MODULE.weight…`. A matrix
-`MODULE.weight` is one module; a stack of experts is one module an expert:
-
-    logical tensor                               module, parameter
-    ….experts.gate_up_proj       [E, out, in]    ….experts.{e}.gate_up_proj, weight [out, in]
-    ….experts.down_proj          [E, out, in]    ….experts.{e}.down_proj, weight
-    ….experts.gate_up_proj_bias  [E, out]        ….experts.{e}.gate_up_proj, bias [out]
-
-That is how per-expert checkpoints of other families name theirs (Mixtral, Qwen-MoE: `experts.{e}.down_proj`), with the
-fused matrix left whole, gate and up rows interleaved as they are. Joining is the inverse, and happens only where all
-of a layer's experts have these two matrices and nothing else. Everything that is no such matrix keeps its name.
+`MODULE.weight` is one module, a stack of experts several (see `experts`). Everything else keeps its name.
 """
 
-import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from pipeline.errors import Problem, did_you_mean
 from pipeline.formats import Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_spec
+from plugins.formats.dialects import experts
+from plugins.formats.dialects.experts import Home, Module
 
-STACK = re.compile(r"(?P<stem>.*\bexperts)\.(?P<matrix>gate_up_proj|down_proj)(?P<bias>_bias)?")
-EXPERT = re.compile(r"(?P<stem>.*\bexperts)\.(?P<e>0|[1-9]\d*)\.(?P<matrix>[^.]+)\.(?P<parameter>weight|bias)")
-STACKED = frozenset({"gate_up_proj", "down_proj"})
 # Hints cost a comparison with every name; a wholly foreign checkpoint gets them for its first leaves only.
 MOST_HINTS = 12
+WHERE = "MODULE.weight of two dimensions, or of gpt-oss ….experts.{gate_up_proj,down_proj} of three"
 
 PartsOf = Callable[[str, TensorSpec], tuple[Part, ...]]
 """Parts of a quantized matrix: (module, spec [out, in] with a scheme) → parts, or raises ValueError with the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Home:
-    """The modules that hold a logical tensor, one an expert if `stacked`, and the parameter it is in each."""
-
-    modules: tuple[str, ...]
-    parameter: str
-    stacked: bool
-
-    def spread(self, parts_of: Callable[[str], tuple[Part, ...]]) -> tuple[Part, ...]:
-        """The parts of every module."""
-        if not self.stacked:
-            return parts_of(self.modules[0])
-        return tuple(replace(p, at=e) for e, module in enumerate(self.modules) for p in parts_of(module))
-
-
-def home_of(name: str, shape: tuple[int, ...]) -> Home | None:
-    """Where a tensor lives, or None when it is not a parameter of linear modules."""
-    if name.endswith(".weight") and len(shape) == 2:
-        return Home((name.removesuffix(".weight"),), "weight", False)
-    stack = STACK.fullmatch(name)
-    if stack is None or len(shape) != (2 if stack["bias"] else 3):
-        return None
-    modules = tuple(f"{stack['stem']}.{e}.{stack['matrix']}" for e in range(shape[0]))
-    return Home(modules, "bias" if stack["bias"] else "weight", True)
-
-
 def express(
-    tensors: Mapping[str, TensorSpec], parts_of: PartsOf
+    tensors: Mapping[str, TensorSpec], config: Mapping[str, Any], parts_of: PartsOf, take_apart: bool = True
 ) -> tuple[dict[str, Bound], dict[str, Scheme | None], list[Problem]]:
     """Parts of all `tensors`; every linear module and the scheme of its weight; what cannot be expressed.
 
-    A checkpoint in which nothing is quantized is refused: nothing in it would say whose names these are.
+    gpt-oss's experts are taken apart when any of them is quantized; else they stay stacks as Hugging Face has them,
+    [E, in, out], because there is no module to name, and readers take them so. Without `take_apart` they stay stacks
+    in any case, and `parts_of` is asked for the parts of (name, spec [E, out, in]). A checkpoint in which nothing is
+    quantized is refused: nothing in it would say whose names these are.
     """
+    stacks = {n for n, s in tensors.items() if s.scheme and experts.is_stack(n, s.shape, config)}
+    apart = bool(stacks) and take_apart
     bounds: dict[str, Bound] = {}
     modules: dict[str, Scheme | None] = {}
     problems: list[Problem] = []
     for name, spec in tensors.items():
-        home = home_of(name, spec.shape)
+        home = _home_of(name, spec.shape, apart)
+        if name in stacks and not apart:
+            home = Home((Module(name),), "weight", spec.shape)
         if home is not None and home.parameter == "weight":
-            modules |= dict.fromkeys(home.modules, spec.scheme)
+            modules |= dict.fromkeys((m.name for m in home.modules), spec.scheme)
         if spec.scheme is None:
-            if home is None:
-                bounds[name] = Bound(spec, (Part(name),))
-            else:
-                parameter = home.parameter
-                bounds[name] = Bound(spec, home.spread(lambda m, p=parameter: (Part(f"{m}.{p}"),)))  # type: ignore[misc]
+            parts = as_it_is(name, spec, config)
+            if home is not None:
+                parts = home.parts(spec, lambda module, p=home.parameter: (Part(f"{module}.{p}"),))  # type: ignore[misc]
+            bounds[name] = Bound(spec, parts)
             continue
         if home is None or home.parameter != "weight":
-            where = "MODULE.weight of two dimensions or ….experts.{gate_up_proj,down_proj} of three"
-            problems.append(
-                Problem(name, f"{spec.encoding} of shape {list(spec.shape)} is no matrix of a linear module; {where}")
-            )
+            text = f"{spec.encoding} of shape {list(spec.shape)} is no matrix of a linear module: {WHERE}"
+            if experts.stack_of(name, spec.shape) and not experts.is_family(config):
+                model = f"of model_type {config.get('model_type')!r}"
+                text = f"is quantized as {spec.encoding}: how experts {model} lie in it is not known, only gpt_oss's"
+            problems.append(Problem(name, text))
             continue
-        matrix = replace(spec, shape=spec.shape[-2:])
+        matrix = replace(spec, shape=home.shape)
         try:
             if reason := spec.scheme.problem(matrix.shape):
                 raise ValueError(reason)
-            if home.stacked and spec.scheme.whole_only:
-                raise ValueError("the scales of all experts are coded together and cannot be taken apart")
-            bounds[name] = Bound(spec, home.spread(lambda m, s=matrix: parts_of(m, s)))  # type: ignore[misc]
+            bounds[name] = Bound(spec, home.parts(spec, lambda module, m=matrix: parts_of(module, m)))  # type: ignore[misc]
         except ValueError as why:
             problems.append(Problem(name, f"is quantized as {spec.encoding}: {why}"))
     if not any(spec.scheme for spec in tensors.values()):
@@ -101,43 +71,34 @@ def express(
     return bounds, modules, problems
 
 
-def gather(matrices: Mapping[str, Bound]) -> tuple[dict[str, Bound], list[Problem]]:
-    """Stacks of experts joined; the rest as it is. Keys are `MODULE.weight`, `MODULE.bias` or any other leaf name.
+def as_it_is(name: str, spec: TensorSpec, config: Mapping[str, Any]) -> tuple[Part, ...]:
+    """A leaf of the tensor's own name; gpt-oss's stacked matrices are transposed in it."""
+    return (Part(name, transpose=len(spec.shape) == 3 and experts.is_stack(name, spec.shape, config)),)
 
-    A tensor takes the place of its first expert. Matrices whose scales are coded together cannot be stacked and stay
-    one by one.
-    """
-    found = {name: EXPERT.fullmatch(name) for name in matrices}
-    names: dict[str, set[str]] = {}
-    for match in found.values():
-        if match:
-            names.setdefault(match["stem"], set()).add(match["matrix"])
-    tensors: dict[str, Bound] = {}
-    stacks: dict[str, dict[int, Bound]] = {}
-    for name, bound in matrices.items():
-        match = found[name]
-        whole_only = bound.spec.scheme is not None and bound.spec.scheme.whole_only
-        if match is None or whole_only or not names[match["stem"]] <= STACKED:
-            tensors[name] = bound
-            continue
-        logical = f"{match['stem']}.{match['matrix']}" + ("_bias" if match["parameter"] == "bias" else "")
-        tensors.setdefault(logical, bound)
-        stacks.setdefault(logical, {})[int(match["e"])] = bound
-    problems = []
-    for logical, experts in stacks.items():
-        first = experts[min(experts)]
-        missing = [e for e in range(max(experts) + 1) if e not in experts]
-        if missing:
-            text = f"experts {missing[:8]} are missing of {max(experts) + 1}"
-            problems.append(Problem(logical, text))
-        for e, bound in experts.items():
-            if bound.spec != first.spec:
-                given, want = (f"{s.encoding} {list(s.shape)}" for s in (bound.spec, first.spec))
-                text = f"expert {e} is {given}, expert {min(experts)} {want}; the experts of a layer are one tensor"
-                problems.append(Problem(logical, text))
-        parts = tuple(replace(p, at=e) for e in sorted(experts) for p in experts[e].parts)
-        tensors[logical] = Bound(replace(first.spec, shape=(len(experts), *first.spec.shape)), parts)
-    return tensors, problems
+
+def gather(matrices: Mapping[str, Bound], config: Mapping[str, Any]) -> tuple[dict[str, Bound], list[Problem]]:
+    """The inverse of taking stacks apart: logical tensors of matrices and plain leaves, by leaf name."""
+    if not experts.is_family(config):
+        return dict(matrices), []
+    turned = {
+        name: bound if bound.spec.scheme is not None else _turned(name, bound.spec, config)
+        for name, bound in matrices.items()
+    }
+    return experts.gather(turned)
+
+
+def _turned(name: str, leaf: TensorSpec, config: Mapping[str, Any]) -> Bound:
+    """A plain leaf as a logical tensor."""
+    parts = as_it_is(name, leaf, config)
+    spec = replace(leaf, shape=(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2])) if parts[0].transpose else leaf
+    return Bound(spec, parts)
+
+
+def _home_of(name: str, shape: tuple[int, ...], apart: bool) -> Home | None:
+    """Where a tensor lives, or None when it is not a parameter of linear modules."""
+    if name.endswith(".weight") and len(shape) == 2:
+        return Home((Module(name.removesuffix(".weight")),), "weight", shape)
+    return experts.home_of(name, shape) if apart else None
 
 
 def sort_out(
@@ -146,6 +107,7 @@ def sort_out(
     owner: Callable[[str], str | None],
     left_out: Callable[[str], str | None],
     aside: Collection[str] = (),
+    whole: Collection[str] = (),
 ) -> tuple[dict[str, Bound], dict[str, str], list[Problem]]:
     """Every leaf of a source in its place: matrices and plain leaves in order, leaves left out, leaves without a place.
 
@@ -155,6 +117,7 @@ def sort_out(
         owner: the quantized module that a leaf belongs to, or None.
         left_out: the reason why a leaf that is no part of a matrix is left out, or None.
         aside: leaves that are accounted for elsewhere.
+        whole: modules that are tensors by their own names (stacks), not `MODULE.weight`.
     """
     of_module = {p.leaf: module for module, bound in found.items() if bound for p in bound.parts}
     matrices: dict[str, Bound] = {}
@@ -163,12 +126,13 @@ def sort_out(
     for name, spec in leaves.items():
         bound = found.get(of_module.get(name, ""))
         if bound is not None:
-            matrices[f"{of_module[name]}.weight"] = bound
+            module = of_module[name]
+            matrices[module if module in whole else f"{module}.weight"] = bound
         elif reason := left_out(name):
             ignored[name] = reason
-        elif (module := owner(name)) is None:
+        elif (mine := owner(name)) is None:
             matrices[name] = Bound(spec, (Part(name),))
-        elif name not in aside and found.get(module):
+        elif name not in aside and found.get(mine):
             unknown.append(name)
     known = list(of_module)
     text = "is no part of its module's format"
@@ -185,7 +149,7 @@ def sort_out(
 def leaf_problems(bound: Bound, leaves: Mapping[str, TensorSpec], because: str) -> list[Problem]:
     """What is wrong with the leaves that `bound` names; `because` says where the expectation comes from."""
     problems = []
-    for part in bound.parts:
+    for part in {p.leaf: p for p in bound.parts}.values():
         want, given = stored_spec(part, bound.spec), leaves.get(part.leaf)
         if given is None:
             problems.append(Problem(part.leaf, f"missing; expected {want.dtype} {list(want.shape)} ({because})"))

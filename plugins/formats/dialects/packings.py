@@ -2,8 +2,8 @@
 
 In memory codes are a little-endian bit stream, `int…` two's complement and `uint…` unsigned (see `Scheme`). Files
 differ in dtype, in how an integer's sign is spelled (offset binary is two's complement with the top bit turned over),
-in the nibble that comes first, and in shape. Nothing here changes a value. Boxes are of matrices: leading dimensions
-are taken off by `Part.at` before a packing sees them.
+in the nibble that comes first, and in shape. Nothing here changes a value. Boxes are of matrices, `Vector`'s aside:
+leading dimensions are taken off by `Part.at` before a packing sees them.
 """
 
 from dataclasses import dataclass
@@ -143,6 +143,23 @@ class Single:
 
     def unpack(self, array: Any) -> Any:
         return np.asarray(array).reshape(1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """One scale for each matrix of a stack: [E, 1, 1] ↔ [E]."""
+
+    dtype: str
+    row_multiple: int = 1
+
+    def box(self, box: Box) -> Box:
+        return box[:1]
+
+    def pack(self, value: Any) -> Any:
+        return np.asarray(value).reshape(-1)
+
+    def unpack(self, array: Any) -> Any:
+        return np.asarray(array).reshape(-1, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
