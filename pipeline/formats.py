@@ -22,7 +22,8 @@ class Packing(Protocol):
     """How a leaf orders what it holds, where more than reshaping is needed. Must pickle.
 
     Packing loses nothing: it reorders bytes, or widens floats. Only a packing that cannot `pack` may decode a type that
-    no scheme describes.
+    no scheme describes. One that decodes blocks to plain values says in an attribute `column_multiple` what a box's
+    columns must be a multiple of, where no scheme says it.
     """
 
     @property
