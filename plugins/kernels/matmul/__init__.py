@@ -1,0 +1,34 @@
+"""matmul: activations times a weight matrix that may stay packed.
+
+    matmul(x, w, bias=None, *, out_dtype=None) -> array [..., out] of out_dtype, by default x's dtype
+
+- `x` `[..., in]` is of a float dtype; `w` `[out, in]` is an array or a QTensor; `bias` is `[out]`.
+- `y = x · wᵀ + bias`: the weights are taken in x's dtype (those of a QTensor decode into it as `dequantize` says, with
+  the infinities of IEEE 754; a backend may leave that rounding out), products are summed in float32, the bias is added
+  in float32, and the sum is rounded once, to `out_dtype`.
+- A float32 `x` gets full float32 products, on every device: no TF32, no bfloat16 passes.
+- A QTensor is decoded piece by piece inside; what is decoded at any time is a few MiB on a CPU, tens of MiB elsewhere.
+
+The order of summation is the backend's own, so backends agree to rounding errors of a float32 sum, not bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pipeline.ops import Kernel, Op
+
+OP = Op(
+    "matmul",
+    {
+        "reference": "plugins.kernels.matmul.reference:matmul",
+        "xla": "plugins.kernels.matmul.xla_backend:matmul",
+    },
+)
+
+
+@dataclass(frozen=True)
+class MatMul(Kernel):
+    """The matmul op with its backends, as a plugin node."""
+
+    op: ClassVar[Op] = OP
+    backends: tuple[str, ...] = ("xla",)

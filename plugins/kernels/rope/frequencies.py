@@ -1,0 +1,157 @@
+"""What a model's config.json says about rotary embedding, as inverse frequencies and a concentration.
+
+Configs spell it in two ways: transformers 4 has `rope_theta` and `rope_scaling` (null, or a mapping whose type is
+`rope_type` or, older, `type`; Gemma 3 adds `rope_local_base_freq` for its sliding layers), transformers 5 has
+`rope_parameters`, one mapping or one for each layer type. The arithmetic is float32 where transformers' is, so that
+angles at long positions agree with its.
+
+Sources: transformers 5.23, modeling_rope_utils.py; YaRN, arXiv 2309.00071, section 3; Llama 3.1's
+apply_scaling in meta-llama/llama-models.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from pipeline.errors import SourceError, did_you_mean
+
+DEFAULT_THETA: Final = 10_000.0  # arXiv 2104.09864, section 3.3; what transformers takes where a config names none
+F32 = np.float32
+
+
+def frequencies(config: Mapping[str, Any], head_dim: int, layer_type: str | None = None) -> tuple[Any, float]:
+    """(float32 `[R / 2]` inverse frequencies, concentration) of the layers of a model.
+
+    Args:
+        config: a config.json.
+        head_dim: dims of a head; R is that, or the part of it that `partial_rotary_factor` says.
+        layer_type: "sliding_attention", say, for a model whose kinds of layers differ.
+
+    Raises:
+        SourceError: the config names an unknown type, or lacks a number that its type needs.
+    """
+    rope = parameters(config, layer_type)
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind not in KINDS:
+        raise SourceError(f"config.json: rope type {kind!r} is unknown{did_you_mean(str(kind), KINDS)}")
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    dims = int(head_dim * (1.0 if part is None else part))
+    if dims < 2 or dims % 2:
+        raise SourceError(f"config.json: rope rotates pairs of dims, and {dims} of {head_dim} are to be rotated")
+    return KINDS[kind](Rope(config, rope, kind), dims)
+
+
+def parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
+    """The parameters of one kind of layers, as transformers 5 spells them."""
+    rope = config.get("rope_parameters")
+    theta = config.get("rope_theta")
+    if rope is None:
+        local = config.get("rope_local_base_freq")
+        if layer_type == "sliding_attention" and local is not None:
+            return {"rope_type": "default", "rope_theta": local}
+        rope = config.get("rope_scaling") or {}
+    elif any(isinstance(value, Mapping) for value in rope.values()):
+        kinds = [name for name, value in rope.items() if isinstance(value, Mapping)]
+        if layer_type not in kinds:
+            raise SourceError(
+                f"config.json: rope_parameters has nothing for layer type {layer_type!r}"
+                f"{did_you_mean(layer_type or '', kinds)}"
+            )
+        rope = rope[layer_type]
+    found = dict(rope)
+    if found.get("rope_theta") is None:
+        found["rope_theta"] = DEFAULT_THETA if theta is None else theta
+    return found
+
+
+class Rope:
+    """The numbers of one mapping, with errors that name what is missing."""
+
+    def __init__(self, config: Mapping[str, Any], rope: Mapping[str, Any], kind: str):
+        self.config, self.rope, self.kind = config, rope, kind
+
+    def __call__(self, name: str) -> float:
+        value = self.rope.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SourceError(f"config.json: rope type {self.kind!r} needs the number {name!r}, got {value!r}")
+        return value
+
+    def get(self, name: str, default: Any = None) -> Any:
+        value = self.rope.get(name)
+        return default if value is None else value
+
+    @property
+    def original_context(self) -> float:
+        """Positions that the model was pretrained on."""
+        beside = self.config.get("original_max_position_embeddings")  # Phi 3 has it outside, and it goes first there
+        found = self.get("original_max_position_embeddings") if beside is None else beside
+        found = self.config.get("max_position_embeddings") if found is None else found
+        if found is None:
+            raise SourceError(f"config.json: rope type {self.kind!r} needs 'original_max_position_embeddings'")
+        return float(found)
+
+
+def _powers(rope: Rope, dims: int) -> Any:
+    """float32 theta^(2i / R): float32 exponents; NumPy's own float32 power is an ulp off where torch's is not."""
+    exponents = np.arange(0, dims, 2).astype(F32) / F32(dims)
+    return np.power(float(rope("rope_theta")), exponents.astype(np.float64)).astype(F32)
+
+
+def _default(rope: Rope, dims: int) -> tuple[Any, float]:
+    return F32(1) / _powers(rope, dims), 1.0
+
+
+def _linear(rope: Rope, dims: int) -> tuple[Any, float]:
+    return F32(1) / _powers(rope, dims) / F32(rope("factor")), 1.0
+
+
+def _llama3(rope: Rope, dims: int) -> tuple[Any, float]:
+    inv_freq = F32(1) / _powers(rope, dims)
+    factor, low, high = F32(rope("factor")), rope("low_freq_factor"), rope("high_freq_factor")
+    context = rope.original_context
+    wavelength = F32(2 * math.pi) * (F32(1) / inv_freq)  # a number by a tensor is that in torch, and rounds twice
+    smooth = (F32(context) * (F32(1) / wavelength) - F32(low)) / F32(high - low)
+    between = (F32(1) - smooth) * inv_freq / factor + smooth * inv_freq
+    slow = np.where(wavelength > F32(context / low), inv_freq / factor, between)
+    return np.where(wavelength < F32(context / high), inv_freq, slow), 1.0
+
+
+def _yarn(rope: Rope, dims: int) -> tuple[Any, float]:
+    context, theta = rope.original_context, rope("rope_theta")
+    factor = rope.get("factor")
+    if factor is None:  # DeepSeek's configs name both contexts instead
+        factor = float(rope.config.get("max_position_embeddings", context)) / context
+
+    def dim_of(rotations: float) -> float:
+        """The (fractional) pair whose frequency turns that often within the original context."""
+        return dims * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dim_of(rope.get("beta_fast", 32)), dim_of(rope.get("beta_slow", 1))
+    if rope.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    high = high + 0.001 if low == high else high
+    powers = _powers(rope, dims)
+    ramp = np.clip((np.arange(dims // 2, dtype=F32) - F32(low)) / F32(high - low), F32(0), F32(1))
+    kept = F32(1) - ramp
+    inv_freq = F32(1) / (F32(factor) * powers) * (F32(1) - kept) + F32(1) / powers * kept
+    return inv_freq, _yarn_concentration(rope, factor)
+
+
+def _yarn_concentration(rope: Rope, factor: float) -> float:
+    given = rope.get("attention_factor")
+    if given is not None:
+        return float(given)
+
+    def mscale(by: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
+
+    top, bottom = rope.get("mscale"), rope.get("mscale_all_dim")
+    return mscale(top) / mscale(bottom) if top and bottom else mscale(1.0)
+
+
+KINDS: Final[dict[str, Callable[[Rope, int], tuple[Any, float]]]] = {
+    "default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
+}  # fmt: skip
