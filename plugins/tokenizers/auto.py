@@ -1,0 +1,44 @@
+"""The node `tokenizer` of the config: which tokenizer a run uses."""
+
+from dataclasses import dataclass
+
+from pipeline.stage import Checkpoint
+from plugins.tokenizers.load import Kind, load_tokenizer
+from plugins.tokenizers.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class Auto:
+    """The tokenizer that came with the checkpoint.
+
+    Attributes:
+        kind: the library to use: auto (by the files), tokenizers, tiktoken or sentencepiece.
+        encoding: for lines of ranks whose number does not tell: o200k_harmony, llama3 or qwen.
+        vocabulary: folder with o200k_base.tiktoken, which gpt-oss's original release needs; null: the folder that
+            TIKTOKEN_ENCODINGS_BASE or TIKTOKEN_CACHE_DIR names.
+        chat_template: a file to use instead of the checkpoint's template, or the name of one of its own; null: its
+            default.
+    """
+
+    kind: Kind = "auto"
+    encoding: str | None = None
+    vocabulary: str | None = None
+    chat_template: str | None = None
+
+    def load(self, checkpoint: Checkpoint) -> Tokenizer:
+        """
+        Raises:
+            SourceError: the checkpoint has no tokenizer, or a malformed one; files are named.
+            ConfigError: an option that does not exist.
+        """
+        folder = checkpoint.inputs[0].path.parent if checkpoint.inputs else None
+        origin = f"{folder} ({checkpoint.origin})" if folder else checkpoint.origin
+        return load_tokenizer(
+            checkpoint.files,
+            checkpoint.config,
+            origin,
+            kind=self.kind,
+            encoding=self.encoding,
+            vocabulary=self.vocabulary,
+            chat_template=self.chat_template,
+        )

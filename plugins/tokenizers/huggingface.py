@@ -1,0 +1,159 @@
+"""tokenizer.json, run by the `tokenizers` package: what nearly every published checkpoint has."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from pipeline.errors import SourceError
+from plugins.tokenizers.companions import Companions
+from plugins.tokenizers.settings import Settings
+from plugins.tokenizers.streams import ByteStream, WindowStream
+from plugins.tokenizers.tokenizer import Stream
+
+FILE = "tokenizer.json"
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+# Decoders whose output for a token depends on nothing but the tokens right before it, so that it can be streamed.
+LOCAL = ("Metaspace", "ByteFallback", "Fuse", "Strip", "Replace", "WordPiece", "BPEDecoder")
+
+
+class HuggingFace:
+    """See `loaded.Backend`."""
+
+    bos: int | None = None  # tokenizer.json names no token's purpose
+    ends: tuple[int, ...] = ()
+
+    def __init__(self, files: Companions, settings: Settings):
+        """
+        Raises:
+            SourceError: tokenizer.json is malformed, or does not agree with tokenizer_config.json.
+        """
+        import tokenizers
+
+        self._where = files.where(FILE)
+        raw = files.read(FILE)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+        except Exception as why:  # the package raises nothing narrower
+            raise SourceError(f"{self._where}: not a tokenizer: {why}") from None
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._add(settings)
+        _post_process(self._tokenizer, settings)
+        added = self._tokenizer.get_added_tokens_decoder()
+        self.special = frozenset(i for i, t in added.items() if t.special)
+        self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._decoders = _flat(json.loads(raw).get("decoder"))
+
+    def _add(self, settings: Settings) -> None:
+        """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has as words."""
+        from tokenizers import AddedToken
+
+        known = {t.content for t in self._tokenizer.get_added_tokens_decoder().values()}
+        for token in settings.added:
+            if token.text in known:
+                continue
+            self._tokenizer.add_tokens(
+                [
+                    AddedToken(
+                        token.text, special=token.special, normalized=False, lstrip=token.lstrip, rstrip=token.rstrip
+                    )
+                ]
+            )
+            if (got := self._tokenizer.token_to_id(token.text)) != token.id:
+                raise SourceError(
+                    f"{settings.where}: token {token.text!r} should have id {token.id}, {self._where} makes it {got}"
+                )
+        special = [t for t in dict.fromkeys((*settings.named.values(), *settings.extra)) if t not in known]
+        words = [t for t in special if self._tokenizer.token_to_id(t) is not None]
+        self._tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in words])
+
+    def encode(self, text: str, special: bool, plain: bool) -> list[int]:
+        tokenizer = self._blind if plain else self._tokenizer
+        return list(tokenizer.encode(text, add_special_tokens=special).ids)
+
+    @cached_property
+    def _blind(self) -> Any:
+        """A second tokenizer that finds no special token in text; the setting is the tokenizer's, not the call's."""
+        import tokenizers
+
+        blind = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        blind.encode_special_tokens = True
+        return blind
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+
+    def stream(self, skip_special: bool) -> Stream:
+        """
+        Raises:
+            SourceError: a decoder that cannot be streamed.
+        """
+        kinds = [d.get("type") for d in self._decoders]
+        if kinds and set(kinds) == {"ByteLevel"}:
+            left_out = self.special if skip_special else frozenset()
+            return ByteStream(lambda token: b"" if token in left_out else self._bytes_of(token))
+        for decoder in self._decoders:
+            if decoder.get("type") not in LOCAL or decoder.get("stop", 0):
+                raise SourceError(
+                    f"{self._where}: text cannot be streamed through the decoder {json.dumps(decoder)} "
+                    f"(allowed: ByteLevel alone, or any of {', '.join(LOCAL)}); decode whole generations instead"
+                )
+        falls_back = "ByteFallback" in kinds
+        return WindowStream(
+            lambda ids: self.decode(ids, skip_special),
+            lambda token: falls_back and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None,
+        )
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
+
+    def _bytes_of(self, token: int) -> bytes:
+        """As the ByteLevel decoder has it: an added token is text when one of its characters stands for no byte."""
+        spelled = self._tokenizer.id_to_token(token)
+        if spelled is None:
+            return b""
+        values = [_BYTE_OF.get(c) for c in spelled]
+        return spelled.encode() if None in values else bytes(v for v in values if v is not None)
+
+
+def _flat(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    if decoder is None:
+        return []
+    if decoder.get("type") == "Sequence":
+        return [d for inner in decoder.get("decoders") or () for d in _flat(inner)]
+    return [decoder]
+
+
+def _post_process(tokenizer: Any, settings: Settings) -> None:
+    """add_bos_token and add_eos_token of tokenizer_config.json go before tokenizer.json, as in transformers 5."""
+    from tokenizers import processors
+
+    if not {"add_bos_token", "add_eos_token"} & {k for k, v in settings.about.items() if v is not None}:
+        return
+    around = [
+        settings.named[name] if settings.about.get(f"add_{name}") and name in settings.named else None
+        for name in ("bos_token", "eos_token")
+    ]
+    if missing := [t for t in around if t is not None and tokenizer.token_to_id(t) is None]:
+        raise SourceError(f"{settings.where}: {missing[0]!r} is to be added, but the vocabulary does not have it")
+    before, after = around
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=[*([before] if before else []), "$A", *([after] if after else [])],
+        special_tokens=[(t, tokenizer.token_to_id(t)) for t in dict.fromkeys(t for t in around if t is not None)],
+    )
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The character that stands for each byte in byte-level vocabularies: GPT-2's `bytes_to_unicode`, turned round.
+
+    Printable bytes of Latin-1 stand for themselves, the others for U+0100 and up, in order.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(0x100 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()

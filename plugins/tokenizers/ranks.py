@@ -1,0 +1,199 @@
+"""Vocabularies of byte strings with ranks, run by the `tiktoken` package.
+
+Three files hold them: `*.tiktoken` and Llama 3's tokenizer.model are lines of base64 and rank; Mistral's tekken.json is
+a JSON object that has the splitting pattern and the special tokens too. gpt-oss's original release has no such file at
+all, because its vocabulary is one that tiktoken knows by name: `vocabulary` says where a copy of it lies. Nothing is
+ever downloaded here.
+"""
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, SourceError, did_you_mean
+from plugins.tokenizers.companions import Companions
+from plugins.tokenizers.encodings import (
+    ENCODINGS,
+    HARMONY_CACHED,
+    HARMONY_SHA256,
+    HARMONY_VOCABULARY,
+    Encoding,
+)
+from plugins.tokenizers.settings import Settings
+from plugins.tokenizers.streams import ByteStream
+from plugins.tokenizers.tokenizer import Stream
+
+LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
+TEKKEN = "tekken.json"
+# The variables by which openai-harmony and tiktoken find a local copy; in this order.
+VARIABLES = ("TIKTOKEN_ENCODINGS_BASE", "TIKTOKEN_CACHE_DIR")
+
+
+def is_ranks(head: bytes) -> bool:
+    """Whether a file that begins so is lines of base64 and rank (a sentencepiece model is binary)."""
+    return LINE.match(head) is not None
+
+
+class Ranks:
+    """See `loaded.Backend`."""
+
+    def __init__(self, name: str, ranks: Mapping[bytes, int], known: Encoding, settings: Settings):
+        """
+        Args:
+            name: for people.
+            ranks: the byte strings and their ids.
+            known: splitting, special tokens, what begins and ends.
+            settings: tokens of tokenizer_config.json take the places of `known`'s.
+        """
+        import tiktoken
+
+        special = {t: i for t, i in known.special.items() if i not in {a.id for a in settings.added}}
+        special |= {a.text: a.id for a in settings.added if a.id is not None}
+        self._encoding = tiktoken.Encoding(
+            name, pat_str=known.pattern, mergeable_ranks=dict(ranks), special_tokens=special
+        )
+        self._special_ids = special
+        kept = {a.id for a in settings.added if not a.special}
+        self.special = frozenset(special.values()) - kept
+        self._bytes = {i: b for b, i in ranks.items()} | {i: t.encode() for t, i in special.items()}
+        self.vocab_size = 1 + max(self._bytes)
+        self.ends = tuple(special[t] for t in known.ends if t in special)
+        named = settings.named.get("bos_token", None if "bos_token" in settings.about else known.bos)
+        self.bos = special.get(named) if named is not None else None
+        self._before = (
+            [self.bos] if settings.about.get("add_bos_token", known.adds_bos) and self.bos is not None else []
+        )
+        end = self.id_of(settings.named.get("eos_token", ""))
+        self._after = [end] if settings.about.get("add_eos_token") and end is not None else []
+
+    def encode(self, text: str, special: bool, plain: bool) -> list[int]:
+        ids = self._encoding.encode_ordinary(text) if plain else self._encoding.encode(text, allowed_special="all")
+        return [*self._before, *ids, *self._after] if special else ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool) -> str:
+        return b"".join(self._bytes_of(i, skip_special) for i in ids).decode("utf-8", errors="replace")
+
+    def stream(self, skip_special: bool) -> Stream:
+        return ByteStream(lambda token: self._bytes_of(token, skip_special))
+
+    def id_of(self, token: str) -> int | None:
+        if token in self._special_ids:
+            return self._special_ids[token]
+        try:
+            return int(self._encoding.encode_single_token(token))
+        except KeyError:
+            return None
+
+    def _bytes_of(self, token: int, skip_special: bool) -> bytes:
+        return b"" if skip_special and token in self.special else self._bytes.get(token, b"")
+
+
+def from_lines(files: Companions, name: str, settings: Settings, encoding: str | None) -> Ranks:
+    """Lines of base64 and rank.
+
+    Args:
+        encoding: one of `ENCODINGS`; None: by the number of ranks.
+
+    Raises:
+        SourceError: a malformed line, or as many ranks as no encoding has.
+        ConfigError: there is no such encoding.
+    """
+    where = files.where(name)
+    return _ranks(where, files.read(name), settings, encoding)
+
+
+def harmony(settings: Settings, vocabulary: str | None, looked_for: str) -> Ranks:
+    """o200k_harmony from the folder `vocabulary`, or from that of the first of `VARIABLES` that is set.
+
+    Raises:
+        SourceError: no folder is given, the file is not there, or its SHA-256 is not that of the vocabulary.
+    """
+    given = [("tokenizer.vocabulary", vocabulary), *((v, os.environ.get(v)) for v in VARIABLES)]
+    folder = next(((n, Path(f).expanduser()) for n, f in given if f), None)
+    if folder is None:
+        raise SourceError(
+            f"{looked_for}; gpt-oss's original release needs the vocabulary o200k_harmony beside it: let "
+            f"tokenizer.vocabulary (or {' or '.join(VARIABLES)}) name a folder with {HARMONY_VOCABULARY}"
+        )
+    option, at = folder
+    path = next((at / n for n in (HARMONY_VOCABULARY, HARMONY_CACHED) if (at / n).is_file()), None)
+    if path is None:
+        raise SourceError(f"{option}={at}: holds neither {HARMONY_VOCABULARY} nor {HARMONY_CACHED} (tiktoken's cache)")
+    raw = path.read_bytes()
+    if (found := hashlib.sha256(raw).hexdigest()) != HARMONY_SHA256:
+        raise SourceError(f"{path}: not the vocabulary of o200k_harmony: SHA-256 is {found}, not {HARMONY_SHA256}")
+    return _ranks(str(path), raw, settings, "o200k_harmony")
+
+
+def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> Ranks:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(raw.splitlines(), 1):
+        if not line:
+            continue
+        try:
+            spelled, rank = line.split()
+            ranks[base64.b64decode(spelled, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise SourceError(f"{where}, line {number}: base64 and a rank are expected, found {line[:40]!r}") from None
+    if encoding is None:
+        encoding = next((n for n, e in ENCODINGS.items() if e.ranks == len(ranks)), None)
+        if encoding is None:
+            counts = ", ".join(f"{n} {e.ranks}" for n, e in ENCODINGS.items())
+            raise SourceError(
+                f"{where}: has {len(ranks)} ranks, as no known encoding does ({counts}); tokenizer.encoding=NAME says "
+                "which of them splits its text"
+            )
+    elif encoding not in ENCODINGS:
+        raise ConfigError(f"tokenizer.encoding={encoding!r}: no such encoding{did_you_mean(encoding, ENCODINGS)}")
+    if not ranks:
+        raise SourceError(f"{where}: holds no ranks")
+    return Ranks(encoding, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
+
+
+def _moved(known: Encoding, ranks: int) -> Encoding:
+    """Special tokens follow the ranks, however many there are: another project's vocabulary split in a known way."""
+    by = ranks - known.ranks
+    special = {t: i + by for t, i in known.special.items()}
+    return Encoding(known.pattern, ranks, special, known.bos, known.adds_bos, known.ends)
+
+
+def from_tekken(files: Companions, settings: Settings) -> Ranks:
+    """Mistral's tekken.json (mistral-common, tokens/tokenizers/tekken.py): special tokens first, then as many of the
+    byte strings as fit into `default_vocab_size`.
+
+    Raises:
+        SourceError: a field is missing or of the wrong type.
+    """
+    where, found = files.where(TEKKEN), files.json(TEKKEN)
+    try:
+        config: Mapping[str, Any] = found["config"]
+        first = int(config["default_num_special_tokens"])
+        count = int(config["default_vocab_size"]) - first
+        ranks = {base64.b64decode(e["token_bytes"], validate=True): first + e["rank"] for e in found["vocab"][:count]}
+        listed = found.get("special_tokens")
+        special = {e["token_str"]: e["rank"] for e in listed} if listed else dict(_TEKKEN_SPECIAL)
+        pattern = str(config["pattern"])
+    except (KeyError, TypeError, ValueError) as why:
+        raise SourceError(f"{where}: not a tekken vocabulary: {type(why).__name__} {why}") from None
+    taken = set(special.values())
+    special |= {f"<SPECIAL_{i}>": i for i in range(first) if i not in taken}
+    known = Encoding(pattern, len(ranks), special, "<s>", True, ("</s>",))
+    return Ranks(TEKKEN, ranks, known, settings)
+
+
+# The special tokens of a tekken.json that lists none: mistral-common, tokens/tokenizers/tekken.py.
+_TEKKEN_SPECIAL = {
+    token: rank
+    for rank, token in enumerate(
+        (
+            *("<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+            *("[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]"),
+            *("[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+        )
+    )
+}
