@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # OCP MX v1.0, table 5
+WIDTHS = {"e2m1": 4, "nf4": 4, "e2m3": 6, "e3m2": 6, "e4m3": 8, "e5m2": 8}  # of integers it is in the name
 # QLoRA (arXiv 2305.14314), appendix E, as fp32.
 NF4 = np.array(
     [
@@ -39,7 +40,7 @@ def element(kind: str, code: int) -> float:
 
 def codes(q: Any) -> Any:
     """The codes of a QTensor one by one, [..., n]: element i is bits i · width and up of its row's byte stream."""
-    width = int(q.scheme.element[-1]) if "int" in q.scheme.element else 8 if q.scheme.element == "e4m3" else 4
+    width = WIDTHS.get(q.scheme.element) or int(q.scheme.element[-1])
     bits = np.unpackbits(np.ascontiguousarray(q.codes), axis=-1, bitorder="little")
     each = bits.reshape(*bits.shape[:-1], -1, width).astype(np.int64)
     return (each << np.arange(width)).sum(-1)
@@ -68,3 +69,34 @@ def dequantize(q: Any) -> Any:
     if s.second is not None:
         out = out / q.second.astype(np.float64) if s.second == "inverse_f32" else out * q.second.astype(np.float64)
     return out
+
+
+def dequantize_float32(q: Any, values: Any, table: Any = None) -> Any:
+    """float32 values of a QTensor [..., out, in], an operation at a time as the `dequantize` op promises.
+
+    Args:
+        values: float64 value of every code of the element.
+        table: bitsandbytes' dynamic map, for scales that are quantized themselves.
+    """
+    s, found = q.scheme, values.astype(np.float32)[codes(q)]
+    rows, columns = found.shape[-2:]
+
+    def spread(a: Any) -> Any:
+        a = np.repeat(np.repeat(a, s.block_rows or rows, -2), s.block_elems or columns, -1)
+        return a[..., :rows, :columns].astype(np.float32)
+
+    with np.errstate(all="ignore"):
+        if s.scale == "e8m0":  # exact, then rounded once
+            power = np.where(q.scales == 255, np.nan, np.ldexp(1.0, q.scales.astype(np.int64) - 127))
+            wide = np.repeat(np.repeat(power, s.block_rows or rows, -2), s.block_elems or columns, -1)
+            return (values[codes(q)] * wide[..., :rows, :columns]).astype(np.float32)
+        scales = q.scales.astype(np.float32)
+        if s.second == "dynamic8":
+            each = np.repeat(q.second[:-1], 256)[: q.scales.size].reshape(q.scales.shape)
+            scales = table.astype(np.float32)[q.scales] * each + q.second[-1]
+        elif s.second is not None:
+            scales = scales / q.second if s.second == "inverse_f32" else scales * q.second
+        if s.zero == "int":
+            found = found - spread(q.zeros)
+        found = found * spread(scales)
+        return found + spread(q.zeros) if s.zero == "min_f16" else found
