@@ -87,9 +87,10 @@ def test_an_unknown_splitter_is_refused_or_named(tiny):
 
 
 def test_an_unknown_model_is_refused(tiny):
-    for model in ({"type": "Unigram"}, {**tiny["model"], "byte_fallback": True}):
-        _, problems = tokenizer_kv(config_with({**tiny, "model": model}), None)
-        assert "byte-level BPE is what can be written" in str(problems[0])
+    _, problems = tokenizer_kv(config_with({**tiny, "model": {"type": "Unigram"}}), None)
+    assert "model 'Unigram'; BPE is what can be written" in str(problems[0])
+    _, problems = tokenizer_kv(config_with({**tiny, "model": {**tiny["model"], "byte_fallback": True}}), None)
+    assert "are not SentencePiece's" in str(problems[0])
 
 
 def test_rows_without_a_token(tiny):

@@ -15,6 +15,9 @@ from pipeline.formats import PEEKED, Binding, Bound, Packing, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv
+from plugins.formats.dialects.gguf_general import METADATA
+from plugins.formats.dialects.gguf_general import from_kv as metadata_file
+from plugins.formats.dialects.gguf_general import to_kv as kept_metadata
 from plugins.formats.dialects.gguf_table import ARCHS, Arch, Entry, entries
 from plugins.formats.dialects.gguf_tokenizer import GENERATION, TAKES, from_kv, tokenizer_kv
 from plugins.formats.gguf_packing import Ggml, OfStack, PerMatrix
@@ -39,7 +42,7 @@ class Gguf:
 
     companions: ClassVar[tuple[str, ...]] = ()
     peeks: ClassVar[tuple[str, ...]] = (ROPE_FREQS, "*_exps.scale")
-    takes: ClassVar[tuple[str, ...]] = TAKES
+    takes: ClassVar[tuple[str, ...]] = (*TAKES, METADATA)
 
     pre: str | None = None
 
@@ -48,7 +51,7 @@ class Gguf:
         return KEY in config
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
-        """See `Dialect.decode`. config.json and the tokenizer's files are made from the metadata."""
+        """See `Dialect.decode`. config.json, the tokenizer's files and `METADATA` are made from the metadata."""
         given = config[KEY]
         kv, types = given["kv"], given["types"]
         name = kv.get("general.architecture", ("", None))[1]
@@ -77,7 +80,7 @@ class Gguf:
         kind = "/".join(kv[k][1] for k in ("tokenizer.ggml.model", "tokenizer.ggml.pre") if k in kv)
         if not files and kind not in ("", "none", "no_vocab"):
             notes.append(f"tokenizer {kind} left out")
-        return Binding(tensors, dict(leaves), made, ignored, files=files, notes=tuple(notes))
+        return Binding(tensors, dict(leaves), made, ignored, files=files | metadata_file(kv), notes=tuple(notes))
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Everything goes into the GGUF file: no config.json and no tokenizer beside it."""
@@ -103,10 +106,11 @@ class Gguf:
             hint = did_you_mean(name, names) if i < MOST_HINTS else ""
             problems.append(Problem(name, f"{arch.name} in GGUF has no such tensor{hint}"))
         tokenizer, more = tokenizer_kv(config, self.pre)
-        problems += more
+        kept, wrong = kept_metadata(config)
+        problems += [*more, *wrong]
         if problems:
             raise PlanError(problems)
-        kv = {**_general(arch, bound, config), **settings, **tokenizer}
+        kv = {**_general(arch, bound, config), **kept, **settings, **tokenizer}
         leaves, constants = stored_leaves(bound), {}
         if factors is not None:
             leaves = {ROPE_FREQS: TensorSpec(factors.shape, "F32"), **leaves}
@@ -117,7 +121,7 @@ class Gguf:
             {},
             constants=constants,
             metadata={KEY: {"kv": kv, "types": types}},
-            drop=(*TAKES, GENERATION, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
+            drop=(*self.takes, GENERATION, "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt"),
         )
 
 

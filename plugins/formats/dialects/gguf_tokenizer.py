@@ -1,8 +1,9 @@
 """The tokenizer inside a GGUF file, and the tokenizer files of Hugging Face: each made from the other.
 
-Byte-level BPE only (`tokenizer.ggml.model` is `gpt2`): vocabulary and merges are the same lists on both sides. How text
-is split before merging is a name in GGUF (`tokenizer.ggml.pre`) and a program in tokenizer.json, so it takes a table;
-what the table does not know is refused, because a tokenizer that splits otherwise runs and is wrong.
+Byte-level BPE (`tokenizer.ggml.model` is `gpt2`): vocabulary and merges are the same lists on both sides. How text is
+split before merging is a name in GGUF (`tokenizer.ggml.pre`) and a program in tokenizer.json, so it takes a table; what
+the table does not know is refused, because a tokenizer that splits otherwise runs and is wrong. SentencePiece (`llama`)
+is in `gguf_sentencepiece`.
 """
 
 import json
@@ -10,11 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import Problem
+from plugins.formats.dialects import gguf_sentencepiece as sentencepiece
+from plugins.formats.dialects.gguf_sentencepiece import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GENERATION = "generation_config.json"
 TAKES = (TOKENIZER, CONFIG, TEMPLATE)
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # gguf.TokenType
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -59,33 +61,78 @@ SAME = {
     "llama-v3": "llama-bpe",
     "gpt2": "gpt-2",
 }  # other names of a splitter
+# Tokens that end a turn, if the chat template writes them: llama.cpp stops there too (llama_vocab::impl::load).
+ENDS_OF_TURN = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
+)
+ADDS_BOS = frozenset(("llama-bpe", "llama3", "llama-v3"))
 
 
 def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json and generation_config.json; nothing for a tokenizer of another kind."""
     get = {k.removeprefix("tokenizer.ggml."): v for k, (_, v) in kv.items() if k.startswith("tokenizer.ggml.")}
-    pre = SAME.get(get.get("pre", "default"), get.get("pre", "default"))
-    tokens, merges = get.get("tokens"), get.get("merges")
-    if get.get("model") != "gpt2" or pre not in SPLITTERS or not tokens or merges is None:
+    tokens, pieces = get.get("tokens") or [], get.get("model") == "llama"
+    made = sentencepiece.body(get) if pieces and tokens else _byte_level_body(get)
+    if not made:
         return {}
     kinds = get.get("token_type") or [NORMAL] * len(tokens)
+    # SentencePiece looks for them after it has spelled spaces as ▁, which a tokenizer.json without a prefix can do too.
+    spelled = pieces and not get.get("add_space_prefix", True)
     added = [
-        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-        | {"special": kind == CONTROL}
+        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
+        | {"normalized": kind == USER_DEFINED and spelled, "special": kind != USER_DEFINED}
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
-        if kind in (CONTROL, USER_DEFINED)
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
     ]
     ids = {name: get[f"{name}_token_id"] for name in SPECIAL if f"{name}_token_id" in get}
     named = {SPECIAL[name]: tokens[i] for name, i in ids.items() if 0 <= i < len(tokens)}
-    bos = named.get("bos_token") if get.get("add_bos_token", pre == "llama-bpe") else None
+    # llama_vocab::impl::load: what is added where the file does not say.
+    adds_bos = get.get("add_bos_token", pieces or get.get("pre") in ADDS_BOS)
+    bos = (named["bos_token"], ids["bos"]) if adds_bos and "bos_token" in named else None
+    eos = (named["eos_token"], ids["eos"]) if get.get("add_eos_token") and "eos_token" in named else None
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
+        "normalizer": made["normalizer"],
+        "pre_tokenizer": made["pre_tokenizer"],
+        "post_processor": _template(bos, eos) if bos or eos else None if pieces else byte_level(True),
+        "decoder": made["decoder"],
+        "model": made["model"],
+    }
+    about: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        "clean_up_tokenization_spaces": False,
+    }
+    about["model_max_length"] = config["max_position_embeddings"]
+    template = kv.get("tokenizer.chat_template", ("", ""))[1]
+    if template:
+        about["chat_template"] = template
+    generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
+    turns = [
+        i for i, t in enumerate(tokens) if t in ENDS_OF_TURN and t in template and i != generation.get("eos_token_id")
+    ]
+    if turns and "eos_token_id" in generation:
+        generation["eos_token_id"] = [generation["eos_token_id"], *turns]
+    return {
+        TOKENIZER: json.dumps(tokenizer, ensure_ascii=False).encode(),
+        CONFIG: _json(about),
+        GENERATION: _json(generation),
+    }
+
+
+def _byte_level_body(get: Mapping[str, Any]) -> dict[str, Any]:
+    """normalizer, pre_tokenizer, decoder and model of tokenizer.json, {} for what is not known."""
+    pre = SAME.get(get.get("pre", "default"), get.get("pre", "default"))
+    tokens, merges = get.get("tokens"), get.get("merges")
+    if get.get("model") != "gpt2" or pre not in SPLITTERS or not tokens or merges is None:
+        return {}
+    kinds = get.get("token_type") or [NORMAL] * len(tokens)
+    return {
         "normalizer": NORMALIZERS.get(pre),
         "pre_tokenizer": SPLITTERS[pre],
-        "post_processor": _template(bos, ids.get("bos", 0)) if bos else byte_level(True),
         "decoder": {**byte_level(True), "add_prefix_space": True},
         "model": {
             "type": "BPE",
@@ -100,16 +147,6 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
             "merges": [merge.split(" ") for merge in merges],
         },
     }
-    about: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        **named,
-        "clean_up_tokenization_spaces": False,
-    }
-    about["model_max_length"] = config["max_position_embeddings"]
-    if "tokenizer.chat_template" in kv:
-        about["chat_template"] = kv["tokenizer.chat_template"][1]
-    generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
-    return {TOKENIZER: _json(tokenizer), CONFIG: _json(about), GENERATION: _json(generation)}
 
 
 def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, tuple[str, Any]], list[Problem]]:
@@ -123,36 +160,31 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
     if tokenizer is None:
         return {"tokenizer.ggml.model": ("string", "none")}, []
     model, about = tokenizer.get("model") or {}, config.get(CONFIG) or {}
-    if model.get("type") != "BPE" or model.get("byte_fallback") or not isinstance(model.get("vocab"), dict):
-        kind = f"{model.get('type')!r:.60}{' with byte_fallback' if model.get('byte_fallback') else ''}"
-        return {}, [Problem(TOKENIZER, f"model {kind}; byte-level BPE is what can be written to GGUF")]
-    problems = []
-    if pre is None:
-        pre = _splitter(tokenizer)
-        if pre is None:
-            text = (
-                f"its pre_tokenizer is none of those known ({', '.join(SPLITTERS)}); export.dialect.pre=NAME names it"
-            )
-            problems.append(Problem(TOKENIZER, text))
+    if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
+        text = f"model {model.get('type')!r:.60}; BPE is what can be written to GGUF, of bytes or of SentencePiece"
+        return {}, [Problem(TOKENIZER, text)]
     added = {t["id"]: t for t in tokenizer.get("added_tokens") or ()}
     by_id = {i: t for t, i in model["vocab"].items()} | {i: t["content"] for i, t in added.items()}
     size = config.get("vocab_size", max(by_id, default=-1) + 1)
+    problems = []
     if by_id and max(by_id) >= size:
         problems.append(Problem(TOKENIZER, f"has token {max(by_id)}, config.json's vocab_size is {size}"))
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(size)]  # what llama.cpp's conversion calls rows without a token
-    kinds = [
-        (CONTROL if added[i]["special"] else USER_DEFINED) if i in added else NORMAL if i in by_id else UNUSED
-        for i in range(size)
-    ]
-    merges = [m if isinstance(m, str) else " ".join(m) for m in model.get("merges") or ()]
-    kv: dict[str, tuple[str, Any]] = {
-        "tokenizer.ggml.model": ("string", "gpt2"),
-        "tokenizer.ggml.pre": ("string", pre),
-        "tokenizer.ggml.tokens": ("array:string", tokens),
-        "tokenizer.ggml.token_type": ("array:int32", kinds),
-    }
-    if merges:
-        kv["tokenizer.ggml.merges"] = ("array:string", merges)
+    if sentencepiece.is_sentencepiece(tokenizer):
+        prefix = sentencepiece.add_space_prefix(tokenizer)
+        if prefix is None:
+            text = "its normalizer and pre_tokenizer are not SentencePiece's (spaces spelled ▁, text not split)"
+            problems.append(Problem(TOKENIZER, text))
+        tokens, scores, kinds = sentencepiece.vocabulary(tokenizer, size)
+        kv: dict[str, tuple[str, Any]] = {
+            "tokenizer.ggml.model": ("string", "llama"),
+            "tokenizer.ggml.pre": ("string", "default"),
+            "tokenizer.ggml.tokens": ("array:string", tokens),
+            "tokenizer.ggml.scores": ("array:float32", scores),
+            "tokenizer.ggml.token_type": ("array:int32", kinds),
+            "tokenizer.ggml.add_space_prefix": ("bool", bool(prefix)),
+        }
+    else:
+        kv = _byte_level_kv(tokenizer, pre, by_id, size, problems)
     ids = {t: i for i, t in by_id.items()}
     for key, name in SPECIAL.items():
         token = about.get(name)
@@ -163,11 +195,37 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
             found = found[0] if found else None
         if type(found) is int:
             kv[f"tokenizer.ggml.{key}_token_id"] = ("uint32", found)
-    kv["tokenizer.ggml.add_bos_token"] = ("bool", _adds_bos(tokenizer, about))
+    for key, name, given in (("bos", "bos_token", 0), ("eos", "eos_token", -1)):
+        adds = _adds(tokenizer, about, key, given)
+        if adds or key == "bos":
+            kv[f"tokenizer.ggml.add_{name}"] = ("bool", adds)
     template = config.get(TEMPLATE) or about.get("chat_template")
     if isinstance(template, str) and template:
         kv["tokenizer.chat_template"] = ("string", template)
     return kv, problems
+
+
+def _byte_level_kv(
+    tokenizer: Mapping[str, Any], pre: str | None, by_id: Mapping[int, str], size: int, problems: list[Problem]
+) -> dict[str, tuple[str, Any]]:
+    pre = pre or _splitter(tokenizer)
+    if pre is None:
+        text = f"its pre_tokenizer is none of those known ({', '.join(SPLITTERS)}); export.dialect.pre=NAME names it"
+        problems.append(Problem(TOKENIZER, text))
+    added = {t["id"]: t for t in tokenizer.get("added_tokens") or ()}
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(size)]  # what llama.cpp's conversion calls rows without a token
+    kinds = [
+        (CONTROL if added[i]["special"] else USER_DEFINED) if i in added else NORMAL if i in by_id else UNUSED
+        for i in range(size)
+    ]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"].get("merges") or ()]
+    kv: dict[str, tuple[str, Any]] = {
+        "tokenizer.ggml.model": ("string", "gpt2"),
+        "tokenizer.ggml.pre": ("string", pre),
+        "tokenizer.ggml.tokens": ("array:string", tokens),
+        "tokenizer.ggml.token_type": ("array:int32", kinds),
+    }
+    return kv | ({"tokenizer.ggml.merges": ("array:string", merges)} if merges else {})
 
 
 def _splitter(tokenizer: Mapping[str, Any]) -> str | None:
@@ -187,19 +245,28 @@ def _essence(splitter: Any) -> Any:
     return [_essence(v) for v in splitter] if isinstance(splitter, list) else splitter
 
 
-def _adds_bos(tokenizer: Mapping[str, Any], about: Mapping[str, Any]) -> bool:
-    if isinstance(about.get("add_bos_token"), bool):
-        return bool(about["add_bos_token"])
+def _adds(tokenizer: Mapping[str, Any], about: Mapping[str, Any], end: str, at: int) -> bool:
+    """Whether a special token is put first (`at` 0) or last (-1)."""
+    if isinstance(about.get(f"add_{end}_token"), bool):
+        return bool(about[f"add_{end}_token"])
     post = tokenizer.get("post_processor") or {}
     steps = [s for p in (post, *post.get("processors", ())) for s in p.get("single", ())]
-    return bool(steps) and "SpecialToken" in steps[0]
+    return len(steps) > 1 and "SpecialToken" in steps[at]
 
 
-def _template(bos: str, bos_id: int) -> dict[str, Any]:
-    first = {"SpecialToken": {"id": bos, "type_id": 0}}
+def _template(first: tuple[str, int] | None, last: tuple[str, int] | None) -> dict[str, Any]:
+    """Texts with one token in front of them and one after them; (token, id) or None for neither."""
+
+    def special(end: tuple[str, int] | None, text: int) -> list[Any]:
+        return [] if end is None else [{"SpecialToken": {"id": end[0], "type_id": text}}]
+
     a, b = ({"Sequence": {"id": letter, "type_id": i}} for i, letter in enumerate("AB"))
-    special = {bos: {"id": bos, "ids": [bos_id], "tokens": [bos]}}
-    return {"type": "TemplateProcessing", "single": [first, a], "pair": [first, a, b], "special_tokens": special}
+    return {
+        "type": "TemplateProcessing",
+        "single": [*special(first, 0), a, *special(last, 0)],
+        "pair": [*special(first, 0), a, *special(last, 0), b, *special(last, 1)],
+        "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in filter(None, (first, last))},
+    }
 
 
 def _json(value: Any) -> bytes:
