@@ -112,17 +112,20 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
 
     from pipeline.report import Report
 
-    columns = ("job", "size", "smaller", "max abs", "RMSE", "SQNR", "time", "result")
+    more = [_figures(result) for _, result in rows]
+    extra = list(dict.fromkeys(name for figures in more for name in figures))
+    columns = ("job", "size", "smaller", "max abs", "RMSE", "SQNR", *extra, "time", "result")
     lines = []
-    for label, result in rows:
+    for (label, result), said in zip(rows, more, strict=True):
         if isinstance(result, Report):
             e = result.error
             figures = [f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB"] if e.count else ["–"] * 3
+            figures += [said.get(name, "–") for name in extra]
             done = "complete before" if result.reused else "done"
             size = [show_bytes(result.nbytes_out), f"{result.ratio:.2f}×"]
             lines.append([label, *size, *figures, f"{result.seconds:.1f} s", done])
         else:
-            lines.append([label, *["–"] * 6, f"failed: {str(result).splitlines()[0]}"])
+            lines.append([label, *["–"] * (len(columns) - 2), f"failed: {str(result).splitlines()[0]}"])
     table = Table(title="Sweep", title_justify="left")
     for column in columns:
         table.add_column(column, justify="left" if column in ("job", "result") else "right", overflow="fold")
@@ -133,12 +136,20 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     out(table, f"{folder}")
 
 
+def _figures(result: Any) -> dict[str, str]:
+    """What the results of a job's stages want to see compared."""
+    found: dict[str, str] = {}
+    for value in getattr(result, "results", {}).values():
+        found |= value.get("figures", {}) if isinstance(value, dict) else {}
+    return found
+
+
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from rich.table import Table
 
     from pipeline.report import group_of
-    from pipeline.stage import Checkpoint
+    from pipeline.stage import Checkpoint, Needs
 
     stages = Table(title="Stages", title_justify="left")
     for column in ("stage", "takes", "gives", "what"):
@@ -148,6 +159,8 @@ def plan_tables(plan: Any) -> list[Any]:
         gives = getattr(node.gives, "__name__", str(node.gives))
         origin = getattr(node.result, "origin", "") if not node.inputs else ""
         what = origin or ("in one task" if node.eager else "lazy view")
+        if isinstance(node.result, Needs):
+            what = f"in one task, {show_bytes(node.result.device_nbytes)} on the device"
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"
@@ -196,7 +209,7 @@ def plan_tables(plan: Any) -> list[Any]:
         m = plan.memory
         found.append(
             f"peak memory {show_bytes(m.peak)} of {show_bytes(m.bound)}: {show_bytes(m.base)} for the processes, "
-            f"{m.tasks} × {show_bytes(m.task)} for tasks"
+            f"{m.tasks} × {show_bytes(m.task)} for tasks{f', {show_bytes(m.model)} to run models' if m.model else ''}"
         )
     return found
 

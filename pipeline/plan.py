@@ -104,16 +104,18 @@ class MemoryPlan:
         task: the hungriest task.
         tasks: how many run at once.
         bound: `dask.memory`.
+        model: running models takes, one at a time.
     """
 
     base: int
     task: int
     tasks: int
     bound: int
+    model: int = 0
 
     @property
     def peak(self) -> int:
-        return self.base + self.task * self.tasks
+        return self.base + self.task * self.tasks + self.model
 
 
 def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:

@@ -126,6 +126,8 @@ def build_report(
             row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
             for key in ("seconds", "nbytes_in", "nbytes_out"):
                 row[key] += tally[key]
+        if "digest" not in record:  # a stage in one task, which read again what chunks have measured
+            record = {**record, "errors": {n: e for n, e in record["errors"].items() if n not in errors}}
         for name, sums in record["errors"].items():
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
         backends |= {tuple(b) for b in record["backends"]}
@@ -268,7 +270,8 @@ def tables(report: Report) -> list[Any]:
             sqnr = "exact" if row["sqnr_db"] is None else f"{row['sqnr_db']:.2f} dB"
             error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
         found.append(error_table)
-    found += [_result_table(name, value) for name, value in report.results.items()]
+    for name, value in report.results.items():
+        found += _tables_of(value) or [_result_table(name, value)]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(
@@ -277,6 +280,30 @@ def tables(report: Report) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def _tables_of(value: Any) -> list[Any]:
+    """The tables that a result brings along."""
+    from rich.table import Table as RichTable
+
+    found = []
+    for table in value.get("tables", ()) if isinstance(value, Mapping) else ():
+        if isinstance(table, Mapping) and {"title", "columns", "rows"} <= set(table):
+            drawn = RichTable(title=table["title"], title_justify="left", show_header=any(table["columns"]))
+            for i, column in enumerate(table["columns"]):
+                numeric = all(re.match(r"[-+]?\d", str(row[i])) for row in table["rows"]) and any(table["columns"])
+                drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
+            for row in table["rows"]:
+                drawn.add_row(*(_plainly(cell) for cell in row))
+            found.append(drawn)
+    return found
+
+
+def _plainly(text: Any) -> Any:
+    """Without taking brackets for markup."""
+    from rich.text import Text
+
+    return Text(str(text))
 
 
 def _result_table(name: str, value: Any) -> Any:

@@ -127,12 +127,17 @@ class Resolver:
             return self._value(value, inner[0], where)
         if type(value) in inner:
             return value
+        listed = [a for a in inner if typing.get_origin(a) in (tuple, list, Sequence)]
+        if listed and isinstance(value, Sequence) and not isinstance(value, str):
+            return self._value(value, listed[0], where)
+        if str in inner and type(value) in (int, float):
+            return str(value)  # a bare number on the command line arrives parsed
         return self.note(where, f"{value!r} is none of {', '.join(getattr(a, '__name__', str(a)) for a in inner)}")
 
     def _plugin(self, node: Mapping[str, Any], hint: Any, where: str) -> Any:
         built = self._build(node, where)
-        if built is _BAD:
-            return _BAD
+        if built is _BAD or hint is Any:
+            return built
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             hint = next(a for a in typing.get_args(hint) if a is not type(None))
         if getattr(hint, "_is_protocol", False):

@@ -23,7 +23,7 @@ from pipeline.plan import MemoryPlan, Node, Plan, make_plan, timed
 from pipeline.report import Report, build_report, write_config, write_records
 from pipeline.resolve import OWN_PACKAGES
 from pipeline.spine import Dask, RunConfig
-from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
+from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Needs, Work
 from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes, show_bytes
 
@@ -72,11 +72,12 @@ def plan_run(run: RunConfig, run_dir: Path) -> Plan:
     if fit.peak > bound:
         one = _memory(plan, conf, bound, 1)
         fewer = f" or dask.workers=1 ({show_bytes(one.peak)})" if one.peak <= bound else ""
+        model = f", {show_bytes(fit.model)} to run the model (flow=convert does not)" if fit.model else ""
         plan.problems.append(
             Problem(
                 "dask.memory",
                 f"{conf.memory} is too little: {show_bytes(fit.base)} for the processes and {fit.tasks} × "
-                f"{show_bytes(fit.task)} for tasks, the least there can be; "
+                f"{show_bytes(fit.task)} for tasks{model}, the least there can be; "
                 f"dask.memory={-(-fit.peak // (1 << 20))}MiB{fewer} would do",
             )
         )
@@ -95,12 +96,13 @@ def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
 def _memory(plan: Plan, conf: Dask, bound: int, workers: int) -> MemoryPlan:
     chunks = plan.chunks
     task = max((c.peak_nbytes for c in chunks), default=0)
+    model = max((n.result.host_nbytes for n in plan.nodes.values() if isinstance(n.result, Needs)), default=0)
     if conf.address:  # somebody else's processes: the bound is each worker's
-        return MemoryPlan(BASE_WORKER, task, conf.threads_per_worker, bound)
+        return MemoryPlan(BASE_WORKER, task, conf.threads_per_worker, bound, model)
     if conf.scheduler == "distributed":
         base = BASE_CLIENT + workers * BASE_WORKER + len(chunks) * PER_CHUNK_CLUSTER
-        return MemoryPlan(base, task, workers * conf.threads_per_worker, bound)
-    return MemoryPlan(BASE_THREADS + len(chunks) * PER_CHUNK, task, workers, bound)
+        return MemoryPlan(base, task, workers * conf.threads_per_worker, bound, model)
+    return MemoryPlan(BASE_THREADS + len(chunks) * PER_CHUNK, task, workers, bound, model)
 
 
 def _code(nodes: Mapping[str, Any]) -> str:
@@ -308,23 +310,28 @@ def build_tasks(
         for file in plan.inputs:
             key = f"input-{identity([run_id, str(file.path)])}"
             tasks.append(Task(key, digest_input, (file, known.get(key)), label=f"digest {file.path.name}"))
+    lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
     for node in plan.nodes.values():
         resources = dict(getattr(node.stage, "resources", {}))
         if node.work is None:
-            tasks += _result_tasks(node.name, node, plan.context, resources)
+            tasks += _result_tasks(node.name, node, plan.context, resources, lane)
+            lane = (node.name,) if isinstance(node.result, Needs) else lane
         else:
             tasks += _work_tasks(node, plan, run_id, known, resources, fresh=fresh)
     return tasks
 
 
-def _result_tasks(key: str, node: Node, ctx: Context, resources: Mapping[str, float]) -> Iterator[Task]:
+def _result_tasks(
+    key: str, node: Node, ctx: Context, resources: Mapping[str, float], lane: tuple[str, ...] = ()
+) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
     if not node.eager and not node.late:
         yield Task(key, give, (node.result,), handle=True, label=key)
         return
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
     args = (node.name, node.stage, promised, ctx, *(Ref(s) for s in node.inputs.values()))
-    yield Task(f"{key}:run", run_stage, args, resources=resources, handle=True, label=node.name)
+    after = lane if isinstance(node.result, Needs) else ()
+    yield Task(f"{key}:run", run_stage, args, after, resources, handle=True, label=node.name)
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
 
 

@@ -123,6 +123,19 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Needs:
+    """What a stage that computes in one piece will take, as its `plan` may say; such stages run one after another.
+
+    Attributes:
+        device_nbytes: weights on the device.
+        host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
+    """
+
+    device_nbytes: int
+    host_nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class OutputFile:
     """A file that a stage writes."""
 
@@ -150,6 +163,19 @@ class Digested:
     path: Path
     nbytes: int
     xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table for people, in a stage's result: shown on the console as it is.
+
+    A result whose field `tables` holds some is shown by them, and not field by field; one that has `figures`, name →
+    text, puts these beside each other when jobs of a sweep are compared.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Apart from `qtensor` because planning and conversion must not import JAX. Key pa
 `.scales`), so that checkpoints of pytrees name their leaves by them.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 from jax.tree_util import GetAttrKey, register_pytree_with_keys
@@ -22,7 +23,7 @@ def _flatten(q: QTensor) -> tuple[tuple[Any, ...], Scheme]:
     return tuple(getattr(q, name) for name in _FIELDS), q.scheme
 
 
-def _unflatten(scheme: Scheme, children: tuple[Any, ...]) -> QTensor:
+def _unflatten(scheme: Scheme, children: Iterable[Any]) -> QTensor:
     codes, scales, zeros, second = children
     return QTensor(codes, scales, scheme, zeros, second)
 

@@ -1,13 +1,25 @@
 """The engine as a plugin node: which families there are, which kernels they use, and in what dtypes they run."""
 
+import os
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, Needs
 from plugins.models.common.ops import Ops
 from plugins.models.device import Hold, device_nbytes
 from plugins.models.family import Family, family_of
+
+HOST_NBYTES = 700 << 20  # JAX, Flax and compiling: measured with the embedded model on CPU
+
+
+class Tokenizers(Protocol):
+    """Where tokenizers come from: a plugin node."""
+
+    def load(self, checkpoint: Checkpoint) -> Any:
+        """A `plugins.tokenizers.tokenizer.Tokenizer`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -18,6 +30,7 @@ class Engine:
         families: the first whose `model_types` name the checkpoint's builds the model.
         ops: kernels of the model.
         cast: widens or narrows plain weights that `hold` wants in another dtype.
+        tokenizer: finds the checkpoint's.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
         hold: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
@@ -27,22 +40,32 @@ class Engine:
     families: tuple[Family, ...]
     ops: Ops
     cast: Kernel
+    tokenizer: Tokenizers
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     hold: Hold = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
 
-    def plan(self, checkpoint: Checkpoint) -> int:
-        """Bytes that the weights will take on the device.
-
+    def plan(self, checkpoint: Checkpoint) -> Needs:
+        """
         Raises:
             PlanError: no family knows the model.
         """
         family_of(checkpoint.config, self.families)
-        return device_nbytes(checkpoint.store.specs, checkpoint.config, self.hold)
+        nbytes = device_nbytes(checkpoint.store.specs, checkpoint.config, self.hold)
+        largest = max((s.nbytes for s in checkpoint.store.specs.values()), default=0)
+        return Needs(nbytes, HOST_NBYTES + 2 * largest + (nbytes if self._on_host else 0))
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether the device's memory is the host's, as far as can be told without JAX."""
+        wanted = os.environ.get("JAX_PLATFORMS", "") if self.device == "auto" else self.device
+        if wanted:
+            return wanted.startswith("cpu")
+        return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
 
     def load(self, checkpoint: Checkpoint) -> Any:
-        """A `plugins.engine.runtime.Runtime`.
+        """A `plugins.engine.session.Model`.
 
         Raises:
             PlanError: config.json or the tensors do not fit the model; all problems at once.

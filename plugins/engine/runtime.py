@@ -13,8 +13,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes
 from plugins.engine.sampling import choose
+from plugins.kernels.dequantize.jax_decode import decode
 from plugins.models.common.cache import Cache, CacheDtype
 from plugins.models.common.decoder import Decoder, Tap
 
@@ -76,6 +78,12 @@ class Runtime:
             self._programs[key] = jitted.lower(self._leaves, *args).compile()
             self.compile_s += time.perf_counter() - start
         return self._programs[key](self._leaves, *args)
+
+    def head(self) -> tuple[Any, float | None]:
+        """The output matrix [V, D], unpacked, and the cap of logits: what turns hidden states into logits."""
+        model = self._model(self._leaves)
+        head = (model.embed_tokens if model.lm_head is None else model.lm_head).get_value()
+        return decode(head, jnp.float32) if isinstance(head, QTensor) else head, model.softcap
 
     # The programs.
 

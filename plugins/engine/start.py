@@ -10,6 +10,7 @@ from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
+from plugins.engine.session import Model
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -18,7 +19,7 @@ from plugins.models.family import family_of
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
-def start(engine: Engine, checkpoint: Checkpoint) -> Runtime:
+def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     """See `Engine.load`."""
     began = time.perf_counter()
     device = find_device(engine.device)
@@ -30,7 +31,8 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Runtime:
     model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
     weights.check()
     fill(model, checkpoint, engine.cast, device)
-    return Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
+    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
+    return Model(runtime, checkpoint, engine.tokenizer.load)
 
 
 def find_device(name: str) -> Any:

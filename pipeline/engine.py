@@ -1,0 +1,118 @@
+"""What runs a model, as stages see it: an engine loads a checkpoint, and what it gives back scores and continues text.
+
+Stages are handed an engine and know neither its framework nor its models.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from pipeline.stage import Checkpoint, Needs
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """How a text is cut for scoring, in tokens.
+
+    Attributes:
+        window: tokens the model sees at once.
+        stride: new tokens a window scores; less than `window` gives the rest as context.
+        tokens: of each text, at most; None: all.
+        bos: begin every window with the BOS token, so that its first token is scored too.
+        batch: windows at once.
+    """
+
+    window: int = 256
+    stride: int | None = None
+    tokens: int | None = None
+    bos: bool = False
+    batch: int = 8
+
+    def __post_init__(self) -> None:
+        if self.window < 2:
+            raise ValueError(f"window={self.window}: at least 2 tokens, one to see and one to score")
+        if self.stride is not None and not 1 <= self.stride <= self.window:
+            raise ValueError(f"stride={self.stride}: from 1 to the window, {self.window}")
+        if self.tokens is not None and self.tokens < 2:
+            raise ValueError(f"tokens={self.tokens}: at least 2, or null for all")
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch}: at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How well a model predicts a text.
+
+    Attributes:
+        tokens: of the text that were used.
+        scored: of those that were predicted.
+        nll: mean negative log likelihood of a scored token, in nats.
+        kl: mean KL divergence of the next-token distribution from the baseline's, in nats; None without a baseline.
+        top1: share of positions at which both find the same token likeliest.
+        seconds: without compiling.
+        compile_s: compiling.
+    """
+
+    tokens: int
+    scored: int
+    nll: float
+    kl: float | None
+    top1: float | None
+    seconds: float
+    compile_s: float
+
+
+class Session(Protocol):
+    """A loaded model."""
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """Device, dtypes, bytes on the device, seconds to load."""
+        ...
+
+    @property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer.
+
+        Raises:
+            SourceError: it has none.
+        """
+        ...
+
+    def score(self, ids: Sequence[int], windows: Windows, *, keep: Path | None, against: Path | None) -> Score:
+        """Score a text.
+
+        Args:
+            ids: the text's tokens.
+            windows: how to cut them.
+            keep: a file for what a later `against` needs.
+            against: such a file, of the same text and windows by the baseline.
+        """
+        ...
+
+    def generate(
+        self, prompt: Any, sampling: Any, *, chat: bool | None, on_text: Callable[[int, str], None]
+    ) -> list[Any]:
+        """Continue one prompt or several; see `plugins.engine.session.Model.generate`."""
+        ...
+
+
+class Engine(Protocol):
+    """A plugin node."""
+
+    def plan(self, checkpoint: Checkpoint) -> Needs:
+        """
+        Raises:
+            PlanError: the model cannot be run.
+        """
+        ...
+
+    def load(self, checkpoint: Checkpoint) -> Session:
+        """Put the weights on the device.
+
+        Raises:
+            PlanError: config.json or the tensors do not fit the model; all problems at once.
+            ConfigError: no such device.
+        """
+        ...

@@ -1,0 +1,180 @@
+"""How well a model predicts a text: negative log likelihood, and the distance from a baseline's distributions.
+
+The baseline is kept as its last hidden states, [B, T, D], and its head: logits are made again from them, block by
+block, so that the comparison is with whole distributions, and takes D rather than V numbers a token on disk.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.engine import Score, Windows
+from pipeline.errors import ConfigError
+from plugins.engine.runtime import Runtime
+from plugins.models.common.decoder import Decoder
+
+BLOCK_NBYTES = 64 << 20  # of float32 logits at once
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Windows of one batch, all padded to the same length.
+
+    Attributes:
+        tokens, positions: [B, T] int32; -1 is the position of padding.
+        targets: [B, T] int32: the token that each position is to predict; -1: not scored.
+    """
+
+    tokens: Any
+    positions: Any
+    targets: Any
+
+
+def windows(ids: Sequence[int], cut: Windows, bos: int | None) -> Iterator[Batch]:
+    """The text in windows of `cut.window` tokens (BOS included), every token scored at most once.
+
+    Without overlap the first token of every window is context only, unless BOS stands before it; with a stride, windows
+    overlap, and each scores its last `stride` tokens: as transformers' guide to perplexity has it.
+
+    Raises:
+        ConfigError: BOS is asked for and the tokenizer has none; a text of fewer than 2 tokens.
+    """
+    if cut.bos and bos is None:
+        raise ConfigError("evaluate.windows.bos=true: this tokenizer has no BOS token")
+    ids = list(ids[: cut.tokens])
+    if len(ids) < 2:
+        raise ConfigError(f"a text of {len(ids)} tokens has nothing to predict")
+    head = [bos] if cut.bos and bos is not None else []
+    room = cut.window - len(head)
+    stride = min(cut.stride or room, room)
+    rows: list[tuple[list[int], list[int]]] = []
+    done = 0  # tokens that were scored, or were the first of all
+    for start in range(0, len(ids), stride):
+        part = ids[start : start + room]
+        row = [*head, *part]
+        if done and start + len(part) <= done:
+            break
+        fresh = len(part) - (done - start if done > start else 0)  # the last `fresh` tokens are new here
+        first = len(row) - fresh
+        targets = [row[i + 1] if i + 1 >= max(first, 1) else -1 for i in range(len(row) - 1)] + [-1]
+        rows.append((row, targets))
+        done = start + len(part)
+    for at in range(0, len(rows), cut.batch):
+        some = rows[at : at + cut.batch]
+        shape = (cut.batch if len(rows) > cut.batch else len(some), cut.window)
+        batch = Batch(np.zeros(shape, np.int32), np.full(shape, -1, np.int32), np.full(shape, -1, np.int32))
+        for i, (row, wanted) in enumerate(some):
+            batch.tokens[i, : len(row)], batch.positions[i, : len(row)] = row, np.arange(len(row))
+            batch.targets[i, : len(row)] = wanted
+        yield batch
+
+
+class Against:
+    """A baseline on disk: hidden states of every batch, and its head.
+
+    The file is a NumPy archive, written under another name first: a file that is there is whole.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def write(self, hidden: Sequence[Any], head: Any, softcap: float | None) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        partial_path = self.path.with_suffix(".partial.npz")
+        arrays = {f"hidden{i}": _bits(h) for i, h in enumerate(hidden)}
+        np.savez(partial_path, head=_bits(head), dtypes=np.array([str(hidden[0].dtype), str(head.dtype)]),
+                 softcap=np.float32(softcap or 0), **arrays)  # fmt: skip
+        partial_path.replace(self.path)
+
+    def read(self) -> tuple[list[Any], Any, float | None]:
+        with np.load(self.path) as found:
+            hidden_dtype, head_dtype = (jnp.dtype(str(d)) for d in found["dtypes"])
+            count = sum(n.startswith("hidden") for n in found.files)
+            hidden = [found[f"hidden{i}"].view(hidden_dtype) for i in range(count)]
+            return hidden, jnp.asarray(found["head"].view(head_dtype)), float(found["softcap"]) or None
+
+
+def _bits(array: Any) -> Any:
+    """As unsigned integers: NumPy's files do not know bfloat16."""
+    array = np.asarray(array)
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def score(
+    runtime: Runtime, ids: Sequence[int], cut: Windows, bos: int | None, keep: Path | None, against: Path | None
+) -> Score:
+    """See `pipeline.engine.Session.score`."""
+    compiled = runtime.compile_s
+    start = time.perf_counter()
+    base = Against(against).read() if against else None
+    total, kl, agree, scored = 0.0, 0.0, 0, 0
+    kept = []
+    for i, batch in enumerate(windows(ids, cut, bos)):
+        args = [jnp.asarray(a) for a in (batch.tokens, batch.positions, batch.targets)]
+        if base is None:
+            hidden, nll = runtime.call("score", _score, *args)
+        else:
+            fn = partial(_compare, softcap=base[2])
+            hidden, nll, divergence, same = runtime.call(
+                "compare", fn, *args, jnp.asarray(base[0][i]), base[1], static=base[2]
+            )
+            kl += float(np.asarray(divergence, np.float64).sum())
+            agree += int(np.asarray(same).sum())
+        total += float(np.asarray(nll, np.float64).sum())
+        scored += int((batch.targets >= 0).sum())
+        if keep:
+            kept.append(np.asarray(hidden))
+    if keep:
+        head, softcap = runtime.head()
+        Against(keep).write(kept, head, softcap)
+    compile_s = runtime.compile_s - compiled
+    return Score(
+        tokens=len(ids[: cut.tokens]), scored=scored, nll=total / scored, kl=kl / scored if base else None,
+        top1=agree / scored if base else None, seconds=time.perf_counter() - start - compile_s, compile_s=compile_s,
+    )  # fmt: skip
+
+
+def _score(model: Decoder, tokens: Any, positions: Any, targets: Any) -> Any:
+    hidden, _ = model(tokens, positions)
+
+    def row(args: Any) -> Any:
+        h, target = args
+        return jnp.where(target >= 0, _nll(model.logits(h), target), 0.0)
+
+    return hidden, _by_blocks(row, (hidden, targets), model.vocab)
+
+
+def _compare(model: Decoder, tokens: Any, positions: Any, targets: Any, base: Any, head: Any, *, softcap: Any) -> Any:
+    hidden, _ = model(tokens, positions)
+
+    def row(args: Any) -> Any:
+        h, b, target = args
+        ours = jax.nn.log_softmax(model.logits(h), axis=-1)
+        theirs = model.ops.matmul(b, head, out_dtype=jnp.float32)
+        theirs = jax.nn.log_softmax(theirs if softcap is None else softcap * jnp.tanh(theirs / softcap), axis=-1)
+        kl = jnp.sum(jnp.exp(theirs) * (theirs - ours), axis=-1)
+        same = jnp.argmax(ours, axis=-1) == jnp.argmax(theirs, axis=-1)
+        counts = target >= 0
+        return jnp.where(counts, _nll(ours, target), 0.0), jnp.where(counts, kl, 0.0), counts & same
+
+    nll, kl, same = _by_blocks(row, (hidden, base, targets), model.vocab)
+    return hidden, nll, kl, same
+
+
+def _nll(logits: Any, target: Any) -> Any:
+    at = jnp.maximum(target, 0)[..., None]
+    return jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, at, axis=-1)[..., 0]
+
+
+def _by_blocks(fn: Any, args: Any, vocab: int) -> Any:
+    """`fn` over blocks of positions, so that logits of all of them never stand in memory together."""
+    flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
+    size = max(1, BLOCK_NBYTES // (4 * vocab))
+    return jax.lax.map(fn, flat, batch_size=size) if flat[0].shape[0] > size else fn(flat)

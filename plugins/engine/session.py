@@ -1,0 +1,139 @@
+"""A loaded model as people use it: text in, text out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.engine import Score, Windows
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.stage import Checkpoint
+from plugins.engine.generate import Completion, Timings, generate
+from plugins.engine.options import Sampling
+from plugins.engine.runtime import Runtime
+from plugins.engine.score import score
+from plugins.tokenizers.tokenizer import Tokenizer
+
+Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What `Model.generate` gives for one prompt; printed, it is its text.
+
+    Attributes:
+        text: what the model wrote, without special tokens.
+        completion: its tokens, and why it ended.
+        timings: of the whole batch.
+    """
+
+    text: str
+    completion: Completion
+    timings: Timings
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Model:
+    """A `pipeline.engine.Session`.
+
+    Attributes:
+        runtime: the model on its device.
+    """
+
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, load_tokenizer: Callable[[Checkpoint], Tokenizer]):
+        self.runtime = runtime
+        self._checkpoint, self._load_tokenizer = checkpoint, load_tokenizer
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises SourceError when the checkpoint has none."""
+        return self._load_tokenizer(self._checkpoint)
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        r = self.runtime
+        device = getattr(r.device, "device_kind", r.device.platform)
+        return {
+            "device": device if device == r.device.platform else f"{r.device.platform} ({device})",
+            "device_nbytes": r.device_nbytes, "activations": r.dtype, "kv_cache": r.cache_dtype, "load_s": r.load_s,
+        }  # fmt: skip
+
+    def score(
+        self, ids: Sequence[int], windows: Windows, *, keep: Path | None = None, against: Path | None = None
+    ) -> Score:
+        """See `pipeline.engine.Session.score`."""
+        return score(self.runtime, ids, windows, self.tokenizer.bos if windows.bos else None, keep, against)
+
+    def generate(
+        self,
+        prompt: Any,
+        sampling: Sampling | None = None,
+        *,
+        chat: bool | None = None,
+        on_text: Callable[[int, str], None] = lambda row, text: None,
+        **options: Any,
+    ) -> Any:
+        """Continue a prompt, or several in one batch.
+
+        Args:
+            prompt: text; or a conversation, a list of `{"role": …, "content": …}`; or token ids; or a list of any.
+            sampling: how tokens are chosen; greedy by default.
+            chat: put a text into the chat template as the user's message; None: when there is a template.
+            on_text: called with (prompt number, text) as text comes.
+            options: fields of `Sampling`, instead of or beside `sampling`: `max_tokens=200, temperature=0.8`.
+
+        Returns:
+            A `Generated`, or a list of them for a list of prompts.
+
+        Raises:
+            ConfigError: a prompt or option that makes no sense.
+            SourceError: no tokenizer, or no chat template where one is asked for.
+        """
+        unknown = [o for o in options if o not in Sampling.__dataclass_fields__]
+        if unknown:
+            raise ConfigError(
+                f"generate has no option {unknown[0]!r}{did_you_mean(unknown[0], Sampling.__dataclass_fields__)}"
+            )
+        chosen = replace(sampling or Sampling(), **options)
+        many = _is_many(prompt)
+        ids = [self.encode(p, chat=chat) for p in (prompt if many else [prompt])]
+        needs_text = not all(_is_ids(p) for p in (prompt if many else [prompt])) or chosen.stop
+        tokenizer = self.tokenizer if needs_text else self._tokenizer_if_any()
+        ends = tokenizer.eos if tokenizer else ()
+        done, timings = generate(self.runtime, ids, chosen, ends=ends, tokenizer=tokenizer, on_text=on_text)
+        found = [Generated(c.text, c, timings) for c in done]
+        return found if many else found[0]
+
+    def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
+        """Token ids of a prompt as `generate` takes it."""
+        if _is_ids(prompt):
+            return [int(t) for t in prompt]  # type: ignore[arg-type]
+        if isinstance(prompt, str):
+            if chat or (chat is None and self.tokenizer.has_chat_template):
+                return self.tokenizer.chat([{"role": "user", "content": prompt}])
+            return self.tokenizer.encode(prompt, special=True)
+        return self.tokenizer.chat(list(prompt))  # type: ignore[arg-type]
+
+    def _tokenizer_if_any(self) -> Tokenizer | None:
+        """For prompts of token ids, which can do without."""
+        from pipeline.errors import SourceError
+
+        try:
+            return self.tokenizer
+        except SourceError:
+            return None
+
+
+def _is_ids(prompt: Any) -> bool:
+    return not isinstance(prompt, str) and all(hasattr(t, "__index__") for t in prompt)
+
+
+def _is_many(prompt: Any) -> bool:
+    if isinstance(prompt, str):
+        return False
+    if not isinstance(prompt, Sequence) and not hasattr(prompt, "__iter__"):
+        raise ConfigError(f"a prompt is a text, a list of messages, token ids, or a list of those, not {prompt!r}")
+    return not _is_ids(prompt) and not any(isinstance(m, Mapping) for m in prompt)

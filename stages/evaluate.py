@@ -1,0 +1,190 @@
+"""Evaluate: what quantization did to the model's predictions, on real text."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import exp
+from pathlib import Path
+from typing import Any
+
+from pipeline import live
+from pipeline.digest import code_version, identity
+from pipeline.engine import Engine, Score, Windows
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.stage import Checkpoint, Context, Needs, Table
+from pipeline.units import show_bytes
+
+CODE = tuple(Path(__file__).parents[1] / p for p in ("pipeline", "plugins", "stages"))
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """How well the model predicts each text, and how far it is from the baseline.
+
+    Attributes:
+        texts: file name → perplexity, tokens, scored, nll; with a baseline also its perplexity, mean KL divergence from
+            it (nats) and top-1 agreement.
+        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the unquantized weights take.
+        windows: how the texts were cut.
+        figures: for comparisons.
+        tables: for people.
+    """
+
+    texts: Mapping[str, Mapping[str, float]]
+    facts: Mapping[str, Any]
+    windows: Mapping[str, Any]
+    figures: Mapping[str, str]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Perplexity of the checkpoint, and of the one that the stage `decode` gave: the same weights, not quantized.
+
+    The baseline is computed once for the same weights, texts and options, and read from `baselines` afterwards, by all
+    jobs of a sweep and by later runs.
+
+    Attributes:
+        engine: runs the model.
+        texts: files, UTF-8.
+        windows: how they are cut.
+        baselines: folder where baselines are kept.
+    """
+
+    engine: Engine
+    texts: tuple[str, ...]
+    windows: Windows
+    baselines: str
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise ConfigError("evaluate.texts: at least one text file is needed")
+        for text in self.texts:
+            path = Path(text).expanduser()
+            if not path.is_file():
+                near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+                raise ConfigError(f"evaluate.texts: {text}: no such file{did_you_mean(path.name, near)}")
+
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
+        """The larger of both models, one of which is loaded at a time."""
+        ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
+        return Needs(ours.device_nbytes, max(ours.host_nbytes, base.host_nbytes))
+
+    def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
+        """
+        Raises:
+            SourceError: no tokenizer; a text that is not UTF-8.
+        """
+        packed = dict(checkpoint.store.specs) != dict(decode.store.specs)
+        kept, base, base_facts = self._baseline(decode, needed=packed)
+        if packed:
+            session = self.engine.load(checkpoint)
+            found = {}
+            for path in map(Path, self.texts):
+                live.write(f"scoring {path.name}\n")
+                ids = _ids(session, path)
+                found[path.name] = session.score(ids, self.windows, keep=None, against=kept[path.name])
+            facts = session.facts
+        else:
+            found, facts = base, base_facts
+        rows = {n: _row(s, base[n] if packed else None) for n, s in found.items()}
+        return Evaluated(
+            texts=rows,
+            facts={**facts, "baseline_nbytes": base_facts["device_nbytes"]},
+            windows=asdict(self.windows),
+            figures=_figures(rows),
+            tables=_tables(rows, found, facts, base_facts, packed=packed),
+        )
+
+    def _baseline(
+        self, decode: Checkpoint, *, needed: bool
+    ) -> tuple[dict[str, Path], dict[str, Score], dict[str, Any]]:
+        """For each text the file to compare with and the score; from disk when they are there."""
+        import json
+
+        folder = Path(self.baselines)
+        names = [Path(t).name for t in self.texts]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(names)}")
+        about = identity([
+            [[str(f.path), f.nbytes, f.mtime_ns] for f in decode.inputs],
+            {n: s.encoding for n, s in decode.store.specs.items()}, repr(self.engine), asdict(self.windows),
+            code_version(*CODE),
+        ])  # fmt: skip
+        kept, scores = {}, {}
+        facts: dict[str, Any] = {}
+        session = None
+        for name, path in zip(names, map(Path, self.texts), strict=True):
+            stat = path.stat()
+            key = identity([about, str(path.absolute()), stat.st_size, stat.st_mtime_ns])
+            kept[name], record = folder / f"{key}.npz", folder / f"{key}.json"
+            if record.exists() and (kept[name].exists() or not needed):
+                before = json.loads(record.read_bytes())
+                scores[name], facts = Score(**before["score"]), before["facts"]
+                continue
+            session = session or self.engine.load(decode)
+            live.write(f"scoring {name} with the unquantized model\n")
+            scores[name] = session.score(
+                _ids(session, path), self.windows, keep=kept[name] if needed else None, against=None
+            )
+            facts = dict(session.facts)
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = record.with_suffix(".partial")
+            partial.write_text(json.dumps({"score": asdict(scores[name]), "facts": facts, "text": str(path)}))
+            partial.replace(record)
+        return kept, scores, facts
+
+
+def _ids(session: Any, path: Path) -> list[int]:
+    from pipeline.errors import SourceError
+
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as why:
+        raise SourceError(f"{path}: byte {why.start} is not UTF-8") from None
+    return list(session.tokenizer.encode(text))
+
+
+def _row(score: Score, base: Score | None) -> dict[str, float]:
+    found = {"perplexity": exp(score.nll), "tokens": score.tokens, "scored": score.scored, "nll": score.nll}
+    if base is not None and score.kl is not None and score.top1 is not None:
+        found |= {"baseline_perplexity": exp(base.nll), "kl": score.kl, "top1": score.top1}
+    return found
+
+
+def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    """Over all texts, weighted by tokens."""
+    scored = sum(r["scored"] for r in rows.values())
+    found = {"perplexity": f"{exp(sum(r['nll'] * r['scored'] for r in rows.values()) / scored):.3f}"}
+    if all("kl" in r for r in rows.values()):
+        found["KL"] = f"{sum(r['kl'] * r['scored'] for r in rows.values()) / scored:.4f}"
+        found["top-1"] = f"{100 * sum(r['top1'] * r['scored'] for r in rows.values()) / scored:.2f} %"
+    return found
+
+
+def _tables(
+    rows: Mapping[str, Mapping[str, float]], scores: Mapping[str, Score], facts: Mapping[str, Any],
+    base: Mapping[str, Any], *, packed: bool,
+) -> tuple[Table, ...]:  # fmt: skip
+    columns: tuple[str, ...]
+    lines: list[tuple[str, ...]]
+    if packed:
+        columns = ("text", "tokens scored", "perplexity before", "after", "change", "KL", "top-1 agreement")
+        lines = [
+            (
+                name, f"{r['scored']:,}", f"{r['baseline_perplexity']:.3f}", f"{r['perplexity']:.3f}",
+                f"{100 * (r['perplexity'] / r['baseline_perplexity'] - 1):+.2f} %", f"{r['kl']:.4f}",
+                f"{100 * r['top1']:.2f} %",
+            )
+            for name, r in rows.items()
+        ]  # fmt: skip
+    else:
+        columns = ("text", "tokens scored", "perplexity")
+        lines = [(name, f"{r['scored']:,}", f"{r['perplexity']:.3f}") for name, r in rows.items()]
+    seconds = sum(s.seconds for s in scores.values())
+    rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
+    was = f", {show_bytes(base['device_nbytes'])} before" if packed else ""
+    device = [
+        ("weights on the device", f"{show_bytes(facts['device_nbytes'])}{was} ({facts['device']})"),
+        ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),
+    ]
+    return Table("Perplexity", columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))

@@ -1,0 +1,90 @@
+"""Generate: a sample of text from the checkpoint as it stands at this point of the flow."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline import live
+from pipeline.engine import Engine
+from pipeline.stage import Checkpoint, Context, Needs, Table
+from pipeline.units import show_bytes
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What came out.
+
+    Attributes:
+        prompts, texts: in order.
+        tokens: generated ids of each.
+        finish: why each ended: end (a token that ends), stop (a stop string), length.
+        timings: seconds of load, compile, prefill, decode, and what was done in them.
+        facts: device, dtypes, bytes on the device.
+        figures: for comparisons.
+        tables: for people.
+    """
+
+    prompts: tuple[str, ...]
+    texts: tuple[str, ...]
+    tokens: tuple[tuple[int, ...], ...]
+    finish: tuple[str, ...]
+    timings: Mapping[str, float]
+    facts: Mapping[str, Any]
+    figures: Mapping[str, str]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Generate:
+    """Continue `prompt`.
+
+    Attributes:
+        engine: runs the model.
+        sampling: how tokens are chosen.
+        prompt: a text, or several, continued in one batch.
+        chat: put each into the chat template as the user's message; null: when the checkpoint has one.
+    """
+
+    engine: Engine
+    sampling: Any
+    prompt: str | tuple[str, ...]
+    chat: bool | None = None
+
+    def plan(self, checkpoint: Checkpoint) -> Needs:
+        return self.engine.plan(checkpoint)
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Generated:
+        prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
+        session = self.engine.load(checkpoint)
+        alone = len(prompts) == 1
+
+        def on_text(row: int, text: str) -> None:
+            live.write(text if alone else f"[{row}] {text}\n")
+
+        found = session.generate(list(prompts), self.sampling, chat=self.chat, on_text=on_text)
+        live.write("\n")
+        t = found[0].timings
+        facts = session.facts
+        prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"
+        decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"
+        rows = [
+            ("weights on the device", f"{show_bytes(facts['device_nbytes'])} ({facts['device']})"),
+            ("load, compile", f"{facts['load_s']:.2f} s, {t.compile:.2f} s"),
+            ("prefill", prefill),
+            ("decode", decode),
+        ]
+        texts = [(p, g.text, g.completion.finish) for p, g in zip(prompts, found, strict=True)]
+        return Generated(
+            prompts=prompts,
+            texts=tuple(g.text for g in found),
+            tokens=tuple(g.completion.tokens for g in found),
+            finish=tuple(g.completion.finish for g in found),
+            timings={
+                "load": t.load, "compile": t.compile, "prefill": t.prefill, "decode": t.decode,
+                "prompt_tokens": t.prompt_tokens, "new_tokens": t.new_tokens, "prefill_tokens_per_s": t.prefill_rate,
+                "decode_tokens_per_s": t.decode_rate,
+            },
+            facts=facts,
+            figures={"decode tok/s": f"{t.decode_rate:.1f}"},
+            tables=(Table("Text", ("prompt", "text", "ended by"), tuple(texts)), Table("Speed", ("", ""), tuple(rows))),
+        )  # fmt: skip
