@@ -26,7 +26,7 @@ from plugins.kernels.codecs.blocks import (
     tiles,
 )
 from plugins.kernels.codecs.elements import element
-from plugins.kernels.quantize import numpy_backend
+from plugins.kernels.quantize import numpy_backend, reference
 from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
 from plugins.kernels.quantize.scale import block_scales, quotients
 
@@ -36,6 +36,8 @@ def quantize(
 ) -> Any:
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
+    if not x.size:  # nothing to go over, and yet a matrix may have a scale
+        return reference.quantize(x, scheme, measure=measure, observed=observed, place=place, **options)
     if is_fast(scheme, recipe):
         names = ("scale_rule", "ties", "zero", "nonfinite", "tiny")
         return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})

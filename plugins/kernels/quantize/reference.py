@@ -75,7 +75,7 @@ def quantize(
                 scale.append(shared.scale)
                 zero.append(shared.zero)
     shapes, dtypes = scheme.components(x.shape), scheme.dtypes
-    parts: dict[str, Any] = {"codes": _pack(codes.reshape(-1, n), e.bits).reshape(shapes["codes"])}
+    parts: dict[str, Any] = {"codes": _pack(codes.reshape(math.prod(lead), n), e.bits).reshape(shapes["codes"])}
     second_values: Any = None
     if scheme.second == "dynamic8":
         parts["scales"], second_values = dynamic8.encode(np.array(scale, np.float32).reshape(shapes["scales"]))
@@ -104,11 +104,11 @@ def _pack(codes: Any, bits: int) -> Any:
 
 
 def _least(block: list[float]) -> float:
-    return math.nan if any(map(math.isnan, block)) else min(block)
+    return math.nan if any(map(math.isnan, block)) else min(block, default=0.0)
 
 
 def _most(block: list[float]) -> float:
-    return math.nan if any(map(math.isnan, block)) else max(block)
+    return math.nan if any(map(math.isnan, block)) else max(block, default=0.0)
 
 
 def _observed(matrix: Any, observed: Any, m: int) -> tuple[float, float]:

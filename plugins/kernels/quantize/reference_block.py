@@ -105,7 +105,7 @@ def _raw(block: list[float], low: float, high: float, scheme: Scheme, rule: str)
         least = e.least * e.unit if e.family == "fixed" else -e.max
         return amax / F32((e.max - least) / 2)
     if rule == "signed":  # the first value of largest magnitude becomes the most negative code
-        return F32(max(block, key=abs)) / F32(e.least * e.unit)
+        return F32(max(block, key=abs, default=0.0)) / F32(e.least * e.unit)
     if scheme.zero == "int":
         low, high = min(low, 0.0), max(high, 0.0)  # zero has a code of its own
     return (F32(high) - F32(low)) / F32(e.most)
