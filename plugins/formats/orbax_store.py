@@ -5,7 +5,10 @@ asked for, and Orbax makes one chunk of every shard unless told otherwise (`chun
 takes the memory of all of it.
 """
 
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import SourceError, did_you_mean
-from pipeline.tensors.spec import TensorSpec, dtype_name
+from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.store import Index, normalize
 from plugins.formats.filestore import Stamp, opened
 from plugins.formats.orbax_metadata import CHECKPOINT, OCDBT, TREE, Tree
@@ -70,11 +73,13 @@ class TensorStoreLeaves:
             stored = _opening(self, name).result()
             if (tuple(stored.shape), dtype_name(stored.dtype.numpy_dtype)) != (spec.shape, spec.dtype):
                 raise SourceError(f"{self.folder}: tensor {name!r}: changed since it was opened")
-            out = np.ascontiguousarray((stored[box] if box else stored).read().result())
-        except FAILURES as why:
+            # Into an array of our own: when memory runs out, NumPy raises and tensorstore ends the process.
+            out = np.empty([s.stop - s.start for s in box], numpy_dtype(spec.dtype))
+            _tensorstore().array(out).write(stored[box] if box else stored).result()
+        except (MemoryError, *FAILURES) as why:
             raise _source_error(self.folder, name, why) from None
         self._check(name)
-        return out.reshape([s.stop - s.start for s in box])
+        return out
 
     def _check(self, name: str) -> None:
         """The files that hold `name` must be what they were: in a database, all of them."""
@@ -97,6 +102,8 @@ def open_stored(
     found = TensorStoreLeaves(
         folder, {}, "zarr3" if tree.zarr3 else "zarr", ocdbt, tree.complete, stamps, metadata, described
     )
+    keys = _keys(found)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     specs: dict[str, TensorSpec] = {}
     for name, opening in [(name, _opening(found, name)) for name in names]:
         try:
@@ -104,27 +111,61 @@ def open_stored(
             specs[name] = TensorSpec(tuple(stored.shape), dtype_name(stored.dtype.numpy_dtype))
         except (SourceError, TypeError, *FAILURES) as why:
             raise _source_error(folder, name, why) from None
+        chunk = stored.chunk_layout.write_chunk.shape or ()
+        chunks = math.prod(-(-n // c) for n, c in zip(stored.shape, chunk, strict=True))
+        have = keys[name] - 1  # the other one describes it
+        if tree.complete and have < chunks:
+            text = f"{list(stored.shape)} in chunks of {list(chunk)} is {chunks:,} of them, {max(0, have):,} are there"
+            raise SourceError(f"{folder}: tensor {name!r}: {text}")
+        decoded = math.prod(stored.chunk_layout.read_chunk.shape or ()) * stored.dtype.numpy_dtype.itemsize
+        if decoded > memory:
+            text = f"its chunks decode to {decoded:,} bytes each and are read whole; this machine has {memory:,}"
+            raise SourceError(f"{folder}: tensor {name!r}: {text}")
     return TensorStoreLeaves(folder, specs, found.driver, ocdbt, tree.complete, stamps, metadata, described)
+
+
+def _keys(leaves: TensorStoreLeaves) -> Counter[str]:
+    """How many things are stored for each array.
+
+    Raises:
+        SourceError: the database cannot be read.
+    """
+    listed: Iterable[str] = leaves.stamps
+    spec = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{leaves.folder}/"}}
+    if leaves.ocdbt:
+        try:
+            kvstore = _tensorstore().KvStore.open(spec, context=_context()).result()
+            listed = [key.decode(errors="replace") for key in kvstore.list().result()]
+        except FAILURES as why:
+            raise SourceError(f"{leaves.folder / OCDBT}: cannot be read: {_said(why)}") from None
+    found: Counter[str] = Counter()
+    for key in listed:
+        parts = key.split("/")
+        found.update("/".join(parts[:n]) for n in range(1, len(parts)))
+    return found
 
 
 def _opening(leaves: TensorStoreLeaves, name: str) -> Any:
     """A future of the opened array."""
-    import tensorstore as ts
-
     files = {"driver": "file", "path": f"{leaves.folder}/"}
     kvstore: dict[str, Any] = {"driver": "ocdbt", "base": files, "path": f"{name}/"}
     if not leaves.ocdbt:
         kvstore = {"driver": "file", "path": f"{leaves.folder}/{name}/"}
     spec = {"driver": leaves.driver, "kvstore": kvstore, "fill_missing_data_reads": not leaves.complete}
-    return ts.open(spec, open=True, read=True, context=_context())
+    return _tensorstore().open(spec, open=True, read=True, context=_context())
 
 
 @cache
 def _context() -> Any:
     """Without a cache: `dask.memory` does not know of one, and it would hide that a file has changed."""
-    import tensorstore as ts
+    return _tensorstore().Context({"cache_pool": {"total_bytes_limit": 0}})
 
-    return ts.Context({"cache_pool": {"total_bytes_limit": 0}})
+
+def _tensorstore() -> Any:
+    """The module, imported when it is needed: nothing else here takes as long."""
+    import tensorstore
+
+    return tensorstore
 
 
 def _files(folder: Path, names: list[str], ocdbt: bool) -> Iterator[Path]:
@@ -143,8 +184,9 @@ def _stamp(path: Path) -> Stamp:
 
 
 def _source_error(folder: Path, name: str, why: Exception) -> SourceError:
-    """With the first line of what tensorstore says, which goes on with its sources' line numbers."""
-    text = str(why).split(" [source locations=")[0].splitlines()
-    return SourceError(
-        f"{folder}: tensor {name!r:.200}: cannot be read: {text[0][:400] if text else type(why).__name__}"
-    )
+    return SourceError(f"{folder}: tensor {name!r:.200}: cannot be read: {_said(why)}")
+
+
+def _said(why: Exception) -> str:
+    """The first line of what tensorstore says, without its sources' line numbers."""
+    return str(why).split(" [source locations=")[0].partition("\n")[0][:400] or type(why).__name__

@@ -35,6 +35,7 @@ def abstract(folder: str | Path, sharding: Sharding | Place | None = None) -> An
     Raises:
         SourceError: see `Orbax.open`.
         PlanError: QTensors whose scheme nothing says, or whose arrays do not fit it; all of them at once.
+        ValueError: an array of 64-bit numbers, while JAX is set to cut them to 32 bits.
     """
     folder = Path(folder).absolute()
     leaves = Orbax().open(folder)
@@ -50,6 +51,9 @@ def abstract(folder: str | Path, sharding: Sharding | Place | None = None) -> An
             found[node.keys] = EMPTY[node.value_type]
             continue
         spec = leaves.specs[node.name]
+        if DTYPE_BITS[spec.dtype] == 64 and spec.dtype != "C64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            cure = 'jax.config.update("jax_enable_x64", True) first, or restore without a target, as NumPy arrays'
+            raise ValueError(f"{node.name}: is {spec.dtype}, which JAX would cut to 32 bits; {cure}")
         found[node.keys] = jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
             spec.shape, numpy_dtype(spec.dtype), sharding=place(node.name, spec.shape)
         )
