@@ -25,6 +25,11 @@ def element(kind: str, code: int) -> float:
     """What a code is worth."""
     if kind == "e2m1":
         return math.copysign(E2M1[code & 7], -1.0 if code & 8 else 1.0)
+    if kind == "e2m3":  # OCP MX v1.0, table 3: bias 1
+        exponent, mantissa = code >> 3 & 3, code & 7
+        return math.copysign(
+            mantissa / 8 if exponent == 0 else math.ldexp(1 + mantissa / 8, exponent - 1), -(code & 32) or 1
+        )
     if kind == "nf4":
         return float(NF4[code])
     if kind == "e4m3":  # OCP OFP8: bias 7, no infinity, NaN only where all bits are set
@@ -51,7 +56,8 @@ def dequantize(q: Any) -> Any:
     s = q.scheme
     found = codes(q)
     *_, rows, columns = found.shape
-    worth = np.array([element(s.element, c) for c in range(256 if s.element in ("e4m3", "int8", "uint8") else 16)])
+    size = {"e4m3": 256, "int8": 256, "uint8": 256, "e2m3": 64}.get(s.element, 16)
+    worth = np.array([element(s.element, c) for c in range(size)])
     out = worth[found]
 
     def spread(scales: Any) -> Any:

@@ -17,7 +17,7 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import cut, random_boxes, same, spec_of
 from plugins.formats.dialects.compressed_tensors import CompressedTensors
 from plugins.formats.dialects.compressed_tensors_config import patterns
-from plugins.formats.dialects.compressed_tensors_schemes import MXFP8, NVFP4
+from plugins.formats.dialects.compressed_tensors_schemes import MXFP6, MXFP8, NVFP4
 from plugins.formats.dialects.packings import Words, WordsDown, offset_binary
 from tests.cases.quantized import leaves_of, quantized, read, seen_by
 
@@ -26,6 +26,7 @@ ONE_BYTE = CompressedTensors(int8="int-quantized")
 CASES: dict[str, tuple[CompressedTensors, Scheme, str]] = {
     "mxfp4": (CT, MXFP4, "mxfp4-pack-quantized"),
     "nvfp4": (CT, NVFP4, "nvfp4-pack-quantized"),
+    "mxfp6": (CT, MXFP6, "mxfp6-pack-quantized"),
     "mxfp8": (CT, MXFP8, "mxfp8-quantized"),
     "int4-group": (CT, Scheme("int4", 32, "bf16"), "pack-quantized"),
     "int4-channel": (CT, Scheme("int4", 0, "f16"), "pack-quantized"),

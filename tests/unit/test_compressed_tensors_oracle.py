@@ -154,7 +154,7 @@ def rounded(values: np.ndarray, scheme: Scheme) -> QTensor:
     """Round to nearest, one block at a time: no more than is needed to have a model that runs."""
     q = quantized(scheme, values.shape)
     rows, columns = values.shape
-    top = {"e2m1": 6.0, "e4m3": 448.0}.get(scheme.element) or 2.0 ** (scheme.element_bits - 1) - 1
+    top = {"e2m1": 6.0, "e2m3": 7.5, "e4m3": 448.0}.get(scheme.element) or 2.0 ** (scheme.element_bits - 1) - 1
     height, width = scheme.block_rows or rows, scheme.block_elems or columns
     stored = np.zeros(values.shape)
     for r, c in np.ndindex(*q.scales.shape):
@@ -180,7 +180,9 @@ def encode(values: np.ndarray, scheme: Scheme) -> np.ndarray:
     bits = scheme.element_bits
     if scheme.element == "e4m3":
         return values.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
-    if scheme.element == "e2m1":
+    if scheme.element == "e2m3":
+        found = values.astype(ml_dtypes.float6_e2m3fn).view(np.uint8)
+    elif scheme.element == "e2m1":
         found = np.abs(np.abs(values)[..., None] - np.array(E2M1)).argmin(-1) | np.where(values < 0, 8, 0)
     else:
         whole = np.rint(values).astype(int)

@@ -73,7 +73,7 @@ def test_rows_that_share_scales_cannot_be_stored_apart() -> None:
     found = problems_of(CT.encode, specs_of(stacks(TILES)), CONFIG)
     assert set(found) == {GATE_UP}
     assert "8 rows share a scale" in found[GATE_UP]
-    assert "use block_rows=1" in found[GATE_UP]
+    assert "quant.block_rows=1" in found[GATE_UP]
 
 
 def test_tiles_of_gate_and_up_are_no_tiles_of_both() -> None:

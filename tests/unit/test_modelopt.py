@@ -215,9 +215,9 @@ def test_the_reciprocal_is_not_converted() -> None:
     """The same values in other bytes: each dialect refuses the other's scheme, with the reason."""
     theirs = Scheme("e2m1", 16, "e4m3", second="inverse_f32")
     text = problems_of(DIALECT.encode, {"a.weight": TensorSpec((8, 96), "BF16", theirs)}, CONFIG)["a.weight"]
-    assert "export to compressed-tensors" in text
+    assert "export=compressed_tensors" in text
     text = problems_of(CompressedTensors().encode, {"a.weight": TensorSpec((8, 96), "BF16", NVFP4)}, CONFIG)["a.weight"]
-    assert "export to ModelOpt" in text
+    assert "export=modelopt" in text
     with pytest.raises(PlanError):
         DIALECT.encode({"a.weight": TensorSpec((8, 96), "BF16", MXFP4)}, CONFIG)
 

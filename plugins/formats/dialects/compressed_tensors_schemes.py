@@ -6,6 +6,7 @@ arguments: its `QuantizationArgs`.
     format                 leaves of MODULE, for a matrix [out, in]
     mxfp4-pack-quantized   weight_packed U8 [out, in/2], weight_scale U8 (E8M0) [out, in/32]
     nvfp4-pack-quantized   weight_packed U8 [out, in/2], weight_scale F8_E4M3 [out, in/16], weight_global_scale F32 [1]
+    mxfp6-pack-quantized   weight_packed U8 [out, in·6/8] of E2M3, weight_scale U8 (E8M0) [out, in/32]
     mxfp8-quantized        weight F8_E4M3 [out, in], weight_scale U8 (E8M0) [out, in/32]
     pack-quantized         weight_packed I32 [out, ceil(in·bits/32)], weight_scale, weight_shape I64 [2],
                            weight_zero_point I32 [ceil(out·bits/32), blocks] when asymmetric
@@ -25,8 +26,14 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.formats.dialects.packings import Bytes, Single, Words, WordsDown
 
 NVFP4 = Scheme("e2m1", 16, "e4m3", second="inverse_f32")
+MXFP6 = Scheme("e2m3", 32, "e8m0")
 MXFP8 = Scheme("e4m3", 32, "e8m0")
-FIXED = {"mxfp4-pack-quantized": MXFP4, "nvfp4-pack-quantized": NVFP4, "mxfp8-quantized": MXFP8}
+FIXED = {
+    "mxfp4-pack-quantized": MXFP4,
+    "nvfp4-pack-quantized": NVFP4,
+    "mxfp6-pack-quantized": MXFP6,
+    "mxfp8-quantized": MXFP8,
+}
 FORMATS = (*FIXED, "pack-quantized", "int-quantized", "float-quantized")
 WIDE = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 INTS = {f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 3, 4, 8)}
@@ -45,7 +52,7 @@ def format_of(scheme: Scheme, int8: str) -> str:
     if scheme.element == "e2m1" and scheme.second == "f32":
         raise ValueError(
             "weight_global_scale is the reciprocal of a second-level scale (second=inverse_f32): the same values "
-            "in other bytes, and not always the same; quantize with second=inverse_f32, or export to ModelOpt"
+            "in other bytes, and not always the same; quantize with quant.second=inverse_f32, or export=modelopt"
         )
     wide = scheme.scale in WIDE.values() and scheme.second is None
     integer = scheme.element in INTS and scheme.zero in (None, "int") and wide
@@ -59,8 +66,8 @@ def format_of(scheme: Scheme, int8: str) -> str:
         raise ValueError("pack-quantized has scales of a tensor, a row or a group of a row, not of tiles of rows")
     if integer:
         return name
-    allowed = "e2m1/32/e8m0, e2m1/16/e4m3/inverse_f32, e4m3/32/e8m0, and int2…int8, uint2…uint8 and e4m3 with scales"
-    raise ValueError(f"compressed-tensors has no format for it (allowed: {allowed} in bf16, f16 or f32)")
+    allowed = "e2m1/32/e8m0, e2m1/16/e4m3/inverse_f32, e2m3/32/e8m0, e4m3/32/e8m0, and int2…int8, uint2…uint8 and e4m3"
+    raise ValueError(f"compressed-tensors has no format for it (allowed: {allowed} with scales in bf16, f16 or f32)")
 
 
 def arguments(scheme: Scheme) -> dict[str, Any]:
@@ -163,7 +170,7 @@ def shape_from(
         if scheme.block_elems and scale is not None and len(scale.shape) == 2:
             return out, scale.shape[1] * scheme.block_elems
         return out, n * 32 // scheme.element_bits
-    return (out, 2 * n) if "pack" in fmt else (out, n)
+    return out, n * 8 // scheme.element_bits
 
 
 def _strategy(scheme: Scheme) -> str:

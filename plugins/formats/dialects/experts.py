@@ -74,7 +74,7 @@ class Home:
         if scheme is not None and self.modules[0].turns > 1 and scheme.block_rows > 1:
             raise ValueError(
                 f"{scheme.block_rows} rows share a scale, and gate and up rows, which are stored apart, take turns in "
-                "them; use block_rows=1, or 0"
+                "them; quantize with quant.block_rows=1"
             )
         return tuple(part for module in self.modules for part in module.place(spec, parts_of(module.name)))
 

@@ -133,7 +133,7 @@ def _checked_parts(module: str, spec: TensorSpec) -> tuple[Part, ...]:
     if scheme is not None and scheme != NVFP4 and scheme.second == "inverse_f32":
         raise ValueError(
             "weight_scale_2 is a scale (second=f32), not its reciprocal: the same values in other bytes, and not "
-            "always the same after rounding; quantize with second=f32, or export to compressed-tensors"
+            "always the same after rounding; quantize with quant.second=f32, or export=compressed_tensors"
         )
     if scheme != NVFP4:
         raise ValueError("ModelOpt checkpoints are written as NVFP4 (e2m1/16/e4m3/f32) only")
