@@ -19,7 +19,10 @@ LOCAL = ("Metaspace", "ByteFallback", "Fuse", "Strip", "Replace", "WordPiece", "
 
 
 class HuggingFace:
-    """See `loaded.Backend`."""
+    """See `loaded.Backend`.
+
+    What is put around a text is tokenizer.json's to say; as in transformers 5, `add_bos_token` counts for nothing beside.
+    """
 
     bos: int | None = None  # tokenizer.json names no token's purpose
     ends: tuple[int, ...] = ()
@@ -40,14 +43,13 @@ class HuggingFace:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._add(settings)
-        _post_process(self._tokenizer, settings)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, t in added.items() if t.special)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
         self._decoders = _flat(json.loads(raw).get("decoder"))
 
     def _add(self, settings: Settings) -> None:
-        """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has as words."""
+        """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has otherwise."""
         from tokenizers import AddedToken
 
         known = {t.content for t in self._tokenizer.get_added_tokens_decoder().values()}
@@ -65,7 +67,8 @@ class HuggingFace:
                 raise SourceError(
                     f"{settings.where}: token {token.text!r} should have id {token.id}, {self._where} makes it {got}"
                 )
-        special = [t for t in dict.fromkeys((*settings.named.values(), *settings.extra)) if t not in known]
+        already = {t.content for t in self._tokenizer.get_added_tokens_decoder().values() if t.special}
+        special = [t for t in dict.fromkeys((*settings.named.values(), *settings.extra)) if t not in already]
         words = [t for t in special if self._tokenizer.token_to_id(t) is not None]
         self._tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in words])
 
@@ -125,25 +128,6 @@ def _flat(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     if decoder.get("type") == "Sequence":
         return [d for inner in decoder.get("decoders") or () for d in _flat(inner)]
     return [decoder]
-
-
-def _post_process(tokenizer: Any, settings: Settings) -> None:
-    """add_bos_token and add_eos_token of tokenizer_config.json go before tokenizer.json, as in transformers 5."""
-    from tokenizers import processors
-
-    if not {"add_bos_token", "add_eos_token"} & {k for k, v in settings.about.items() if v is not None}:
-        return
-    around = [
-        settings.named[name] if settings.about.get(f"add_{name}") and name in settings.named else None
-        for name in ("bos_token", "eos_token")
-    ]
-    if missing := [t for t in around if t is not None and tokenizer.token_to_id(t) is None]:
-        raise SourceError(f"{settings.where}: {missing[0]!r} is to be added, but the vocabulary does not have it")
-    before, after = around
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*([before] if before else []), "$A", *([after] if after else [])],
-        special_tokens=[(t, tokenizer.token_to_id(t)) for t in dict.fromkeys(t for t in around if t is not None)],
-    )
 
 
 def _byte_alphabet() -> dict[str, int]:

@@ -47,6 +47,7 @@ class SentencePiece:
             i: model.decode([i]) for i in range(size) if model.is_unknown(i)
         }  # " ⁇ ", or as it was trained
         self._dummy = "".join(model.encode("a", out_type=str)).startswith(SPACE)
+        self._single = model.encode("a  a") == model.encode("a a")  # runs of spaces are taken for one
         self._bare = sentencepiece.SentencePieceProcessor()  # puts no "▁" before a text
         self._bare.LoadFromSerializedProto(raw + NO_DUMMY_PREFIX)
         self._added = {a.id: a for a in settings.added if a.id is not None and not self._own(a, where, settings)}
@@ -114,14 +115,14 @@ class SentencePiece:
 class _Pieces:
     """What `SentencePieceProcessor.decode` does, id by id.
 
-    "▁" is a space, the first of a text is dropped when the model puts one there, and a byte that is part of no
-    character becomes U+FFFD on its own.
+    "▁" is a space, the first of a text is dropped when the model puts one there (all of them, when it takes runs of
+    spaces for one), and a byte that is part of no character becomes U+FFFD on its own.
     """
 
     def __init__(self, model: SentencePiece, skip_special: bool):
         self._model, self._skip = model, skip_special
         self._bytes = b""
-        self._first = model._dummy
+        self._first = model._dummy or model._single
 
     def push(self, token: int) -> str:
         model = self._model
@@ -139,8 +140,10 @@ class _Pieces:
         elif token in model._unknown:
             text = model._unknown[token] if self._skip else model._pieces[token]
         else:
-            text = model._pieces[token].replace(SPACE, " ")
-            text = text.removeprefix(" ") if self._first else text
+            piece = model._pieces[token]
+            text = (piece.removeprefix(SPACE) if self._first else piece).replace(SPACE, " ")
+            if model._single and not text:
+                return text  # so the next may drop one as well
         self._first = False
         return self.end() + text
 
