@@ -21,7 +21,7 @@ LOCAL = ("Metaspace", "ByteFallback", "Fuse", "Strip", "Replace", "WordPiece", "
 class HuggingFace:
     """See `loaded.Backend`.
 
-    What is put around a text is tokenizer.json's to say; as in transformers 5, `add_bos_token` counts for nothing beside.
+    What is put around a text is tokenizer.json's to say: as in transformers 5, `add_bos_token` means nothing here.
     """
 
     bos: int | None = None  # tokenizer.json names no token's purpose

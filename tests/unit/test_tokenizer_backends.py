@@ -189,7 +189,7 @@ def test_transformers_agrees(kind, tmp_path):
 def test_transformers_agrees_on_sentencepiece(legacy, tmp_path):
     """transformers makes a tokenizer.json of tokenizer.model; around special tokens it does what we do.
 
-    But for spaces there: `Metaspace` takes one that follows a special token for the "▁" it would put; the model does not.
+    But for spaces there: `Metaspace` takes one after a special token for the "▁" it would put; the model does not.
     """
     from transformers import LlamaTokenizer
 
