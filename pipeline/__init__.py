@@ -1,3 +1,9 @@
-"""The grammar: config, plan, graph and run; it imports no stage and no plugin."""
+"""The grammar: config, plan, graph and runner; it imports no stage and no plugin.
 
-from pipeline import extend as extend  # first of all: it settles where `stages` and `plugins` come from
+`run` and `load_model` are the command line as functions; see `pipeline.api`.
+"""
+
+from pipeline import extend as extend  # isort: skip  # first of all: it settles where `stages` and `plugins` come from
+from pipeline.api import load_model, run
+
+__all__ = ["load_model", "run"]

@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from pipeline import console
 from pipeline.config import CONF, load_run, register
 from pipeline.errors import PlanError, WeightmillError
-from pipeline.run import execute, obstacles_ahead, plan_run
+from pipeline.runner import execute, obstacles_ahead, plan_run
 
 VERBS = ("plan", "graph", "new-stage")
 _verb = "run"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError
-from pipeline.run import Events
+from pipeline.runner import Events
 from pipeline.units import show_bytes
 
 
@@ -25,6 +25,12 @@ def out(*renderables: Any) -> None:
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def stream(text: str) -> None:
+    """Text as it comes, beside the results that go to stdout."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
 
 
 def error(why: Exception) -> None:
@@ -68,7 +74,11 @@ def progress(enabled: bool) -> Iterator[Events]:
             with lock:
                 bar.update(task, advance=nbytes, description=label)
 
-        yield Events(lambda text: bar.console.print(text, markup=False), total, chunk)
+        def text(part: str) -> None:
+            bar.stop()  # a bar that is drawn again and again would tear the text
+            stream(part)
+
+        yield Events(lambda said: bar.console.print(said, markup=False), total, chunk, text)
 
 
 class _Lines:
@@ -80,7 +90,7 @@ class _Lines:
         self._total = self._done = self._reused = 0
         self._start = self._last = time.monotonic()
         self._lock = threading.Lock()
-        self.events = Events(say, self._set_total, self._chunk)
+        self.events = Events(say, self._set_total, self._chunk, stream)
 
     def _set_total(self, nbytes: int, chunks: int) -> None:
         self._total = nbytes

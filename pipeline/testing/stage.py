@@ -12,7 +12,7 @@ import pytest
 from pipeline import extend
 from pipeline.config import compose_run
 from pipeline.plan import Plan, make_plan
-from pipeline.run import do_chunk, run_stage
+from pipeline.runner import do_chunk, run_stage
 from pipeline.stage import Checkpoint, Context, Work
 from pipeline.tensors.store import TensorStore
 from pipeline.testing.memory import checkpoint, holds, random_boxes, same

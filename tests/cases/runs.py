@@ -12,12 +12,14 @@ from typing import Any
 import psutil
 import xxhash
 
+from tests.cli.run import converting
+
 ROOT = Path(__file__).parents[2]
 
 
 def start(*args: str, **popen: Any) -> subprocess.Popen[str]:
     """`python -m pipeline +model=gpt_oss ARGS…`, left running in a process group of its own."""
-    command = [sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args]
+    command = [sys.executable, "-m", "pipeline", *converting("+model=gpt_oss", "progress=false", *args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **{**pipes, **popen})
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.testing.peak import watch
 from tests.cases import big_gpt_oss
 from tests.cases.runs import ROOT, weightmill
-from tests.cli.run import pipeline
+from tests.cli.run import converting, pipeline
 
 SIZES = big_gpt_oss.Sizes(layers=1, experts=6, hidden=1536, inter=1600, heads=8, kv_heads=2, head_dim=64, vocab=512)
 DISTRIBUTED = ["dask=distributed", "dask.dashboard=false", "dask.workers=2"]
@@ -48,7 +48,7 @@ def predicted(*args):
 def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
     args = [*args, f"model.source={source}", f"paths.run={tmp_path}"]
     most = predicted(*args)
-    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    seen = watch([sys.executable, "-m", "pipeline", *converting("+model=gpt_oss", "progress=false", *args)], cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert most / 3 < seen.tree_nbytes <= most
 
@@ -56,7 +56,7 @@ def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
 def test_decoding_to_a_transposed_layout(packed, tmp_path):
     args = ["quant=none", "dask.workers=2", f"model.source={packed}", f"paths.run={tmp_path}"]
     most = predicted(*args)
-    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    seen = watch([sys.executable, "-m", "pipeline", *converting("+model=gpt_oss", "progress=false", *args)], cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert seen.tree_nbytes <= most
 

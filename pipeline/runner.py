@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline import extend, meter
+from pipeline import extend, live, meter
 from pipeline.digest import code_version, digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, WeightmillError
 from pipeline.graph import Failure, Ref, Task, connect, run_distributed, run_threads
@@ -44,6 +44,7 @@ class Events:
     say: Callable[[str], None] = lambda text: None
     total: Callable[[int, int], None] = lambda nbytes, chunks: None
     chunk: Callable[[str, int, bool], None] = lambda label, nbytes, reused: None
+    text: Callable[[str], None] = lambda text: None
 
 
 def worker_count(conf: Dask) -> int:
@@ -165,7 +166,8 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
         try:
-            results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
+            with live.to(events.text):
+                results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
         finally:
             journal.close()
         report = build_report(run, plan, results, records, command, started)

@@ -1,0 +1,140 @@
+"""The command line as functions, for notebooks and other programs: the same overrides, folders and report.
+
+    import pipeline
+
+    report = pipeline.run(["+model=gpt_oss", "quant=mxfp4"])
+    model = pipeline.load_model("outputs/gpt_oss-mxfp4/model")
+    print(model.generate("The state of the Union", max_tokens=40))
+
+`import pipeline` imports nothing else; these functions do when they are called.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pipeline.report import Report
+    from pipeline.spine import RunConfig
+
+
+def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progress: bool = False) -> "Report":
+    """`python -m pipeline OVERRIDES…`, and its report.
+
+    A run that is complete already is verified and not done again, as on the command line.
+
+    Args:
+        overrides: as typed, one string each: `["+model=gpt_oss", "quant=mxfp4"]`. No sweeps: call it in a loop.
+        config_dir: as `--config-dir`.
+        progress: say on stderr how it goes.
+
+    Raises:
+        ConfigError, PlanError, SourceError, StorageError, StageError: what the command line would say and exit with.
+    """
+    from pipeline import console
+    from pipeline.runner import Events, execute
+
+    with _composed(overrides, config_dir) as config:
+        run_dir = Path(config.spine.paths.run).expanduser().absolute()
+        if not progress:
+            return execute(config, run_dir, list(overrides), Events())
+        with console.progress(config.spine.progress) as events:
+            return execute(config, run_dir, list(overrides), events)
+
+
+def load_model(
+    source: str | Path, *, quant: str = "none", model: str | None = None, overrides: Sequence[str] = ()
+) -> Any:
+    """A checkpoint on the device, ready to generate and to score; nothing is written.
+
+    Args:
+        source: folder or GGUF file, in any dialect; what is packed in it stays packed.
+        quant: a quant option, applied while loading.
+        model: a model option, whose rules say what `quant` applies to; None: by config.json's model_type.
+        overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
+
+    Returns:
+        A `plugins.engine.session.Model`.
+
+    Raises:
+        as `run`.
+    """
+    from pipeline.errors import PlanError
+    from pipeline.runner import plan_run
+
+    path = Path(source).expanduser().absolute()
+    chosen = model or _model_option(path)
+    args = [f"+model={chosen}", f"model.source={_quoted(path)}", f"quant={quant}", "flow=generate", *overrides]
+    with _composed(args, None) as config:
+        plan = plan_run(config, Path(config.spine.paths.run).absolute())
+        if plan.problems:
+            raise PlanError(plan.problems)
+        node = plan.nodes["generate"]
+        return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+
+
+def _model_option(path: Path) -> str:
+    """The model option whose `model_types` name this checkpoint's.
+
+    Raises:
+        ConfigError: none does.
+    """
+    from omegaconf import OmegaConf
+
+    from pipeline.config import CONF, options
+    from pipeline.errors import ConfigError, PlanError, did_you_mean
+    from pipeline.runner import plan_run
+
+    types = {}
+    for name in options("model"):
+        for kind in OmegaConf.load(CONF / "model" / f"{name}.yaml").get("model_types", ()):
+            types.setdefault(kind, name)
+    any_option = next(iter(types.values()))
+    with _composed([f"+model={any_option}", f"model.source={_quoted(path)}", "stages=[load]"], None) as config:
+        plan = plan_run(config, Path("."))
+        if plan.problems:
+            raise PlanError(plan.problems, exit_code=4)
+        found = plan.nodes["load"].result.config.get("model_type")
+    if found not in types:
+        raise ConfigError(f"{path}: no model option is for model_type {found!r}{did_you_mean(str(found), types)}")
+    return types[found]
+
+
+@contextmanager
+def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterator["RunConfig"]:
+    """The config of a command line, checked.
+
+    Raises:
+        ConfigError: Hydra's errors, explained.
+        PlanError: every problem of every node.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    from pipeline.config import CONF, load_run, register, search_override
+    from pipeline.errors import WeightmillError
+    from pipeline.explain import explain
+
+    register()
+    search = search_override(Path(config_dir).absolute() if config_dir else None)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            whole = compose("config", [*search, *overrides], return_hydra_config=True)
+            HydraConfig.instance().set_config(whole)
+            with open_dict(whole):
+                del whole["hydra"]
+            config = load_run(whole)
+        except WeightmillError:
+            raise
+        except Exception as why:
+            raise explain(why, list(overrides)) from None
+        finally:
+            HydraConfig.instance().cfg = None
+        yield config
+
+
+def _quoted(path: Path) -> str:
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

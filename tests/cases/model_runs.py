@@ -1,0 +1,61 @@
+"""A folder to a model that runs, by the way that the pipeline takes."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipeline.config import compose_run
+from pipeline.resolve import Resolver
+from pipeline.runner import plan_run
+from pipeline.stage import Checkpoint
+from plugins.engine.engine import Engine
+
+CONF = Path(__file__).parents[2] / "conf"
+STAGES = "stages=[load,decode,quantize]"
+KEEP = "[{match: '*', to: keep}]"
+
+
+@cache
+def engine() -> Engine:
+    """conf/engine/jax.yaml with conf/kernels/xla.yaml, in float32."""
+    options = {"kernels": "xla", "tokenizer": "auto", "engine": "jax"}
+    node = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in options.items()})
+    OmegaConf.resolve(node)
+    resolver = Resolver()
+    built = resolver.build(OmegaConf.to_container(node.engine), "engine")
+    assert not resolver.problems, resolver.problems
+    return replace(built, dtype="f32")
+
+
+def checkpoint(source: Path, *overrides: str, quant: str = "none", rules: str = KEEP) -> Checkpoint:
+    """What the main job quantizes and would write, of the folder `source`."""
+    run = compose_run(
+        ["+model=smollm2", f"model.source={source}", f"quant={quant}", f"model.rules={rules}", STAGES, *overrides]
+    )
+    plan = plan_run(run, source / "none")
+    assert not plan.problems, plan.problems
+    found = list(plan.nodes.values())[-1].result
+    assert isinstance(found, Checkpoint)
+    return found
+
+
+def load(source: Path, *overrides: str, quant: str = "none", rules: str = KEEP, **options: Any) -> Any:
+    """A `plugins.engine.runtime.Runtime`; `options` are the engine's."""
+    return replace(engine(), **options).load(checkpoint(source, *overrides, quant=quant, rules=rules)).runtime
+
+
+@contextmanager
+def quick_compilation() -> Iterator[None]:
+    """XLA does without most of its optimizations: programs that run once compile in half the time."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", False)
