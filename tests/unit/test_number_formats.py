@@ -333,3 +333,12 @@ def test_the_stage_quantizes_in_pieces_as_in_one(name):
             part = coded.read("w", (slice(1, 2), rows))
             assert np.array_equal(part.codes, whole.codes[1:2, rows])
             assert np.array_equal(method.decode(part), method.decode(whole)[1:2, rows])
+
+
+@pytest.mark.parametrize("backend", ["reference", "numpy"])
+def test_a_minimum_of_zero_has_the_sign_of_the_first(backend):
+    x = np.abs(spread((6, 64), dtype=np.float32))
+    x[1:, [5, 9, 38, 40]] = [0.0, -0.0, -0.0, 0.0]
+    zeros = on(built("q4_1"), backend).encode(x).zeros
+    assert np.signbit(zeros[1:]).tolist() == [[False, True]] * 5
+    assert (zeros[0] > 0).all()

@@ -11,8 +11,10 @@ import numpy as np
 
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name
+from plugins.kernels.codecs import scratch
 
-TILE = 1 << 17  # elements; a float32 of each is 512 KiB, a handful of which fit a core's L2 cache
+TILE = 1 << 16  # elements; a float32 of each is 256 KiB, a handful of which fit a core's L2 cache
+_SHORT = 64  # rows of a block up to this long: repeating what they share beats a loop a row
 
 
 def as_matrices(x: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
@@ -73,19 +75,49 @@ def floats(box: Any) -> Any:
         return np.ascontiguousarray(box).astype(np.float32, copy=False)
 
 
+def loaded(box: Any) -> Any:
+    """A float32 copy of a box in this thread's buffer 0, contiguous; the next tile overwrites it."""
+    values = scratch.floats(0, box.shape)
+    with np.errstate(invalid="ignore"):
+        np.copyto(values, box, casting="same_kind" if box.dtype.kind == "f" else "unsafe")
+    return values
+
+
+def spread(operation: Any, blocks: Any, shared: Any) -> None:
+    """`blocks = operation(blocks, shared)` in place: `[down, r, across, e]`, contiguous, and `[down, 1, across, 1]`."""
+    if blocks.shape[1] == 1 and blocks.shape[3] <= _SHORT:
+        flat = blocks.reshape(-1)
+        operation(flat, np.repeat(shared.reshape(-1), blocks.shape[3]), out=flat)
+    else:
+        operation(blocks, shared, out=blocks)
+
+
+def amax(blocks: Any) -> Any:
+    """Largest magnitudes `[down, 1, across, 1]` of a contiguous blocks array; NaN where there is one."""
+    return _over(np.maximum, np.abs(blocks, out=scratch.floats(1, blocks.shape)))
+
+
 def extremes(blocks: Any) -> tuple[Any, Any]:
-    """(low, high) `[down, 1, across, 1]` of a blocks array; NaN where there is one."""
+    """(low, high) `[down, 1, across, 1]` of a contiguous blocks array; NaN where there is one."""
     return _over(np.minimum, blocks), _over(np.maximum, blocks)
 
 
 def _over(of: Any, blocks: Any) -> Any:
-    """Reduced by halves along the last axis: NumPy's reduction over short rows is many times slower."""
-    while blocks.shape[-1] % 2 == 0 and blocks.shape[-1] <= 256:
-        half = blocks.shape[-1] // 2
-        blocks = of(blocks[..., :half], blocks[..., half:])
-    if blocks.shape[1] == blocks.shape[3] == 1:
-        return blocks
-    return of.reduce(blocks, axis=(1, 3), keepdims=True)
+    """Reduced over each block. NumPy's reduction over short rows is many times slower than what is done instead.
+
+    The 16-byte pieces of each block move into planes, whose elementwise extremes take whole arrays; then the four
+    lanes of what is left meet.
+    """
+    down, r, across, e = blocks.shape
+    rows = of.reduce(blocks, axis=1) if r > 1 else blocks
+    if not 8 <= e <= 256 or e % 4 or not rows.size:
+        return of.reduce(rows.reshape(down * across, e), axis=1).reshape(down, 1, across, 1)
+    flat = rows.reshape(-1)
+    planes = scratch.floats(2, flat.shape).view(np.complex128).reshape(e // 4, down * across)  # never computed with
+    np.copyto(planes, flat.view(np.complex128).reshape(down * across, e // 4).T)
+    lanes = of.reduce(planes.view(np.float32), axis=0)
+    found = of(of(lanes[0::4], lanes[1::4]), of(lanes[2::4], lanes[3::4]))
+    return found.reshape(down, 1, across, 1)
 
 
 def matrix_extremes(matrix: Any) -> tuple[Any, Any]:
@@ -93,6 +125,6 @@ def matrix_extremes(matrix: Any) -> tuple[Any, Any]:
     low, high = np.float32(np.inf), np.float32(-np.inf)
     rows, n = matrix.shape
     for r, c in pieces(slice(0, rows), slice(0, n)):
-        part = floats(matrix[r, c])
+        part = loaded(matrix[r, c])
         low, high = np.minimum(low, part.min()), np.maximum(high, part.max())
     return (low, high) if matrix.size else (np.float32(0), np.float32(0))

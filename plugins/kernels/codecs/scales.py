@@ -74,7 +74,7 @@ def unrounded(extremes: Any, scheme: Scheme, rule: str) -> Any:
     if rule == "signed":
         return extremes[2] / np.float32(e.least * e.unit)
     with np.errstate(over="ignore"):
-        return (high - low) / np.float32(e.most)
+        return (high - low + np.float32(0)) / np.float32(e.most)  # zeros of whatever sign are no distance apart
 
 
 def store(raw: Any, scheme: Scheme, least: float = 0.0, instead_of_zero: float = 0.0) -> Any:

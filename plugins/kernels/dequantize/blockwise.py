@@ -8,8 +8,9 @@ import numpy as np
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.cast.numpy_backend import cast
-from plugins.kernels.codecs import bits, scales
-from plugins.kernels.codecs.blocks import TILE, as_matrices, pieces, shape_in_blocks, tiles
+from plugins.kernels.codecs import scales, scratch
+from plugins.kernels.codecs.blocks import TILE, as_matrices, pieces, shape_in_blocks, spread, tiles
+from plugins.kernels.codecs.decoding import decode
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize import Overflow, check, is_mxfp4, numpy_backend
 
@@ -24,8 +25,12 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     most = 2.0**100 if dtype == "F16" else np.inf
     for lead, rows, cols, y in boxes(q, most):
         target = out[lead] if out.ndim > 1 else out[None]
+        if dtype != "F16":
+            with np.errstate(over="ignore", invalid="ignore"):
+                np.copyto(target[rows, cols], y, casting="unsafe")
+            continue
         try:
-            target[rows, cols] = cast(y, dtype, overflow=overflow if dtype == "F16" else "inf")
+            target[rows, cols] = cast(y, dtype, overflow=overflow)
         except ValueRangeError:
             r, c = np.argwhere(np.isinf(cast(y, dtype, overflow="inf")))[0]
             index = (*lead, rows.start + int(r), cols.start + int(c))[-out.ndim :]
@@ -37,13 +42,15 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
 def boxes(q: Any, most: float = np.inf) -> Iterator[tuple[tuple[int, ...], slice, slice, Any]]:
     """(leading index, rows, columns, float32 values) that together cover `q`, in cache-sized boxes.
 
+    The values lie in a buffer of this thread, which the next box overwrites.
+
     Args:
         most: the largest factor to use.
     """
     scheme, e = q.scheme, element(q.scheme.element)
     n = q.shape[-1]
     factors, codes = np.minimum(scales.totals(q), np.float32(most)), np.asarray(q.codes)
-    zeros = None if q.zeros is None else np.asarray(q.zeros)
+    zeros = None if q.zeros is None else np.asarray(q.zeros).astype(np.float32)
     for lead, packed in as_matrices(codes):
         rows = packed.shape[0]
         total = factors[lead].reshape(scheme.blocks(rows, n))
@@ -55,14 +62,14 @@ def boxes(q: Any, most: float = np.inf) -> Iterator[tuple[tuple[int, ...], slice
                 height, width = part[0].stop - part[0].start, part[1].stop - part[1].start
                 at = slice(part[1].start * e.bits // 8, part[1].stop * e.bits // 8)
                 shape = shape_in_blocks(scheme, height, width) if size <= TILE else (1, height, 1, width)
-                code = bits.unpack(packed[part[0], at], e.bits).reshape(shape)
                 down = slice(part[0].start // r, part[0].start // r + shape[0])
                 across = slice(part[1].start // w, part[1].start // w + shape[2])
+                y = decode(e, packed[part[0], at], scratch.floats(0, (height, width)))
+                blocks = y.reshape(shape)
                 with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-                    y = np.take(e.values, code)
                     if scheme.zero == "int" and zero is not None:
-                        y -= zero[down, None, across, None].astype(np.float32)
-                    y *= total[down, None, across, None]
+                        spread(np.subtract, blocks, zero[down, None, across, None])
+                    spread(np.multiply, blocks, total[down, None, across, None])
                     if scheme.zero == "min_f16" and zero is not None:
-                        y += zero[down, None, across, None].astype(np.float32)
-                yield lead, *part, y.reshape(height, width)
+                        spread(np.add, blocks, zero[down, None, across, None])
+                yield lead, *part, y

@@ -22,7 +22,7 @@ import numpy as np
 from pipeline.errors import ConfigError
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK, Scheme
 from plugins.kernels.codecs import dynamic8
-from plugins.kernels.codecs.elements import _FLOATS, element
+from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied
 from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
 
@@ -94,7 +94,7 @@ def values(codes: Any, name: str) -> Any:
 
 def _float_values(codes: Any, name: str) -> Any:
     """A small float is a float32 with fewer bits, but for the subnormals, which are integers of one unit."""
-    mantissa, bias, top = _FLOATS[name]
+    mantissa, bias, top = FLOATS[name]
     bits = element(name).bits
     wide = codes.astype(jnp.uint32)
     magnitude = wide & np.uint32((1 << (bits - 1)) - 1)

@@ -14,19 +14,23 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import numpy_dtype
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.codecs import bits, dynamic8, scales, uniform
+from plugins.kernels.codecs import bits, dynamic8, scales, scratch, uniform
 from plugins.kernels.codecs.blocks import (
     TILE,
+    amax,
     as_matrices,
     extremes,
     floats,
+    loaded,
     matrix_extremes,
     pieces,
     shape_in_blocks,
     tiles,
 )
 from plugins.kernels.codecs.elements import element
+from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.quantize import numpy_backend, reference
+from plugins.kernels.quantize.measure import compared
 from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
 from plugins.kernels.quantize.scale import block_scales, quotients
 
@@ -105,24 +109,27 @@ class _Coder:
         size = (rows.stop - rows.start) * (cols.stop - cols.start)
         shape = shape_in_blocks(self.scheme, rows.stop - rows.start, cols.stop - cols.start)
         one = size <= TILE or (self.recipe.scale_rule == "signed") or self.recipe.search != "none"
-        blocks = floats(matrix[box]).reshape(shape) if one else None
+        blocks = loaded(matrix[box]).reshape(shape) if one else None
         if self.scheme.block_rows == 0 and self.scheme.block_elems == 0:
             ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in whole)
-        elif blocks is not None:
+        elif blocks is not None and self.recipe.scale_rule in ("signed", "minmax"):
             ends = extremes(blocks)
+        elif blocks is not None:
+            most = amax(blocks)
+            ends = (-most, most)
         else:
             ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in matrix_extremes(matrix[box]))
-        amax = np.maximum(*map(np.abs, ends))
+        largest = np.maximum(*map(np.abs, ends))
         if self.recipe.nonfinite == "error":
-            self._finite(amax)
+            self._finite(largest)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             found = block_scales(blocks, ends, self.scheme, self.recipe, second)
-        self._representable(found, amax)
+        self._representable(found, largest)
         scale[...] = found.stored[:, 0, :, 0]
         if zeros is not None:
             zeros[...] = found.zeros[:, 0, :, 0]
         for piece in (box,) if blocks is not None else pieces(rows, cols):
-            part = blocks if blocks is not None else floats(matrix[piece])[None, :, None, :]
+            part = blocks if blocks is not None else loaded(matrix[piece])[None, :, None, :]
             self._codes(part, piece, codes, found, lead, matrix.shape[1])
 
     def _codes(self, part: Any, piece: Any, codes: Any, found: Any, lead: Any, n: int) -> None:
@@ -136,7 +143,7 @@ class _Coder:
             )
         with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
             v = quotients(part, found, self.scheme, recipe)
-            coded = e.encode(v, recipe.ties, recipe.zero, recipe.is_narrow, random)
+            coded = encode(e, v, recipe.ties, recipe.zero, recipe.is_narrow, random)
         if recipe.nonfinite == "poison" and found.poisoned is not None:
             coded = np.where(found.poisoned, np.uint8(0), coded)
         nbits = e.bits
@@ -197,9 +204,7 @@ def measured(x: Any, q: QTensor) -> ErrorStats:
     stats = ErrorStats()
     for lead, rows, cols, y in boxes(q):
         with np.errstate(invalid="ignore"):
-            part = floats((x[lead] if x.ndim > 1 else x[None])[rows, cols])
-        some = ~np.isnan(y)
-        if not some.all():
-            part, y = part[some], y[some]
-        stats += ErrorStats.between(part, y)
+            part = scratch.floats(1, y.shape)
+            np.copyto(part, (x[lead] if x.ndim > 1 else x[None])[rows, cols], casting="unsafe")
+        stats += compared(part.reshape(-1), y.reshape(-1))
     return stats

@@ -18,6 +18,7 @@ _PIECE: Final = 1 << 18  # elements: three float32 buffers of 1 MiB
 _RUN: Final = 8192  # short enough for every BLAS to use one thread
 # Scales within 2^±40: squares of the tile's largest values are far from both ends of float32.
 _LOW, _HIGH = E8M0_BIAS - 40, E8M0_BIAS + 40
+_SAFE = (2.0**-40, 2.0**40)  # the same of values
 
 
 def _scales() -> Any:
@@ -108,6 +109,18 @@ class Measure:
         error, x = (x - y)[finite], x[finite]
         worst = float(np.max(np.abs(error), initial=0.0))
         self.stats += ErrorStats(x.size, worst, float(np.sum(error * error)), float(np.sum(x * x)))
+
+
+def compared(x: Any, y: Any) -> ErrorStats:
+    """ErrorStats of flat float32 `x` and `y`, of which y, NaN where there is no value, is lost."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.subtract(x, y, out=y)
+        worst, top = (float(max(v.max(initial=0.0), -v.min(initial=0.0))) for v in (y, x))
+    if not all(v == 0 or _SAFE[0] < v < _SAFE[1] for v in (worst, top)):
+        some = ~np.isnan(y)
+        x, y = x[some].astype(np.float64), y[some].astype(np.float64)
+        return ErrorStats(x.size, float(np.max(np.abs(y), initial=0.0)), float(np.sum(y * y)), float(np.sum(x * x)))
+    return ErrorStats(x.size, worst, _sum_squares(y), _sum_squares(x))
 
 
 def _sum_squares(flat: Any) -> float:

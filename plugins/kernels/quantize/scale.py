@@ -7,9 +7,14 @@ import numpy as np
 
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs import scales
+from plugins.kernels.codecs.blocks import spread
 from plugins.kernels.codecs.elements import element
+from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
 from plugins.kernels.quantize.recipe import Recipe
+
+
+_FEW = 64  # blocks worth a loop
 
 
 @dataclass(slots=True)
@@ -54,9 +59,11 @@ def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second:
         options = [_power(c, recipe) for c in candidates]
     else:
         if recipe.scale_rule == "signed":
-            ends = (*ends, _first_largest(blocks))
+            ends = (*ends, _first_largest(blocks, ends))
         if scheme.zero == "int":
             ends = (np.minimum(ends[0], 0), np.maximum(ends[1], 0))
+        if scheme.zero == "min_f16" and blocks is not None:
+            ends = (_first_zero(blocks, ends[0]), ends[1])
         raw = scales.unrounded(ends, scheme, recipe.scale_rule)
         if scheme.second == "f32":
             raw = raw / second
@@ -103,17 +110,21 @@ def _real(raw: Any, ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> F
     return found
 
 
-def quotients(blocks: Any, found: Found, scheme: Scheme, recipe: Recipe) -> Any:
-    """float32 of blocks' shape: what the elements have to come near."""
+def quotients(v: Any, found: Found, scheme: Scheme, recipe: Recipe) -> Any:
+    """`v`, the contiguous float32 values of blocks, turned into what the elements have to come near; no NaN."""
     if found.minimum is not None:
-        blocks = blocks - found.minimum
+        spread(np.subtract, v, found.minimum)
     multiply = scheme.scale == "e8m0" or recipe.quotient == "reciprocal"
-    v = blocks * found.divisor if multiply else blocks / found.divisor
+    spread(np.multiply if multiply else np.divide, v, found.divisor)
+    if found.poisoned is not None or (multiply and not np.isfinite(found.divisor).all()):
+        v[np.isnan(v)] = 0
     if scheme.zero == "int":
         half = np.float32(1 << (element(scheme.element).bits - 1))
-        v = v + (found.zeros.astype(np.float32) - half)
-        v = np.minimum(np.maximum(v, -half), half - 1)
-        return np.rint(v) + half if recipe.ties == "even" and not recipe.stochastic else v + half
+        spread(np.add, v, found.zeros.astype(np.float32) - half)
+        np.clip(v, -half, half - 1, out=v)
+        if recipe.ties == "even" and not recipe.stochastic:
+            np.rint(v, out=v)
+        np.add(v, half, out=v)
     return v
 
 
@@ -128,7 +139,27 @@ def decoded(codes: Any, total: Any, zeros: Any, scheme: Scheme) -> Any:
     return y
 
 
-def _first_largest(blocks: Any) -> Any:
+def _first_zero(blocks: Any, low: Any) -> Any:
+    """`low` with the sign of the first zero where it is zero: what a loop over `v < low` finds."""
+    at = np.argwhere(low == 0)
+    if len(at):
+        low = low.copy()
+    for d, _, a, _ in at:
+        block = blocks[d, :, a].ravel()
+        low[d, 0, a, 0] = block[np.argmax(block == 0)]
+    return low
+
+
+def _first_largest(blocks: Any, ends: Any) -> Any:
+    """The first value of largest magnitude of each block."""
+    low, high = ends
+    found = np.where(high > -low, high, low)
+    tied = np.argwhere(high == -low)  # both signs are there: who is first?
+    for d, _, a, _ in tied if len(tied) < _FEW else ():
+        block = blocks[d, :, a].ravel()
+        found[d, 0, a, 0] = block[np.argmax(np.abs(block))]
+    if len(tied) < _FEW:
+        return found
     down, r, across, e = blocks.shape
     flat = blocks.transpose(0, 2, 1, 3).reshape(down, across, r * e)
     at = np.argmax(np.abs(flat), axis=-1, keepdims=True)
@@ -140,7 +171,7 @@ def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Reci
     e = element(scheme.element)
     best, least = options[0], None
     for option in options:
-        codes = e.encode(quotients(blocks, option, scheme, recipe), recipe.ties, recipe.zero, recipe.is_narrow)
+        codes = encode(e, quotients(blocks.copy(), option, scheme, recipe), recipe.ties, recipe.zero, recipe.is_narrow)
         error = blocks.astype(np.float64) - decoded(codes, option.total, option.zeros, scheme)
         down, r, across, n = error.shape
         flat = np.square(error).transpose(0, 2, 1, 3).reshape(down, across, r * n)

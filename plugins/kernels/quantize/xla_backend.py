@@ -17,7 +17,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs import bits, scales
 from plugins.kernels.codecs.blocks import floats
-from plugins.kernels.codecs.elements import _FLOATS, element
+from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.elements import E8M0_BIAS, E8M0_MAX, E8M0_NAN
 from plugins.kernels.quantize.recipe import Recipe, checked
 
@@ -92,7 +92,7 @@ def _code(significand: Any, exponent: Any, negative: Any, name: str, recipe: Rec
     """Unsigned codes of significand · 2^(exponent - 23)."""
     e = element(name)
     if e.family == "float":
-        mantissa, bias, top = _FLOATS[name]
+        mantissa, bias, top = FLOATS[name]
         least = 1 - bias
         binade = jnp.clip(exponent, least, e.emax + 1)
         unit = binade - mantissa
