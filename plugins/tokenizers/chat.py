@@ -117,7 +117,8 @@ class Templates:
         if wanted not in self.named:
             names = ", ".join(self.named)
             raise ConfigError(
-                f"{self.origin}: has several chat templates and no default; tokenizer.chat_template=NAME chooses (allowed: {names})"
+                f"{self.origin}: has several chat templates and no default; tokenizer.chat_template=NAME chooses "
+                f"(allowed: {names})"
             )
         return self.named[wanted]
 
