@@ -1,6 +1,7 @@
 """Named calls of the model ops: one corpus for every backend. Every dimension differs from the others."""
 
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import ml_dtypes
@@ -106,14 +107,13 @@ def moes() -> Iterator[Case]:
         (normal(rng, 6, d_in), same, np.ones((6, 1), np.float32), (fused,), (b_in,), w_out, b_out),
         {"activation": interleaved},
     )
-    for name, scheme in SCHEMES.items():
-        for dtype in (np.float32, BF16):
-            fused, w_out = quantized(scheme, (experts, 128, 192)), quantized(scheme, (experts, 9, 64), seed=1)
-            rng = rng_of(f"moe {name}")
-            x, chosen = normal(rng, 4, 192, dtype=dtype) / 16, rng.integers(0, experts, (4, 2)).astype(np.int32)
-            weights = rng.uniform(0.1, 1, (4, 2)).astype(np.float32)
-            case = (x.astype(dtype), chosen, weights, (fused,), (None,), w_out, b_out)
-            yield Case(f"{name} {np.dtype(dtype).name}", case, {"activation": interleaved})
+    for name, dtype in product(("mxfp4", "nf4 twice", "nvfp4", "q4_1", "fp8 in tiles", "e3m2"), (np.float32, BF16)):
+        fused, w_out = quantized(SCHEMES[name], (experts, 128, 192)), quantized(SCHEMES[name], (experts, 9, 64), seed=1)
+        rng = rng_of(f"moe {name}")
+        x, chosen = (normal(rng, 4, 192) / 16).astype(dtype), rng.integers(0, experts, (4, 2)).astype(np.int32)
+        weights = rng.uniform(0.1, 1, (4, 2)).astype(np.float32)
+        case = (x, chosen, weights, (fused,), (None,), w_out, b_out)
+        yield Case(f"{name} {np.dtype(dtype).name}", case, {"activation": interleaved})
 
 
 def attentions() -> Iterator[Case]:

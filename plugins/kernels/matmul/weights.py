@@ -30,28 +30,34 @@ def needs_decoding(w: Any, dtype: Any) -> bool:
     return isinstance(w, QTensor) or w.dtype != dtype
 
 
-def row_grain(w: Any) -> int | None:
-    """Bands of rows start at multiples of this; None: all rows share what decodes them, any start will do."""
-    return w.scheme.block_rows or None if isinstance(w, QTensor) else 1
+def row_grain(w: Any) -> int:
+    """Bands of rows start at multiples of this."""
+    return w.scheme.block_rows or 1 if isinstance(w, QTensor) else 1
 
 
-def matrix(w: Any, at: Any) -> Any:
-    """Matrix number `at` (traced) of a stack `[E, rows, n]`."""
+def band(w: Any, start: Any, rows: int, at: Any = None) -> Any:
+    """`rows` rows of a matrix `[out, n]` from row `start` (traced, a multiple of `row_grain`).
+
+    Args:
+        at: which matrix (traced) of a stack `[E, out, n]`, when `w` is one.
+    """
+
+    def cut(array: Any, start: Any, rows: int) -> Any:
+        if at is None:
+            return lax.dynamic_slice_in_dim(array, start, rows, 0)
+        return lax.dynamic_slice(array, (at, start, 0), (1, rows, array.shape[2]))[0]
+
     if not isinstance(w, QTensor):
-        return lax.dynamic_index_in_dim(w, at, 0, keepdims=False)
-    return _pick(w, lambda a: lax.dynamic_index_in_dim(a, at, 0, keepdims=False))
-
-
-def band(w: Any, start: Any, rows: int) -> Any:
-    """`rows` rows of a matrix `[out, n]` from row `start` (traced, a multiple of `row_grain`)."""
-    if not isinstance(w, QTensor):
-        return lax.dynamic_slice_in_dim(w, start, rows, 0)
+        return cut(w, start, rows)
     per = w.scheme.block_rows
 
     def scales(array: Any) -> Any:
-        return lax.dynamic_slice_in_dim(array, start // per, -(-rows // per), 0) if per else array
+        return cut(array, start // per, -(-rows // per)) if per else cut(array, 0, array.shape[-2])
 
-    return _pick(w, lambda a: lax.dynamic_slice_in_dim(a, start, rows, 0), scales)
+    def second(array: Any) -> Any:
+        return cut(array, 0, 1)
+
+    return _pick(w, lambda a: cut(a, start, rows), scales, second)
 
 
 def rows_at(w: Any, ids: Any) -> Any:
@@ -65,21 +71,17 @@ def rows_at(w: Any, ids: Any) -> Any:
     return replace(found, scheme=replace(found.scheme, block_rows=1))
 
 
-def _pick(w: QTensor, codes: Any, scales: Any = None) -> QTensor:
-    """`w` with `codes` applied to its codes and `scales` (by default the same) to what goes by blocks.
+def _pick(w: QTensor, codes: Any, scales: Any, second: Any = lambda a: a) -> QTensor:
+    """`w` with functions applied to its codes, to what goes by blocks, and to what goes by matrices.
 
     Scales that are coded across the whole tensor are decoded where they are picked, into float32 scales.
     """
-    scales = codes if scales is None else scales
-    lead = w.codes.ndim - 2
-    picked = scales(w.scales)
-    zeros = None if w.zeros is None else scales(w.zeros)
-    second, scheme = w.second, w.scheme
+    picked, scheme, other = scales(w.scales), w.scheme, w.second
     if scheme.second == "dynamic8":
         flat = jnp.arange(w.scales.size, dtype=jnp.int32).reshape(w.scales.shape)
-        group = jnp.take(second, scales(flat) // DYNAMIC8_BLOCK)
-        picked = jnp.take(jnp.asarray(dynamic8.table()), picked.astype(jnp.int32)) * group + second[-1]
-        scheme, second = replace(scheme, scale="f32", second=None), None
-    elif second is not None and lead:
-        second = codes(second)
-    return QTensor(codes(w.codes), picked, scheme, zeros, second)
+        group = jnp.take(other, scales(flat) // DYNAMIC8_BLOCK)
+        picked = jnp.take(jnp.asarray(dynamic8.table()), picked.astype(jnp.int32)) * group + other[-1]
+        scheme, other = replace(scheme, scale="f32", second=None), None
+    elif other is not None:
+        other = second(other)
+    return QTensor(codes(w.codes), picked, scheme, None if w.zeros is None else scales(w.zeros), other)

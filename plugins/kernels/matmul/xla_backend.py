@@ -1,19 +1,21 @@
 """matmul in jnp: weights are decoded a band of rows at a time, so that a band is still in cache when it is multiplied.
 
-Compiled for the platform it runs on (`lax.platform_dependent`), because two things differ: how large a band should be,
-and, on CPUs, what a product with a single row costs.
+Compiled for the platform it runs on (`lax.platform_dependent`), because CPUs differ in three things: how large a band
+should be, how codes become values (`planes`), and what a product with a single row costs.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 
+from pipeline.tensors.qtensor import QTensor
 from plugins.kernels.matmul import weights
+from plugins.kernels.matmul.planes import count, planes
 
-# Bytes of decoded weights at a time: a core's share of L2 on CPUs; elsewhere large enough to keep the device busy.
-CPU_BAND_NBYTES = 1 << 20
+# Bytes of decoded weights at a time. On CPUs a few times a core's L2: smaller bands pay more for starting the threads
+# than larger ones do for L3. Elsewhere enough to keep the device busy.
+CPU_BAND_NBYTES = 4 << 20
 BAND_NBYTES = 64 << 20
 
 
@@ -24,16 +26,16 @@ def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     y = product(x.reshape(-1, n_in), w)
     if bias is not None:
         y = y + jnp.asarray(bias).astype(jnp.float32)[None]
-    return y.astype(x.dtype if out_dtype is None else out_dtype).reshape(*lead, w.shape[0])
+    return y.astype(x.dtype if out_dtype is None else out_dtype).reshape(*lead, w.shape[-2])
 
 
-def product(x: Any, w: Any) -> Any:
-    """float32 `[N, out]`: `x` `[N, in]` times an array or QTensor `[out, in]`, transposed."""
+def product(x: Any, w: Any, at: Any = None) -> Any:
+    """float32 `[N, out]`: `x` `[N, in]` times an array or QTensor `[out, in]`, transposed.
 
-    def on(contract: Callable[[Any, Any], Any], nbytes: int) -> Callable[[Any, Any], Any]:
-        return lambda x, w: banded(x, w, contract, nbytes)
-
-    return lax.platform_dependent(x, w, cpu=on(contract_on_cpu, CPU_BAND_NBYTES), default=on(contract, BAND_NBYTES))
+    Args:
+        at: which matrix (traced) of a stack `[E, out, in]`, when `w` is one.
+    """
+    return lax.platform_dependent(x, w, at, cpu=_on_cpu, default=_elsewhere)
 
 
 def contract(x: Any, w: Any) -> Any:
@@ -43,31 +45,54 @@ def contract(x: Any, w: Any) -> Any:
     )
 
 
-def contract_on_cpu(x: Any, w: Any) -> Any:
-    """The same. XLA's CPU backend has bfloat16 kernels for two rows and more; for a single row it widens the whole
-    matrix first, some fifteen times slower: so a single row gets company."""
+def _elsewhere(x: Any, w: Any, at: Any) -> Any:
+    def one(start: Any, rows: int) -> Any:
+        return contract(x, weights.decoded(weights.band(w, start, rows, at), x.dtype))
+
+    if at is None and not weights.needs_decoding(w, x.dtype):
+        return contract(x, w)
+    return banded(one, x, w, BAND_NBYTES)
+
+
+def _on_cpu(x: Any, w: Any, at: Any) -> Any:
+    if at is None and not weights.needs_decoding(w, x.dtype):
+        return _contract_on_cpu(x, w)
+    many = count(w) if isinstance(w, QTensor) else None
+    if many is None:
+
+        def plain(start: Any, rows: int) -> Any:
+            return _contract_on_cpu(x, weights.decoded(weights.band(w, start, rows, at), x.dtype))
+
+        return banded(plain, x, w, CPU_BAND_NBYTES)
+    # A single row is multiplied in float32 (see below); more rows are in bfloat16 when x is.
+    dtype = jnp.bfloat16 if x.dtype == jnp.bfloat16 and x.shape[0] > 1 else jnp.float32
+    parts = [x[:, p::many].astype(dtype) for p in range(many)]
+
+    def one(start: Any, rows: int) -> Any:
+        found, after = planes(weights.band(w, start, rows, at), dtype)
+        y = sum(contract(part, plane) for part, plane in zip(parts, found, strict=True))
+        return y if after is None else y * after[None]
+
+    return banded(one, x, w, CPU_BAND_NBYTES)
+
+
+def _contract_on_cpu(x: Any, w: Any) -> Any:
+    """`contract`. XLA's CPU backend has bfloat16 kernels for two rows and more; for a single row it widens the whole
+    matrix first, some ten times slower: so a single row gets company."""
     if x.dtype != jnp.float32 and x.shape[0] == 1:
         return contract(jnp.concatenate([x, x]), w)[:1]
     return contract(x, w)
 
 
-def banded(x: Any, w: Any, contract: Callable[[Any, Any], Any], nbytes: int) -> Any:
-    """`contract` over bands of rows whose decoded form has about `nbytes`; one band where nothing is to be decoded."""
-    n_out, n_in = w.shape
-    if not weights.needs_decoding(w, x.dtype):
-        return contract(x, w)
-    grain = weights.row_grain(w) or 1
-    rows = max(1, nbytes // (max(1, n_in) * x.dtype.itemsize * grain)) * grain
-    if rows >= n_out:
-        return contract(x, weights.decoded(w, x.dtype))
+def banded(one: Any, x: Any, w: Any, nbytes: int) -> Any:
+    """`[N, out]` of `one(start, rows)`, over bands of rows whose decoded form has at most about `nbytes`."""
+    n_out, n_in = w.shape[-2:]
+    grain = weights.row_grain(w)
+    most = max(1, nbytes // max(1, n_in * x.dtype.itemsize * grain)) * grain
+    if most >= n_out:
+        return one(0, n_out)
+    rows = next((r for r in range(most, most // 2, -grain) if n_out % r == 0), most)
     whole = n_out // rows * rows
-
-    def one(start: Any) -> Any:
-        return contract(x, weights.decoded(weights.band(w, start, rows), x.dtype))
-
-    y = lax.map(one, jnp.arange(0, whole, rows))  # [bands, N, rows]
+    y = lax.map(lambda start: one(start, rows), jnp.arange(0, whole, rows))  # [bands, N, rows]
     y = jnp.moveaxis(y, 0, 1).reshape(x.shape[0], whole)
-    if whole < n_out:
-        rest = contract(x, weights.decoded(weights.band(w, whole, n_out - whole), x.dtype))
-        y = jnp.concatenate([y, rest], axis=1)
-    return y
+    return y if whole == n_out else jnp.concatenate([y, one(whole, n_out - whole)], axis=1)

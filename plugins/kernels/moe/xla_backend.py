@@ -9,12 +9,10 @@ every expert on CPUs.)
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
-from plugins.kernels.matmul.weights import matrix
-from plugins.kernels.matmul.xla_backend import matmul
+from plugins.kernels.matmul.xla_backend import product
 
 MOST_ROWS = 128  # of a tile: more no longer pays for what a half-empty tile costs
 
@@ -57,10 +55,8 @@ def moe(
         # Rows past the expert's last belong to the next one, whose tile writes them again, later.
         here = jnp.minimum(start + jnp.arange(rows), total - 1)
         tile_x = x[order[here] // k]
-        hidden = [
-            matmul(tile_x, matrix(w, e), None if b is None else matrix(b, e)) for w, b in zip(w_in, b_in, strict=True)
-        ]
-        y = matmul(activation(*hidden), matrix(w_out, e), None if b_out is None else matrix(b_out, e))
+        hidden = [project(tile_x, w, b, e) for w, b in zip(w_in, b_in, strict=True)]
+        y = project(activation(*hidden), w_out, b_out, e)
         return lax.dynamic_update_slice_in_dim(out, y, start, 0)
 
     out = jnp.zeros((total + rows - 1, d_out), x.dtype)
@@ -70,3 +66,11 @@ def moe(
     # What no tile wrote is 0, but what a tile wrote past its expert may be anything.
     y = jnp.where(weights[:, :, None] == 0, 0.0, y * weights[:, :, None])
     return jnp.sum(y, axis=1).astype(x.dtype)
+
+
+def project(x: Any, w: Any, b: Any, e: Any) -> Any:
+    """`matmul` with expert `e` (traced) of a stack of weights and biases."""
+    y = product(x, w, e)
+    if b is not None:
+        y = y + lax.dynamic_index_in_dim(jnp.asarray(b), e, 0).astype(jnp.float32)
+    return y.astype(x.dtype)
