@@ -35,7 +35,7 @@ def model(prefix: bool) -> bytes:
         normalization_rule_name="identity",
         remove_extra_whitespaces=False,
         add_dummy_prefix=prefix,
-        user_defined_symbols=["▁▁", "▁▁▁", "\n", "\n\n", "<tool>"],
+        user_defined_symbols=["<tool>"] if prefix else ["▁▁", "▁▁▁", "\n", "\n\n", "<tool>"],  # Llama 2; Gemma
         control_symbols=["<turn>"],
         minloglevel=2,
     )

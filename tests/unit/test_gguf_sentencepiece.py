@@ -1,4 +1,4 @@
-"""SentencePiece vocabularies in GGUF, judged by the sentencepiece library: a trained model, the same text, its tokens."""
+"""SentencePiece vocabularies in GGUF, judged by the sentencepiece library: a trained model, its tokens of a text."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_tokens_are_those_of_sentencepiece(kv, prefix):
     theirs = SentencePieceProcessor(model_proto=toy_spm.model(prefix))
     ours = tokenizer_of(from_kv(kv, CONFIG)["tokenizer.json"])
     for text in toy_spm.TEXTS:
-        if prefix and ("  " in text or "▁" in text or "\n" in text or "<tool>" in text):
+        if prefix and "<tool>" in text:
             continue  # where llama.cpp and sentencepiece differ, see below
         ids = ours.encode(text).ids
         assert ids == [1, *theirs.encode(text)], text
