@@ -86,9 +86,9 @@ def _model_option(path: Path) -> str:
     from pipeline.errors import ConfigError, PlanError, did_you_mean
     from pipeline.runner import plan_run
 
-    types = {}
+    types: dict[str, str] = {}
     for name in options("model"):
-        for kind in OmegaConf.load(CONF / "model" / f"{name}.yaml").get("model_types", ()):
+        for kind in OmegaConf.select(OmegaConf.load(CONF / "model" / f"{name}.yaml"), "model_types", default=()):
             types.setdefault(kind, name)
     any_option = next(iter(types.values()))
     with _composed([f"+model={any_option}", f"model.source={_quoted(path)}", "stages=[load]"], None) as config:
@@ -96,9 +96,9 @@ def _model_option(path: Path) -> str:
         if plan.problems:
             raise PlanError(plan.problems, exit_code=4)
         found = plan.nodes["load"].result.config.get("model_type")
-    if found not in types:
+    if str(found) not in types:
         raise ConfigError(f"{path}: no model option is for model_type {found!r}{did_you_mean(str(found), types)}")
-    return types[found]
+    return types[str(found)]
 
 
 @contextmanager

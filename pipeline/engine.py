@@ -3,7 +3,8 @@
 Stages are handed an engine and know neither its framework nor its models.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -91,6 +92,14 @@ class Session(Protocol):
         """
         ...
 
+    def taps(self, ids: Sequence[int]) -> Mapping[str, Any]:
+        """Hidden states of one text: `embed`, `layers.0`, …, `norm` [T, D], and `logits` [T, V]; float32."""
+        ...
+
+    def replaced(self, tensors: Collection[str], checkpoint: Checkpoint) -> AbstractContextManager[None]:
+        """With `tensors` read from `checkpoint` instead."""
+        ...
+
     def generate(
         self, prompt: Any, sampling: Any, *, chat: bool | None, on_text: Callable[[int, str], None]
     ) -> list[Any]:
@@ -108,8 +117,13 @@ class Engine(Protocol):
         """
         ...
 
-    def load(self, checkpoint: Checkpoint) -> Session:
+    def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Session:
         """Put the weights on the device.
+
+        Args:
+            checkpoint: whose model.
+            plain: hold tensors that are not packed as fp32, and compute in it; `replaced` can then put values of any
+                scheme in their place, exactly.
 
         Raises:
             PlanError: config.json or the tensors do not fit the model; all problems at once.

@@ -6,10 +6,10 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from pipeline import live
+from pipeline import live, texts
 from pipeline.digest import code_version, identity
 from pipeline.engine import Engine, Score, Windows
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Needs, Table
 from pipeline.units import show_bytes
 
@@ -59,10 +59,7 @@ class Evaluate:
         if not self.texts:
             raise ConfigError("evaluate.texts: at least one text file is needed")
         for text in self.texts:
-            path = Path(text).expanduser()
-            if not path.is_file():
-                near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-                raise ConfigError(f"evaluate.texts: {text}: no such file{did_you_mean(path.name, near)}")
+            texts.check(text, "evaluate.texts")
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
         """The larger of both models, one of which is loaded at a time."""
@@ -81,7 +78,7 @@ class Evaluate:
             found = {}
             for path in map(Path, self.texts):
                 live.write(f"scoring {path.name}\n")
-                ids = _ids(session, path)
+                ids = session.tokenizer.encode(texts.read(str(path)))
                 found[path.name] = session.score(ids, self.windows, keep=None, against=kept[path.name])
             facts = session.facts
         else:
@@ -123,25 +120,14 @@ class Evaluate:
                 continue
             session = session or self.engine.load(decode)
             live.write(f"scoring {name} with the unquantized model\n")
-            scores[name] = session.score(
-                _ids(session, path), self.windows, keep=kept[name] if needed else None, against=None
-            )
+            ids = session.tokenizer.encode(texts.read(str(path)))
+            scores[name] = session.score(ids, self.windows, keep=kept[name] if needed else None, against=None)
             facts = dict(session.facts)
             folder.mkdir(parents=True, exist_ok=True)
             partial = record.with_suffix(".partial")
             partial.write_text(json.dumps({"score": asdict(scores[name]), "facts": facts, "text": str(path)}))
             partial.replace(record)
         return kept, scores, facts
-
-
-def _ids(session: Any, path: Path) -> list[int]:
-    from pipeline.errors import SourceError
-
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as why:
-        raise SourceError(f"{path}: byte {why.start} is not UTF-8") from None
-    return list(session.tokenizer.encode(text))
 
 
 def _row(score: Score, base: Score | None) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The engine as a plugin node: which families there are, which kernels they use, and in what dtypes they run."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -30,6 +30,7 @@ class Engine:
         families: the first whose `model_types` name the checkpoint's builds the model.
         ops: kernels of the model.
         cast: widens or narrows plain weights that `hold` wants in another dtype.
+        unpack: decodes packed tensors for whoever wants them plain.
         tokenizer: finds the checkpoint's.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
         hold: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
@@ -40,6 +41,7 @@ class Engine:
     families: tuple[Family, ...]
     ops: Ops
     cast: Kernel
+    unpack: Kernel
     tokenizer: Tokenizers
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     hold: Hold = "keep"
@@ -64,8 +66,12 @@ class Engine:
             return wanted.startswith("cpu")
         return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
 
-    def load(self, checkpoint: Checkpoint) -> Any:
+    def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
         """A `plugins.engine.session.Model`.
+
+        Args:
+            checkpoint: whose model.
+            plain: hold every tensor that is not packed as fp32, and compute in it.
 
         Raises:
             PlanError: config.json or the tensors do not fit the model; all problems at once.
@@ -73,4 +79,4 @@ class Engine:
         """
         from plugins.engine.start import start
 
-        return start(self, checkpoint)
+        return start(replace(self, hold="f32", dtype="f32") if plain else self, checkpoint)

@@ -1,6 +1,6 @@
 """Weights from a store onto the device: packed bytes as they are, a box at a time, nothing decoded."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,26 +33,32 @@ def device_nbytes(model: nnx.Module) -> int:
     return sum(a.size * a.dtype.itemsize for a in arrays)
 
 
-def fill(model: nnx.Module, checkpoint: Checkpoint, cast: Kernel, device: Any) -> None:
-    """Read every parameter of `model` and put it on `device`.
+def fill(
+    model: nnx.Module, checkpoint: Checkpoint, device: Any, *, cast: Kernel, unpack: Kernel, only: Collection[str] = ()
+) -> None:
+    """Read the parameters of `model` and put them on `device`.
 
     Host memory at its worst is one parameter and one box beside what is on the device.
+
+    Args:
+        model: whose parameters know how they lie on the device; a plain one takes packed tensors unpacked.
+        checkpoint: where they come from.
+        device: a JAX device.
+        cast: turns plain values into the dtype of a parameter.
+        unpack: decodes packed tensors for plain parameters.
+        only: names of tensors; parameters that hold none of them stay as they are. Empty: all.
 
     Raises:
         SourceError: see `TensorStore.read`.
     """
     for param in parameters(model):
-        names = param.names
+        if only and not set(only).intersection(param.names):
+            continue
         arrays = _empty(param.spec)
-        for i, name in enumerate(names):
+        one = replace(param.spec, shape=param.spec.shape[1:]) if param.stack else param.spec
+        for i, name in enumerate(param.names):
             into = {c: a[i] for c, a in arrays.items()} if param.stack else arrays
-            _read(
-                checkpoint,
-                name,
-                into,
-                replace(param.spec, shape=param.spec.shape[1:]) if param.stack else param.spec,
-                cast,
-            )
+            _read(checkpoint, name, into, one, cast, unpack)
         _, tree = jax.tree.flatten(abstract(param.spec))
         ordered = [arrays[c] for c in ("codes", "scales", "zeros", "second", "values") if c in arrays]
         param.set_value(jax.tree.unflatten(tree, [jax.device_put(a, device) for a in ordered]))
@@ -65,20 +71,21 @@ def _empty(spec: TensorSpec) -> dict[str, Any]:
     return {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in spec.scheme.components(spec.shape).items()}
 
 
-def _read(checkpoint: Checkpoint, name: str, into: dict[str, Any], held: TensorSpec, cast: Kernel) -> None:
+def _read(
+    checkpoint: Checkpoint, name: str, into: dict[str, Any], held: TensorSpec, cast: Kernel, unpack: Kernel
+) -> None:
     """Fill the arrays `into`, which lie as `held` says, with tensor `name`."""
     spec = checkpoint.store.specs[name]
-    grain = block_grain(spec.scheme, spec.shape)
-    for piece in cut(name, spec.shape, BOX_ELEMS, grain) if spec.shape else ():
+    for piece in cut(name, spec.shape, BOX_ELEMS, block_grain(spec.scheme, spec.shape)):
         value = checkpoint.store.read(name, piece.index)
-        if not isinstance(value, QTensor):
-            if numpy_dtype(held.dtype) != value.dtype:
+        if held.scheme is None:
+            if isinstance(value, QTensor):
+                value = unpack(value, held.dtype)
+            elif numpy_dtype(held.dtype) != value.dtype:
                 value = cast(value, held.dtype)
             into["values"][piece.index] = value
             continue
-        if (
-            held.scheme is not None and held.scheme != value.scheme
-        ):  # resolved double quantization; such tensors are read whole
+        if held.scheme != value.scheme:  # resolved double quantization; such tensors are read whole
             value = QTensor(value.codes, scales.totals(value).reshape(into["scales"].shape), held.scheme)
         for component, array in value.components.items():
             into[component][component_box(held, component, piece.index)] = array

@@ -5,7 +5,8 @@ What was compiled, and how long it took, is counted, so that nothing recompiles 
 """
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -78,6 +79,17 @@ class Runtime:
             self._programs[key] = jitted.lower(self._leaves, *args).compile()
             self.compile_s += time.perf_counter() - start
         return self._programs[key](self._leaves, *args)
+
+    @contextmanager
+    def changed(self, change: Callable[[Decoder], None]) -> Iterator[None]:
+        """With other weights of the same shapes and dtypes, so that nothing recompiles."""
+        model = self._model(self._leaves)
+        change(model)
+        before, self._leaves = self._leaves, jax.tree.leaves(nnx.split(model)[1])
+        try:
+            yield
+        finally:
+            self._leaves = before
 
     def head(self) -> tuple[Any, float | None]:
         """The output matrix [V, D], unpacked, and the cap of logits: what turns hidden states into logits."""

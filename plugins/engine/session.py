@@ -1,18 +1,24 @@
 """A loaded model as people use it: text in, text out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.engine import Score, Windows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
+from plugins.engine.engine import Engine
 from plugins.engine.generate import Completion, Timings, generate
+from plugins.engine.load import fill
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime
 from plugins.engine.score import score
+from plugins.models.common.decoder import Decoder
 from plugins.tokenizers.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
@@ -43,14 +49,16 @@ class Model:
         runtime: the model on its device.
     """
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, load_tokenizer: Callable[[Checkpoint], Tokenizer]):
+    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, engine: Engine):
         self.runtime = runtime
-        self._checkpoint, self._load_tokenizer = checkpoint, load_tokenizer
+        self._checkpoint, self._load_tokenizer = checkpoint, engine.tokenizer.load
+        self._cast, self._unpack = engine.cast, engine.unpack
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Raises SourceError when the checkpoint has none."""
-        return self._load_tokenizer(self._checkpoint)
+        found: Tokenizer = self._load_tokenizer(self._checkpoint)
+        return found
 
     @property
     def facts(self) -> Mapping[str, Any]:
@@ -66,6 +74,23 @@ class Model:
     ) -> Score:
         """See `pipeline.engine.Session.score`."""
         return score(self.runtime, ids, windows, self.tokenizer.bos if windows.bos else None, keep, against)
+
+    def taps(self, ids: Sequence[int]) -> dict[str, Any]:
+        """See `pipeline.engine.Session.taps`."""
+        tokens = np.asarray([ids], np.int32)
+        found = self.runtime.taps(tokens, np.arange(len(ids), dtype=np.int32)[None])
+        layers = sorted((n for n in found if n.startswith("layers.")), key=lambda n: int(n.rpartition(".")[2]))
+        return {name: np.asarray(found[name][0], np.float32) for name in ("embed", *layers, "norm", "logits")}
+
+    @contextmanager
+    def replaced(self, tensors: Collection[str], checkpoint: Checkpoint) -> Iterator[None]:
+        """With `tensors` read from `checkpoint`, unpacked where this model holds them plain."""
+
+        def change(model: Decoder) -> None:
+            fill(model, checkpoint, self.runtime.device, cast=self._cast, unpack=self._unpack, only=tensors)
+
+        with self.runtime.changed(change):
+            yield
 
     def generate(
         self,

@@ -16,11 +16,31 @@ from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
+_last: tuple[Engine, Any, Model] | None = None
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`."""
+    """See `Engine.load`. The model that was loaded last is handed out again when it is asked for again.
+
+    That is what evaluating and then generating does. Nothing else keeps a model alive.
+    """
+    global _last
+    if _last is not None and _last[0] == engine and _last[1] is checkpoint.store:
+        return _last[2]
+    _last = None  # before the next one is loaded: two need not fit
+    model = _started(engine, checkpoint)
+    _last = (engine, checkpoint.store, model)
+    return model
+
+
+def release() -> None:
+    """Let go of the model that was loaded last."""
+    global _last
+    _last = None
+
+
+def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     began = time.perf_counter()
     device = find_device(engine.device)
     dtype: Literal["bf16", "f32"]
@@ -30,9 +50,9 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     family = family_of(checkpoint.config, engine.families)
     model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
     weights.check()
-    fill(model, checkpoint, engine.cast, device)
+    fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
-    return Model(runtime, checkpoint, engine.tokenizer.load)
+    return Model(runtime, checkpoint, engine)
 
 
 def find_device(name: str) -> Any:

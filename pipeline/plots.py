@@ -1,0 +1,44 @@
+"""Pictures of results, for people; drawn without a display."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BLUE, GREY = "#2f6db5", "#8a8f98"
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # the object interface: no global state, no backend to choose
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def bars(path: Path, title: str, label: str, values: Mapping[str, float]) -> None:
+    """Horizontal bars in the order given, from the top, each with its value; a PNG at `path`."""
+    names = list(values)
+    figure, axes = _figure(8, 1.2 + 0.3 * len(names))
+    drawn = axes.barh(names, [values[n] for n in names], color=BLUE)
+    axes.bar_label(drawn, labels=[f"{values[n]:.3g}" for n in names], padding=3, fontsize=8, color=GREY)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(label)
+    axes.tick_params(labelsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def scatter(path: Path, title: str, x_label: str, y_label: str, points: Sequence[tuple[str, float, float]]) -> None:
+    """Named points; a PNG at `path`."""
+    figure, axes = _figure(8, 5)
+    axes.scatter([p[1] for p in points], [p[2] for p in points], color=BLUE, zorder=3)
+    for name, x, y in points:
+        axes.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=GREY)
+    axes.margins(x=0.15, y=0.12)
+    axes.grid(alpha=0.25)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    figure.savefig(path, dpi=150)

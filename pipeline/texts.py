@@ -1,0 +1,28 @@
+"""Text files that a config names: checked while the config is read, and read as UTF-8."""
+
+from pathlib import Path
+
+from pipeline.errors import ConfigError, SourceError, did_you_mean
+
+
+def check(name: str, where: str) -> None:
+    """Raises ConfigError when there is no such file; `where` is the config key."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
+        raise ConfigError(f"{where}: {name}: no such file{did_you_mean(path.name, near)}")
+
+
+def read(name: str) -> str:
+    """The whole text.
+
+    Raises:
+        SourceError: it is gone, or not UTF-8.
+    """
+    path = Path(name).expanduser()
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as why:
+        raise SourceError(f"{path}: byte {why.start} is not UTF-8") from None
+    except OSError as why:
+        raise SourceError(f"{path}: {why.strerror}") from None

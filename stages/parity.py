@@ -1,0 +1,132 @@
+"""Parity: does our model compute what another implementation does, from the same checkpoint and prompt?"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline import live, texts
+from pipeline.engine import Engine
+from pipeline.errors import ConfigError, SourceError
+from pipeline.stage import Checkpoint, Context, Exported, Needs, Table
+
+LEAST = 2  # tokens
+
+
+class Reference(Protocol):
+    """Another implementation: a plugin node."""
+
+    def taps(self, folder: Path, ids: Sequence[int]) -> Mapping[str, Any]:
+        """As `pipeline.engine.Session.taps`, of the checkpoint in `folder`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How far both are apart.
+
+    Attributes:
+        same: every layer within `tolerance`.
+        summary: one line that says so, and names the first layer that is not.
+        first: that layer, or None.
+        layers: name → max_abs (the largest difference), scale (the largest value), relative (their ratio).
+        kl: mean KL divergence of our next-token distributions from the reference's, nats; max over positions beside it.
+        top1: share of positions at which both find the same token likeliest.
+        tokens: of the prompt.
+        tables: for people.
+    """
+
+    same: bool
+    summary: str
+    first: str | None
+    layers: Mapping[str, Mapping[str, float]]
+    kl: float
+    kl_max: float
+    top1: float
+    tokens: int
+    tables: tuple[Table, ...]
+
+    @property
+    def exit_code(self) -> int:
+        return 0 if self.same else 7
+
+
+@dataclass(frozen=True)
+class Parity:
+    """Compare hidden states after every layer, and logits, with those of `reference` on the exported checkpoint.
+
+    Attributes:
+        engine: runs our model, in fp32.
+        reference: runs theirs.
+        text: a file, UTF-8; a checkpoint without a tokenizer gets random tokens instead.
+        tokens: of it, from its beginning.
+        tolerance: the largest difference allowed, as a share of the largest value of a layer.
+    """
+
+    engine: Engine
+    reference: Reference
+    text: str
+    tokens: int = 256
+    tolerance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        texts.check(self.text, "stages.parity.text")
+        if self.tokens < LEAST:
+            raise ConfigError(f"stages.parity.tokens={self.tokens}: at least {LEAST}")
+
+    def plan(self, checkpoint: Checkpoint, exported: Exported) -> Needs:
+        """Ours and theirs, which are not in memory together, in fp32."""
+        needs = self.engine.plan(checkpoint)
+        values = 4 * sum(s.size for s in checkpoint.store.specs.values())
+        return Needs(needs.device_nbytes, needs.host_nbytes + 2 * values)
+
+    def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
+        session = self.engine.load(checkpoint, plain=True)
+        ids = self._ids(session, checkpoint, ctx.seed)
+        live.write(f"{len(ids)} tokens, our model\n")
+        ours = session.taps(ids)
+        live.write("the reference\n")
+        theirs = self.reference.taps(exported.path, ids)
+        layers = {name: _apart(ours[name], theirs[name]) for name in ours}
+        first = next((n for n, d in layers.items() if not d["relative"] <= self.tolerance), None)
+        p, q = (_log_softmax(side["logits"]) for side in (theirs, ours))
+        kl = np.sum(np.exp(p) * (p - q), axis=-1)
+        top1 = float(np.mean(p.argmax(-1) == q.argmax(-1)))
+        if first is None:
+            summary = f"the same: every layer within {self.tolerance:g} of its largest value"
+        else:
+            summary = f"{first} is the first that differs: {layers[first]['relative']:.2g} of its largest value"
+        rows = tuple((n, f"{d['max_abs']:.2e}", f"{d['scale']:.3g}", f"{d['relative']:.1e}") for n, d in layers.items())
+        tables = (
+            Table("Layer by layer", ("after", "max abs difference", "largest value", "relative"), rows),
+            Table("Parity", ("", ""), (
+                ("summary", summary), ("KL", f"{kl.mean():.2e} mean, {kl.max():.2e} at most"),
+                ("top-1 agreement", f"{100 * top1:.2f} % of {len(ids)} positions"),
+            )),
+        )  # fmt: skip
+        return Compared(
+            first is None, summary, first, layers, float(kl.mean()), float(kl.max()), top1, len(ids), tables
+        )
+
+    def _ids(self, session: Any, checkpoint: Checkpoint, seed: int) -> list[int]:
+        text = texts.read(self.text)
+        try:
+            return list(session.tokenizer.encode(text))[: self.tokens]
+        except SourceError:
+            vocab = int(checkpoint.config["vocab_size"])
+            return [int(t) for t in np.random.default_rng(seed).integers(0, vocab, self.tokens)]
+
+
+def _apart(ours: Any, theirs: Any) -> dict[str, float]:
+    if ours.shape != theirs.shape:
+        return {"max_abs": float("inf"), "scale": 0.0, "relative": float("inf")}
+    max_abs, scale = float(np.max(np.abs(ours - theirs))), float(np.max(np.abs(theirs)))
+    return {"max_abs": max_abs, "scale": scale, "relative": max_abs / scale if scale else max_abs}
+
+
+def _log_softmax(logits: Any) -> Any:
+    wide = np.asarray(logits, np.float64)
+    wide = wide - wide.max(axis=-1, keepdims=True)
+    return wide - np.log(np.sum(np.exp(wide), axis=-1, keepdims=True))

@@ -1,0 +1,127 @@
+"""Sensitivity: which tensors lose most by being quantized? One group at a time, all others as they were."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from math import exp
+from typing import Any, Literal
+
+from pipeline import live, texts
+from pipeline.engine import Engine, Windows
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.plots import bars
+from pipeline.stage import Checkpoint, Context, Needs, Table
+
+
+@dataclass(frozen=True)
+class Sensitivities:
+    """What quantizing each group alone does.
+
+    Attributes:
+        groups: name → perplexity, KL divergence from the unquantized model (nats), top-1 agreement, number of tensors,
+            bits a weight.
+        perplexity: of the unquantized model.
+        plot: the picture of it.
+        windows: how the text was cut.
+        figures: for comparisons.
+        tables: for people.
+    """
+
+    groups: Mapping[str, Mapping[str, Any]]
+    perplexity: float
+    plot: str
+    windows: Mapping[str, Any]
+    figures: Mapping[str, str]
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """Score one text with each group of tensors quantized alone.
+
+    The model is held in fp32, so that unpacked values are those of the packed tensors exactly, and nothing recompiles.
+
+    Attributes:
+        engine: runs the model.
+        text: a file, UTF-8.
+        windows: how it is cut.
+        by: what a group is: a `layer`, a `role` of the model, or a kind of `tensor` (over all layers).
+        roles: role → name patterns.
+    """
+
+    engine: Engine
+    text: str
+    windows: Windows
+    by: Literal["layer", "role", "tensor"] = "layer"
+    roles: Mapping[str, tuple[str, ...]] | None = None
+
+    def __post_init__(self) -> None:
+        texts.check(self.text, "sensitivity.text")
+
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
+        base = self.engine.plan(decode)
+        values = sum(s.size for s in decode.store.specs.values())
+        return Needs(4 * values, base.host_nbytes + 4 * values)
+
+    def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
+        """
+        Raises:
+            ConfigError: nothing is quantized, or a quantized tensor has no role.
+        """
+        groups = self.groups(checkpoint, decode)
+        session = self.engine.load(decode, plain=True)
+        ids = session.tokenizer.encode(texts.read(self.text))
+        kept = ctx.run_dir / "sensitivity.npz"
+        base = session.score(ids, self.windows, keep=kept, against=None)
+        found: dict[str, dict[str, Any]] = {}
+        for name, tensors in groups.items():
+            live.write(f"quantizing {name} alone ({len(tensors)} tensors)\n")
+            with session.replaced(tensors, checkpoint):
+                score = session.score(ids, self.windows, keep=None, against=kept)
+            specs = [checkpoint.store.specs[t] for t in tensors]
+            bits = 8 * sum(s.nbytes for s in specs) / sum(s.size for s in specs)
+            found[name] = {
+                "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors), "bits": bits
+            }  # fmt: skip
+        kept.unlink()
+        ranked = sorted(found, key=lambda n: -found[n]["kl"])
+        plot = ctx.run_dir / "sensitivity.png"
+        title = f"KL from the unquantized model, each {self.by} quantized alone"
+        bars(plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
+        before = exp(base.nll)
+        lines = tuple(
+            (
+                n, f"×{r['tensors']}", f"{r['bits']:.3f}", f"{r['perplexity']:.3f}",
+                f"{100 * (r['perplexity'] / before - 1):+.3f} %", f"{r['kl']:.5f}", f"{100 * r['top1']:.2f} %",
+            )
+            for n, r in ((n, found[n]) for n in ranked)
+        )  # fmt: skip
+        columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1 agreement")
+        head = Table(f"Quantized alone, worst first (unquantized: {before:.3f})", columns, lines)
+        return Sensitivities(
+            found, before, str(plot), asdict(self.windows), {"worst": ranked[0]},
+            (head, Table("Picture", ("",), ((str(plot),),))),
+        )  # fmt: skip
+
+    def groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
+        """Group → the tensors of it that quantization changed."""
+        changed = [n for n, s in checkpoint.store.specs.items() if s != decode.store.specs.get(n)]
+        if not changed:
+            raise ConfigError("sensitivity: no tensor is quantized; choose quant=, or other model.rules")
+        found: dict[str, list[str]] = {}
+        for name in changed:
+            found.setdefault(self._group(name), []).append(name)
+        return found
+
+    def _group(self, name: str) -> str:
+        parts = name.split(".")
+        if self.by == "role":
+            roles = self.roles or {}
+            role = next((r for r, patterns in roles.items() if any(fnmatchcase(name, p) for p in patterns)), None)
+            if role is None:
+                raise ConfigError(f"sensitivity.by=role: {name} has none{did_you_mean(name, roles)}")
+            return role
+        at = next((i for i, p in enumerate(parts) if p.isdigit()), None)
+        if self.by == "layer":
+            return ".".join(parts[: at + 1]) if at is not None else name
+        return ".".join("*" if p.isdigit() else p for p in parts)
