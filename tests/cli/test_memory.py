@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -51,6 +52,31 @@ def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
     seen = watch([sys.executable, "-m", "pipeline", *converting("+model=gpt_oss", "progress=false", *args)], cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert most / 3 < seen.tree_nbytes <= most
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory):
+    return big_gpt_oss.write(tmp_path_factory.mktemp("twice"), replace(SIZES, layers=2))  # 179 MiB
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["quant=int8", "quant.block_rows=0", "export=orbax"],  # a scale a matrix: everything is read twice
+        ["quant=nvfp4", "export=modelopt"],
+    ],
+    ids=lambda args: " ".join(args),
+)
+def test_any_scheme_keeps_to_a_bound_that_the_weights_are_past(twice, tmp_path, args):
+    """The codec of all schemes, not MXFP4's own: high-water mark of the process, whichever tile it was in."""
+    bound = 150 << 20
+    assert sum(p.stat().st_size for p in twice.glob("*.safetensors")) > bound * 7 / 6
+    args = [*args, "flow=convert", "dask.workers=2", "dask.memory=150MiB"]
+    args += [f"model.source={twice}", f"paths.run={tmp_path}"]
+    most = predicted(*args)
+    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    assert most / 3 < seen.process_nbytes[0] <= most <= bound
 
 
 def test_decoding_to_a_transposed_layout(packed, tmp_path):

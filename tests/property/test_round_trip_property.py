@@ -131,7 +131,7 @@ def gpt_oss(
     return tensors, config
 
 
-@settings(max_examples=12)
+@settings(max_examples=7)
 @given(
     st.permutations(["hf", "original", "compressed-tensors", "gguf", "orbax"]),
     st.integers(1, 4),
@@ -213,7 +213,7 @@ def test_llama_through_whatever_holds_the_scheme(
         through(Path(folder) / "model", FORMS[form], tensors, config, shard)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     methods(), st.lists(st.integers(1, 3), max_size=2), st.integers(1, 9), st.integers(1, 3), st.integers(0, 1 << 20)
 )
