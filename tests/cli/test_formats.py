@@ -1,0 +1,238 @@
+"""Every number format into every export, from the command line: what fits comes back, what does not is refused.
+
+The command line runs in this process (a process of its own costs more than most of these runs); what other programs
+make of the files is tested with each dialect.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.numpy import save_file
+
+from pipeline import __main__ as command_line
+from tests.cases import toy_gpt_oss, toy_llama
+
+OPTIONS = {p.stem for p in (Path(__file__).parents[2] / "conf" / "quant").glob("*.yaml")}
+# Quant options and what else is typed. Blocks of 64 divide no row of the toy gpt-oss's down_proj.
+QUANTS: dict[str, tuple[str, ...]] = {
+    **{name: (f"quant={name}",) for name in sorted(OPTIONS)},
+    "nf4": ("quant=nf4", "quant.block_elems=32"),
+    "nf4 double": ("quant=nf4", "quant.block_elems=32", "quant.scale=dynamic8", "quant.second=dynamic8"),
+    "nvfp4 inverse": ("quant=nvfp4", "quant.second=inverse_f32"),
+    "uint4": ("quant=int4", "quant.element=uint4", "quant.zero_point=int", "quant.scale=bf16"),
+    "fp8 rows": ("quant=fp8_e4m3", "quant.block_rows=1"),
+    "fp8 tiles": ("quant=fp8_e4m3", "quant.block_rows=32", "quant.block_elems=32"),
+}
+INTEGERS = ("int2", "int3", "int4", "int8", "uint4", "q4_0", "q8_0")
+COMPRESSED = ("mxfp4", "mxfp6_e2m3", "mxfp8_e4m3", "nvfp4 inverse", "fp8_e4m3", "fp8 rows", *INTEGERS)
+GGUF = ("none", "mxfp4", "q4_0", "q4_1", "q8_0")
+# What each export keeps in the encoding it comes in.
+OF_GPT_OSS: dict[str, tuple[str, ...]] = {
+    "hf": ("none", "mxfp4"),
+    "original": ("none", "mxfp4"),
+    "gguf": GGUF,
+    "compressed_tensors": COMPRESSED,
+    "modelopt": ("nvfp4",),
+    "bitsandbytes": ("nf4",),
+}
+OF_LLAMA: dict[str, tuple[str, ...]] = {
+    "gguf": (*GGUF, "nvfp4"),
+    "compressed_tensors": ("int3", "nvfp4 inverse", "fp8 tiles"),  # the rest is as with gpt-oss
+    "modelopt": ("nvfp4",),
+    "bitsandbytes": ("nf4", "nf4 double"),
+}
+REASONS = {
+    "hf": "gpt-oss knows no packing but MXFP4",
+    "gguf": "a GGUF file can be written with",
+    "compressed_tensors": "compressed-tensors has no format for it",
+    "modelopt": "ModelOpt checkpoints are written as NVFP4",
+    "bitsandbytes": "bitsandbytes checkpoints are NF4",
+}
+NOTHING = "no tensor is quantized"
+PARTICULAR = {
+    ("nvfp4", "gguf"): "NVFP4 has blocks of 64 elements",
+    ("nvfp4", "compressed_tensors"): "quantize with quant.second=inverse_f32, or export=modelopt",
+    ("nvfp4 inverse", "modelopt"): "quantize with quant.second=f32, or export=compressed_tensors",
+    ("nf4 double", "bitsandbytes"): "the scales of all experts are coded together",
+    ("nf4 double", "compressed_tensors"): "the scales of all experts are coded together",
+    ("fp8 tiles", "compressed_tensors"): "gate and up rows, which are stored apart",
+}
+Said = tuple[int, str, str]
+
+
+@dataclass(frozen=True)
+class Toy:
+    """A checkpoint on disk and what to type for it."""
+
+    folder: Path
+    model: str
+    more: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> Path:
+        return self.folder / "source"
+
+    def typed(self, name: str, *args: str) -> tuple[str, ...]:
+        where = f"paths.run={self.folder / 'runs' / name}"
+        return (f"+model={self.model}", f"model.source={self.source}", "flow=convert", *self.more, where, *args)
+
+
+@pytest.fixture
+def say(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """Run a command in this process; its exit code, and what it wrote to stdout and stderr."""
+
+    def run(*args: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["pipeline", *args, "progress=false"])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as end:
+            command_line.main()
+        return (int(end.value.code or 0), *capfd.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    folder = tmp_path_factory.mktemp("gpt_oss")
+    toy_gpt_oss.write(folder / "source", toy_gpt_oss.make("hf", "bf16"))
+    return Toy(folder, "gpt_oss")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Toy:
+    folder = tmp_path_factory.mktemp("llama")
+    (folder / "source").mkdir()
+    save_file(toy_llama.weights(), folder / "source" / "model.safetensors")
+    (folder / "source" / "config.json").write_text(json.dumps(toy_llama.CONFIG))
+    # Rows of 96, as o_proj has them, are no multiple of GGUF's 64.
+    return Toy(folder, "smollm2", ("model.rules=[{role: mlp, to: quant}, {match: '*', to: keep}]",))
+
+
+def holds(table: dict[str, tuple[str, ...]]) -> list[Any]:
+    pairs = {quant: [export for export, quants in table.items() if quant in quants] for quant in QUANTS}
+    return [pytest.param(quant, exports, id=quant) for quant, exports in pairs.items() if exports]
+
+
+def kept(toy: Toy, quant: str, exports: list[str], say: Callable[..., Said]) -> None:
+    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back."""
+    code, _, err = say(*toy.typed(f"{quant} direct", *QUANTS[quant], "export=numpy", "export.dtype=fp32"))
+    assert code == 0, err
+    direct = toy.folder / "runs" / f"{quant} direct" / "model"
+    for export in exports:
+        code, _, err = say(*toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"))
+        assert (code, err) == (0, ""), export
+        written = toy.folder / "runs" / f"{quant} {export}"
+        where = f"paths.run={toy.folder / 'runs' / f'{quant} {export} verified'}"
+        code, out, err = say("flow=verify", f"a={direct}", f"b={written / 'model'}", where)
+        assert code == 0, f"{export}: {out}{err}"
+        assert "the same model" in out
+        manifest = json.loads((written / "manifest.json").read_text())
+        assert quant == "none" or manifest["nbytes_out"] < manifest["nbytes_in"]
+
+
+@pytest.mark.parametrize(("quant", "exports"), holds(OF_GPT_OSS))
+def test_gpt_oss_comes_back(quant: str, exports: list[str], gpt_oss: Toy, say: Callable[..., Said]) -> None:
+    kept(gpt_oss, quant, exports, say)
+
+
+@pytest.mark.parametrize(("quant", "exports"), holds(OF_LLAMA))
+def test_llama_comes_back(quant: str, exports: list[str], llama: Toy, say: Callable[..., Said]) -> None:
+    kept(llama, quant, exports, say)
+
+
+@pytest.mark.parametrize("quant", QUANTS)
+def test_what_an_export_cannot_hold_it_refuses_with_the_reason(
+    quant: str, gpt_oss: Toy, say: Callable[..., Said]
+) -> None:
+    for export, reason in REASONS.items():
+        if quant in OF_GPT_OSS[export]:
+            continue
+        code, out, err = say(*gpt_oss.typed(f"{quant} not {export}", *QUANTS[quant], f"export={export}"))
+        assert (code, out) == (3, ""), export
+        expected = NOTHING if quant == "none" else PARTICULAR.get((quant, export), reason)
+        assert expected in err, export
+        assert quant == "none" or "model.layers.2.mlp.experts." in err
+        assert not (gpt_oss.folder / "runs" / f"{quant} not {export}").exists()
+
+
+MXFP4_EXPORTS = ("hf", "original", "compressed_tensors", "gguf")
+
+
+def transcoded(source: Path, target: Path, say: Callable[..., Said], *args: str) -> Said:
+    where = (f"export.path={target}", f"paths.run={target.with_name(target.name + '-run')}")
+    return say("+model=gpt_oss", f"model.source={source}", "flow=transcode", *where, *args)
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpt-oss's MXFP4 with all 256 bytes among its codes, written by nothing of ours."""
+    folder = tmp_path_factory.mktemp("packed")
+    return toy_gpt_oss.write(folder / "source", toy_gpt_oss.make("hf", "mxfp4"))
+
+
+def test_mxfp4_goes_from_every_dialect_to_every_other(packed: Path, tmp_path: Path, say: Callable[..., Said]) -> None:
+    """Whatever way it came, what is written is the same to the byte; but GGUF widens vectors, and they stay wide."""
+
+    def same(folder: Path, how: str) -> None:
+        code, out, err = say("flow=verify", f"a={packed}", f"b={folder}", f"paths.run={tmp_path / folder.name}-verify")
+        assert code == 0, err
+        assert f"the same model: all {3 * 17 + 3} tensors equal bit for bit, {how}" in out
+
+    first = {export: tmp_path / export for export in MXFP4_EXPORTS}
+    for export, target in first.items():
+        assert transcoded(packed, target, say, f"export={export}")[0] == 0, export
+        same(target, "" if export == "gguf" else "encodings and all")
+    for source in MXFP4_EXPORTS[1:]:
+        for export, target in first.items():
+            again = tmp_path / f"{source}-to-{export}"
+            assert transcoded(first[source], again, say, f"export={export}")[0] == 0
+            if source == "gguf":
+                same(again, "")
+            else:
+                found, want = files(again), files(target)
+                assert found.keys() == want.keys(), again.name
+                assert [n for n in want if found[n] != want[n]] == [], again.name
+
+
+@pytest.mark.parametrize(
+    ("quant", "export"),
+    [(("quant=nvfp4",), "modelopt"), (("quant=nvfp4", "quant.second=inverse_f32"), "compressed_tensors")],
+    ids=["modelopt", "compressed-tensors"],
+)
+def test_mxfp4_is_nvfp4_where_that_is_exact(
+    quant: tuple[str, ...], export: str, packed: Path, tmp_path: Path, say: Callable[..., Said]
+) -> None:
+    """Scales of the toy lie within 2^7 of each other; one that is 2^-30 of the largest does not fit."""
+    target = tmp_path / "target"
+    code, _, err = transcoded(packed, target, say, *quant, f"export={export}")
+    assert (code, err) == (0, "")
+    code, out, _ = say("flow=verify", f"a={packed}", f"b={target}", f"paths.run={tmp_path / 'verify'}")
+    assert code == 0
+    assert "the same model" in out
+    assert "6 of them in another encoding" in out
+
+    toy = toy_gpt_oss.make("hf", "mxfp4")
+    name = "model.layers.1.mlp.experts.down_proj"
+    toy.leaves[f"{name}_blocks"][3, 5, 0] = 0x11
+    toy.leaves[f"{name}_scales"][3, 5, 0] = 90
+    wide = toy_gpt_oss.write(tmp_path / "wide", toy)
+    code, _, err = transcoded(wide, tmp_path / "refused", say, *quant, f"export={export}")
+    assert code == 6
+    assert name in err
+    assert "allow_requantize=true" in err
+    assert not (tmp_path / "refused").exists()
+    allowed = (*quant, f"export={export}", "allow_requantize=true")
+    code, out, err = transcoded(wide, tmp_path / "allowed", say, *allowed)
+    assert code == 0, err
+    manifest = json.loads((tmp_path / "allowed-run" / "manifest.json").read_text())
+    assert [(e["name"], e["tensors"]) for e in manifest["errors"]] == [(name.replace(".1.", ".*."), 1)]
+    assert 0 < manifest["errors"][0]["max_abs"] < 1
