@@ -143,7 +143,22 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
         table.add_row(*line)
     with (folder / "sweep.csv").open("w", newline="") as file:
         csv.writer(file).writerows([columns, *lines])
-    out(table, f"{folder}")
+    out(table, *_picture(rows, folder), f"{folder}")
+
+
+def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
+    """sweep.png: perplexity over size, where jobs were evaluated."""
+    points = [
+        (label, result.bits_per_weight, float(figures["perplexity"]))
+        for label, result in rows
+        if "perplexity" in (figures := _figures(result))
+    ]
+    if len(points) < 2:
+        return []
+    from pipeline.plots import scatter
+
+    scatter(folder / "sweep.png", "What bits buy", "bits a weight", "perplexity", points)
+    return [str(folder / "sweep.png")]
 
 
 def _figures(result: Any) -> dict[str, str]:

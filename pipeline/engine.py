@@ -110,10 +110,10 @@ class Session(Protocol):
 class Engine(Protocol):
     """A plugin node."""
 
-    def plan(self, checkpoint: Checkpoint) -> Needs:
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
         """
         Raises:
-            PlanError: the model cannot be run.
+            PlanError: the model cannot be run, or (with `text`) there is no tokenizer.
         """
         ...
 

@@ -240,6 +240,9 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
             for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
+            for name, result in report.results.items():
+                if isinstance(result, Mapping) and "figures" in result:
+                    file.write(json.dumps({"kind": "figures", "stage": name, **result["figures"]}) + "\n")
             keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
             file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,13 @@ from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Needs, Table
 from pipeline.units import show_bytes
 
-CODE = tuple(Path(__file__).parents[1] / p for p in ("pipeline", "plugins", "stages"))
+CODE = tuple(Path(__file__).parents[1] / "plugins" / p for p in ("engine", "kernels", "models", "tokenizers"))
+
+
+@cache
+def _code() -> str:
+    """Version of the code that baselines depend on, as this process runs it."""
+    return code_version(*CODE)
 
 
 @dataclass(frozen=True)
@@ -105,7 +112,7 @@ class Evaluate:
         about = identity([
             [[str(f.path), f.nbytes, f.mtime_ns] for f in decode.inputs],
             {n: s.encoding for n, s in decode.store.specs.items()}, repr(self.engine), asdict(self.windows),
-            code_version(*CODE),
+            _code(),
         ])  # fmt: skip
         kept, scores = {}, {}
         facts: dict[str, Any] = {}

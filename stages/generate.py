@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline import live
 from pipeline.engine import Engine
+from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Needs, Table
 from pipeline.units import show_bytes
 
@@ -49,6 +50,10 @@ class Generate:
     sampling: Any
     prompt: str | tuple[str, ...]
     chat: bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
+            raise ConfigError("prompt: an empty text cannot be continued")
 
     def plan(self, checkpoint: Checkpoint) -> Needs:
         return self.engine.plan(checkpoint)

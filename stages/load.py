@@ -47,6 +47,9 @@ class Load:
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
         config = dict(leaves.config()) or _json_object(folder / "config.json")
+        if not isinstance(config.get("quantization_config", {}), dict | None):
+            given = config["quantization_config"]
+            raise SourceError(f"{folder / 'config.json'}: quantization_config is {given!r:.60}; an object is expected")
         for dialect in self.dialects:
             seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
             if dialect.recognizes(leaves.specs, seen):

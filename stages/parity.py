@@ -78,7 +78,7 @@ class Parity:
 
     def plan(self, checkpoint: Checkpoint, exported: Exported) -> Needs:
         """Ours and theirs, which are not in memory together, in fp32."""
-        needs = self.engine.plan(checkpoint)
+        needs = self.engine.plan(checkpoint, text=False)
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())
         return Needs(needs.device_nbytes, needs.host_nbytes + 2 * values)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Needs
 from plugins.models.common.ops import Ops
@@ -16,6 +17,10 @@ HOST_NBYTES = 700 << 20  # JAX, Flax and compiling: measured with the embedded m
 
 class Tokenizers(Protocol):
     """Where tokenizers come from: a plugin node."""
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raises SourceError when the checkpoint has none."""
+        ...
 
     def load(self, checkpoint: Checkpoint) -> Any:
         """A `plugins.tokenizers.tokenizer.Tokenizer`."""
@@ -48,12 +53,23 @@ class Engine:
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
 
-    def plan(self, checkpoint: Checkpoint) -> Needs:
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
         """
         Raises:
-            PlanError: no family knows the model.
+            PlanError: no family knows the model, or (with `text`) there is no tokenizer.
         """
-        family_of(checkpoint.config, self.families)
+        problems: list[Problem] = []
+        try:
+            family_of(checkpoint.config, self.families)
+        except PlanError as why:
+            problems += why.problems
+        if text:
+            try:
+                self.tokenizer.check(checkpoint)
+            except SourceError as why:
+                problems.append(Problem("tokenizer", str(why)))
+        if problems:
+            raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
         nbytes = device_nbytes(checkpoint.store.specs, checkpoint.config, self.hold)
         largest = max((s.nbytes for s in checkpoint.store.specs.values()), default=0)
         return Needs(nbytes, HOST_NBYTES + 2 * largest + (nbytes if self._on_host else 0))

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from pipeline.stage import Checkpoint
-from plugins.tokenizers.load import Kind, load_tokenizer
+from plugins.tokenizers.companions import Companions
+from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer
 from plugins.tokenizers.tokenizer import Tokenizer
 
 
@@ -24,6 +25,16 @@ class Auto:
     encoding: str | None = None
     vocabulary: str | None = None
     chat_template: str | None = None
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """See that there is something to load, without loading it.
+
+        Raises:
+            SourceError: there is not; the files looked for are named.
+        """
+        kinds = tuple(LOOKED_FOR) if self.kind == "auto" else (self.kind,)
+        if not any(Companions(checkpoint.files).match(LOOKED_FOR[kind]) for kind in kinds):
+            self.load(checkpoint)
 
     def load(self, checkpoint: Checkpoint) -> Tokenizer:
         """
