@@ -5,6 +5,7 @@ make of the files is tested with each dialect.
 """
 
 import json
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -236,3 +237,57 @@ def test_mxfp4_is_nvfp4_where_that_is_exact(
     manifest = json.loads((tmp_path / "allowed-run" / "manifest.json").read_text())
     assert [(e["name"], e["tensors"]) for e in manifest["errors"]] == [(name.replace(".1.", ".*."), 1)]
     assert 0 < manifest["errors"][0]["max_abs"] < 1
+
+
+@pytest.fixture(scope="module")
+def damaged(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A copy of a compressed-tensors export in several shards, to be damaged."""
+    folder = tmp_path_factory.mktemp("damaged")
+
+    def copy(name: str) -> Path:
+        return Path(shutil.copytree(folder / "whole", folder / name))
+
+    argv = sys.argv
+    sys.argv = ["pipeline", "+model=gpt_oss", f"model.source={packed}", "flow=transcode", "export=compressed_tensors"]
+    sys.argv += [f"export.path={folder / 'whole'}", "export.max_shard_size=200KB", f"paths.run={folder / 'run'}"]
+    with pytest.raises(SystemExit, match="0"):
+        command_line.main()
+    sys.argv = argv
+    return copy
+
+
+def test_damage_is_said_with_its_place(
+    damaged: Callable[[str], Path], say: Callable[..., Said], tmp_path: Path
+) -> None:
+    def said(folder: Path) -> tuple[int, str]:
+        code, _, err = transcoded(folder, tmp_path / folder.name, say, "export=hf")
+        assert "Traceback" not in err
+        return code, err
+
+    shards = [p.name for p in sorted(damaged("as it was").glob("*.safetensors"))]
+    assert len(shards) > 3
+    short, absent, word = damaged("cut-short"), damaged("absent"), damaged("word")
+    data = (short / shards[2]).read_bytes()
+    (short / shards[2]).write_bytes(data[:-5])
+    code, err = said(short)
+    assert code == 4
+    assert shards[2] in err
+    (absent / shards[1]).unlink()
+    code, err = said(absent)
+    assert code == 4
+    assert shards[1] in err
+    config = json.loads((word / "config.json").read_text())
+    (word / "config.json").write_text(json.dumps({**config, "quantization_config": "mxfp4"}))
+    code, err = said(word)
+    assert code == 4
+    assert "config.json: quantization_config is 'mxfp4'; an object is expected" in err
+    del config["quantization_config"]["config_groups"]
+    (word / "config.json").write_text(json.dumps(config))
+    code, err = said(word)
+    assert code == 3
+    assert "config_groups has no group with weights" in err
+    del config["quantization_config"]
+    (word / "config.json").write_text(json.dumps(config))
+    code, err = said(word)
+    assert code == 3
+    assert "model.layers.0.mlp.experts" in err

@@ -2,6 +2,8 @@
 
 import json
 import pickle
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -314,6 +316,54 @@ def test_config_that_cannot_be_followed() -> None:
     assert "transform_config" in problem("transform_config", {"config_groups": {"a": 1}})
     assert "no group with weights" in problem("config_groups", {})
     assert "is 4-bit float, blocks of 1 × 32" in problem(f"{group}.format", "mxfp4-pack-quantized")
+    assert "config_groups is [1]; an object is needed" in problem("config_groups", [1])
+    assert f"{group} is 'W4A16'; an object with targets" in problem(group, "W4A16")
+    assert f"{group}.weights is 4; an object is needed" in problem(f"{group}.weights", 4)
+    assert f"{group}.targets is 'Linear'; a list of names is needed" in problem(f"{group}.targets", "Linear")
+    assert f"{group}.targets is 're:['; a regular expression" in problem(f"{group}.targets", ["Linear", "re:["])
+    assert "ignore is [['lm_head']]; a list of names" in problem("ignore", [["lm_head"]])
+
+
+@pytest.mark.parametrize("case", ["uint4-group", "nvfp4", "fp8-block"])
+def test_no_config_and_no_leaf_is_a_surprise(case: str) -> None:
+    """Whatever stands anywhere in quantization_config, and whatever a leaf is: understood, or a problem."""
+    dialect, scheme, _ = CASES[case]
+    tensors = {
+        f"{Q}.weight": quantized(scheme, (56, 96)),
+        f"{LAYER.format(0)}.down_proj": quantized(scheme, (2, 48, 96)),
+    }
+    there = dialect.encode(specs_of(tensors), CONFIG)
+    seen = seen_by(dialect, leaves_of(there, tensors), there.config)
+    for keys, value in changes(there.config["quantization_config"]):
+        quant = changed(there.config["quantization_config"], keys, value)
+        attempt(dialect, dict(there.leaves), {**seen, "quantization_config": quant})
+    for name, spec in there.leaves.items():
+        for shape in ((), (0,), (1,), (0, 0), (7, 5), (2, 3, 4), (1 << 40, 2)):
+            for dtype in {spec.dtype, "I64", "F4"}:
+                attempt(dialect, {**there.leaves, name: TensorSpec(shape, dtype)}, seen)
+
+
+def changes(node: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Every place in a JSON value, with each of a few values that do not belong there."""
+    if at:
+        yield from ((at, v) for v in (None, -1, 1.5, True, "re:[", [], [None], [[1]], {}, {"a": 1}, 10**30))
+    if isinstance(node, dict | list):
+        for key in node if isinstance(node, dict) else range(len(node)):
+            yield from changes(node[key], (*at, key))
+
+
+def changed(node: Any, keys: tuple[Any, ...], value: Any) -> Any:
+    if not keys:
+        return value
+    out = dict(node) if isinstance(node, dict) else list(node)
+    out[keys[0]] = changed(node[keys[0]], keys[1:], value)
+    return out
+
+
+def attempt(dialect: Any, leaves: dict[str, TensorSpec], config: dict[str, Any]) -> None:
+    if dialect.recognizes(leaves, config):
+        with suppress(PlanError):
+            dialect.decode(leaves, config)
 
 
 def test_encode_refuses_what_it_cannot_express() -> None:

@@ -17,7 +17,7 @@ from plugins.formats.dialects.compressed_tensors import CompressedTensors
 from plugins.formats.dialects.modelopt import COMPANION, NVFP4, ModelOpt
 from tests.cases.quantized import leaves_of, quantized, read
 from tests.oracles.blocks_by_hand import dequantize
-from tests.unit.test_compressed_tensors import CONFIG, model, plain, problems_of, specs_of
+from tests.unit.test_compressed_tensors import CONFIG, attempt, changed, changes, model, plain, problems_of, specs_of
 
 DIALECT = ModelOpt()
 Q = "model.layers.0.self_attn.q_proj"
@@ -209,6 +209,22 @@ def test_decode_reports_everything_at_once() -> None:
     assert "I8, expected U8" in found[f"{names[5]}.weight"]
     config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
     assert "(allowed: NVFP4, W4A16_NVFP4)" in problems_of(DIALECT.decode, {}, config)["config.json"]
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_no_config_and_no_leaf_is_a_surprise(older: bool) -> None:
+    tensors = whole_model()
+    there = DIALECT.encode(specs_of(tensors), CONFIG)
+    config = seen(there)
+    if older:
+        del config["quantization_config"]
+    for keys, value in changes(config):
+        if keys != ("quantization_config",):  # an object, or the loader says so
+            attempt(DIALECT, dict(there.leaves), changed(config, keys, value))
+    for name, spec in there.leaves.items():
+        for shape in ((), (0,), (1,), (0, 0), (7, 5), (2, 3, 4), (1 << 40, 2)):
+            for dtype in {spec.dtype, "I64", "F4"}:
+                attempt(DIALECT, {**there.leaves, name: TensorSpec(shape, dtype)}, config)
 
 
 def test_the_reciprocal_is_not_converted() -> None:

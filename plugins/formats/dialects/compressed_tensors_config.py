@@ -56,7 +56,8 @@ def is_class(target: str) -> bool:
 
 def read_groups(config: Mapping[str, Any]) -> tuple[Groups, list[Problem]]:
     """The groups that quantize weights, and what in the config cannot be followed."""
-    given, problems = config.get("quantization_config") or {}, []
+    given: Mapping[str, Any] = config.get("quantization_config") or {}
+    problems: list[Problem] = []
     outer = given.get("format", "")
     problems += [
         Problem(WHERE, f"quantization_config.{key} is {given[key]!r}; only checkpoints without are read")
@@ -64,23 +65,56 @@ def read_groups(config: Mapping[str, Any]) -> tuple[Groups, list[Problem]]:
         if given.get(key)
     ]
     groups = []
-    for name, group in (given.get("config_groups") or {}).items():
-        where = f"quantization_config.config_groups.{name}"
+    for name, group in _object(given, "config_groups", problems).items():
+        where = f"config_groups.{name}"
         if not isinstance(group, Mapping):
-            problems.append(Problem(WHERE, f"{where} is {group!r}; an object with targets and weights is needed"))
+            problems.append(_wrong(where, group, "an object with targets and weights"))
             continue
         if group.get("weights") is None:
             continue  # activations only
+        weights, targets = _object(group, "weights", problems, where), _patterns(group, "targets", problems, where)
         fmt = group.get("format") or outer
         if fmt == "naive-quantized":
-            fmt = f"{group['weights'].get('type', 'int')}-quantized"
+            fmt = f"{weights.get('type', 'int')}-quantized"
         if fmt not in FORMATS:
-            problems.append(Problem(WHERE, f"{where} has format {fmt!r}{did_you_mean(str(fmt), FORMATS)}"))
+            text = f"quantization_config.{where} has format {fmt!r}{did_you_mean(str(fmt), FORMATS)}"
+            problems.append(Problem(WHERE, text))
             continue
-        groups.append(Group(name, tuple(group.get("targets") or ()), group["weights"], fmt))
+        groups.append(Group(name, targets, weights, fmt))
+    ignore = _patterns(given, "ignore", problems)
     if not groups and not problems:
         problems.append(Problem(WHERE, "quantization_config.config_groups has no group with weights"))
-    return Groups(tuple(groups), tuple(given.get("ignore") or ())), problems
+    return Groups(tuple(groups), ignore), problems
+
+
+def _wrong(where: str, given: Any, wanted: str) -> Problem:
+    return Problem(WHERE, f"quantization_config.{where} is {given!r:.60}; {wanted} is needed")
+
+
+def _object(node: Mapping[str, Any], key: str, problems: list[Problem], within: str = "") -> Mapping[str, Any]:
+    """The object under `key`; an empty one, and a problem, when it is something else."""
+    given = node.get(key)
+    if isinstance(given, Mapping) or given is None:
+        return given or {}
+    problems.append(_wrong(f"{within}.{key}".lstrip("."), given, "an object"))
+    return {}
+
+
+def _patterns(node: Mapping[str, Any], key: str, problems: list[Problem], within: str = "") -> tuple[str, ...]:
+    """The names and patterns under `key`; none, and a problem, when it is no list of them."""
+    given, where = node.get(key), f"{within}.{key}".lstrip(".")
+    if given is None:
+        return ()
+    if not isinstance(given, list) or not all(isinstance(p, str) for p in given):
+        problems.append(_wrong(where, given, "a list of names"))
+        return ()
+    for pattern in given:
+        try:
+            re.compile(pattern.removeprefix("re:") if pattern.startswith("re:") else "")
+        except re.error as why:
+            problems.append(_wrong(where, pattern, f"a regular expression ({why})"))
+            return ()
+    return tuple(given)
 
 
 def write_groups(modules: Mapping[str, tuple[Scheme, str] | None]) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class ModelOpt:
         method = (config.get("quantization_config") or {}).get("quant_method")
         if method is not None:
             return str(method).startswith("modelopt")
-        return ((config.get(COMPANION) or {}).get("producer") or {}).get("name") == "modelopt"
+        return _section(config, COMPANION, "producer").get("name") == "modelopt"
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`. A module is quantized when it has packed leaves, whatever the config excludes."""
@@ -235,5 +235,13 @@ def _algorithm(config: Mapping[str, Any]) -> Any:
     """quant_algo of config.json, or else of hf_quant_config.json."""
     given = config.get("quantization_config") or {}
     if "quant_algo" not in given:
-        given = (config.get(COMPANION) or {}).get("quantization") or {}
+        given = _section(config, COMPANION, "quantization")
     return given.get("quant_algo")
+
+
+def _section(config: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """The object that `keys` lead to; an empty one when they lead nowhere."""
+    for key in keys:
+        found = config.get(key)
+        config = found if isinstance(found, Mapping) else {}
+    return config
