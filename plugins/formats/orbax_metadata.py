@@ -141,11 +141,12 @@ def checkpoint_json(custom: Mapping[str, Any]) -> bytes:
 
 
 def item_folders(source: Path) -> list[Path]:
-    """Folders that hold a tree: the source itself, or its items (`default` of a step), or the items of its steps."""
-    for pattern in (TREE, f"*/{TREE}", f"*/*/{TREE}"):
-        if found := sorted(p.parent for p in source.glob(pattern)):
-            return found
-    return []
+    """Folders that hold a tree: the source itself, or, of a step, its items (`default`), or the items of its steps."""
+    if (source / TREE).is_file():
+        return [source]
+    if (source / CHECKPOINT).is_file():
+        return sorted(p.parent for p in source.glob(f"*/{TREE}"))
+    return sorted(p.parent for step in source.glob(f"*/{CHECKPOINT}") for p in step.parent.glob(f"*/{TREE}"))
 
 
 def inside(folder: Path, name: str) -> bool:

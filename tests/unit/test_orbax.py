@@ -218,6 +218,9 @@ def test_bands_that_do_not_follow_each_other_are_left_to_tensorstore():
     for band in ((4, 3), (3, 6), (2, 3), (4, 12)):
         other = replace(bands, band=band)
         assert (understood(other.metadata()) is not None) is (band == (3, 6)), band
+    stack = banded(TensorSpec((2, 5, 8), "U8"), 24)
+    assert understood(replace(stack, band=(1, 1, 8)).metadata()) is not None
+    assert understood(replace(stack, band=(1, 2, 8)).metadata()) is None, "a gap between the two matrices"
 
 
 def test_equal_checkpoints_are_equal_files(ours, tmp_path):
@@ -277,6 +280,7 @@ def test_a_step_of_a_manager_and_the_only_step_of_a_manager(tmp_path):
     for source in ("run", "run/3", "run/3/default"):
         assert Orbax().recognizes(tmp_path / source)
         assert same(read(tmp_path / source).read("w"), tensors["w"])
+    assert not Orbax().recognizes(tmp_path), "a folder of runs is no checkpoint"
     shutil.copytree(tmp_path / "run/3", tmp_path / "run/4")
     with pytest.raises(SourceError, match=r"2 trees \(3/default, 4/default\); name the one to open"):
         Orbax().open(tmp_path / "run")
@@ -293,7 +297,7 @@ def test_a_note_in_the_tree_itself(tmp_path):
 def test_trees_that_are_not_flat(tmp_path):
     """Names are key paths joined by dots; what to restore into has the tree's own form."""
     tree = {
-        "layers": [{"w": quantized(MXFP4, (5, 64), i), "n": np.float32([i])} for i in range(11)],
+        "layers": [{"w": quantized(MXFP4, (5, 64), i), "n": np.full(1 + i, i, np.float32)} for i in range(11)],
         "head": {"w": quantized(SCHEMES["q4_1"], (7, 96)), "b": None, "more": {}},
         "step": np.int32(7),
     }
