@@ -130,8 +130,9 @@ def _spec_problems(entry: Entry, spec: TensorSpec) -> Iterable[Problem]:
         text = f"is quantized ({spec.encoding}); gpt-oss can only hold mlp.experts.gate_up_proj and down_proj packed"
         problems.append(Problem(entry.logical, text))
     elif spec.scheme is not None and spec.scheme != MXFP4:
-        scheme, mxfp4 = spec.scheme, TensorSpec(spec.shape, spec.dtype, MXFP4).encoding
-        problems.append(Problem(entry.logical, f"has scheme {scheme}; gpt-oss knows no packing but MXFP4 ({mxfp4})"))
+        mxfp4 = TensorSpec(spec.shape, spec.dtype, MXFP4).encoding
+        text = f"is quantized as {spec.encoding}; gpt-oss knows no packing but MXFP4 ({mxfp4})"
+        problems.append(Problem(entry.logical, text))
     elif spec.scheme is not None and (reason := MXFP4.problem(spec.shape)):
         problems.append(Problem(entry.logical, f"cannot be MXFP4: {reason}"))
     return problems
