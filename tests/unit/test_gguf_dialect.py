@@ -13,9 +13,10 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore, same, spec_of
+from plugins.formats.dialects.gguf_archs import ARCHS
 from plugins.formats.dialects.gguf_config import llama3_factors, sizes_of
 from plugins.formats.dialects.gguf_model import Gguf
-from plugins.formats.dialects.gguf_table import ARCHS, entries
+from plugins.formats.dialects.gguf_table import entries
 from plugins.formats.gguf_packing import pack, unpack
 from plugins.formats.gguf_types import GGML, SCHEMES
 from tests.cases import toy_gpt_oss, toy_llama

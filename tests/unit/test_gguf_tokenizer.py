@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from plugins.formats.dialects.gguf_tokenizer import SPLITTERS, from_kv, tokenizer_kv
+from plugins.formats.dialects.gguf_bytelevel import SPLITTERS
+from plugins.formats.dialects.gguf_tokenizer import from_kv, tokenizer_kv
 
 TINY = Path(__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 TEXTS = (

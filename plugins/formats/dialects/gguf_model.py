@@ -14,11 +14,12 @@ from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.formats import PEEKED, Binding, Bound, Packing, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
+from plugins.formats.dialects.gguf_archs import ARCHS
 from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv
 from plugins.formats.dialects.gguf_general import METADATA
 from plugins.formats.dialects.gguf_general import from_kv as metadata_file
 from plugins.formats.dialects.gguf_general import to_kv as kept_metadata
-from plugins.formats.dialects.gguf_table import ARCHS, Arch, Entry, entries
+from plugins.formats.dialects.gguf_table import Arch, Entry, entries
 from plugins.formats.dialects.gguf_tokenizer import GENERATION, TAKES, from_kv, tokenizer_kv
 from plugins.formats.gguf_packing import Ggml, OfStack, PerMatrix
 from plugins.formats.gguf_types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of

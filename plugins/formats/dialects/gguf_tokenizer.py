@@ -1,9 +1,7 @@
 """The tokenizer inside a GGUF file, and the tokenizer files of Hugging Face: each made from the other.
 
-Byte-level BPE (`tokenizer.ggml.model` is `gpt2`): vocabulary and merges are the same lists on both sides. How text is
-split before merging is a name in GGUF (`tokenizer.ggml.pre`) and a program in tokenizer.json, so it takes a table; what
-the table does not know is refused, because a tokenizer that splits otherwise runs and is wrong. SentencePiece (`llama`)
-is in `gguf_sentencepiece`.
+Vocabularies are of two kinds, `gguf_bytelevel` and `gguf_sentencepiece`; special tokens, what is put around a text and
+the chat template are the same for both.
 """
 
 import json
@@ -11,68 +9,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import Problem
+from plugins.formats.dialects import gguf_bytelevel as bytelevel
 from plugins.formats.dialects import gguf_sentencepiece as sentencepiece
-from plugins.formats.dialects.gguf_sentencepiece import CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
+from plugins.formats.dialects.gguf_sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GENERATION = "generation_config.json"
 TAKES = (TOKENIZER, CONFIG, TEMPLATE)
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-# The pattern of each model's own tokenizer.json: Llama 3, Qwen 2, and o200k of gpt-4o and gpt-oss.
-PATTERNS = {
-    "llama-bpe": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + TAIL,
-    "qwen2": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + TAIL,
-    "gpt-4o": "|".join(
-        (
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?",
-            r"\p{N}{1,3}",
-            r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        )
-    ),
-}
-
-
-def byte_level(use_regex: bool) -> dict[str, Any]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _split(pattern: str) -> dict[str, Any]:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, byte_level(False)]}
-
-
-SPLITTERS: dict[str, dict[str, Any]] = {
-    "gpt-2": byte_level(True),
-    "smollm": {
-        "type": "Sequence",
-        "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level(True)],
-    },
-    **{name: _split(pattern) for name, pattern in PATTERNS.items()},
-}
-NORMALIZERS = {"qwen2": {"type": "NFC"}}
-SAME = {
-    "default": "gpt-2",
-    "llama3": "llama-bpe",
-    "llama-v3": "llama-bpe",
-    "gpt2": "gpt-2",
-}  # other names of a splitter
 # Tokens that end a turn, if the chat template writes them: llama.cpp stops there too (llama_vocab::impl::load).
 ENDS_OF_TURN = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
 )
-ADDS_BOS = frozenset(("llama-bpe", "llama3", "llama-v3"))
 
 
 def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dict[str, bytes]:
     """tokenizer.json, tokenizer_config.json and generation_config.json; nothing for a tokenizer of another kind."""
     get = {k.removeprefix("tokenizer.ggml."): v for k, (_, v) in kv.items() if k.startswith("tokenizer.ggml.")}
     tokens, pieces = get.get("tokens") or [], get.get("model") == "llama"
-    made = sentencepiece.body(get) if pieces and tokens else _byte_level_body(get)
+    made = sentencepiece.body(get) if pieces and tokens else bytelevel.body(get)
     if not made:
         return {}
     kinds = get.get("token_type") or [NORMAL] * len(tokens)
@@ -87,7 +43,7 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
     ids = {name: get[f"{name}_token_id"] for name in SPECIAL if f"{name}_token_id" in get}
     named = {SPECIAL[name]: tokens[i] for name, i in ids.items() if 0 <= i < len(tokens)}
     # llama_vocab::impl::load: what is added where the file does not say.
-    adds_bos = get.get("add_bos_token", pieces or get.get("pre") in ADDS_BOS)
+    adds_bos = get.get("add_bos_token", pieces or get.get("pre") in bytelevel.ADDS_BOS)
     bos = (named["bos_token"], ids["bos"]) if adds_bos and "bos_token" in named else None
     eos = (named["eos_token"], ids["eos"]) if get.get("add_eos_token") and "eos_token" in named else None
     tokenizer = {
@@ -97,7 +53,7 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
         "added_tokens": added,
         "normalizer": made["normalizer"],
         "pre_tokenizer": made["pre_tokenizer"],
-        "post_processor": _template(bos, eos) if bos or eos else None if pieces else byte_level(True),
+        "post_processor": _template(bos, eos) if bos or eos else None if pieces else bytelevel.byte_level(True),
         "decoder": made["decoder"],
         "model": made["model"],
     }
@@ -120,32 +76,6 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
         TOKENIZER: json.dumps(tokenizer, ensure_ascii=False).encode(),
         CONFIG: _json(about),
         GENERATION: _json(generation),
-    }
-
-
-def _byte_level_body(get: Mapping[str, Any]) -> dict[str, Any]:
-    """normalizer, pre_tokenizer, decoder and model of tokenizer.json, {} for what is not known."""
-    pre = SAME.get(get.get("pre", "default"), get.get("pre", "default"))
-    tokens, merges = get.get("tokens"), get.get("merges")
-    if get.get("model") != "gpt2" or pre not in SPLITTERS or not tokens or merges is None:
-        return {}
-    kinds = get.get("token_type") or [NORMAL] * len(tokens)
-    return {
-        "normalizer": NORMALIZERS.get(pre),
-        "pre_tokenizer": SPLITTERS[pre],
-        "decoder": {**byte_level(True), "add_prefix_space": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre in ("llama-bpe", "gpt-4o"),
-            "vocab": {t: i for i, (t, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind != UNUSED},
-            "merges": [merge.split(" ") for merge in merges],
-        },
     }
 
 
@@ -184,7 +114,7 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
             "tokenizer.ggml.add_space_prefix": ("bool", bool(prefix)),
         }
     else:
-        kv = _byte_level_kv(tokenizer, pre, by_id, size, problems)
+        kv = bytelevel.kv_of(tokenizer, pre, by_id, size, problems)
     ids = {t: i for i, t in by_id.items()}
     for key, name in SPECIAL.items():
         token = about.get(name)
@@ -203,46 +133,6 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
     if isinstance(template, str) and template:
         kv["tokenizer.chat_template"] = ("string", template)
     return kv, problems
-
-
-def _byte_level_kv(
-    tokenizer: Mapping[str, Any], pre: str | None, by_id: Mapping[int, str], size: int, problems: list[Problem]
-) -> dict[str, tuple[str, Any]]:
-    pre = pre or _splitter(tokenizer)
-    if pre is None:
-        text = f"its pre_tokenizer is none of those known ({', '.join(SPLITTERS)}); export.dialect.pre=NAME names it"
-        problems.append(Problem(TOKENIZER, text))
-    added = {t["id"]: t for t in tokenizer.get("added_tokens") or ()}
-    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(size)]  # what llama.cpp's conversion calls rows without a token
-    kinds = [
-        (CONTROL if added[i]["special"] else USER_DEFINED) if i in added else NORMAL if i in by_id else UNUSED
-        for i in range(size)
-    ]
-    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"].get("merges") or ()]
-    kv: dict[str, tuple[str, Any]] = {
-        "tokenizer.ggml.model": ("string", "gpt2"),
-        "tokenizer.ggml.pre": ("string", pre),
-        "tokenizer.ggml.tokens": ("array:string", tokens),
-        "tokenizer.ggml.token_type": ("array:int32", kinds),
-    }
-    return kv | ({"tokenizer.ggml.merges": ("array:string", merges)} if merges else {})
-
-
-def _splitter(tokenizer: Mapping[str, Any]) -> str | None:
-    """The name of a tokenizer's splitter, where the table has it."""
-    given = _essence(tokenizer.get("pre_tokenizer"))
-    normalizer = (tokenizer.get("normalizer") or {}).get("type")
-    for name, splitter in SPLITTERS.items():
-        if _essence(splitter) == given and (NORMALIZERS.get(name) or {}).get("type") == normalizer:
-            return name
-    return None
-
-
-def _essence(splitter: Any) -> Any:
-    """Without what does not decide where text is split."""
-    if isinstance(splitter, Mapping):
-        return {k: _essence(v) for k, v in splitter.items() if k != "trim_offsets"}
-    return [_essence(v) for v in splitter] if isinstance(splitter, list) else splitter
 
 
 def _adds(tokenizer: Mapping[str, Any], about: Mapping[str, Any], end: str, at: int) -> bool:
