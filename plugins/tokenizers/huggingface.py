@@ -94,8 +94,8 @@ class HuggingFace:
             SourceError: a decoder that cannot be streamed.
         """
         kinds = [d.get("type") for d in self._decoders]
+        left_out = self.special if skip_special else frozenset()
         if kinds and set(kinds) == {"ByteLevel"}:
-            left_out = self.special if skip_special else frozenset()
             return ByteStream(lambda token: b"" if token in left_out else self._bytes_of(token))
         for decoder in self._decoders:
             if decoder.get("type") not in LOCAL or decoder.get("stop", 0):
@@ -106,6 +106,7 @@ class HuggingFace:
         falls_back = "ByteFallback" in kinds
         return WindowStream(
             lambda ids: self.decode(ids, skip_special),
+            lambda token: token in left_out or self._tokenizer.id_to_token(token) is None,
             lambda token: falls_back and BYTE_TOKEN.fullmatch(self._tokenizer.id_to_token(token) or "") is not None,
         )
 

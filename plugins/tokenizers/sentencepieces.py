@@ -127,7 +127,7 @@ class _Pieces:
     def push(self, token: int) -> str:
         model = self._model
         if token in model.special and (self._skip and token not in model._unknown):
-            return ""
+            return self.end()  # no character goes on across one
         if token in model._bytes:
             self._bytes += bytes([model._bytes[token]])
             text, self._bytes = _characters(self._bytes)

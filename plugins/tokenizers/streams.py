@@ -32,13 +32,22 @@ class WindowStream:
     byte turns all of the run into U+FFFD (`ByteFallback` of tokenizers).
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], is_byte: Callable[[int], bool]):
-        """`decode` leaves out what is to be left out; `is_byte(id)`: a token that stands for one byte."""
-        self._decode, self._is_byte = decode, is_byte
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], leaves_out: Callable[[int], bool], is_byte: Callable[[int], bool]
+    ):
+        """
+        Args:
+            decode: ids to text.
+            leaves_out: whether it leaves an id out; runs of bytes go on across such an id.
+            is_byte: whether an id stands for one byte.
+        """
+        self._decode, self._leaves_out, self._is_byte = decode, leaves_out, is_byte
         self._window: list[int] = []
         self._given = ""  # the part of the window's text that was returned already
 
     def push(self, token: int) -> str:
+        if self._leaves_out(token):
+            return ""
         self._window.append(token)
         if self._is_byte(token):
             return ""
