@@ -9,6 +9,7 @@ from datetime import date
 import pytest
 
 from pipeline.errors import ConfigError, SourceError, StageError
+from plugins.formats.dialects.gguf_tokenizer import from_kv
 from plugins.tokenizers.chat_harmony import conversation_of
 from plugins.tokenizers.harmony import Developer, Harmony, Message, System
 from plugins.tokenizers.harmony_parse import Parser
@@ -33,6 +34,20 @@ def test_ends(harmony):
     assert harmony.stop == (200002 + FIRST, 200012 + FIRST)
     assert harmony.tokenizer.eos == (200002 + FIRST, 199999 + FIRST, 200012 + FIRST)
     assert 200007 + FIRST not in harmony.tokenizer.eos
+
+
+def test_ends_in_gguf():
+    """The same when the tokenizer comes out of a GGUF file; other models do end with <|end|>."""
+    template = ("string", "{{ '<|start|><|message|><|end|><|return|><|call|>' }}")
+    for tokens, ends in (
+        (["<|return|>", "<|end|>", "<|call|>", "<|start|>", "<|message|>"], [0, 2]),
+        (["<|endoftext|>", "<|end|>", "a"], [0, 1]),  # Phi 3
+    ):
+        kv = {"model": ("string", "gpt2"), "pre": ("string", "gpt-4o"), "tokens": ("array:string", tokens)}
+        kv |= {"merges": ("array:string", []), "token_type": ("array:int32", [3] * len(tokens))}
+        kv = {f"tokenizer.ggml.{k}": v for k, v in kv.items()} | {"tokenizer.chat_template": template}
+        files = from_kv(kv, {"max_position_embeddings": 8, "eos_token_id": 0})
+        assert json.loads(files["generation_config.json"])["eos_token_id"] == ends
 
 
 @pytest.mark.parametrize("name", cases.CONVERSATIONS)

@@ -67,9 +67,9 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
     if template:
         about["chat_template"] = template
     generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
-    turns = [
-        i for i, t in enumerate(tokens) if t in ENDS_OF_TURN and t in template and i != generation.get("eos_token_id")
-    ]
+    # In harmony <|end|> ends a message, and the model goes on with the next; llama_vocab::impl::load excepts it too.
+    ends = ENDS_OF_TURN - {"<|end|>"} if {"<|return|>", "<|call|>"} <= set(tokens) else ENDS_OF_TURN
+    turns = [i for i, t in enumerate(tokens) if t in ends and t in template and i != generation.get("eos_token_id")]
     if turns and "eos_token_id" in generation:
         generation["eos_token_id"] = [generation["eos_token_id"], *turns]
     return {
