@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import ConfigError, ValueRangeError
+from pipeline.errors import ConfigError, StageError, ValueRangeError
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, SECONDS, ZEROS, Scheme
@@ -91,6 +91,14 @@ def weights(draw: st.DrawFn, method: Blockwise, lead: int = 2) -> Any:
     return x
 
 
+POWERS_OF_TWO = st.builds(
+    Blockwise,
+    st.sampled_from(["e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8", "int4"]),
+    st.sampled_from([16, 32]),
+    st.just("e8m0"),
+    scale_rule=st.sampled_from(POWER_RULES),
+    ties=st.sampled_from(["even", "zero", "away", "down"]),
+).flatmap(lambda m: st.tuples(st.just(m), weights(m, 1)))
 MADE = methods().flatmap(lambda m: st.tuples(st.just(m), weights(m)))
 
 
@@ -117,15 +125,24 @@ def test_backends_agree(made: Any) -> None:
         assert y.tobytes() == z.tobytes()
 
 
-@settings(max_examples=6)
-@given(st.data())
-def test_xla_agrees_where_it_says_it_can(data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from(["e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8", "int4"]))
-    method = Blockwise(kind, data.draw(st.sampled_from([16, 32])), "e8m0",
-                       scale_rule=data.draw(st.sampled_from(POWER_RULES)),
-                       ties=data.draw(st.sampled_from(["even", "zero", "away", "down"])))  # fmt: skip
-    x = data.draw(weights(method, lead=1))
-    a, b = (on(method, k).encode(x) for k in ("xla", "reference"))
+@settings(max_examples=8)
+@given(st.one_of(POWERS_OF_TWO, MADE))
+def test_xla_agrees_where_it_says_it_can(made: Any) -> None:
+    """What is empty it may leave to others, and what is not blocks of a row under powers of two."""
+    method, x = made
+    if not x.size:
+        return
+    in_rows = method.scale == "e8m0" and method.block_rows == 1 and method.block_elems > 0
+    try:
+        b = outcome(method, "xla", x)
+    except StageError:
+        if in_rows and method.element != "nf4" and method.ties != "up":
+            raise
+        return
+    a = outcome(method, "reference", x)
+    if not isinstance(a, QTensor) or not isinstance(b, QTensor):
+        assert a == b
+        return
     assert same(a, b)
     for dtype in ("F32", "BF16"):
         assert on(method, "xla").decode(b, dtype).tobytes() == on(method, "numpy").decode(b, dtype).tobytes()
