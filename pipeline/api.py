@@ -44,13 +44,13 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
 
 
 def load_model(
-    source: str | Path, *, quant: str = "none", model: str | None = None, overrides: Sequence[str] = ()
+    source: str | Path, *, quant: str | None = None, model: str | None = None, overrides: Sequence[str] = ()
 ) -> Any:
     """A checkpoint on the device, ready to generate and to score; nothing is written.
 
     Args:
-        source: folder or GGUF file, in any dialect; what is packed in it stays packed.
-        quant: a quant option, applied while loading.
+        source: folder or GGUF file, in any dialect.
+        quant: a quant option, applied while loading; None keeps every tensor as it is, packed ones packed.
         model: a model option, whose rules say what `quant` applies to; None: by config.json's model_type.
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
 
@@ -65,7 +65,8 @@ def load_model(
 
     path = Path(source).expanduser().absolute()
     chosen = model or _model_option(path)
-    args = [f"+model={chosen}", f"model.source={_quoted(path)}", f"quant={quant}", "flow=generate", *overrides]
+    how = "model.rules=[{match: '*', to: keep}]" if quant is None else f"quant={quant}"
+    args = [f"+model={chosen}", f"model.source={_quoted(path)}", how, "flow=generate", *overrides]
     with _composed(args, None) as config:
         plan = plan_run(config, Path(config.spine.paths.run).absolute())
         if plan.problems:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -17,6 +18,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=4".strip()
+# Tests and the programs they start share what JAX compiled: most of them run the same small models.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)
 

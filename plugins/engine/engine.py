@@ -41,6 +41,8 @@ class Engine:
         hold: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
         device: `auto` is JAX's default; or `cpu`, `gpu`, `tpu`, with a number: `gpu:1`.
+        programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says, or
+            else weightmill/jax in the user's cache folder; None: nowhere.
     """
 
     families: tuple[Family, ...]
@@ -52,6 +54,7 @@ class Engine:
     hold: Hold = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
+    programs: str | None = "auto"
 
     def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
         """

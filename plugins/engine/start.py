@@ -1,6 +1,8 @@
 """From an engine's options and a checkpoint to a model on a device."""
 
+import os
 import time
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -42,6 +44,7 @@ def release() -> None:
 
 def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     began = time.perf_counter()
+    keep_programs(engine.programs)
     device = find_device(engine.device)
     dtype: Literal["bf16", "f32"]
     dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
@@ -53,6 +56,16 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
     return Model(runtime, checkpoint, engine)
+
+
+def keep_programs(folder: str | None) -> None:
+    """Let JAX keep what it compiles; see `Engine.programs`. What JAX was told before stays."""
+    if folder == "auto":
+        if jax.config.jax_compilation_cache_dir is not None:
+            return
+        folder = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "jax")
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+    jax.config.update("jax_compilation_cache_dir", folder)
 
 
 def find_device(name: str) -> Any:

@@ -16,10 +16,11 @@ class StopText:
         if self.stopped:
             return ""
         held = self._held + text
-        at = min((i for s in self._stops if (i := held.find(s)) >= 0), default=-1)
-        if at >= 0:
+        # The first to be complete, and of those the longest: so it does not matter in which pieces text comes.
+        found = [(at + len(s), at) for s in self._stops if (at := held.find(s)) >= 0]
+        if found:
             self.stopped, self._held = True, ""
-            return held[:at]
+            return held[: min(found)[1]]
         keep = max((n for s in self._stops for n in range(1, len(s)) if held.endswith(s[:n])), default=0)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep]
