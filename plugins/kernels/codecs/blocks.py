@@ -13,7 +13,9 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name
 from plugins.kernels.codecs import scratch
 
-TILE = 1 << 16  # elements; a float32 of each is 256 KiB, a handful of which fit a core's L2 cache
+TILE = (
+    1 << 18
+)  # elements, a float32 of each is 1 MiB: smaller tiles fit L2 and lose more to the interpreter than they gain
 _SHORT = 64  # rows of a block up to this long: repeating what they share beats a loop a row
 
 

@@ -40,39 +40,39 @@ class Element:
 
     name: str
 
-    @property
+    @cached_property
     def bits(self) -> int:
         return ELEMENT_BITS[self.name]
 
-    @property
+    @cached_property
     def family(self) -> str:
         if self.name in FLOATS:
             return "float"
         return "table" if self.name == "nf4" else "unsigned" if self.name.startswith("uint") else "fixed"
 
-    @property
+    @cached_property
     def unit(self) -> float:
         """Value of code 1 of a `fixed` or `unsigned` element."""
         return 2.0**-6 if self.name == "mxint8" else 1.0  # OCP MX v1.0, section 5.3.4
 
-    @property
+    @cached_property
     def least(self) -> int:
         """Smallest integer that a code stands for (`fixed`, `unsigned`)."""
         return 0 if self.family == "unsigned" else -(1 << (self.bits - 1))
 
-    @property
+    @cached_property
     def most(self) -> int:
         """Largest integer that a code stands for (`fixed`, `unsigned`)."""
         return (1 << self.bits) - 1 if self.family == "unsigned" else (1 << (self.bits - 1)) - 1
 
-    @property
+    @cached_property
     def max(self) -> float:
         """Largest finite value."""
         if self.family in ("fixed", "unsigned"):
             return self.most * self.unit
         return 1.0 if self.family == "table" else float(self.values[FLOATS[self.name][2]])
 
-    @property
+    @cached_property
     def emax(self) -> int:
         """Exponent of the largest power of two that is not past `max`."""
         return int(np.frexp(self.max)[1]) - 1

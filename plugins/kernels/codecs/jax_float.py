@@ -91,3 +91,24 @@ def divided(a: Any, b: Any) -> Any:
     found = float_of(rounded((p ^ q) & _SIGN, wide, exponent))
     plain = jnp.isfinite(a) & jnp.isfinite(b) & (q & 0x7FFFFFFF != 0)
     return jnp.where(plain, found, _normal(p) / _normal(q))
+
+
+def subtracted(a: Any, b: Any) -> Any:
+    """float32 a - b."""
+    a, b = jnp.broadcast_arrays(a, b)
+    p, q = bits_of(a), bits_of(b) ^ _SIGN
+    swap = (p & ~_SIGN) < (q & ~_SIGN)
+    p, q = jnp.where(swap, q, p), jnp.where(swap, p, q)  # |p| is the larger
+    (m, i), (n, j) = parts(p), parts(q)
+    away = jnp.clip(jnp.where(n > 0, i - j, 31), 0, 31).astype(jnp.uint32)
+    m, n = m << 6, n << 6  # six more places, the last of which keeps what is shifted out
+    n = jnp.where(away > 30, (n > 0).astype(jnp.uint32), (n >> away) | ((n & ((jnp.uint32(1) << away) - 1)) > 0))
+    total = jnp.where((p ^ q) >> 31 == 1, m - n, m + n)
+    lead = jax.lax.clz(total).astype(jnp.int32)  # to 26 bits: 6 leading zeros
+    down = jnp.clip(6 - lead, 0, 6).astype(jnp.uint32)
+    up = jnp.clip(lead - 6, 0, 31).astype(jnp.uint32)
+    wide = ((total >> down) | ((total & ((jnp.uint32(1) << down) - 1)) > 0)) << up
+    zero = jnp.where((p ^ q) >> 31 == 1, 0, p & _SIGN)  # x - x is +0, and (-0) - (+0) is -0
+    found = rounded(p & _SIGN, wide, i - 6 + down.astype(jnp.int32) - up.astype(jnp.int32))
+    found = float_of(jnp.where(total == 0, zero, found))
+    return jnp.where(jnp.isfinite(a) & jnp.isfinite(b), found, _normal(bits_of(a)) - _normal(bits_of(b)))

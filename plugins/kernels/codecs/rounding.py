@@ -15,24 +15,31 @@ from plugins.kernels.codecs.elements import FLOATS, Element
 from plugins.kernels.codecs.scratch import floats, octets
 
 
-def encode(e: Element, v: Any, ties: str, zero: str, narrow: bool = False, uniform: Any = None) -> Any:
-    """See `Element.encode`; `v`, contiguous and free of NaN, is the callee's to overwrite."""
+def encode(
+    e: Element, v: Any, ties: str, zero: str, narrow: bool = False, uniform: Any = None, *, zeros: Any = None
+) -> Any:
+    """See `Element.encode`; `v`, contiguous and free of NaN, is the callee's to overwrite.
+
+    Args:
+        zeros: which values count as 0 for `zero="minus"`; by default those of `v` that are.
+    """
     if e.family == "table":
         return _table(e, v, ties, uniform)
     if e.family != "float":
         return _integers(e, v, ties, narrow, uniform)
     negative = np.signbit(v, out=octets(0, v.shape).view(np.bool_))
     np.abs(v, out=v)
-    zeros = v == 0 if zero == "minus" else None
+    if zero == "minus" and zeros is None:
+        zeros = v == 0
     if uniform is None and e.name == "e2m1" and ties != "down":
-        code = _passed(v, _boundaries(e), ties)
+        code = _passed(v, boundaries(e, ties))
     elif uniform is None and ties == "even":
         code = _summed(e, v)
     else:
         code = _floored(e, v, negative, ties, uniform)
     if zero == "positive":
         np.logical_and(negative, code, out=negative)
-    elif zeros is not None:
+    elif zero == "minus":
         negative |= zeros
     sign = negative.view(np.uint8)
     np.multiply(sign, 1 << (e.bits - 1), out=sign)  # NumPy shifts bytes one at a time, but multiplies them in SIMD
@@ -109,24 +116,31 @@ def _rounded(magnitude: Any, negative: Any, ties: str, uniform: Any) -> Any:
 
 
 @cache
-def _boundaries(e: Element) -> tuple[tuple[float, float], ...]:
-    """Neighbouring values of an element, in order: of a float its magnitudes."""
+def boundaries(e: Element, ties: str) -> tuple[tuple[Any, Any], ...]:
+    """(comparison, float32) that each boundary of an element, halfway between neighbours, is passed by, in order.
+
+    Of a float, boundaries between magnitudes.
+    """
     values = e.values[: FLOATS[e.name][2] + 1] if e.family == "float" else e.values
-    return tuple(zip(values[:-1].tolist(), values[1:].tolist(), strict=True))
-
-
-def _passed(v: Any, boundaries: tuple[tuple[float, float], ...], ties: str) -> Any:
-    """For each value the number of boundaries, halfway between neighbours, that it passes."""
-    code, hit = np.empty(v.shape, np.uint8), octets(1, v.shape).view(np.bool_)
-    for k, (low, high) in enumerate(boundaries):
+    found = []
+    for k, (low, high) in enumerate(zip(values[:-1].tolist(), values[1:].tolist(), strict=True)):
         middle = (low + high) / 2
         # The largest float32 that is not past the middle: no float32 lies between them.
         edge = np.float32(middle)
         edge = np.nextafter(edge, np.float32(-2)) if float(edge) > middle else edge
         at_tie = float(edge) == middle and _up_on_tie(ties, k, low, high)
-        (np.greater_equal if at_tie else np.greater)(v, edge, out=hit if k else code.view(np.bool_))
-        if k:
-            np.add(code, hit.view(np.uint8), out=code)
+        found.append((np.greater_equal if at_tie else np.greater, edge))
+    return tuple(found)
+
+
+def _passed(v: Any, boundaries: tuple[tuple[Any, Any], ...]) -> Any:
+    """For each value the number of boundaries that it passes."""
+    code, hit = np.empty(v.shape, np.uint8), octets(1, v.shape)
+    (passes, edge), *more = boundaries
+    passes(v, edge, out=code.view(np.bool_))
+    for passes, edge in more:
+        passes(v, edge, out=hit.view(np.bool_))
+        np.add(code, hit, out=code)
     return code
 
 
@@ -139,7 +153,7 @@ def _up_on_tie(ties: str, k: int, low: float, high: float) -> bool:
 
 def _table(e: Element, v: Any, ties: str, uniform: Any) -> Any:
     if uniform is None:
-        return _passed(v, _boundaries(e), ties)
+        return _passed(v, boundaries(e, ties))
     values = e.values.astype(np.float64)
     low = np.clip(np.searchsorted(values, v, side="right") - 1, 0, len(values) - 2)
     up = (v - values[low]) > uniform * (values[low + 1] - values[low])

@@ -38,6 +38,22 @@ def threshold(name: str, rule: str) -> float:
 
 def e8m0_bytes(amax: Any, name: str, rule: str) -> Any:
     """uint8 E8M0 scales of float32 maxima: 0 where amax is 0, 0xFF where it is not finite."""
+    emax = element(name).emax
+    pattern = np.abs(amax).view(np.int32)
+    if emax == 0 and (pattern < 1 << 23).any():  # a subnormal that is rounded up has byte 1
+        return _e8m0_bytes(amax, name, rule)
+    # What, added to a pattern, carries into the exponent exactly when the rule rounds up.
+    carry = round((2 - threshold(name, rule)) * (1 << 23)) - (rule != "even")
+    byte = (pattern + np.int32(max(carry, 0))) >> 23
+    byte = np.clip(byte - emax, 0, E8M0_MAX).astype(np.uint8)
+    broken = pattern >= 0x7F800000
+    if broken.any():
+        byte[broken] = E8M0_NAN
+    return byte
+
+
+def _e8m0_bytes(amax: Any, name: str, rule: str) -> Any:
+    """The same by arithmetic."""
     finite = np.isfinite(amax)
     mantissa, exponent = np.frexp(np.where(finite, amax, np.float32(1)))
     mantissa = mantissa * 2

@@ -1,41 +1,46 @@
-"""dequantize for power-of-two scales as one XLA look-up: (scale, code) → value, with subnormals as NumPy made them."""
+"""dequantize with XLA: `jax_decode` on whole tensors, and a NumPy array of what comes out.
 
-from functools import cache
+Below the normal range of float32, which XLA flushes on CPUs, real scales need NumPy: tensors that have factors so small
+that a value may be subnormal are `Unsupported`, by their scales, before anything is decoded. So is F16, whose range is
+checked value by value.
+"""
+
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pipeline.tensors.pytree  # noqa: F401
 from pipeline.errors import Unsupported
-from pipeline.tensors.spec import numpy_dtype
-from plugins.kernels.cast.numpy_backend import cast
-from plugins.kernels.codecs import bits, scales
+from pipeline.tensors.qtensor import QTensor
+from plugins.kernels.codecs import scales
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize import Overflow, check
+from plugins.kernels.dequantize.jax_decode import decode
 
-
-@cache
-def table(name: str, dtype: str) -> Any:
-    """Patterns of the value of every code under every E8M0 byte, flat."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        values = scales.powers()[:, None] * element(name).values
-    found = cast(values, dtype, overflow="inf").reshape(-1)
-    return found.view(f"u{found.itemsize}")
-
-
-@jax.jit
-def _values(lut: Any, codes: Any, scale: Any) -> Any:
-    per = lut.size // 256
-    return jnp.take(lut, codes.astype(jnp.int32) + scale.astype(jnp.int32)[:, None] * per)
+_DTYPES = {"BF16": jnp.bfloat16, "F32": jnp.float32}
+_decode = jax.jit(decode, static_argnums=1)
 
 
 def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> Any:
     """See the op's docstring."""
     check(q.scheme, dtype, overflow)
-    if q.scheme.scale != "e8m0" or q.scheme.block_rows != 1 or dtype == "F16":
-        raise Unsupported(f"xla decodes e8m0 scales within a row to BF16 and F32, not {q.scheme} to {dtype}")
-    codes = bits.unpack(np.ascontiguousarray(q.codes), q.scheme.element_bits)
-    block = q.scheme.block_elems or q.shape[-1]
-    found = _values(table(q.scheme.element, dtype), codes.reshape(-1, block), np.asarray(q.scales).reshape(-1))
-    return np.asarray(found).view(numpy_dtype(dtype)).reshape(q.shape)
+    if dtype not in _DTYPES:
+        raise Unsupported(f"xla decodes to BF16 and F32, not to {dtype}, whose overflows it cannot report")
+    if q.scheme.scale != "e8m0":
+        _refuse_subnormals(q)
+    return np.asarray(_decode(QTensor(scheme=q.scheme, **q.components), _DTYPES[dtype]))
+
+
+def _refuse_subnormals(q: Any) -> None:
+    """Unsupported when the smallest value under the smallest factor is no normal float32."""
+    e = element(q.scheme.element)
+    magnitudes = np.abs(e.values)
+    least = float(magnitudes[magnitudes > 0].min())
+    if q.scheme.zero == "min_f16":
+        least *= 2.0**-24  # a product's last place, which may be all that a sum with a minimum leaves
+    factors = np.abs(scales.totals(q))
+    factors = factors[factors > 0]
+    if factors.size and float(factors.min()) * least < 2.0**-126:
+        raise Unsupported(f"xla flushes values below 2^-126, and a factor of {factors.min()} makes such ones")

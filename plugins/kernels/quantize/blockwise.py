@@ -32,7 +32,7 @@ from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.quantize import numpy_backend, reference
 from plugins.kernels.quantize.measure import compared
 from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
-from plugins.kernels.quantize.scale import block_scales, quotients
+from plugins.kernels.quantize.scale import Found, block_scales, quotients
 
 
 def quantize(
@@ -124,7 +124,7 @@ class _Coder:
             self._finite(largest)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
             found = block_scales(blocks, ends, self.scheme, self.recipe, second)
-        self._representable(found, largest)
+        refuse_unstorable(found, largest, self.scheme)
         scale[...] = found.stored[:, 0, :, 0]
         if zeros is not None:
             zeros[...] = found.zeros[:, 0, :, 0]
@@ -142,8 +142,10 @@ class _Coder:
                 part.shape
             )
         with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
+            # Divided by a power of two nothing becomes 0, though as a float32 it may.
+            zeros = part == 0 if recipe.zero == "minus" and self.scheme.scale == "e8m0" else None
             v = quotients(part, found, self.scheme, recipe)
-            coded = encode(e, v, recipe.ties, recipe.zero, recipe.is_narrow, random)
+            coded = encode(e, v, recipe.ties, recipe.zero, recipe.is_narrow, random, zeros=zeros)
         if recipe.nonfinite == "poison" and found.poisoned is not None:
             coded = np.where(found.poisoned, np.uint8(0), coded)
         nbits = e.bits
@@ -185,16 +187,17 @@ class _Coder:
                     raise ValueRangeError(f"flat index {at}: {part[r, c]} has no {self.scheme.element.upper()} value")
         raise ValueRangeError("another part of this matrix holds a value that is not finite")
 
-    def _representable(self, found: Any, amax: Any) -> None:
-        """Refuse finite blocks whose scale or minimum is past its encoding."""
-        if self.scheme.scale == "e8m0":
-            return
-        parts = [found.stored] if found.zeros is None else [found.stored, found.zeros]
-        for part in parts:
-            bad = np.isfinite(amax) & ~np.isfinite(np.asarray(part).astype(np.float32))
-            if bad.any():
-                worst = amax[bad].max()
-                raise ValueRangeError(f"a block with amax {worst}: its scale or minimum is out of range of F16 or BF16")
+
+def refuse_unstorable(found: Found, amax: Any, scheme: Scheme) -> None:
+    """Refuse finite blocks whose scale or minimum is past its encoding."""
+    if scheme.scale == "e8m0":
+        return
+    parts = [found.stored] if found.zeros is None else [found.stored, found.zeros]
+    for part in parts:
+        bad = np.isfinite(amax) & ~np.isfinite(np.asarray(part).astype(np.float32))
+        if bad.any():
+            worst = amax[bad].max()
+            raise ValueRangeError(f"a block with amax {worst}: its scale or minimum is out of range of F16 or BF16")
 
 
 def measured(x: Any, q: QTensor) -> ErrorStats:

@@ -13,7 +13,6 @@ from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
 from plugins.kernels.quantize.recipe import Recipe
 
-
 _FEW = 64  # blocks worth a loop
 
 
@@ -43,7 +42,7 @@ def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second:
 
     Args:
         blocks: its values; None for one block that is too large to hold, whose rule needs extremes only.
-        ends: (low, high).
+        ends: (low, high), and without blocks for `signed` the first value of largest magnitude.
         second: the matrix's stored second-level scale, or None.
     """
     amax = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
@@ -59,7 +58,7 @@ def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second:
         options = [_power(c, recipe) for c in candidates]
     else:
         if recipe.scale_rule == "signed":
-            ends = (*ends, _first_largest(blocks, ends))
+            ends = ends if blocks is None else (*ends, _first_largest(blocks, ends))
         if scheme.zero == "int":
             ends = (np.minimum(ends[0], 0), np.maximum(ends[1], 0))
         if scheme.zero == "min_f16" and blocks is not None:
@@ -75,6 +74,8 @@ def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second:
         options = [_real(raw if f == 1 else raw * np.float32(f), ends, scheme, recipe, second) for f in factors]
     best = options[0] if len(options) == 1 else _least_error(blocks, options, scheme, recipe)
     best.poisoned = poisoned
+    if poisoned is not None and best.zeros is not None:
+        best.zeros = np.where(poisoned, best.zeros.dtype.type(0), best.zeros)
     return best
 
 

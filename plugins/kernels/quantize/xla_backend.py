@@ -1,8 +1,12 @@
-"""quantize for power-of-two scales as one XLA program, in integers.
+"""quantize with XLA: extremes and codes on the device, scales, of which there are few, by NumPy between the two.
 
-XLA flushes subnormal floats on some devices, CPUs among them, and may reorder float arithmetic. A float32 is a sign, a
-24-bit significand and an exponent; dividing by a power of two subtracts exponents, and rounding is a shift that looks
-at what it drops. So nothing here depends on how a device treats floats.
+XLA flushes subnormal floats on some devices, CPUs among them, fuses products into sums, and need not divide exactly. A
+float32 is a sign, a 24-bit significand and an exponent; here they are integers: extremes are those of patterns,
+quotients come from `jax_float`, dividing by a power of two subtracts exponents, and rounding is a shift that looks at
+what it drops. So bytes do not depend on how a device treats floats.
+
+What it leaves to others (`Unsupported`): search=mse, whose sums of errors are defined by an order that devices do not
+keep; stochastic rounding, whose random numbers come from 64-bit integers that JAX lacks by default; empty arrays.
 """
 
 from functools import partial
@@ -15,11 +19,16 @@ import numpy as np
 from pipeline.errors import Unsupported, ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.codecs import bits, scales
+from plugins.kernels.codecs import bits, dynamic8, scales
 from plugins.kernels.codecs.blocks import floats
 from plugins.kernels.codecs.elements import FLOATS, element
-from plugins.kernels.elements import E8M0_BIAS, E8M0_MAX, E8M0_NAN
+from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied, parts, subtracted
+from plugins.kernels.quantize.blockwise import empty, measured, refuse_unstorable
 from plugins.kernels.quantize.recipe import Recipe, checked
+from plugins.kernels.quantize.scale import Found, block_scales
+
+_INFINITY = 0x7F800000
+_SIGN = np.uint32(0x80000000)
 
 
 def quantize(
@@ -27,69 +36,178 @@ def quantize(
 ) -> Any:
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
-    if scheme.scale != "e8m0" or scheme.block_rows != 1 or element(scheme.element).family == "table":
-        raise Unsupported(f"xla codes float and integer elements under e8m0 scales within a row, not {scheme}")
-    if recipe.search != "none" or recipe.stochastic or recipe.ties == "up":
-        raise Unsupported("xla neither searches nor rounds at random, nor up as ggml does")
+    if recipe.search != "none" or recipe.stochastic:
+        raise Unsupported("xla neither searches nor rounds at random")
+    if not x.size:
+        raise Unsupported("xla has nothing to do for an array without elements")
     values = floats(np.asarray(x))
-    block = scheme.block_elems or x.shape[-1]
-    coded, scale = (np.asarray(a) for a in _coded(values.view(np.uint32).reshape(-1, block), scheme.element, recipe))
-    if recipe.nonfinite == "error" and (scale == E8M0_NAN).any():
+    if recipe.nonfinite == "error" and not np.isfinite(_most(values.view(np.uint32))):
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueRangeError(f"flat index {at}: {values.flat[at]} has no {scheme.element.upper()} value")
-    shapes = scheme.components(x.shape)
-    packed = bits.pack(coded.reshape(x.shape), scheme.element_bits)
-    q = QTensor(packed, scale.reshape(shapes["scales"]), scheme)
-    if not measure:
-        return q
-    from plugins.kernels.quantize.blockwise import measured
+    q = empty(x.shape, scheme)
+    rows, n = (x.shape[-2] if x.ndim > 1 else 1), x.shape[-1]
+    matrices = values.view(np.uint32).reshape(-1, rows, n)
+    whole = _whole(matrices, scheme, observed)
+    second = None
+    if scheme.second in ("f32", "inverse_f32"):
+        assert whole is not None
+        largest = np.maximum(*map(np.abs, whole))
+        if not np.isfinite(largest).all():
+            raise ValueRangeError("another part of this matrix holds a value that is not finite")
+        second = scales.matrix_scale(largest, scheme)
+        q.second[...] = second.reshape(q.second.shape)
+    codes, height = np.empty(matrices.shape, np.uint8), scheme.block_rows or rows
+    down, across = scheme.blocks(rows, n)
+    scale = q.scales.reshape(-1, down, across)
+    zeros = None if q.zeros is None else q.zeros.reshape(scale.shape)
+    full = rows // height * height
+    for top, bottom in ((0, full), (full, rows)):  # the last band may be lower than a block
+        if top == bottom:
+            continue
+        r = min(height, bottom - top)
+        band = matrices[:, top:bottom].reshape(-1, r, across, n // across)
+        bands = slice(top // height, -(-bottom // height))
+        count = len(band) // len(matrices)
+        found, coded = _band(band, whole, second, count, scheme, recipe)
+        codes[:, top:bottom] = coded.reshape(len(matrices), bottom - top, n)
+        scale[:, bands] = found.stored.reshape(len(matrices), count, across)
+        if zeros is not None:
+            zeros[:, bands] = found.zeros.reshape(len(matrices), count, across)
+    q.codes[...] = bits.pack(codes.reshape(x.shape), scheme.element_bits)
+    if scheme.second == "dynamic8":
+        stored, second = dynamic8.encode(q.scales)
+        q = QTensor(q.codes, stored, scheme, second=second)
+    return (q, measured(x, q)) if measure else q
 
-    return q, measured(x, q)
+
+def _most(patterns: Any) -> Any:
+    """The largest magnitude, NaN above all."""
+    return np.asarray(_largest(patterns)).view(np.float32)
 
 
-@partial(jax.jit, static_argnums=(1, 2))
-def _coded(pattern: Any, name: str, recipe: Recipe) -> tuple[Any, Any]:
-    """(codes `[blocks, n]`, E8M0 bytes `[blocks]`), uint8, of float32 patterns."""
-    magnitude = (pattern & 0x7FFFFFFF).astype(jnp.int32)
+@jax.jit
+def _largest(patterns: Any) -> Any:
+    return (patterns & jnp.uint32(0x7FFFFFFF)).max()
+
+
+def _whole(matrices: Any, scheme: Scheme, observed: Any) -> Any:
+    """(low, high) float32 `[matrices]`, or None where no scale needs them."""
+    if observed is not None:
+        return tuple(np.asarray(v, np.float32).reshape(-1) for v in (observed.low, observed.high))
+    if scheme.second in ("f32", "inverse_f32") or (scheme.block_rows, scheme.block_elems) == (0, 0):
+        ends = _ends(matrices.reshape(len(matrices), 1, 1, -1), "minmax")
+        return tuple(np.asarray(v).view(np.float32).reshape(-1) for v in ends)
+    return None
+
+
+def _band(band: Any, whole: Any, second: Any, count: int, scheme: Scheme, recipe: Recipe) -> tuple[Found, Any]:
+    """(scales, uint8 codes) of `count` bands of blocks of every matrix, `[matrices · count, r, across, e]`."""
+    if scheme.block_rows == 0 and scheme.block_elems == 0:
+        ends = tuple(v.reshape(-1, 1, 1, 1) for v in whole)
+    else:
+        rule = "first" if scheme.zero == "min_f16" else recipe.scale_rule
+        ends = tuple(np.asarray(v).view(np.float32) for v in _ends(band, rule))
+    shared = None if second is None else np.repeat(second, count).reshape(-1, 1, 1, 1)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        found = block_scales(None, ends, scheme, recipe, shared)
+    refuse_unstorable(found, np.maximum(np.abs(ends[0]), np.abs(ends[1])), scheme)
+    by = np.frexp(found.divisor)[1] - 1 if _shifts(scheme, recipe) else found.divisor
+    poisoned = np.zeros(found.total.shape, bool) if found.poisoned is None else found.poisoned
+    zeros = None if scheme.zero != "int" else found.zeros.astype(np.float32)
+    return found, np.asarray(_codes(band, by, found.minimum, zeros, poisoned, scheme, recipe))
+
+
+@partial(jax.jit, static_argnums=1)
+def _ends(blocks: Any, rule: str) -> tuple[Any, ...]:
+    """Patterns `[down, 1, across, 1]` of the least and greatest values of each block, NaN if one is not finite.
+
+    Args:
+        rule: `minmax`; `first`: of zeros as the least the first, whatever their signs; `signed`: also the first value
+            of largest magnitude; any other: ± the largest magnitude.
+    """
+    down, r, across, e = blocks.shape
+    flat = blocks.transpose(0, 2, 1, 3).reshape(down, across, r * e)
+    magnitude = (flat & jnp.uint32(0x7FFFFFFF)).astype(jnp.int32)
+    largest = magnitude.max(axis=-1)
+    if rule in ("minmax", "first"):
+        order = jnp.where(flat >> 31 == 1, -magnitude, magnitude)
+        least, most = order.min(axis=-1), order.max(axis=-1)
+        ends = [jnp.where(v < 0, (-v).astype(jnp.uint32) | _SIGN, v.astype(jnp.uint32)) for v in (least, most)]
+        if rule == "first":
+            ends[0] = _at(flat, order.argmin(axis=-1))
+    else:
+        high = largest.astype(jnp.uint32)
+        ends = [high | _SIGN, high]
+        if rule == "signed":
+            ends.append(_at(flat, magnitude.argmax(axis=-1)))
+    return tuple(jnp.where(largest >= _INFINITY, jnp.uint32(0x7FC00000), v).reshape(down, 1, across, 1) for v in ends)
+
+
+def _at(flat: Any, index: Any) -> Any:
+    return jnp.take_along_axis(flat, index[..., None], axis=-1)[..., 0]
+
+
+def _shifts(scheme: Scheme, recipe: Recipe) -> bool:
+    """Whether exponents say all there is to say about scales. (Rounding up adds to a float32; a table compares one.)"""
+    return scheme.scale == "e8m0" and recipe.ties != "up" and element(scheme.element).family != "table"
+
+
+@partial(jax.jit, static_argnums=(5, 6))
+def _codes(pattern: Any, by: Any, minimum: Any, zeros: Any, poisoned: Any, scheme: Scheme, recipe: Recipe) -> Any:
+    """uint8 codes of blocks `[down, r, across, e]` under what they share, `[down, 1, across, 1]`.
+
+    Args:
+        by: what values are divided by, or multiplied by; of powers of two the exponent to add.
+    """
+    e = element(scheme.element)
+    if _shifts(scheme, recipe):
+        significand, exponent = parts(pattern)
+        significand, exponent = significand.astype(jnp.int32), exponent + by
+    else:
+        v = float_of(pattern)
+        if minimum is not None:
+            v = subtracted(v, minimum)
+        multiply = recipe.quotient == "reciprocal" or scheme.scale == "e8m0"
+        v = multiplied(v, by) if multiply else divided(v, by)
+        v = jnp.where(jnp.isnan(v), jnp.float32(0), v)
+        if zeros is not None:
+            half = jnp.float32(1 << (e.bits - 1))
+            v = jnp.clip(v + (zeros - half), -half, half - 1)
+            v = (jnp.round(v) if recipe.ties == "even" else v) + half
+        if recipe.ties == "up":
+            low = -e.most if recipe.is_narrow and e.family == "fixed" else e.least
+            v = jnp.clip(v * jnp.float32(1 / e.unit), low, e.most)
+            v = (jnp.floor(v + jnp.float32(0.5 - e.least)) + jnp.float32(e.least)) * jnp.float32(e.unit)
+        if e.family == "table":
+            return jnp.where(poisoned, 0, _nearest(v, e, recipe.ties)).astype(jnp.uint8)
+        pattern = bits_of(v)
+        significand, exponent = parts(pattern)
+        significand = significand.astype(jnp.int32)
+    exponent = jnp.where(significand > 0, exponent + 23, -999)
     negative = (pattern >> 31).astype(bool)
-    amax = magnitude.max(axis=1)
-    scale = _scale(amax, name, recipe.scale_rule)
-    used = scale
-    if recipe.tiny == "torchao":
-        used = jnp.where(scale == 0, E8M0_BIAS if recipe.scale_rule == "rceil" else 1, scale)
-    significand, exponent = _parts(magnitude)
-    code = _code(significand, exponent - (used[:, None] - E8M0_BIAS), negative, name, recipe)
-    if element(name).family == "float":
+    code = _code(significand, exponent, negative, scheme.element, recipe)
+    if e.family == "float":
         if recipe.zero == "positive":
             negative &= code != 0
         elif recipe.zero == "minus":
-            negative |= magnitude == 0
-        code |= jnp.where(negative, 1 << (element(name).bits - 1), 0)
+            negative |= significand == 0
+        code |= jnp.where(negative, 1 << (e.bits - 1), 0)
     else:
-        code = jnp.where(negative, -code, code) & element(name).mask
-    code = jnp.where(scale[:, None] == E8M0_NAN, 0, code)
-    return code.astype(jnp.uint8), scale.astype(jnp.uint8)
+        code = jnp.where(negative, -code, code) & e.mask
+    return jnp.where(poisoned, 0, code).astype(jnp.uint8)
 
 
-def _parts(magnitude: Any) -> tuple[Any, Any]:
-    """(24-bit significand with its top bit set unless zero, exponent of that bit) of float32 magnitude patterns."""
-    stored = magnitude >> 23
-    significand = jnp.where(stored > 0, magnitude & 0x7FFFFF | 0x800000, magnitude)
-    shift = jnp.where(significand > 0, jax.lax.clz(significand) - 8, 0)
-    exponent = jnp.maximum(stored, 1) - 127 - shift
-    return significand << shift, jnp.where(significand > 0, exponent, -999)
+def _nearest(v: Any, e: Any, ties: str) -> Any:
+    from plugins.kernels.codecs.rounding import boundaries
 
-
-def _scale(amax: Any, name: str, rule: str) -> Any:
-    significand, exponent = _parts(amax)
-    limit = int(scales.threshold(name, rule) * (1 << 23))
-    up = significand >= limit if rule == "even" else significand > limit
-    byte = jnp.clip(exponent + up - element(name).emax + E8M0_BIAS, 0, E8M0_MAX)
-    return jnp.where(amax >= 0x7F800000, E8M0_NAN, jnp.where(amax == 0, 0, byte))
+    code = jnp.zeros(v.shape, jnp.uint8)
+    for passes, edge in boundaries(e, ties):
+        code += (v >= edge if passes is np.greater_equal else v > edge).astype(jnp.uint8)
+    return code
 
 
 def _code(significand: Any, exponent: Any, negative: Any, name: str, recipe: Recipe) -> Any:
-    """Unsigned codes of significand · 2^(exponent - 23)."""
+    """Unsigned codes of significand · 2^(exponent - 23), of which the significand has 24 bits or is 0."""
     e = element(name)
     if e.family == "float":
         mantissa, bias, top = FLOATS[name]
@@ -97,13 +215,15 @@ def _code(significand: Any, exponent: Any, negative: Any, name: str, recipe: Rec
         binade = jnp.clip(exponent, least, e.emax + 1)
         unit = binade - mantissa
     else:
-        top = e.most
+        # Two's complement has one more on its negative side; unsigned elements have none there.
+        below = 0 if e.family == "unsigned" else e.most if recipe.is_narrow else e.most + 1
+        top = jnp.where(negative, below, e.most)
         binade, least, mantissa = jnp.zeros_like(exponent), 0, 0
         unit = jnp.full_like(exponent, int(np.log2(e.unit)))
-    saturated = exponent > e.emax
+    saturated = exponent > (e.emax if e.family == "float" else e.emax + 1)
     drop = jnp.clip(unit - exponent + 23, 1, 30)
     whole, rest, half = significand >> drop, significand & ((1 << drop) - 1), 1 << (drop - 1)
-    tie = {"even": whole % 2 == 1, "zero": False, "away": True, "down": negative}[recipe.ties]
+    tie = {"even": whole % 2 == 1, "zero": False, "away": True, "down": negative, "up": ~negative}[recipe.ties]
     whole += (rest > half) | ((rest == half) & tie)
     code = whole + ((binade - least) << mantissa)
     return jnp.where(saturated, top, jnp.minimum(code, top))
