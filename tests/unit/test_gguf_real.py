@@ -83,7 +83,9 @@ def test_exported_it_still_answers(checkpoint, transformed, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = pipeline("+model=smollm2", f"model.source={FILE}", "export=plain", "paths.run=run", cwd=tmp_path)
+    done = pipeline(
+        "+model=smollm2", f"model.source={FILE}", "export=plain", "flow=convert", "paths.run=run", cwd=tmp_path
+    )
     assert done.code == 0, done.err
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/model")
@@ -108,5 +110,5 @@ def test_written_again_it_is_the_same(checkpoint, tmp_path):
     old, new = before.config()["gguf"], after.config()["gguf"]
     assert old["types"] == new["types"]
     changed = {k for k in old["kv"] if new["kv"].get(k) != old["kv"][k]}
-    assert all(k.startswith("general.") or k == "tokenizer.ggml.add_space_prefix" for k in changed), changed
+    assert changed <= {"llama.attention.layer_norm_rms_epsilon"}, changed  # 1e-05, which is the same fp32
     assert json.dumps(new)
