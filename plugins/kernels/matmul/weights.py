@@ -48,7 +48,7 @@ def band(w: Any, start: Any, rows: int, at: Any = None) -> Any:
         return lax.dynamic_slice(array, (at, start, 0), (1, rows, array.shape[2]))[0]
 
     if not isinstance(w, QTensor):
-        return cut(w, start, rows)
+        return _band_of_array(cut, w, start, rows, at)
     per = w.scheme.block_rows
 
     def scales(array: Any) -> Any:
@@ -58,6 +58,19 @@ def band(w: Any, start: Any, rows: int, at: Any = None) -> Any:
         return cut(array, 0, 1)
 
     return _pick(w, lambda a: cut(a, start, rows), scales, second)
+
+
+def _band_of_array(cut: Any, w: Any, start: Any, rows: int, at: Any) -> Any:
+    """`cut(w, start, rows)`, for 16-bit floats by way of integers, tied to where in a loop it happens.
+
+    XLA's CPU backend slices such floats in a loop as float32: it widens the whole array before the loop, which makes
+    2 GB of a stack of gpt-oss's experts. As integers they are sliced as they are, unless XLA moves the change of type
+    before the loop, and copies them all; the barrier keeps it inside.
+    """
+    if w.dtype not in (jnp.bfloat16, jnp.float16):
+        return cut(w, start, rows)
+    w, start, at = lax.optimization_barrier((w, start, at))  # type: ignore[no-untyped-call]
+    return lax.bitcast_convert_type(cut(lax.bitcast_convert_type(w, jnp.uint16), start, rows), w.dtype)
 
 
 def rows_at(w: Any, ids: Any) -> Any:
