@@ -34,8 +34,9 @@ def keep_likely(logits: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
     rank = jnp.arange(logits.shape[-1])
     ranked = jnp.where((top_k > 0) & (rank >= top_k), -jnp.inf, ranked)
     probs = jax.nn.softmax(ranked, axis=-1)
-    # A token stays when those before it do not reach top_p yet; so the likeliest always stays.
-    ranked = jnp.where(jnp.cumsum(probs, axis=-1) - probs < top_p, ranked, -jnp.inf)
+    # A token stays when those before it do not reach top_p yet; so the likeliest always stays. Rounded sums reach 1
+    # before the last token: 1 has to be said apart.
+    ranked = jnp.where((top_p >= 1) | (jnp.cumsum(probs, axis=-1) - probs < top_p), ranked, -jnp.inf)
     probs = jax.nn.softmax(ranked, axis=-1)
     ranked = jnp.where(probs >= min_p * probs[..., :1], ranked, -jnp.inf)
     return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
