@@ -41,8 +41,8 @@ class Engine:
         hold: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
         device: `auto` is JAX's default; or `cpu`, `gpu`, `tpu`, with a number: `gpu:1`.
-        programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says, or
-            else weightmill/jax in the user's cache folder; None: nowhere.
+        programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says,
+            or else weightmill/jax in the user's cache folder; None: nowhere.
     """
 
     families: tuple[Family, ...]

@@ -61,11 +61,15 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
 def keep_programs(folder: str | None) -> None:
     """Let JAX keep what it compiles; see `Engine.programs`. What JAX was told before stays."""
     if folder == "auto":
-        if jax.config.jax_compilation_cache_dir is not None:
+        if jax.config.read("jax_compilation_cache_dir") is not None:  # type: ignore[no-untyped-call]
             return
         folder = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "jax")
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
-    jax.config.update("jax_compilation_cache_dir", folder)
+        _set("jax_persistent_cache_min_compile_time_secs", 0.5)
+    _set("jax_compilation_cache_dir", folder)
+
+
+def _set(option: str, value: Any) -> None:
+    jax.config.update(option, value)  # type: ignore[no-untyped-call]
 
 
 def find_device(name: str) -> Any:

@@ -151,7 +151,7 @@ def test_load_model_in_a_notebook(here: Path) -> None:
         packed.generate("The people", max_token=3)
     with pytest.raises(SourceError, match="chat template"):
         packed.generate([{"role": "user", "content": "Hello"}])
-    with pytest.raises(SourceError, match="no such file"):
+    with pytest.raises(PlanError, match="no such file"):
         weightmill.load_model(here / "nowhere")
 
 
