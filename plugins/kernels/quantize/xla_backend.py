@@ -185,7 +185,7 @@ def _codes(pattern: Any, by: Any, minimum: Any, zeros: Any, poisoned: Any, schem
         significand = significand.astype(jnp.int32)
     exponent = jnp.where(significand > 0, exponent + 23, -999)
     negative = (pattern >> 31).astype(bool)
-    code = _code(significand, exponent, negative, scheme.element, recipe)
+    code: Any = _code(significand, exponent, negative, scheme.element, recipe)
     if e.family == "float":
         if recipe.zero == "positive":
             negative &= code != 0
@@ -210,13 +210,14 @@ def _code(significand: Any, exponent: Any, negative: Any, name: str, recipe: Rec
     """Unsigned codes of significand · 2^(exponent - 23), of which the significand has 24 bits or is 0."""
     e = element(name)
     if e.family == "float":
+        top: Any
         mantissa, bias, top = FLOATS[name]
         least = 1 - bias
         binade = jnp.clip(exponent, least, e.emax + 1)
         unit = binade - mantissa
     else:
         # Two's complement has one more on its negative side; unsigned elements have none there.
-        below = 0 if e.family == "unsigned" else e.most if recipe.is_narrow else e.most + 1
+        below: int = 0 if e.family == "unsigned" else e.most if recipe.is_narrow else e.most + 1
         top = jnp.where(negative, below, e.most)
         binade, least, mantissa = jnp.zeros_like(exponent), 0, 0
         unit = jnp.full_like(exponent, int(np.log2(e.unit)))
