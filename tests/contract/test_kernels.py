@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.ops import Op
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import MXFP4
+from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case, KernelContract
 from pipeline.testing.memory import random_bytes
@@ -30,6 +30,16 @@ def arrays() -> dict[str, np.ndarray]:
     }
 
 
+REAL = (
+    (Scheme("int8", 0, "f32"), {"scale_rule": "amax"}),
+    (Scheme("e4m3", 32, "f32", 2), {"scale_rule": "amax"}),
+    (Scheme("e2m1", 16, "e4m3", second="f32"), {"scale_rule": "amax"}),
+    (Scheme("nf4", 64, "f32"), {"scale_rule": "amax", "ties": "down"}),
+    (Scheme("uint4", 32, "f32", zero="int"), {"scale_rule": "minmax"}),
+    (Scheme("uint3", 32, "f16", zero="min_f16"), {"scale_rule": "minmax"}),
+)
+
+
 class TestQuantize(KernelContract):
     def op(self) -> Op:
         return quantize.OP
@@ -41,6 +51,11 @@ class TestQuantize(KernelContract):
         mixed = arrays()["edges of E2M1"]
         for rule, ties in product(("floor", "ceil", "even", "rceil"), ("even", "zero", "away")):
             yield Case(f"{rule} {ties}", (mixed, MXFP4), {"scale_rule": rule, "ties": ties})
+        for scheme, recipe in REAL:
+            yield Case(f"{scheme.element} {scheme.scale} {scheme.zero}", (arrays()["normal"], scheme), recipe)
+        far = arrays()["normal"] * np.array([1, 2.0**-120, 2.0**-140, 0, -0.0], np.float32)[:, None]
+        far[:, :, 5] = 2.0**110
+        yield Case("-0 only for 0", (far, MXFP4), {"zero": "minus", "ties": "zero", "scale_rule": "rceil"})
         broken = np.array(mixed)
         broken[1, 40] = np.nan
         yield Case("NaN is an error", (broken, MXFP4))
