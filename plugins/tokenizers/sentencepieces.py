@@ -43,9 +43,7 @@ class SentencePiece:
         self._ids = {piece: i for i, piece in reversed(list(enumerate(self._pieces)))}
         self._bytes = {i: int(self._pieces[i][3:5], 16) for i in range(size) if model.is_byte(i)}
         control = {i for i in range(size) if model.is_control(i) or model.is_unknown(i)}
-        self._unknown = {
-            i: model.decode([i]) for i in range(size) if model.is_unknown(i)
-        }  # " ⁇ ", or as it was trained
+        self._unknown = {i: model.decode([i]) for i in range(size) if model.is_unknown(i)}  # " ⁇ " as a rule
         self._dummy = "".join(model.encode("a", out_type=str)).startswith(SPACE)
         self._single = model.encode("a  a") == model.encode("a a")  # runs of spaces are taken for one
         self._bare = sentencepiece.SentencePieceProcessor()  # puts no "▁" before a text
@@ -58,10 +56,11 @@ class SentencePiece:
         self.vocab_size = max(size - 1, *self._added, *self.special) + 1
         found = {self._text(i): Added(self._text(i), i) for i in self.special}
         found |= {a.text: a for a in settings.added}
-        self._found = found
-        self._cut = re.compile(
-            "|".join(_pattern(a) for a in sorted(found.values(), key=lambda a: -len(a.text))) or "(?!)"
-        )
+        longest_first = sorted(found.values(), key=lambda a: -len(a.text))
+        firsts = "".join(re.escape(c) for c in sorted({a.text[:1] for a in longest_first}))
+        firsts += r"\s" if any(a.lstrip for a in longest_first) else ""
+        # Looked at first, because there may be hundreds of alternatives to try at each character.
+        self._cut = re.compile(f"(?=[{firsts}])(?:{'|'.join(map(_pattern, longest_first))})" if firsts else "(?!)")
         self._legacy = settings.about.get("legacy") is not False
         self.bos = model.bos_id() if model.bos_id() >= 0 else None
         self.ends = (model.eos_id(),) if model.eos_id() >= 0 else ()
@@ -86,7 +85,7 @@ class SentencePiece:
         at = 0
         for match in () if plain else self._cut.finditer(text):
             ids += self._words(text[at : match.start()], at == 0)
-            ids.append(self._ids[match[0] if match[0] in self._found else match[0].strip()])
+            ids.append(self._ids[match[match.lastindex or 0]])
             at = match.end()
         ids += self._words(text[at:], at == 0)
         return [*self._before, *ids, *self._after] if special else ids
@@ -167,4 +166,4 @@ def _characters(raw: bytes) -> tuple[str, bytes]:
 
 
 def _pattern(added: Added) -> str:
-    return (r"\s*" if added.lstrip else "") + re.escape(added.text) + (r"\s*" if added.rstrip else "")
+    return (r"\s*" if added.lstrip else "") + f"({re.escape(added.text)})" + (r"\s*" if added.rstrip else "")
