@@ -119,14 +119,20 @@ def build_report(
     errors: dict[str, ErrorStats] = {}
     backends: set[tuple[str, ...]] = set()
     done = {"all": 0, "reused": 0}
+    counted: set[str] = set()
     for record in records:
         done["all"] += "digest" in record
         done["reused"] += bool(record.get("reused"))
+        chunk = "digest" in record
         for name, tally in record["stages"].items():
+            if not chunk and name in counted:  # a stage in one task read once more what chunks have read already
+                continue
             row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
             for key in ("seconds", "nbytes_in", "nbytes_out"):
                 row[key] += tally[key]
-        if "digest" not in record:  # a stage in one task, which read again what chunks have measured
+            if chunk:
+                counted.add(name)
+        if not chunk:
             record = {**record, "errors": {n: e for n, e in record["errors"].items() if n not in errors}}
         for name, sums in record["errors"].items():
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)

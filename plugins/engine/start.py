@@ -61,7 +61,7 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
 def keep_programs(folder: str | None) -> None:
     """Let JAX keep what it compiles; see `Engine.programs`. What JAX was told before stays."""
     if folder == "auto":
-        if jax.config.read("jax_compilation_cache_dir") is not None:  # type: ignore[no-untyped-call]
+        if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
             return
         folder = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "jax")
         _set("jax_persistent_cache_min_compile_time_secs", 0.5)

@@ -34,6 +34,7 @@ def stable(text: str) -> list[str]:
     """Lines without what depends on the machine, or on the width of what does."""
     text = re.sub(r"\d+(\.\d+)? ([KMGT]iB|B)/s", "RATE", text)
     text = re.sub(r"\b\d+(\.\d+)? s\b", "TIME", text)
+    text = re.sub(r"\d+(\.\d+)? tokens/s", "RATE", text)
     lines = (" ".join(re.sub(r"[━─┏┓┗┛┡┩╇┳┻┌┐└┘┬┴┼├┤╈]", "", line).split()) for line in text.splitlines())
     return [line for line in lines if line]
 
