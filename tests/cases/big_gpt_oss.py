@@ -18,6 +18,7 @@ import ml_dtypes
 import numpy as np
 
 PAGE_ELEMS = 1 << 21
+PACKED = ("_blocks", "_scales")
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sizes:
     vocab: int = 2048
 
 
-def specs(s: Sizes) -> list[dict[str, tuple[int, ...]]]:
+def specs(s: Sizes, mxfp4: bool = False) -> list[dict[str, tuple[int, ...]]]:
     """Tensor names and shapes, one mapping a file: a layer each, and what is not of a layer in the first."""
     q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
     files: list[dict[str, tuple[int, ...]]] = []
@@ -61,6 +62,12 @@ def specs(s: Sizes) -> list[dict[str, tuple[int, ...]]]:
                 f"{prefix}.mlp.experts.down_proj_bias": (s.experts, s.hidden),
             }
         )
+    if mxfp4:  # as published: blocks of 16 bytes, and a scale each, of matrices [out, in]
+        for shapes in files:
+            for name in [n for n in shapes if n.endswith(("gate_up_proj", "down_proj"))]:
+                experts, n_in, n_out = shapes.pop(name)
+                shapes[f"{name}_blocks"] = (experts, n_out, n_in // 32, 16)
+                shapes[f"{name}_scales"] = (experts, n_out, n_in // 32)
     files[0] |= {
         "model.embed_tokens.weight": (s.vocab, s.hidden),
         "model.norm.weight": (s.hidden,),
@@ -108,10 +115,10 @@ def config(s: Sizes) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, sizes: Sizes, seed: int = 0) -> Path:
-    """Write the checkpoint: one file a layer, with an index when there are several."""
+def write(folder: Path, sizes: Sizes, seed: int = 0, mxfp4: bool = False) -> Path:
+    """Write the checkpoint: one file a layer, an index beside several. `mxfp4`: experts of random bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = specs(sizes)
+    files = specs(sizes, mxfp4)
     rng = np.random.default_rng(seed)
     page = (rng.standard_normal(PAGE_ELEMS, np.float32) * np.float32(0.02)).astype(ml_dtypes.bfloat16).view(np.uint16)
     doubled = np.concatenate([page, page])  # any window of a page's length is then contiguous
@@ -121,10 +128,11 @@ def write(folder: Path, sizes: Sizes, seed: int = 0) -> Path:
         _write_file(folder / name, shapes, doubled, rng)
         weight_map |= dict.fromkeys(shapes, name)
     if len(files) > 1:
-        total = sum(2 * prod(shape) for shapes in files for shape in shapes.values())
+        total = sum(_nbytes(n, shape) for shapes in files for n, shape in shapes.items())
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
         (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
-    (folder / "config.json").write_text(json.dumps(config(sizes), indent=2))
+    settings = config(sizes) | ({"quantization_config": {"quant_method": "mxfp4"}} if mxfp4 else {})
+    (folder / "config.json").write_text(json.dumps(settings, indent=2))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": sizes.vocab - 1}))
     return folder
 
@@ -133,15 +141,31 @@ def _write_file(path: Path, shapes: Mapping[str, tuple[int, ...]], doubled: Any,
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():
-        nbytes = 2 * prod(shape)
-        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [at, at + nbytes]}
+        nbytes = _nbytes(name, shape)
+        header[name] = {
+            "dtype": "U8" if name.endswith(PACKED) else "BF16",
+            "shape": list(shape),
+            "data_offsets": [at, at + nbytes],
+        }
         at += nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb", buffering=0) as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for shape in shapes.values():
-            _write_tensor(file, shape, doubled, rng)
+        for name, shape in shapes.items():
+            if name.endswith(PACKED):
+                _write_bytes(file, prod(shape), rng, *((0, 256) if name.endswith("_blocks") else (116, 122)))
+            else:
+                _write_tensor(file, shape, doubled, rng)
+
+
+def _nbytes(name: str, shape: tuple[int, ...]) -> int:
+    return prod(shape) * (1 if name.endswith(PACKED) else 2)
+
+
+def _write_bytes(file: Any, nbytes: int, rng: np.random.Generator, low: int, high: int) -> None:
+    for start in range(0, nbytes, PAGE_ELEMS):
+        file.write(rng.integers(low, high, min(PAGE_ELEMS, nbytes - start), np.uint8).data)
 
 
 def _write_tensor(file: Any, shape: tuple[int, ...], doubled: Any, rng: np.random.Generator) -> None:

@@ -47,6 +47,20 @@ class Settings:
             return allowed[0]
         return value
 
+    def heads(self, default: Any = _MISSING, default_kv: Any = None) -> tuple[int, int]:
+        """Query heads, and the key and value heads that they share evenly (as many, where config.json is silent)."""
+        before = len(self.problems)
+        heads = self.count("num_attention_heads", default)
+        kv_heads = self.count("num_key_value_heads", heads if default_kv is None else default_kv)
+        fits = heads % kv_heads == 0 or len(self.problems) > before  # one mistake, one problem
+        self.require("num_key_value_heads", fits, f"{heads} heads cannot share {kv_heads} of keys and values")
+        return heads, kv_heads
+
+    def require(self, key: str, good: bool, message: str) -> None:
+        """Note `message` unless `good`."""
+        if not good:
+            self._note(key, message)
+
     def refuse(self, key: str, why: str, *harmless: Any) -> None:
         """Note a problem unless `config[key]` is absent, null, or one of `harmless`."""
         value = self.config.get(key)

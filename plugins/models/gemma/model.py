@@ -49,7 +49,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     s = Settings(config)
     # Gemma3TextConfig's defaults: config.json of the small models leaves some of them out.
     hidden, layers = s.count("hidden_size", 2304), s.count("num_hidden_layers", 26)
-    heads, kv_heads = s.count("num_attention_heads", 8), s.count("num_key_value_heads", 4)
+    heads, kv_heads = s.heads(8, 4)
     head_dim, inter, vocab = s.count("head_dim", 256), s.count("intermediate_size", 9216), s.count("vocab_size", 262208)
     act = s.one_of("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh")
     eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, True)
@@ -60,6 +60,9 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     final_cap = s.get("final_logit_softcapping", float, None)
     s.refuse("use_bidirectional_attention", "only causal attention is supported", False)
     s.check()
+    if not config.get("rope_parameters"):
+        given = {key: value for key, value in config.items() if value is not None}
+        config = {"rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, **given}
     ropes = {}
     for kind in sorted(set(types)):
         inv_freq, concentration = frequencies(config, head_dim, kind)

@@ -9,7 +9,6 @@ N tokens, D hidden, E experts, F intermediate.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,6 +22,13 @@ from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSN
 from plugins.models.common.ops import Ops
 from plugins.models.common.settings import Settings
 from plugins.models.common.weights import Weights
+
+# GptOssConfig's, where config.json has nothing.
+DEFAULT_THETA = 150_000.0
+DEFAULT_ROPE = {
+    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "original_max_position_embeddings": 4096,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +54,14 @@ class Numbers:
     @staticmethod
     def read(config: Mapping[str, Any]) -> "Numbers":
         s = Settings(config)
-        hidden, heads, layers = s.count("hidden_size"), s.count("num_attention_heads"), s.count("num_hidden_layers")
+        hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.count("num_hidden_layers")
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, [("sliding_attention", "full_attention")[i % 2] for i in range(layers)])
         window = s.count("sliding_window")
         head_dim = s.count("head_dim", hidden // heads)
+        experts = s.count("num_local_experts")
+        chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, 4))
+        s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
         s.one_of("hidden_act", ("silu",), "silu")
         s.refuse("tie_word_embeddings", "gpt-oss has a head of its own", False)
         eps, alpha = s.get("rms_norm_eps", float), s.get("swiglu_alpha", float, 1.702)
@@ -64,7 +73,10 @@ class Numbers:
         )
         bias = s.get("attention_bias", bool, True)
         s.check()
-        inv_freq, concentration = frequencies(config, head_dim)
+        given = config.get("rope_parameters") or config.get("rope_scaling") or DEFAULT_ROPE
+        theta = config.get("rope_theta") or DEFAULT_THETA
+        rope = {"rope_theta": theta, **{k: v for k, v in given.items() if v is not None}}
+        inv_freq, concentration = frequencies({**config, "rope_parameters": rope}, head_dim)
         return Numbers(
             vocab=vocab, hidden=hidden, inter=inter, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             experts=experts, chosen=chosen, eps=eps, alpha=alpha, limit=limit, bias=bias,
@@ -80,6 +92,17 @@ def swiglu(h: Any, *, alpha: float, limit: float) -> Any:
     return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
 
 
+@dataclass(frozen=True, slots=True)
+class SwiGLU:
+    """`swiglu` with its numbers; equal ones are equal, as a `partial` is not."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, h: Any) -> Any:
+        return swiglu(h, alpha=self.alpha, limit=self.limit)
+
+
 class Experts(nnx.Module):
     """x [N, D] → [N, D], by the experts that the router chose."""
 
@@ -91,7 +114,7 @@ class Experts(nnx.Module):
         self.down = e.param("down_proj", (c.experts, c.hidden, c.inter), ("experts", "embed", "mlp"))
         self.down_bias = e.param("down_proj_bias", (c.experts, c.hidden), ("experts", "embed"))
         self.chosen = c.chosen
-        self.activation = partial(swiglu, alpha=c.alpha, limit=c.limit)
+        self.activation = SwiGLU(c.alpha, c.limit)
 
     def __call__(self, x: Any, ops: Ops) -> Any:
         logits, chosen = jax.lax.top_k(self.router(x, ops), self.chosen)

@@ -39,9 +39,9 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     """See `plugins.models.family.Family.build`."""
     s = Settings(config)
     mistral = config.get("model_type") == "mistral"
-    hidden, heads, layers = s.count("hidden_size"), s.count("num_attention_heads"), s.count("num_hidden_layers")
+    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.count("num_hidden_layers")
     head_dim = s.count("head_dim", hidden // heads)
-    kv_heads, inter, vocab = s.count("num_key_value_heads", heads), s.count("intermediate_size"), s.count("vocab_size")
+    inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
     act = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu")
     eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, False)
     bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)

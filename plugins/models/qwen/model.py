@@ -5,6 +5,7 @@ all experts first, takes the top k of that, and renormalizes them when config.js
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -20,20 +21,14 @@ from plugins.models.common.settings import Settings
 from plugins.models.common.weights import Weights
 
 
+@dataclass(frozen=True, slots=True)
 class Gated:
-    """gate, up [.., F] → [.., F]; equal instances are equal, so that nothing compiles twice."""
+    """gate, up [.., F] → [.., F]; `act` is a key of `ACTIVATIONS`."""
 
-    def __init__(self, act: str):
-        self.act = act
+    act: str
 
     def __call__(self, gate: Any, up: Any) -> Any:
         return ACTIVATIONS[self.act](gate) * up
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Gated) and other.act == self.act
-
-    def __hash__(self) -> int:
-        return hash(self.act)
 
 
 class Experts(nnx.Module):
@@ -85,9 +80,9 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     """See `plugins.models.family.Family.build`."""
     s = Settings(config)
     qwen2, moe = config["model_type"] == "qwen2", config["model_type"] == "qwen3_moe"
-    hidden, heads, layers = s.count("hidden_size"), s.count("num_attention_heads"), s.count("num_hidden_layers")
+    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.count("num_hidden_layers")
     head_dim = s.count("head_dim", hidden // heads if qwen2 or moe else 128)  # Qwen3Config's default
-    kv_heads, vocab, inter = s.count("num_key_value_heads", heads), s.count("vocab_size"), s.count("intermediate_size")
+    vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
     act, eps = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu"), s.get("rms_norm_eps", float, 1e-6)
     tied, bias = s.get("tie_word_embeddings", bool, False), s.get("attention_bias", bool, False)
     window = s.count("sliding_window", 4096) if s.get("use_sliding_window", bool, False) else None
@@ -99,6 +94,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     if moe:
         experts = s.count("num_experts", s.get("num_local_experts", int, 128))
         chosen, moe_inter = s.count("num_experts_per_tok", 8), s.count("moe_intermediate_size")
+        s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
         step, dense = s.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
     normalize = s.get("norm_topk_prob", bool, False)
