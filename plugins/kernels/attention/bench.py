@@ -1,7 +1,7 @@
 """Speed of attention: `python -m plugins.kernels.attention.bench`.
 
 Decoding one token with a full cache, and a prompt of 512, in the shapes of gpt-oss-20b (64 query and 8 key heads of 64,
-with sinks) and SmolLM2-135M (9 and 3 of 64), bfloat16; beside torch's scaled_dot_product_attention (which has no sinks).
+with sinks) and SmolLM2-135M (9 and 3 of 64), bfloat16; beside torch's scaled_dot_product_attention, without sinks.
 GB/s count keys and values once. It is not a test: nothing here checks a result.
 """
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pipeline.tensors.qtensor import QTensor
+from plugins.kernels.dequantize import is_mxfp4
 from plugins.kernels.matmul import weights
 from plugins.kernels.matmul.planes import count, planes
 
@@ -64,16 +65,17 @@ def _on_cpu(x: Any, w: Any, at: Any) -> Any:
             return _contract_on_cpu(x, weights.decoded(weights.band(w, start, rows, at), x.dtype))
 
         return banded(plain, x, w, CPU_BAND_NBYTES)
-    # A single row is multiplied in float32 (see below); more rows are in bfloat16 when x is.
-    dtype = jnp.bfloat16 if x.dtype == jnp.bfloat16 and x.shape[0] > 1 else jnp.float32
+    # A single row is multiplied in float32, for which there are kernels (see below). MXFP4 is made in bfloat16 at once.
+    half = x.dtype == jnp.bfloat16 and (x.shape[0] > 1 or is_mxfp4(w.scheme))
+    dtype = jnp.bfloat16 if half else jnp.float32
     parts = [x[:, p::many].astype(dtype) for p in range(many)]
 
     def one(start: Any, rows: int) -> Any:
         found, after = planes(weights.band(w, start, rows, at), dtype)
-        y = sum(contract(part, plane) for part, plane in zip(parts, found, strict=True))
+        y = sum(_contract_on_cpu(part, plane) for part, plane in zip(parts, found, strict=True))
         return y if after is None else y * after[None]
 
-    return banded(one, x, w, CPU_BAND_NBYTES)
+    return banded(one, parts[0], w, CPU_BAND_NBYTES)
 
 
 def _contract_on_cpu(x: Any, w: Any) -> Any:
