@@ -14,7 +14,7 @@ from plugins.engine import sampling as samplers
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime, bucket, power_of_two
 from plugins.engine.stopping import StopText
-from plugins.tokenizers.tokenizer import Tokenizer
+from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
 Finish = Literal["end", "stop", "length"]
 
@@ -70,11 +70,11 @@ class Timings:
 class _Row:
     """One prompt's output so far."""
 
-    def __init__(self, tokenizer: Tokenizer | None, sampling: Sampling, ends: Collection[int]):
+    def __init__(self, stream: Stream | None, sampling: Sampling, ends: Collection[int]):
         self.tokens: list[int] = []
         self.finish: Finish | None = None
         self._text: list[str] = []
-        self._stream = tokenizer.stream() if tokenizer else None
+        self._stream = stream
         self._stops = StopText(sampling.stop)
         self._most, self._ends = sampling.max_tokens, ends
 
@@ -105,6 +105,7 @@ def generate(
     *,
     ends: Collection[int] = (),
     tokenizer: Tokenizer | None = None,
+    streams: Sequence[Stream] | None = None,
     on_text: Callable[[int, str], None] = lambda row, text: None,
 ) -> tuple[list[Completion], Timings]:
     """Continue every prompt.
@@ -113,6 +114,7 @@ def generate(
         prompts: token ids; of any lengths, in one batch.
         ends: ids that end a text.
         tokenizer: without one, completions have no text, and stop strings cannot be seen.
+        streams: one for each prompt, to read its tokens otherwise than the tokenizer does.
         on_text: called with (prompt number, text) as text comes.
 
     Raises:
@@ -121,7 +123,8 @@ def generate(
     _check(runtime, prompts, sampling, tokenizer)
     before = runtime.compile_s
     start = time.perf_counter()
-    rows = [_Row(tokenizer, sampling, ends) for _ in prompts]
+    readers: Sequence[Stream | None] = streams or [tokenizer.stream() if tokenizer else None for _ in prompts]
+    rows = [_Row(reader, sampling, ends) for reader in readers]
     batch = power_of_two(len(prompts))
     lengths = [len(p) for p in prompts]
     cache = runtime.new_cache(batch, max(lengths) + sampling.max_tokens)

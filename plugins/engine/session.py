@@ -19,6 +19,9 @@ from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime
 from plugins.engine.score import score
 from plugins.models.common.decoder import Decoder
+from plugins.tokenizers.channels import ChannelText
+from plugins.tokenizers.chat_harmony import HarmonyChat
+from plugins.tokenizers.harmony import Message
 from plugins.tokenizers.tokenizer import Tokenizer
 
 Prompt = str | Sequence[Mapping[str, Any]] | Sequence[int]
@@ -29,14 +32,16 @@ class Generated:
     """What `Model.generate` gives for one prompt; printed, it is its text.
 
     Attributes:
-        text: what the model wrote, without special tokens.
+        text: what the model wrote, without special tokens; of a chat with gpt-oss the answer, when there is one.
         completion: its tokens, and why it ended.
         timings: of the whole batch.
+        messages: of a chat with gpt-oss: all that it wrote, each with its channel.
     """
 
     text: str
     completion: Completion
     timings: Timings
+    messages: tuple[Message, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -128,9 +133,23 @@ class Model:
         needs_text = not all(_is_ids(p) for p in (prompt if many else [prompt])) or chosen.stop
         tokenizer = self.tokenizer if needs_text else self._tokenizer_if_any()
         ends = tokenizer.eos if tokenizer else ()
-        done, timings = generate(self.runtime, ids, chosen, ends=ends, tokenizer=tokenizer, on_text=on_text)
-        found = [Generated(c.text, c, timings) for c in done]
+        channels = [ChannelText(self.tokenizer) for _ in ids] if self._in_channels(prompt, chat, many=many) else None
+        done, timings = generate(
+            self.runtime, ids, chosen, ends=ends, tokenizer=tokenizer, streams=channels, on_text=on_text
+        )
+        if channels is None:
+            found = [Generated(c.text, c, timings) for c in done]
+        else:
+            pairs = zip(done, channels, strict=True)
+            found = [Generated(s.answer or c.text, c, timings, s.messages) for c, s in pairs]
         return found if many else found[0]
+
+    def _in_channels(self, prompt: Any, chat: bool | None, *, many: bool) -> bool:
+        """Whether the answers will be in harmony: chats with a model whose vocabulary has its tokens."""
+        if self.runtime.config.get("model_type") != "gpt_oss" or chat is False:
+            return False
+        talks = any(not _is_ids(p) for p in (prompt if many else [prompt]))
+        return talks and self.tokenizer.has_chat_template and HarmonyChat.fits(self.tokenizer.id_of)
 
     def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """Token ids of a prompt as `generate` takes it."""

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.errors import ConfigError, SourceError, StageError
 from plugins.formats.dialects.gguf_tokenizer import from_kv
+from plugins.tokenizers.channels import ChannelText
 from plugins.tokenizers.chat_harmony import conversation_of
 from plugins.tokenizers.harmony import Developer, Harmony, Message, System
 from plugins.tokenizers.harmony_parse import Parser
@@ -105,6 +106,28 @@ def test_as_it_comes(harmony):
         parser.push(token)
     end = parser.end()
     assert (end.text, end.done, parser.messages[-1].content) == ("\ufffd", True, "x\ufffd")
+
+
+def test_as_people_read_it(harmony):
+    """Channels are marked, an answer alone is not, and the answer is known apart."""
+
+    def said(text):
+        stream = ChannelText(harmony.tokenizer)
+        shown = "".join(map(stream.push, harmony.tokenizer.encode(text))) + stream.end()
+        return shown, stream.answer, [m.channel for m in stream.messages]
+
+    thought = "<|channel|>analysis<|message|>Think 日本🦙<|end|><|start|>assistant<|channel|>final<|message|>Four."
+    assert said(f"{thought}<|return|>") == ("[analysis] Think 日本🦙\n[final] Four.", "Four.", ["analysis", "final"])
+    assert said(thought) == ("[analysis] Think 日本🦙\n[final] Four.", "Four.", ["analysis", "final"])
+    assert said("<|channel|>final<|message|>Four.<|return|>") == ("Four.", "Four.", ["final"])
+    assert said("<|channel|>analysis<|message|>Thi") == ("[analysis] Thi", None, ["analysis"])
+    assert said("<|channel|>anal") == ("", None, [])
+    call = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>{}<|call|>"
+    assert said(call) == ("[commentary functions.f] {}", None, ["commentary"])
+    shown, answer, _ = said("<|channel|>final<|message|>Four.<|end|>stray text")
+    assert shown.startswith("Four.\n[malformed] s")
+    assert shown.endswith("stray text")
+    assert answer == "Four."
 
 
 def test_what_is_refused(harmony):
