@@ -29,7 +29,7 @@ def count(q: Any) -> int | None:
 def planes(q: QTensor, dtype: Any) -> tuple[list[Any], Any]:
     """The planes of a matrix, `[rows, n / count]` of `dtype` each; and float32 `[rows]` to multiply with afterwards.
 
-    Plane p holds columns p, p + count, p + 2 · count, … There is no factor (None) where planes are scaled already. Values are
+    Plane p holds columns p, p + count, … There is no factor (None) where planes are scaled already. Values are
     those of `dequantize`, except that those below 2^-126 count as zero, as they do in XLA's CPU arithmetic anyway.
 
     Args:
