@@ -37,10 +37,23 @@ def error(why: Exception) -> None:
     """An error as people should read it: no traceback, one line a problem."""
     if isinstance(why, PlanError) and len(why.problems) > 1:
         say(f"error: {len(why.problems)} problems")
-        for problem in why.problems:
-            say(f"  - {problem}")
+        for line in _grouped(why):
+            say(f"  - {line}")
     else:
         say(f"error: {why}")
+
+
+def _grouped(why: PlanError) -> list[str]:
+    """Problems a line each; what is wrong with the same tensor of many layers in the same way is one line."""
+    from pipeline.report import group_of
+
+    groups: dict[tuple[str, str], list[str]] = {}
+    for problem in why.problems:
+        groups.setdefault((group_of(problem.where), problem.message), []).append(str(problem))
+    return [
+        lines[0] if len(lines) == 1 else f"{where} (×{len(lines)}): {message}"
+        for (where, message), lines in groups.items()
+    ]
 
 
 def job(number: int, jobs: int, overrides: Sequence[str]) -> None:
