@@ -43,7 +43,7 @@ def _job(cfg: DictConfig) -> Any:
     run = load_run(cfg)
     run_dir = Path(run.spine.paths.run).expanduser().absolute()
     if _verb in ("plan", "graph"):
-        plan = plan_run(run, run_dir)
+        plan = plan_run(run, run_dir, fetch=False)
         if _verb == "graph":
             print(console.mermaid(plan))
         else:

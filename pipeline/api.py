@@ -49,7 +49,7 @@ def load_model(
     """A checkpoint on the device, ready to generate and to score; nothing is written.
 
     Args:
-        source: folder or GGUF file, in any dialect.
+        source: folder, GGUF file or `hf://owner/name`, in any dialect.
         quant: a quant option, applied while loading; None keeps every tensor as it is, packed ones packed.
         model: a model option, whose rules say what `quant` applies to; None: by config.json's model_type.
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
@@ -63,7 +63,7 @@ def load_model(
     from pipeline.errors import PlanError
     from pipeline.runner import plan_run
 
-    path = Path(source).expanduser().absolute()
+    path = _place(source)
     chosen = model or _model_option(path)
     how = "model.rules=[{match: '*', to: keep}]" if quant is None else f"quant={quant}"
     args = [f"+model={chosen}", f"model.source={_quoted(path)}", how, "flow=generate", *overrides]
@@ -75,7 +75,12 @@ def load_model(
         return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
 
 
-def _model_option(path: Path) -> str:
+def _place(source: str | Path) -> str:
+    """What `model.source=` is to be: an absolute path, or an address as it is."""
+    return str(source) if "://" in str(source) else str(Path(source).expanduser().absolute())
+
+
+def _model_option(path: str) -> str:
     """The model option whose `model_types` name this checkpoint's.
 
     Raises:
@@ -136,6 +141,6 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
         yield config
 
 
-def _quoted(path: Path) -> str:
-    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+def _quoted(path: str) -> str:
+    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
     return f"'{escaped}'"

@@ -242,3 +242,39 @@ class Container(Protocol):
     def read_back(self, folder: Path, layout: Layout, leaf: str, index: Index) -> Any:
         """The bytes of the box as they now lie in the file, as an array like the one `write` took."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A source that lay elsewhere, now on this machine.
+
+    Attributes:
+        path: its folder or file.
+        origin: for people and records: where it came from, to the version.
+        whole: all of it; otherwise an outline for planning, with names and sizes and headers, and no values.
+    """
+
+    path: Path
+    origin: str
+    whole: bool = True
+
+
+class Remote(Protocol):
+    """A place that sources are fetched from, by addresses that begin with `scheme`. Its fields are its options.
+
+    They are no part of what a run is: the same files from elsewhere make the same run.
+    """
+
+    scheme: ClassVar[str]
+
+    def fetch(self, source: str, *, whole: bool) -> Fetched:
+        """The source as files. Called more than once with the same arguments, which must be cheap and give the same.
+
+        Args:
+            source: the address.
+            whole: False: an outline is enough, if it is cheaper.
+
+        Raises:
+            SourceError: no such thing, no permission, no connection; says what to do.
+        """
+        ...

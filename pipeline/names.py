@@ -9,7 +9,7 @@ from pipeline.spine import Spine
 
 LONGEST = 120
 # Overrides that say how to run, not what to make; a resumed run may differ in them.
-HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs")
+HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs", "hub")
 BARE = ("model", "quant")  # groups whose choice is said without its key; no other is, since both may be called the same
 
 

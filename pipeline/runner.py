@@ -51,15 +51,17 @@ def worker_count(conf: Dask) -> int:
     return conf.workers or len(os.sched_getaffinity(0))
 
 
-def plan_run(run: RunConfig, run_dir: Path) -> Plan:
+def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True) -> Plan:
     """Plan all stages, with chunks (and, where it is ours to choose, workers) that fit `dask.memory`.
+
+    Without `fetch`, a plan to look at: of sources that lie elsewhere an outline is enough.
 
     Problems are in `Plan.problems`; a run that cannot fit is one of them, and says what would.
     """
     conf = run.spine.dask
     bound = parse_bytes(conf.memory, "dask.memory")
     chunk = parse_bytes(conf.chunk, "dask.chunk")
-    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite)
+    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
     plan = make_plan(run.stages, ctx)
     plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
     while fit.peak > bound and chunk > SMALLEST_CHUNK and plan.chunks:
@@ -128,7 +130,7 @@ def _packages(node: Any) -> set[str]:
 
 def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
     """What makes this run this run; equal descriptions, equal bytes."""
-    nodes = {name: run.nodes[name] for name in run.stages}
+    nodes = {name: {k: v for k, v in run.nodes[name].items() if k != "remotes"} for name in run.stages}  # see Remote
     return {
         "stages": nodes,
         "seed": run.spine.seed,

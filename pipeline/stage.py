@@ -37,12 +37,14 @@ class Context:
         seed: the run's seed.
         chunk_nbytes: how much of a tensor one task should handle, in bytes of its bf16 values.
         overwrite: replace an output that stands in the way.
+        fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
     """
 
     run_dir: Path
     seed: int = 0
     chunk_nbytes: int = 32 << 20
     overwrite: bool = False
+    fetch: bool = True
 
 
 @runtime_checkable

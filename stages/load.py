@@ -1,4 +1,7 @@
-"""Load: a folder or file of weights becomes a handle; only headers, config.json and small leaves are read."""
+"""Load: a folder or file of weights becomes a handle; only headers, config.json and small leaves are read.
+
+A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote whose scheme it names.
+"""
 
 import json
 from dataclasses import dataclass
@@ -7,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
-from pipeline.formats import PEEKED, Container, Dialect, Leaves
+from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
 from pipeline.tensors.views import JoinedStore
 
@@ -19,16 +22,18 @@ class Load:
     """Open a checkpoint.
 
     Attributes:
-        source: folder (or file) of the checkpoint.
+        source: folder (or file) of the checkpoint, or an address that a remote knows.
         containers: tried in order; the first that recognizes the source opens it.
         dialects: tried in order; the first that recognizes the leaves binds them.
         carry: patterns of files beside the weights that an export takes along.
+        remotes: where addresses lead; the one whose scheme the source begins with fetches it.
     """
 
     source: str
     containers: tuple[Container, ...]
     dialects: tuple[Dialect, ...]
     carry: tuple[str, ...] = ()
+    remotes: tuple[Remote, ...] = ()
 
     def run(self, ctx: Context) -> Checkpoint:
         """Reads headers, and the small leaves that say what others mean.
@@ -37,9 +42,8 @@ class Load:
             SourceError: no such folder, no container recognizes it, or a file is malformed.
             PlanError: the leaves do not fit the dialect; all problems at once.
         """
-        source = Path(self.source).expanduser().absolute()
-        if not source.exists():
-            raise SourceError(f"model.source={self.source!r}: no such file or folder{_neighbours(source)}")
+        found = self._found(ctx)
+        source = found.path
         container = next((c for c in self.containers if c.recognizes(source)), None)
         if container is None:
             names = ", ".join(type(c).__name__ for c in self.containers)
@@ -53,7 +57,7 @@ class Load:
         for dialect in self.dialects:
             seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
             if dialect.recognizes(leaves.specs, seen):
-                binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect))
+                binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect, found))
                 break
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
@@ -64,8 +68,26 @@ class Load:
             files={**self._carried(folder, set(leaves.paths)), **binding.files},
             inputs=tuple(_input_file(p) for p in leaves.paths),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
-            origin=" · ".join((type(container).__name__, _spoken(dialect), *binding.notes)),
+            origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
         )
+
+    def _found(self, ctx: Context) -> Fetched:
+        """The source on this machine.
+
+        Raises:
+            SourceError: there is none; or as `Remote.fetch`.
+        """
+        scheme = self.source.partition("://")[0] + "://" if "://" in self.source else None
+        if scheme is None or Path(self.source).exists():
+            path = Path(self.source).expanduser().absolute()
+            if not path.exists():
+                raise SourceError(f"model.source={self.source!r}: no such file or folder{_neighbours(path)}")
+            return Fetched(path, "")
+        remote = next((r for r in self.remotes if r.scheme == scheme), None)
+        if remote is None:
+            known = did_you_mean(scheme, [r.scheme for r in self.remotes])
+            raise SourceError(f"model.source={self.source!r}: nothing here fetches from {scheme}{known}")
+        return remote.fetch(self.source, whole=ctx.fetch)
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
         return {
@@ -75,12 +97,21 @@ class Load:
         }
 
 
-def _peeked(leaves: Leaves, dialect: Dialect) -> dict[str, Any]:
-    """The leaves that `dialect` must look into, read whole; nothing for most dialects."""
+def _peeked(leaves: Leaves, dialect: Dialect, found: Fetched) -> dict[str, Any]:
+    """The leaves that `dialect` must look into, read whole; nothing for most dialects.
+
+    Raises:
+        SourceError: there are some, and only an outline of them is here.
+    """
     patterns = getattr(dialect, "peeks", ())
     small = [n for n, spec in leaves.specs.items() if spec.nbytes <= PEEK_NBYTES]
-    found = {n: leaves.read(n) for n in small if any(fnmatchcase(n, p) for p in patterns)}
-    return {PEEKED: found} if patterns else {}
+    names = [n for n in small if any(fnmatchcase(n, p) for p in patterns)]
+    if names and not found.whole:
+        raise SourceError(
+            f"{found.origin}: {_spoken(dialect)} has to read {names[0]} before this can be planned; the same command "
+            "without `plan` downloads it and goes on, and with stages=[load] it downloads it only"
+        )
+    return {PEEKED: {n: leaves.read(n) for n in names}} if patterns else {}
 
 
 def _spoken(dialect: Dialect) -> str:

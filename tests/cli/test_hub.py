@@ -1,0 +1,82 @@
+"""`model.source=hf://owner/name` from the command line, on a hub of its own."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cases import runs
+from tests.cases.hub_server import HubServer, Repo, files_of, serving
+from tests.cli.run import pipeline
+
+TINY = Path(__file__).parents[2] / "plugins" / "models" / "gpt_oss" / "tiny"
+SECOND = "model-00002-of-00003.safetensors"
+ARGS = ("+model=gpt_oss", "quant=mxfp4", "model.source=hf://org/tiny")
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    with serving(org__tiny=Repo(files_of(TINY))) as hub:
+        yield hub
+
+
+@pytest.fixture
+def env(server: HubServer, tmp_path: Path) -> dict[str, str]:
+    return runs.environment(HF_ENDPOINT=server.url, HF_HOME=str(tmp_path / "home"), HF_TOKEN="")
+
+
+def test_planned_run_killed_resumed_and_verified_offline(
+    server: HubServer, env: dict[str, str], tmp_path: Path
+) -> None:
+    planned = pipeline("plan", *ARGS, cwd=tmp_path, env=env)
+    assert planned.code == 0, planned.err
+    commit = server.repos["org/tiny"].commit
+    assert f"hf://org/tiny@{commit[:12]}, 3 files (9.7 MiB) to download" in planned.out
+    assert not [*(tmp_path / "home").rglob("*.safetensors")]
+
+    run = tmp_path / "run"
+    server.stall_after[SECOND] = 1 << 20
+    command = ("quant=mxfp4", "model.source=hf://org/tiny", f"paths.run={run}")
+    process = runs.start(*command, env=env)
+    runs.until(server.stalled.is_set, process)
+    process.kill()
+    _, err = process.communicate()
+    assert "downloading 3 files (9.7 MiB) into " in err
+    assert "1 of 3 files, model-00001-of-00003.safetensors, 3.2 MiB" in err
+    assert not run.exists()
+
+    server.stall_after.clear()
+    server.released.set()
+    server.forget()
+    manifest = runs.done(*command, env=env)
+    assert server.bodies == [SECOND, "model-00003-of-00003.safetensors"]
+    assert all(f"/snapshots/{commit}/" in file["path"] and file["xxh3_128"] for file in manifest["inputs"])
+    local = tmp_path / "local"
+    runs.done("quant=mxfp4", f"paths.run={local}")
+    assert runs.digests(run / "model") == runs.digests(local / "model")
+
+    server.forget()
+    offline = runs.weightmill(*command, "hub.offline=true", env=env)
+    assert offline.returncode == 0, offline.stderr
+    assert f"complete already, outputs verified: {run}" in offline.stderr
+    assert not [p for _, p, _ in server.requests if "tiny" in p]
+
+
+def test_what_is_said_of_sources_that_are_not_there(env: dict[str, str], tmp_path: Path) -> None:
+    said = pipeline("+model=gpt_oss", "model.source=hf://org/tini", cwd=tmp_path, env=env)
+    assert said.code == 4
+    assert "stages.load: hf://org/tini: http://127.0.0.1" in said.err
+    assert "has no such repository" in said.err
+    said = pipeline("+model=gpt_oss", "model.source=hff://org/tiny", cwd=tmp_path, env=env)
+    assert said.code == 4
+    assert "nothing here fetches from hff://; did you mean 'hf://'?" in said.err
+
+
+def test_huggingface_hub_is_imported_for_such_sources_only(tmp_path: Path) -> None:
+    code = "import sys, pipeline; pipeline.run(['+model=gpt_oss', 'flow=convert', 'paths.run=run']); "
+    code += "assert 'huggingface_hub' not in sys.modules"
+    from subprocess import run
+
+    done = run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
