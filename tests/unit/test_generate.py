@@ -1,5 +1,6 @@
 """Generating: what comes is what the model says, whatever the batch, the buckets and the pieces of text."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,12 @@ def prompts(model: Any) -> list[list[int]]:
     return found
 
 
+@pytest.fixture
+def quick() -> Iterator[None]:
+    with model_runs.quick_compilation():
+        yield
+
+
 def tokens(model: Any, prompts: list[list[int]], **options: Any) -> list[tuple[int, ...]]:
     return [c.tokens for c in generate(model.runtime, prompts, Sampling(**options))[0]]
 
@@ -61,6 +68,7 @@ def test_two_thousand_tokens(model: Any, prompts: list[list[int]]) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("quick")
 def test_greedy_is_what_transformers_finds_likeliest() -> None:
     """Prompts of unequal length in one batch, by a model with rings and full layers."""
     t = toy("gemma3")
@@ -73,6 +81,7 @@ def test_greedy_is_what_transformers_finds_likeliest() -> None:
         assert_likeliest(logits[len(prompt) - 1 : -1], c.tokens)
 
 
+@pytest.mark.usefixtures("quick")
 def test_company_changes_nothing(model: Any, prompts: list[list[int]]) -> None:
     together = tokens(model, prompts, seed=3, **WARM)
     for i, alone in enumerate(prompts):
@@ -100,6 +109,7 @@ def test_nothing_compiles_twice(model: Any, prompts: list[list[int]]) -> None:
     assert timings.decode > 0
 
 
+@pytest.mark.usefixtures("quick")
 def test_long_prompts_come_in_turns(model: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts longer than the largest bucket give what they give in one piece."""
     long = [(prompts[2] * 6)[:45], prompts[0], (prompts[2] * 9)[:70]]
@@ -215,6 +225,7 @@ def test_draws_follow_the_probabilities() -> None:
     assert (np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / draws)).all()
 
 
+@pytest.mark.usefixtures("quick")
 def test_seen_tokens_are_penalized_as_they_come(model: Any, prompts: list[list[int]]) -> None:
     """Greedy under a huge penalty repeats nothing, of the prompt either, until there is nothing else."""
     [done] = tokens(model, prompts[:1], repetition_penalty=1e6, max_tokens=40)
