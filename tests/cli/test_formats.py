@@ -44,6 +44,7 @@ OF_GPT_OSS: dict[str, tuple[str, ...]] = {
     "bitsandbytes": ("nf4",),
 }
 OF_LLAMA: dict[str, tuple[str, ...]] = {
+    "hf": ("none",),
     "gguf": ("none", "q4_1", "nvfp4"),  # the rest is as with gpt-oss
     "compressed_tensors": ("int3", "nvfp4 inverse", "fp8 tiles"),
     "modelopt": ("nvfp4",),

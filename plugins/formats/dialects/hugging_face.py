@@ -1,0 +1,51 @@
+"""Hugging Face's own naming for whatever model it is: what `transformers` loads without an extension.
+
+gpt-oss has a packing of its own, all other models have none: their tensors lie under their names. Checkpoints that are
+packed in a library's way are that library's dialects (compressed-tensors, ModelOpt, bitsandbytes).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pipeline.errors import PlanError, Problem
+from pipeline.formats import Binding
+from pipeline.tensors.spec import TensorSpec
+from plugins.formats.dialects.gpt_oss import HuggingFace as GptOss
+from plugins.formats.dialects.plain import Plain
+
+CURE = (
+    "export.dtype=bf16 writes its values; it stays packed with quant=…, "
+    "export=compressed_tensors, modelopt, bitsandbytes or gguf"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HuggingFace:
+    """Chosen by config.json's `model_type`."""
+
+    companions: ClassVar[tuple[str, ...]] = ()
+
+    def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
+        """Everything but gpt-oss under other names: to be asked last."""
+        return not _is_gpt_oss(config) or GptOss().recognizes(leaves, config)
+
+    def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """See `Dialect.decode`."""
+        return (GptOss() if _is_gpt_oss(config) else Plain()).decode(leaves, config)
+
+    def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """See `Dialect.encode`; of models other than gpt-oss it refuses every scheme."""
+        if _is_gpt_oss(config):
+            return GptOss().encode(tensors, config)
+        packed = {name: spec for name, spec in tensors.items() if spec.scheme is not None}
+        if packed:
+            name, spec = next(iter(packed.items()))
+            kind = f"model_type {config.get('model_type')!r}"
+            text = f"is quantized ({spec.encoding}), and {len(packed) - 1} more; Hugging Face has no packing for {kind}"
+            raise PlanError([Problem(name, f"{text}: {CURE}")])
+        return Plain().encode(tensors, config)
+
+
+def _is_gpt_oss(config: Mapping[str, Any]) -> bool:
+    return config.get("model_type") == "gpt_oss"
