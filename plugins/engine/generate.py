@@ -123,6 +123,7 @@ def generate(
     _check(runtime, prompts, sampling, tokenizer)
     before = runtime.compile_s
     start = time.perf_counter()
+    ends = {*ends, *sampling.stop_tokens}
     readers: Sequence[Stream | None] = streams or [tokenizer.stream() if tokenizer else None for _ in prompts]
     rows = [_Row(reader, sampling, ends) for reader in readers]
     batch = power_of_two(len(prompts))

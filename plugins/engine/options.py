@@ -17,6 +17,7 @@ class Sampling:
         repetition_penalty: divides positive logits, and multiplies negative ones, of tokens seen before; 1: none.
         max_tokens: to generate at most.
         stop: strings that end the text; they are not part of it.
+        stop_tokens: ids that end it, beside those that the checkpoint says.
         seed: the same seed, prompt and options give the same tokens, whatever else is in the batch.
     """
 
@@ -27,6 +28,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     max_tokens: int = 64
     stop: tuple[str, ...] = ()
+    stop_tokens: tuple[int, ...] = ()
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -112,6 +112,10 @@ def test_generate_is_the_quick_way_to_text(here: Path) -> None:
         for i, seed in enumerate((1, 1, 2))
     ]
     assert nucleus[0] == nucleus[1] != nucleus[2]
+    third = found["tokens"][0][2]
+    ended = run(*options, "prompt=The people", f"sampling.stop_tokens=[{third}]").results["generate"]
+    assert ended["finish"] == ["end"]
+    assert ended["tokens"][0] == found["tokens"][0][: found["tokens"][0].index(third) + 1]
     stopped = run(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
     assert stopped["finish"] == ["stop"]
     assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
