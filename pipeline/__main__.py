@@ -18,7 +18,8 @@ from omegaconf import DictConfig
 from pipeline import console
 from pipeline.config import CONF, load_run, register
 from pipeline.errors import PlanError, WeightmillError
-from pipeline.runner import execute, obstacles_ahead, plan_run
+from pipeline.fit import plan_run
+from pipeline.runner import execute, obstacles_ahead
 
 VERBS = ("plan", "graph", "new-stage")
 _verb = "run"

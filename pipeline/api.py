@@ -61,7 +61,7 @@ def load_model(
         as `run`.
     """
     from pipeline.errors import PlanError
-    from pipeline.runner import plan_run
+    from pipeline.fit import plan_run
 
     path = _place(source)
     chosen = model or _model_option(path)
@@ -90,7 +90,7 @@ def _model_option(path: str) -> str:
 
     from pipeline.config import CONF, options
     from pipeline.errors import ConfigError, PlanError, did_you_mean
-    from pipeline.runner import plan_run
+    from pipeline.fit import plan_run
 
     types: dict[str, str] = {}
     for name in options("model"):

@@ -12,8 +12,8 @@ import pytest
 from pipeline import extend
 from pipeline.config import compose_run
 from pipeline.plan import Plan, make_plan
-from pipeline.runner import do_chunk, run_stage
 from pipeline.stage import Checkpoint, Context, Work
+from pipeline.tasks import do_chunk, run_stage
 from pipeline.tensors.store import TensorStore
 from pipeline.testing.memory import checkpoint, holds, random_boxes, same
 

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from pipeline import __main__ as command_line
 from pipeline.config import compose_run
-from pipeline.runner import plan_run
+from pipeline.fit import plan_run
 from tests.cases import toy_gpt_oss, toy_llama
 
 OPTIONS = {p.stem for p in (Path(__file__).parents[2] / "conf" / "quant").glob("*.yaml")}

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline.config import compose_run
 from pipeline.errors import PlanError
-from pipeline.runner import plan_run
+from pipeline.fit import plan_run
 from pipeline.tensors.spec import TensorSpec
 
 RULES = "model.rules=[{role: experts, to: quant}, {role: attention, to: NAME}, {role: head, to: int8}]"

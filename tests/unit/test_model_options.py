@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 
 from pipeline.config import CONF, compose_run, options
 from pipeline.errors import PlanError
-from pipeline.runner import plan_run
+from pipeline.fit import plan_run
 from plugins.formats.hub_files import Address
 from plugins.models.gemma.family import Gemma
 from plugins.models.gpt_oss.family import GptOss
