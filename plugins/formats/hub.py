@@ -25,7 +25,7 @@ from pipeline.units import show_bytes
 from plugins.formats.hub_files import SCHEME, SETTINGS, UNWANTED, Address, settings, weights
 from plugins.formats.hub_preview import outline
 
-INSTALL = "pip install 'weightmill[hub]'"
+INSTALL = "pip install huggingface_hub"
 TIMEOUT_S = 30.0  # for an answer to begin
 
 

@@ -143,6 +143,7 @@ def test_what_is_wanted_is_fetched_and_nothing_else(hub: Hub, server: HubServer,
     assert found.path.name == commit
     there = {p.name: p.read_bytes() for p in found.path.iterdir()}
     assert there == {n: files[n] for n in (*(p.name for p in TINY.iterdir() if p.name != "README.md"), "LICENSE")}
+    assert sorted(server.bodies) == sorted(there), "each once"
     assert not any("original" in path or "consolidated" in path for _, path, _ in server.requests)
     assert len(SafeTensors().open(found.path).specs) == 71
 
@@ -243,7 +244,7 @@ def test_no_server(tmp_path: Path) -> None:
 
 def test_without_the_package(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda name: None)
-    with pytest.raises(SourceError, match=r"needs the package huggingface_hub.*pip install 'weightmill\[hub\]'"):
+    with pytest.raises(SourceError, match=r"needs the package huggingface_hub.*pip install huggingface_hub"):
         whole(hub)
 
 
