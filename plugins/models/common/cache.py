@@ -97,6 +97,11 @@ class Memory:
                 self._held[n] = _put(held, slot, positions)
 
     @property
+    def live(self) -> Any:
+        """Which of the new tokens are no padding, [B, T] bool."""
+        return self.positions >= 0
+
+    @property
     def cache(self) -> Cache | None:
         return None if self._old is None else replace(self._old, layers=tuple(self._layers), positions=self._held)
 

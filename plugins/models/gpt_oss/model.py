@@ -116,9 +116,10 @@ class Experts(nnx.Module):
         self.chosen = c.chosen
         self.activation = SwiGLU(c.alpha, c.limit)
 
-    def __call__(self, x: Any, ops: Ops) -> Any:
+    def __call__(self, x: Any, live: Any, ops: Ops) -> Any:
+        """Padding, `live` [N] false, reads no expert."""
         logits, chosen = jax.lax.top_k(self.router(x, ops), self.chosen)
-        weights = ops.softmax(logits.astype(jnp.float32), axis=-1)
+        weights = jnp.where(live[:, None], ops.softmax(logits.astype(jnp.float32), axis=-1), 0.0)
         return ops.moe(
             x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),), (self.gate_up_bias.get_value(),),
             self.down.get_value(), self.down_bias.get_value(), activation=self.activation,
@@ -143,7 +144,7 @@ class Block(nnx.Module):
     def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
         x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
         h = self.post_attention_layernorm(x, ops)
-        return x + self.mlp(h.reshape(-1, h.shape[-1]), ops).reshape(h.shape)
+        return x + self.mlp(h.reshape(-1, h.shape[-1]), memory.live.reshape(-1), ops).reshape(h.shape)
 
     @property
     def remembers(self) -> LayerShape:

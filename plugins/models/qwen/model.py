@@ -46,11 +46,13 @@ class Experts(nnx.Module):
         self.down_proj = stack("down_proj", hidden, inter, ("embed", "mlp"))
         self.chosen, self.normalize, self.activation = chosen, normalize, Gated(act)
 
-    def __call__(self, x: Any, ops: Ops) -> Any:
+    def __call__(self, x: Any, live: Any, ops: Ops) -> Any:
+        """Padding, `live` [B, T] false, reads no expert."""
         flat = x.reshape(-1, x.shape[-1])
         weights, chosen = jax.lax.top_k(ops.softmax(self.router(flat, ops).astype(jnp.float32), axis=-1), self.chosen)
         if self.normalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)
+        weights = jnp.where(live.reshape(-1, 1), weights, 0.0)
         out = ops.moe(
             flat, chosen.astype(jnp.int32), weights, (self.gate_proj.get_value(), self.up_proj.get_value()),
             (None, None), self.down_proj.get_value(), None, activation=self.activation,
@@ -61,7 +63,7 @@ class Experts(nnx.Module):
 class Block(nnx.Module):
     """x [B, T, D] → [B, T, D]."""
 
-    def __init__(self, w: Weights, shape: AttentionShape, eps: float, mlp: nnx.Module):
+    def __init__(self, w: Weights, shape: AttentionShape, eps: float, mlp: Experts | MLP):
         self.input_layernorm = RMSNorm(w, "input_layernorm", shape.hidden, "embed", eps)
         self.self_attn = Attention(w.scope("self_attn"), shape)
         self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", shape.hidden, "embed", eps)
@@ -69,7 +71,8 @@ class Block(nnx.Module):
 
     def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
         x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
-        return x + self.mlp(self.post_attention_layernorm(x, ops), ops)
+        h = self.post_attention_layernorm(x, ops)
+        return x + (self.mlp(h, memory.live, ops) if isinstance(self.mlp, Experts) else self.mlp(h, ops))
 
     @property
     def remembers(self) -> LayerShape:
