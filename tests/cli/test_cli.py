@@ -56,7 +56,7 @@ def test_help_names_verbs_groups_and_exit_codes(tmp_path: Path) -> None:
 
 # What is typed, and what must be in the answer: the mistake under the name that was typed, and the nearest name.
 TYPOS = [
-    (["+model=gpt_os"], ["+model=gpt_os", "'gpt_oss'?"]),
+    (["+model=gpt_os"], ["+model=gpt_os", "did you mean 'gpt_oss'"]),
     ([MODEL, "quant=mxfp"], ["quant=mxfp:", "did you mean 'mxfp4'", "allowed: "]),
     ([*MAIN, "quant.scale_rul=even"], ["quant.scale_rul", "did you mean 'scale_rule'?"]),
     ([*MAIN, "quant.scale_rule=evn"], ["quant.scale_rule: 'evn'", "did you mean 'even'?", "floor, ceil, even, rceil"]),
