@@ -58,7 +58,7 @@ def test_help_names_verbs_groups_and_exit_codes(tmp_path: Path) -> None:
 TYPOS = [
     (["+model=gpt_os"], ["+model=gpt_os", "did you mean 'gpt_oss'"]),
     ([MODEL, "quant=mxfp"], ["quant=mxfp:", "did you mean 'mxfp4'", "allowed: "]),
-    ([*MAIN, "quant.scale_rul=even"], ["quant.scale_rul", "did you mean 'scale_rule'?"]),
+    ([*MAIN, "quant.scale_rul=even"], ["quant.scale_rul", "did you mean 'scale_rule'"]),
     ([*MAIN, "quant.scale_rule=evn"], ["quant.scale_rule: 'evn'", "did you mean 'even'?", "floor, ceil, even, rceil"]),
     ([MODEL, "dask.workerz=2"], ["dask.workerz", "did you mean 'workers'?"]),
     ([MODEL, "dask.scheduler=thread"], ["dask.scheduler: 'thread'", "did you mean 'threads'?"]),
@@ -66,7 +66,7 @@ TYPOS = [
     ([MODEL, "flow=convrt"], ["flow=convrt", "did you mean 'convert'?"]),
     ([MODEL, "kernels=nunpy"], ["kernels=nunpy", "did you mean 'numpy'?"]),
     ([MODEL, "kernels.cast.backends=[nunpy]"], ["kernels.cast", "'nunpy'", "did you mean 'numpy'?"]),
-    ([MODEL, "stages=[load,decode,quantise,export]"], ["'quantise'", "did you mean 'quantize'?"]),
+    ([MODEL, "stages=[load,decode,quantise,export]"], ["'quantise'", "did you mean 'quantize'"]),
     ([MODEL, "stages.load.sorce=x"], ["'sorce'", "did you mean 'source'?"]),
     ([MODEL, "+stages.decode.dtyp=x"], ["stages.decode.dtyp", "did you mean 'dtype'?"]),
     ([MODEL, "mdoel.source=x"], ["'mdoel'", "did you mean 'model'?"]),
