@@ -64,7 +64,7 @@ def load_model(
     from pipeline.fit import plan_run
 
     path = _place(source)
-    chosen = model or _model_option(path)
+    chosen = model or _model_option(path, [o for o in overrides if o.startswith("hub.")])
     how = "model.rules=[{match: '*', to: keep}]" if quant is None else f"quant={quant}"
     args = [f"+model={chosen}", f"model.source={_quoted(path)}", how, "flow=generate", *overrides]
     with _composed(args, None) as config:
@@ -80,8 +80,8 @@ def _place(source: str | Path) -> str:
     return str(source) if "://" in str(source) else str(Path(source).expanduser().absolute())
 
 
-def _model_option(path: str) -> str:
-    """The model option whose `model_types` name this checkpoint's.
+def _model_option(path: str, hub: Sequence[str]) -> str:
+    """The model option whose `model_types` name this checkpoint's; `hub` are overrides that say where it comes from.
 
     Raises:
         ConfigError: none does.
@@ -97,7 +97,7 @@ def _model_option(path: str) -> str:
         for kind in OmegaConf.select(OmegaConf.load(CONF / "model" / f"{name}.yaml"), "model_types", default=()):
             types.setdefault(kind, name)
     any_option = next(iter(types.values()))
-    with _composed([f"+model={any_option}", f"model.source={_quoted(path)}", "stages=[load]"], None) as config:
+    with _composed([f"+model={any_option}", f"model.source={_quoted(path)}", "stages=[load]", *hub], None) as config:
         plan = plan_run(config, Path("."))
         if plan.problems:
             raise PlanError(plan.problems, exit_code=4)

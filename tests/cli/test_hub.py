@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.api import _model_option
+from pipeline.api import run as pipeline_run
 from tests.cases import runs
 from tests.cases.hub_server import HubServer, Repo, files_of, serving
 from tests.cli.run import pipeline
@@ -71,6 +73,16 @@ def test_what_is_said_of_sources_that_are_not_there(env: dict[str, str], tmp_pat
     said = pipeline("+model=gpt_oss", "model.source=hff://org/tiny", cwd=tmp_path, env=env)
     assert said.code == 4
     assert "nothing here fetches from hff://; did you mean 'hf://'?" in said.err
+
+
+def test_the_api_takes_addresses_and_where_they_lead(server: HubServer, tmp_path: Path) -> None:
+    where = [f"hub.endpoint={server.url}", f"hub.cache={tmp_path / 'cache'}"]
+    assert _model_option("hf://org/tiny", where) == "gpt_oss"
+    assert (tmp_path / "cache" / "models--org--tiny").is_dir()
+    report = pipeline_run(["flow=verify", "a=hf://org/tiny", f"b={TINY}", f"paths.run={tmp_path / 'run'}", *where])
+    assert report.exit_code == 0
+    [first, *_] = report.inputs
+    assert f"/snapshots/{server.repos['org/tiny'].commit}/" in first["path"]
 
 
 def test_huggingface_hub_is_imported_for_such_sources_only(tmp_path: Path) -> None:

@@ -38,12 +38,14 @@ class HuggingFace:
         """See `Dialect.encode`; of models other than gpt-oss it refuses every scheme."""
         if _is_gpt_oss(config):
             return GptOss().encode(tensors, config)
-        packed = {name: spec for name, spec in tensors.items() if spec.scheme is not None}
-        if packed:
-            name, spec = next(iter(packed.items()))
-            kind = f"model_type {config.get('model_type')!r}"
-            text = f"is quantized ({spec.encoding}), and {len(packed) - 1} more; Hugging Face has no packing for {kind}"
-            raise PlanError([Problem(name, f"{text}: {CURE}")])
+        kind = f"Hugging Face has no packing for model_type {config.get('model_type')!r}"
+        problems = [
+            Problem(name, f"is quantized ({spec.encoding}); {kind}: {CURE}")
+            for name, spec in tensors.items()
+            if spec.scheme is not None
+        ]
+        if problems:
+            raise PlanError(problems)
         return Plain().encode(tensors, config)
 
 
