@@ -4,7 +4,6 @@ What a box of a tensor is in its components, and how arrays and QTensors alike a
 schemes, and nothing of leaves or dialects.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -70,9 +69,7 @@ def block_grain(scheme: Scheme | None, shape: tuple[int, ...]) -> tuple[int, ...
         return (1,) * len(shape)
     if scheme.whole_only:
         return tuple(max(1, n) for n in shape)
-    blocks = [scheme.block_rows or 1, scheme.block_elems or 8 // math.gcd(8, scheme.element_bits)][
-        -min(2, len(shape)) :
-    ]
+    blocks = [scheme.block_rows or 1, scheme.column_grain][-min(2, len(shape)) :]
     return (1,) * (len(shape) - len(blocks)) + tuple(blocks)
 
 

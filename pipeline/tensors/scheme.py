@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import gcd, lcm, prod
 
 from pipeline.errors import ConfigError, did_you_mean
 
@@ -64,8 +65,6 @@ class Scheme:
                 raise ConfigError(f"scheme {name} {given!r} is unknown{did_you_mean(str(given), listed)}")
         if self.block_elems < 0 or self.block_rows < 0:
             raise ConfigError(f"scheme block of {self.block_rows} × {self.block_elems}: 0 means all, negative nothing")
-        if self.block_elems * self.element_bits % 8:
-            raise ConfigError(f"scheme block_elems {self.block_elems} does not fill whole bytes")
         if self.element.startswith("uint") != (self.zero is not None):
             raise ConfigError(
                 f"scheme element {self.element} with zero={self.zero}: unsigned elements, and only they, have one"
@@ -77,6 +76,14 @@ class Scheme:
     def element_bits(self) -> int:
         return ELEMENT_BITS[self.element]
 
+    @property
+    def column_grain(self) -> int:
+        """Columns whose multiples are whole blocks and whole bytes: blocks down a column (`block_elems=1`) share bytes.
+
+        Where whole rows share a scale every slice of a row has it, and only bytes count.
+        """
+        return lcm(self.block_elems or 1, 8 // gcd(8, self.element_bits))
+
     def blocks(self, rows: int, columns: int) -> tuple[int, int]:
         """Scales down and across a matrix."""
         return (
@@ -86,8 +93,6 @@ class Scheme:
 
     def bits_per_value(self, shape: tuple[int, ...]) -> float:
         """Storage cost of one value of a tensor of `shape`, scales included (4.25 for MXFP4)."""
-        from math import prod
-
         bits = {"U8": 8, "F8_E4M3": 8, "F16": 16, "BF16": 16, "F32": 32}
         return sum(prod(s) * bits[self.dtypes[c]] for c, s in self.components(shape).items()) / max(1, prod(shape))
 

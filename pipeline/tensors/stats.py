@@ -24,7 +24,7 @@ class ErrorStats:
     def __add__(self, other: "ErrorStats") -> "ErrorStats":
         return ErrorStats(
             self.count + other.count,
-            max(self.max_abs, other.max_abs),
+            math.nan if math.isnan(self.max_abs + other.max_abs) else max(self.max_abs, other.max_abs),
             self.sq_error + other.sq_error,
             self.sq_signal + other.sq_signal,
         )
@@ -35,10 +35,11 @@ class ErrorStats:
 
     @property
     def sqnr_db(self) -> float:
-        """10·log10(signal / error); inf when exact."""
+        """10·log10(signal / error); inf when exact, -inf when the error is not finite."""
         if self.sq_error == 0:
             return math.inf
-        return 10 * math.log10(self.sq_signal / self.sq_error) if self.sq_signal else -math.inf
+        ratio = self.sq_signal / self.sq_error if math.isfinite(self.sq_error) else 0.0
+        return 10 * math.log10(ratio) if ratio else -math.inf
 
     def to_json(self) -> list[float]:
         return [self.count, self.max_abs, self.sq_error, self.sq_signal]
@@ -49,11 +50,15 @@ class ErrorStats:
 
     @classmethod
     def between(cls, x: Any, y: Any) -> "ErrorStats":
-        """Stats of float32 arrays `x` (original) and `y` (decoded) of one shape."""
+        """Stats of float32 arrays `x` (original) and `y` (decoded) of one shape; where both are NaN nothing is lost."""
         import numpy as np
 
-        diff = (x - y).ravel()
+        with np.errstate(invalid="ignore", over="ignore"):
+            diff = (x - y).ravel()
         flat = x.ravel()
+        if not np.isfinite(diff).all():
+            other = y.ravel()
+            diff[(flat == other) | (np.isnan(flat) & np.isnan(other))] = 0
         # Squares in float64: in float32 those of values past 1e19 overflow and those below 1e-23 vanish.
         return cls(
             diff.size,

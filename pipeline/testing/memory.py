@@ -89,7 +89,7 @@ def random_boxes(spec: TensorSpec, rng: np.random.Generator, count: int = 8) -> 
         return [whole]
     steps = [1] * len(spec.shape)
     if spec.scheme is not None:
-        steps[-1] = spec.scheme.block_elems or spec.shape[-1]
+        steps[-1] = spec.scheme.column_grain if spec.scheme.block_elems else spec.shape[-1]
         if len(steps) > 1:
             steps[-2] = spec.scheme.block_rows or spec.shape[-2]
     found = [whole]

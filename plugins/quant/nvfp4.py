@@ -24,6 +24,7 @@ def applies(given: Scheme, wanted: Scheme) -> bool:
         and (wanted.element, wanted.scale, wanted.block_rows) == ("e2m1", "e4m3", 1)
         and wanted.second in ("f32", "inverse_f32")
         and given.block_elems > 0
+        and given.block_elems % 2 == 0
         and wanted.block_elems > 0
         and given.block_elems % wanted.block_elems == 0
     )

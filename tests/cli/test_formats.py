@@ -227,6 +227,27 @@ def test_mxfp4_goes_from_every_dialect_to_every_other(packed: Path, tmp_path: Pa
                 assert [n for n in want if found[n] != want[n]] == [], again.name
 
 
+def test_verify_says_of_nan_and_inf_what_they_are(tmp_path: Path, say: Callable[..., Said]) -> None:
+    """They differ from every number, and from nothing that is the same; the verdict is the last line of the report."""
+    toy = toy_gpt_oss.make("hf", "bf16")
+    whole = toy_gpt_oss.write(tmp_path / "whole", toy)
+    norm, router = "model.norm.weight", "model.layers.1.mlp.router.weight"
+    toy.leaves[norm] = toy.leaves[norm].copy()
+    toy.leaves[router] = toy.leaves[router].copy()
+    toy.leaves[norm][3], toy.leaves[router][1, 2] = float("inf"), float("nan")
+    broken = toy_gpt_oss.write(tmp_path / "broken", toy)
+    for i, (a, b) in enumerate([(whole, broken), (broken, whole)]):
+        code, out, err = say("flow=verify", f"a={a}", f"b={b}", f"paths.run={tmp_path / str(i)}")
+        assert (code, err) == (7, "")
+        assert "not the same model: of 54 shared tensors 2 differ" in out.splitlines()[-2]
+        assert "exact" not in out
+        found = json.loads((tmp_path / str(i) / "manifest.json").read_text())["results"]["verify"]["differing"]
+        assert [found[n]["max_abs"] for n in (norm, router)] == ["inf", "nan"]
+    code, out, err = say("flow=verify", f"a={broken}", f"b={broken}", f"paths.run={tmp_path / 'same'}")
+    assert (code, err) == (0, "")
+    assert "the same model: all 54 tensors" in out.splitlines()[-2]
+
+
 @pytest.mark.parametrize(
     ("quant", "export"),
     [(("quant=nvfp4",), "modelopt"), (("quant=nvfp4", "quant.second=inverse_f32"), "compressed_tensors")],

@@ -37,6 +37,8 @@ REAL = (
     (Scheme("nf4", 64, "f32"), {"scale_rule": "amax", "ties": "down"}),
     (Scheme("uint4", 32, "f32", zero="int"), {"scale_rule": "minmax"}),
     (Scheme("uint3", 32, "f16", zero="min_f16"), {"scale_rule": "minmax"}),
+    (Scheme("e2m1", 1, "f32", 3), {"scale_rule": "amax"}),  # blocks down the columns, two in a byte
+    (Scheme("e2m3", 1, "e8m0", 2), {"scale_rule": "ceil"}),
 )
 
 

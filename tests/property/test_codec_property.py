@@ -31,7 +31,9 @@ def methods(draw: st.DrawFn) -> Blockwise:
     """A method that means something: any element, block and scale with the rules that go with them."""
     kind = draw(st.sampled_from(sorted(ELEMENT_BITS)))
     is_float, unsigned, fixed = kind[0] == "e", kind[0] == "u", kind.startswith(("int", "mxint"))
-    rows, elems = draw(st.sampled_from([(1, 8), (1, 16), (1, 32), (1, 40), (1, 0), (0, 0), (2, 16), (3, 8), (5, 0)]))
+    rows, elems = draw(
+        st.sampled_from([(1, 8), (1, 16), (1, 32), (1, 40), (1, 0), (0, 0), (2, 16), (3, 8), (5, 0), (4, 1), (3, 2)])
+    )
     scale = draw(
         st.sampled_from(["f32", "bf16", "f16"] if unsigned else ["e8m0", "e8m0", "f32", "bf16", "f16", "e4m3"])
     )
@@ -62,7 +64,7 @@ def methods(draw: st.DrawFn) -> Blockwise:
 @st.composite
 def weights(draw: st.DrawFn, method: Blockwise, lead: int = 2) -> Any:
     """Values of a shape that fits, of no rows, one row, whole bands or parts of bands."""
-    unit = method.block_elems or 8
+    unit = method.scheme.column_grain if method.block_elems else 8
     shape = (draw(st.integers(0, 7)), unit * draw(st.integers(0, 3)))
     if draw(st.booleans()):
         shape = (*draw(st.lists(st.integers(0, 2), max_size=lead)), *shape)
@@ -198,7 +200,8 @@ def test_packing_a_slice_is_slicing_the_packed(made: Any, data: st.DataObject) -
     assume(not method.scheme.whole_only and x.ndim > 1 and x.size)
     q = outcome(method, "numpy", x)
     assume(isinstance(q, QTensor))
-    steps = (*(1 for _ in x.shape[:-2]), method.block_rows or 1, method.block_elems or x.shape[-1])
+    steps = (*(1 for _ in x.shape[:-2]), method.block_rows or 1)
+    steps += (method.scheme.column_grain if method.block_elems else x.shape[-1],)
     box = []
     for n, step in zip(x.shape, steps, strict=True):
         start = data.draw(st.integers(0, -(-n // step) - 1))

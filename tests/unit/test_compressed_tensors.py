@@ -311,7 +311,7 @@ def test_config_that_cannot_be_followed() -> None:
     assert "reorders columns" in problem(f"{group}.weights.actorder", "group")
     assert "strategy 'token'" in problem(f"{group}.weights.strategy", "token")
     assert "expected [8, 2]" in problem(f"{group}.weights.group_size", 48)
-    assert "does not fill whole bytes" in problem(f"{group}.weights.group_size", 3)
+    assert "expected [8, 32]" in problem(f"{group}.weights.group_size", 3)
     assert "missing" in problem(f"{group}.weights.symmetric", False)
     assert "transform_config" in problem("transform_config", {"config_groups": {"a": 1}})
     assert "no group with weights" in problem("config_groups", {})

@@ -89,6 +89,7 @@ def test_shared_rows_and_columns(scheme, shape):
 @pytest.mark.parametrize("lead", [(), (2,), (2, 5)])
 @pytest.mark.parametrize("scheme", [
     Scheme("e4m3", 16, "f32", 4), Scheme("int3", 16, "e8m0", 4), Scheme("uint4", 16, "f32", 4, zero="int"),
+    Scheme("e2m1", 1, "e8m0", 4),
 ], ids=str)  # fmt: skip
 def test_bands_of_rows(scheme, lead, rows):
     same(tensor(scheme, (*lead, rows, 48)))

@@ -322,7 +322,7 @@ def test_memory_is_bounded(transposed):
 def test_method_says_what_is_wrong():
     assert MX().scheme == MXFP4
     for bad in (
-        {"scale_rule": "round"}, {"ties": "odd"}, {"nonfinite": "ignore"}, {"element": "e2m2"}, {"block_elems": 3},
+        {"scale_rule": "round"}, {"ties": "odd"}, {"nonfinite": "ignore"}, {"element": "e2m2"}, {"block_elems": -3},
         {"zero": "negative"}, {"tiny": "yes"},
     ):  # fmt: skip
         with pytest.raises(ConfigError):

@@ -1,6 +1,7 @@
 """Every number format: reference and numpy byte for byte, elements against ml_dtypes, slices, layouts, refusals."""
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -267,7 +268,19 @@ def test_what_means_nothing_is_refused():
         ({"element": "e2m1", "block_elems": 16, "scale": "f32", "second": "f32"}, "narrow"),
         ({"element": "e2m1", "block_elems": 16, "scale": "e4m3", "ties": "up"}, "ggml"),
         ({"element": "int8", "block_elems": 32, "block_rows": 0, "scale": "f32"}, "all rows"),
-        ({"element": "int4", "block_elems": 0, "scale": "f32", "search": "mse", "search_grid": (0.9,)}, "at most"),
+        ({"element": "int4", "block_elems": 0, "scale": "f32", "block_rows": 0, "search": "mse", "search_grid": (0.9,)},
+         "one block after the other"),
+        ({"element": "int4", "block_elems": 8, "scale": "f32", "block_rows": 1 << 14, "search": "mse",
+          "search_grid": (0.9,)}, "at most"),
+        ({"element": "int4", "block_elems": 0, "scale": "f32", "block_rows": 2, "search": "mse", "search_grid": (0.9,)},
+         "band of whole rows"),
+        ({"element": "int4", "block_elems": 8, "scale": "f32", "search": "mse", "search_grid": (0.9, 0.0)}, "positive"),
+        ({"element": "int4", "block_elems": 8, "scale": "f32", "search": "mse", "search_grid": (1e999,)}, "positive"),
+        ({"element": "e2m1", "block_elems": 32, "scale": "e8m0", "search": "mse", "search_steps": 0}, "1 to 254"),
+        ({"element": "e4m3", "block_elems": 0, "scale": "f32", "least_scale": -1.0}, "positive"),
+        ({"element": "e4m3", "block_elems": 0, "scale": "f32", "zero_scale": math.nan}, "positive"),
+        ({"element": "e2m1", "block_elems": 32, "scale": "e8m0", "least_scale": 0.5}, "of real scales"),
+        ({"element": "int8", "block_elems": 32, "scale": "f32", "tiny": "torchao"}, "least scale of e8m0"),
         ({"element": "e2m1", "block_elems": 32, "scale": "e8m0", "like": "ggml", "ties": "even"}, "contradicts"),
         ({"element": "nf4", "block_elems": 64, "scale": "f32", "like": "ggml"}, "not known"),
         ({"element": "nf4", "block_elems": 64, "scale": "dynamic8", "second": "dynamic8"}, "too late"),
@@ -286,6 +299,50 @@ def test_a_user_may_change_the_block_alone():
         x = spread((7, 80))
         same(*(on(method, k).encode(x) for k in ("reference", "numpy")))
     assert MX(element="e3m2", block_elems=16).scheme == Scheme("e3m2", 16, "e8m0")
+
+
+def test_every_preset_has_block_axis_and_scale_to_change():
+    for name in NAMES:
+        node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
+        assert {"element", "block_elems", "block_rows", "scale", "scale_rule", "ties"} <= node.keys(), name
+        more = {"zero": None} if node["element"].startswith("e") else {}
+        method = built(name, block_rows=16, block_elems=1, like=None, ties="even", **more)
+        x = spread((5, 16 + 3, 24), seed=1)  # a last band that is lower than a block
+        q = on(method, "numpy").encode(x)
+        assert q.scales.shape == (5, 2, 24)
+        same(on(method, "reference").encode(x), q)
+
+
+def test_a_scale_is_searched_for_by_row_too():
+    x = spread((6, 160), seed=3)
+    method = built("int4", block_elems=0, search="mse")
+    found = on(method, "numpy").encode(x)
+    same(on(method, "reference").encode(x), found)
+    plain = built("int4", block_elems=0)
+    errors = [np.square(m.decode(m.encode(x), "F32") - x.astype(np.float32)).sum(-1) for m in (method, plain)]
+    assert (errors[0] <= errors[1]).all()
+    assert (errors[0] < errors[1]).any()
+
+
+@pytest.mark.parametrize(("name", "target", "changes"), [
+    ("q4_0", "q8_0", {}), ("q4_0", "int4", {}), ("int4", "int8", {"block_elems": 32}), ("int3", "int4", {}),
+    ("q8_0", "int8", {"block_elems": 16, "scale": "f32"}), ("mxfp4", "fp8_e4m3", {"block_elems": 8, "block_rows": 1}),
+    ("mxfp6_e2m3", "fp8_e4m3", {"block_elems": 32, "block_rows": 1}), ("q4_1", "q4_1", {"element": "uint8"}),
+    ("int8", "int8", {"block_elems": 8}), ("int8", "int8", {"block_elems": 8, "block_rows": 2}),
+    ("nvfp4", "fp8_e4m3", {"block_elems": 16, "block_rows": 1, "scale": "e4m3", "second": "f32"}),
+])  # fmt: skip
+def test_recoding_keeps_scales_where_codes_have_room(name, target, changes):
+    """Encoding again would choose other scales: -8 of Q4_0 under a symmetric rule, say."""
+    given, method = built(name), built(target, like=None, **changes)
+    x = spread((3, 7, 64), seed=5)
+    q = given.encode(x)
+    if changes.get("block_rows") == 2:
+        with pytest.raises(NotLossless):
+            method.recode(q)
+        return
+    found = method.recode(q)
+    assert found.scheme == method.scheme
+    assert method.decode(found, "F32").tobytes() == given.decode(q, "F32").tobytes()
 
 
 def test_recoding_between_schemes_is_exact_or_refused():

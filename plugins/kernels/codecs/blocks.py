@@ -31,12 +31,13 @@ def as_matrices(x: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
 def tiles(scheme: Scheme, rows: int, n: int, tall: bool = False, most: int = TILE) -> Iterator[tuple[slice, slice]]:
     """Boxes of whole blocks that cover a matrix, in row-major order unless tall.
 
-    A box has at most `most` elements, or is one block that has more; `pieces` cuts that.
+    A box has at most `most` elements, or is one block that has more, which `pieces` cuts (or the few blocks that share
+    bytes).
 
     Args:
         tall: prefer many rows and few columns, for a matrix whose rows are neighbours in memory.
     """
-    down, across = scheme.block_rows or max(1, rows), scheme.block_elems or max(1, n)
+    down, across = scheme.block_rows or max(1, rows), scheme.column_grain if scheme.block_elems else max(1, n)
     width = across * max(1, (n if not tall else min(n, max(across, 512))) // across)
     if down * width > most:
         width = max(1, most // (down * across)) * across

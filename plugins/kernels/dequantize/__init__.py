@@ -45,7 +45,8 @@ class Dequantize(Kernel):
 
 def is_mxfp4(scheme: Any) -> bool:
     """Whether one table holds every answer: pairs of e2m1 codes under e8m0 scales, blocks within a row."""
-    return (scheme.element, scheme.scale, scheme.block_rows) == ("e2m1", "e8m0", 1) and scheme.block_elems > 0
+    blocks = scheme.block_elems > 0 and scheme.block_elems % 2 == 0
+    return (scheme.element, scheme.scale, scheme.block_rows) == ("e2m1", "e8m0", 1) and blocks
 
 
 def check(scheme: Any, dtype: str, overflow: str) -> None:

@@ -58,10 +58,11 @@ def boxes(q: Any, most: float = np.inf) -> Iterator[tuple[tuple[int, ...], slice
         r, w = scheme.block_rows or rows, scheme.block_elems or n
         for box in tiles(scheme, rows, n):
             size = (box[0].stop - box[0].start) * (box[1].stop - box[1].start)
-            for part in (box,) if size <= TILE else pieces(*box):
+            one = size <= TILE or box[1].stop - box[1].start > w
+            for part in (box,) if one else pieces(*box):
                 height, width = part[0].stop - part[0].start, part[1].stop - part[1].start
                 at = slice(part[1].start * e.bits // 8, part[1].stop * e.bits // 8)
-                shape = shape_in_blocks(scheme, height, width) if size <= TILE else (1, height, 1, width)
+                shape = shape_in_blocks(scheme, height, width) if one else (1, height, 1, width)
                 down = slice(part[0].start // r, part[0].start // r + shape[0])
                 across = slice(part[1].start // w, part[1].start // w + shape[2])
                 y = decode(e, packed[part[0], at], scratch.floats(0, (height, width)))

@@ -21,9 +21,9 @@ from plugins.kernels.elements import E8M0_NAN
 
 
 def count(q: Any) -> int | None:
-    """How many planes a QTensor has; None when its codes straddle bytes."""
+    """How many planes a QTensor has; None when its codes straddle bytes, or its blocks do."""
     bits = q.scheme.element_bits
-    return 8 // bits if 8 % bits == 0 else None
+    return 8 // bits if 8 % bits == 0 and q.scheme.block_elems * bits % 8 == 0 else None
 
 
 def planes(q: QTensor, dtype: Any) -> tuple[list[Any], Any]:

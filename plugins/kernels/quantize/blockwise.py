@@ -108,7 +108,8 @@ class _Coder:
         rows, cols = box
         size = (rows.stop - rows.start) * (cols.stop - cols.start)
         shape = shape_in_blocks(self.scheme, rows.stop - rows.start, cols.stop - cols.start)
-        one = size <= TILE or (self.recipe.scale_rule == "signed") or self.recipe.search != "none"
+        looks_again = self.recipe.scale_rule == "signed" or self.recipe.search != "none"
+        one = size <= TILE or shape[0] * shape[2] > 1 or looks_again
         blocks = loaded(matrix[box]).reshape(shape) if one else None
         if self.scheme.block_rows == 0 and self.scheme.block_elems == 0:
             ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in whole)

@@ -1,5 +1,6 @@
 """How codes are made: the options of the `quantize` op, and which of them mean something for which scheme."""
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -17,7 +18,8 @@ CodesFrom = Literal["stored", "unrounded"]
 Search = Literal["none", "mse"]
 
 POWER_RULES = ("floor", "ceil", "even", "rceil")
-SEARCH_ELEMS = 1 << 16  # the largest block whose scale is searched for
+SEARCH_ELEMS = 1 << 16  # the largest block whose scale is searched for, but for rows
+MOST_STEPS = 254  # E8M0 has 255 scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,15 @@ class Recipe:
             if f.type is not None and choices and isinstance(choices[0], str) and given not in choices:
                 raise ConfigError(f"quantize {f.name} {given!r} is unknown{did_you_mean(str(given), choices)}")
 
+        for name, given in [(n, getattr(self, n)) for n in ("least_scale", "zero_scale")]:
+            if not 0 <= given < math.inf:
+                raise ConfigError(f"quantize {name} {given}: a scale is 0 (no such floor) or a positive number")
+        if not 1 <= self.search_steps <= MOST_STEPS:
+            raise ConfigError(f"quantize search_steps {self.search_steps}: 1 to {MOST_STEPS} to each side are tried")
+        for factor in self.search_grid:
+            if not 0 < factor < math.inf:
+                raise ConfigError(f"quantize search_grid {factor}: factors of a scale are positive numbers")
+
     @property
     def is_narrow(self) -> bool:
         """Whether codes of integers are symmetric about 0, so that the most negative one is never written."""
@@ -61,6 +72,8 @@ class Recipe:
                 return f"scale_rule {rule} makes a real number, e8m0 scales need one of {', '.join(POWER_RULES)}"
             if rule == "even" and e.mantissa_bits is None:
                 return f"scale_rule even rounds to mantissa bits, and {scheme.element} has none"
+            if self.least_scale or self.zero_scale:
+                return "least_scale and zero_scale are of real scales; of e8m0 the least, and a zero block's, is 2^-127"
         elif rule in POWER_RULES:
             return f"scale_rule {rule} makes a power of two for e8m0 scales; {scheme.scale} scales need {_real(scheme)}"
         if (rule == "minmax") != (scheme.zero is not None):
@@ -82,6 +95,8 @@ class Recipe:
         return self._more(scheme, e)
 
     def _more(self, scheme: Scheme, e: Any) -> str | None:
+        if self.tiny != "spec" and scheme.scale != "e8m0":
+            return f"tiny={self.tiny} is about the least scale of e8m0; {scheme.scale} scales have no such case"
         if self.ties == "up" and e.family not in ("fixed", "unsigned"):
             return f"ties up is ggml's rounding of integers, not of {scheme.element}"
         if self.zero == "minus" and e.family != "float":
@@ -96,7 +111,10 @@ class Recipe:
             return None
         if scheme.scale != "e8m0" and not self.search_grid:
             return "search=mse over real scales needs search_grid, factors to try"
-        if not 0 < scheme.block_elems * scheme.block_rows <= SEARCH_ELEMS:
+        if scheme.block_rows == 0 or (scheme.block_elems == 0 and scheme.block_rows > 1):
+            band = "a whole matrix" if scheme.block_rows == 0 else "a band of whole rows"
+            return f"search=mse looks at one block after the other, and {band} is too large to be one"
+        if scheme.block_rows * max(1, scheme.block_elems) > SEARCH_ELEMS:
             return f"search=mse wants blocks of at most {SEARCH_ELEMS} elements"
         if self.stochastic:
             return "search=mse looks at nearest codes, stochastic rounding takes others"
@@ -126,6 +144,7 @@ def is_fast(scheme: Scheme, recipe: Recipe) -> bool:
     return (
         (scheme.element, scheme.scale, scheme.block_rows) == ("e2m1", "e8m0", 1)
         and scheme.block_elems > 0
+        and scheme.block_elems % 2 == 0
         and recipe.ties in ("even", "zero", "away")
         and recipe.zero in ("signed", "positive")
         and recipe.search == "none"
