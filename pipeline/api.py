@@ -93,9 +93,9 @@ def _model_option(path: str, hub: Sequence[str]) -> str:
     from pipeline.fit import plan_run
 
     types: dict[str, str] = {}
-    for name in options("model"):
-        for kind in OmegaConf.select(OmegaConf.load(CONF / "model" / f"{name}.yaml"), "model_types", default=()):
-            types.setdefault(kind, name)
+    for file in (CONF / "model" / f"{name}.yaml" for name in options("model")):
+        for kind in OmegaConf.select(OmegaConf.load(file), "model_types", default=()) if file.exists() else ():
+            types.setdefault(kind, file.stem)
     any_option = next(iter(types.values()))
     with _composed([f"+model={any_option}", f"model.source={_quoted(path)}", "stages=[load]", *hub], None) as config:
         plan = plan_run(config, Path("."))

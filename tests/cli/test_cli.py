@@ -21,7 +21,7 @@ def test_the_main_job_and_the_same_again(tmp_path: Path) -> None:
     first = pipeline(*MAIN, cwd=tmp_path)
     assert first.code == 0, first.err
     assert "Quantization error" in first.out
-    run = tmp_path / "outputs" / "gpt_oss-mxfp4"
+    run = tmp_path / "outputs" / "gpt_oss-mxfp4-flow=convert"
     assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == {
         "config.yaml", "errors.csv", "manifest.json", "metrics.jsonl", "model", "run.json",
     }  # fmt: skip
@@ -234,7 +234,9 @@ def test_a_sweep_finishes_what_it_can_and_does_nothing_twice(tmp_path: Path) -> 
     assert "there is no 'foo' in quant" in first.err
     assert "Traceback" not in first.err
     outputs = tmp_path / "outputs"
-    manifests = [outputs / name / "manifest.json" for name in ("gpt_oss-mxfp4", "gpt_oss-none")]
+    manifests = [
+        outputs / name / "manifest.json" for name in ("gpt_oss-mxfp4-flow=convert", "gpt_oss-none-flow=convert")
+    ]
     before = [m.stat().st_mtime_ns for m in manifests]
     (table,) = outputs.glob("sweep-*/sweep.csv")
     rows = [line.split(",") for line in table.read_text().splitlines()]

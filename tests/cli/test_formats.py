@@ -5,6 +5,7 @@ make of the files is tested with each dialect.
 """
 
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -178,7 +179,7 @@ def test_what_cannot_be_held_is_not_begun(quant: str, export: str, gpt_oss: Toy,
     code, out, err = say(*gpt_oss.typed(f"{quant} not {export}", *QUANTS[quant], f"export={export}"))
     assert (code, out) == (3, "")
     assert reason(quant, export) in err
-    assert "model.layers.2.mlp.experts." in err
+    assert re.search(r"model\.layers\.[2*]\.mlp\.experts\.", err)
     assert not (gpt_oss.folder / "runs" / f"{quant} not {export}").exists()
 
 
