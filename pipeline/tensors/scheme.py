@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import gcd, lcm, prod
+from math import gcd, lcm
 
 from pipeline.errors import ConfigError, did_you_mean
 
@@ -14,7 +14,6 @@ ELEMENT_BITS = {
     "int8": 8, "int4": 4, "int3": 3, "int2": 2, "uint8": 8, "uint4": 4, "uint3": 3, "uint2": 2,
 }  # fmt: skip
 SCALE_DTYPES = {"e8m0": "U8", "e4m3": "F8_E4M3", "f16": "F16", "bf16": "BF16", "f32": "F32", "dynamic8": "U8"}
-SCALE_BITS = {"e8m0": 8, "e4m3": 8, "f16": 16, "bf16": 16, "f32": 32, "dynamic8": 8}
 ZEROS = {"int": "U8", "min_f16": "F16"}
 SECONDS = ("f32", "inverse_f32", "dynamic8")
 DYNAMIC8_BLOCK = 256  # scales that share one second-level scale in bitsandbytes' double quantization
@@ -90,11 +89,6 @@ class Scheme:
             -(-rows // self.block_rows) if self.block_rows else 1,
             -(-columns // self.block_elems) if self.block_elems else 1,
         )
-
-    def bits_per_value(self, shape: tuple[int, ...]) -> float:
-        """Storage cost of one value of a tensor of `shape`, scales included (4.25 for MXFP4)."""
-        bits = {"U8": 8, "F8_E4M3": 8, "F16": 16, "BF16": 16, "F32": 32}
-        return sum(prod(s) * bits[self.dtypes[c]] for c, s in self.components(shape).items()) / max(1, prod(shape))
 
     def problem(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of this shape cannot be stored in this scheme, or None."""

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError, StageError, ValueRangeError
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, SECONDS, ZEROS, Scheme
+from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import cut, same
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Quantize, check
@@ -214,13 +215,13 @@ def test_packing_a_slice_is_slicing_the_packed(made: Any, data: st.DataObject) -
 
 @settings(max_examples=150)
 @given(MADE)
-def test_bits_per_value_are_what_is_stored(made: Any) -> None:
+def test_the_size_of_a_spec_is_what_is_stored(made: Any) -> None:
     method, x = made
     assume(x.size)
     q = outcome(method, "numpy", x)
     assume(isinstance(q, QTensor))
     nbytes = sum(np.asarray(a).nbytes for a in q.components.values())
-    assert method.scheme.bits_per_value(x.shape) == pytest.approx(8 * nbytes / x.size)
+    assert TensorSpec(x.shape, "BF16", method.scheme).nbytes == nbytes
 
 
 @settings(max_examples=300)

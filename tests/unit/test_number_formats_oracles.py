@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.codecs import bits, dynamic8
 from plugins.kernels.codecs.elements import element
 from plugins.quant.blockwise import Blockwise
@@ -220,7 +221,8 @@ def test_bitsandbytes_nf4_by_its_rule():
     assert np.array_equal(d.second, [*largest, offset])
     ratio = rest * np.repeat(np.float32(1) / largest, 256)[: rest.size]
     assert np.array_equal(d.scales.ravel(), np.argmin(np.abs(ratio[:, None] - dynamic8.table()), axis=1))
-    assert d.scheme.bits_per_value((4096, 4096)) == pytest.approx(4 + 8 / 64 + 32 / 64 / 256, abs=1e-4)
+    bits_a_value = 8 * TensorSpec((4096, 4096), "BF16", d.scheme).nbytes / 4096**2
+    assert bits_a_value == pytest.approx(4 + 8 / 64 + 32 / 64 / 256, abs=1e-4)
 
 
 @pytest.mark.oracle

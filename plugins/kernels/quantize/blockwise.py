@@ -47,8 +47,8 @@ def quantize(
         return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
     q = empty(x.shape, scheme)
     coder = _Coder(scheme, recipe, x, q, observed, place)
-    for i, (lead, matrix) in enumerate(as_matrices(x)):
-        coder.matrix(i, lead, matrix)
+    for lead, matrix in as_matrices(x):
+        coder.matrix(lead, matrix)
     if scheme.second == "dynamic8":
         codes, second = dynamic8.encode(q.scales)
         q = QTensor(q.codes, codes, scheme, second=second)
@@ -75,7 +75,7 @@ class _Coder:
     observed: Any
     place: Any
 
-    def matrix(self, i: int, lead: tuple[int, ...], matrix: Any) -> None:
+    def matrix(self, lead: tuple[int, ...], matrix: Any) -> None:
         scheme, q = self.scheme, self.q
         rows, n = matrix.shape
         at = lead if self.x.ndim > 1 else ()
@@ -131,15 +131,15 @@ class _Coder:
             zeros[...] = found.zeros[:, 0, :, 0]
         for piece in (box,) if blocks is not None else pieces(rows, cols):
             part = blocks if blocks is not None else loaded(matrix[piece])[None, :, None, :]
-            self._codes(part, piece, codes, found, lead, matrix.shape[1])
+            self._codes(part, piece, codes, found, lead)
 
-    def _codes(self, part: Any, piece: Any, codes: Any, found: Any, lead: Any, n: int) -> None:
+    def _codes(self, part: Any, piece: Any, codes: Any, found: Any, lead: Any) -> None:
         e, recipe = element(self.scheme.element), self.recipe
         rows, cols = piece
         width = cols.stop - cols.start
         random = None
         if recipe.stochastic:
-            random = uniform.box(*self._starts(rows, cols, lead, n), uniform.key(recipe.seed, self.place[0])).reshape(
+            random = uniform.box(*self._starts(rows, cols, lead), uniform.key(recipe.seed, self.place[0])).reshape(
                 part.shape
             )
         with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
@@ -153,7 +153,7 @@ class _Coder:
         at = slice(cols.start * nbits // 8, cols.stop * nbits // 8)
         codes[rows, at] = bits.pack(coded.reshape(-1, width), nbits)
 
-    def _starts(self, rows: slice, cols: slice, lead: tuple[int, ...], n: int) -> tuple[Any, int]:
+    def _starts(self, rows: slice, cols: slice, lead: tuple[int, ...]) -> tuple[Any, int]:
         """Flat indices in the whole tensor at which the rows of a box start, and its width."""
         if self.place is None:
             raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")
