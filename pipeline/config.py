@@ -130,6 +130,10 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             if "model" not in cfg and "'model" in str(why):
                 message = f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"
                 problems.append(Problem("model", message))
+            elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
+                name = getattr(why, "full_key", None) or key
+                name = name if name.endswith(f".{missing[1]}") else missing[1]
+                problems.append(Problem(name, f"has no default; add {name}=…"))
             else:
                 problems.append(Problem(getattr(why, "full_key", None) or key, _cause(why)))
     return tree, list(dict.fromkeys(problems))

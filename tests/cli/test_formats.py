@@ -228,6 +228,18 @@ def test_mxfp4_goes_from_every_dialect_to_every_other(packed: Path, tmp_path: Pa
                 assert [n for n in want if found[n] != want[n]] == [], again.name
 
 
+@pytest.mark.parametrize(("typed", "missing"), [
+    (["flow=verify"], ["a: has no default; add a=…", "b: has no default; add b=…"]),
+    (["flow=verify", "a=here"], ["b: has no default; add b=…"]),
+    (["flow=transcode", "+model=llama"], ["model.source: has no default; add model.source=…"]),
+])  # fmt: skip
+def test_what_has_to_be_given_is_said_once(typed: list[str], missing: list[str], say: Callable[..., Said]) -> None:
+    code, out, err = say(*typed)
+    assert (code, out) == (2, "")
+    assert [line.removeprefix("error: ").removeprefix("  - ") for line in err.splitlines()][-len(missing) :] == missing
+    assert err.count("default") == len(missing)
+
+
 def test_verify_says_of_nan_and_inf_what_they_are(tmp_path: Path, say: Callable[..., Said]) -> None:
     """They differ from every number, and from nothing that is the same; the verdict is the last line of the report."""
     toy = toy_gpt_oss.make("hf", "bf16")
