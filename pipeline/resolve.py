@@ -155,6 +155,8 @@ class Resolver:
             return str(value)  # a bare number on the command line arrives parsed
         if hint is Path and isinstance(value, str):
             return Path(value)
+        if getattr(hint, "_is_protocol", False):
+            return self.note(where, f"a node with `_target_` is expected, got {value!r}")
         if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or type(value) is not bool):
             return value
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)

@@ -91,6 +91,11 @@ class Toy:
 def say(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """Run a command in this process; its exit code, and what it wrote to stdout and stderr."""
 
+    # Hydra sets logging up anew, and closes all handlers first. absl's, which came with Orbax in some other test, then
+    # closes the stream it began with: what pytest captures stderr in.
+    if (absl := sys.modules.get("absl.logging")) is not None:
+        absl.get_absl_handler().python_handler.stream = sys.__stderr__
+
     def run(*args: str) -> Said:
         monkeypatch.setattr(sys, "argv", ["pipeline", *args, "progress=false"])
         capfd.readouterr()

@@ -69,7 +69,7 @@ def loader(source: Path) -> Load:
     """Load with the containers and dialects of conf/."""
     node = yaml.safe_load(LOADER.read_text())
     resolver = Resolver()
-    load = resolver.build({**node, "source": str(source)}, "stages.load")
+    load = resolver.build({**node, "source": str(source), "remotes": []}, "stages.load")
     assert not resolver.problems
     return load
 

@@ -115,7 +115,7 @@ def test_nothing_is_caught_where_nothing_is_wrong() -> None:
     assert_same(model_runs.load(t.folder, ops=right).taps(t.ids, straight(t.ids)), t.taps)
 
 
-def _softmax_first(self: Any, x: Any, ops: Any) -> Any:
+def _softmax_first(self: Any, x: Any, live: Any, ops: Any) -> Any:
     weights, chosen = jax.lax.top_k(ops.softmax(self.router(x, ops), axis=-1), self.chosen)
     return ops.moe(
         x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),), (self.gate_up_bias.get_value(),),
@@ -204,7 +204,7 @@ def test_every_number_counts(mutant: str) -> None:
 def test_softmax_after_top_k_in_qwen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seen where chosen weights are not normalized; in that toy, layer 1 alone is sparse."""
 
-    def late(self: Any, x: Any, ops: Any) -> Any:
+    def late(self: Any, x: Any, live: Any, ops: Any) -> Any:
         flat = x.reshape(-1, x.shape[-1])
         logits, chosen = jax.lax.top_k(self.router(flat, ops), self.chosen)
         out = ops.moe(
