@@ -21,6 +21,10 @@ from plugins.kernels.dequantize.jax_decode import decode
 from plugins.models.common.cache import Cache, CacheDtype
 from plugins.models.common.decoder import Decoder, Tap
 
+# XLA's CPU backend orders a program so that as much as possible can run at once, and then nothing that is alive "at once"
+# shares memory: all weights that a step decodes stood in memory together. SmolLM2-135M, one step, activations fp32:
+# 425 MB of temporaries and 280 ms of CPU so; 4 MB and 34 ms in the plain order.
+COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
 BUCKETS = (16, 64, 256, 1024)  # tokens of a prompt that one program takes; longer prompts take several turns
 SMALLEST_CACHE = 128
 
@@ -76,7 +80,8 @@ class Runtime:
             jitted = jax.jit(
                 lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
             )
-            self._programs[key] = jitted.lower(self._leaves, *args).compile()
+            options = COMPILER_OPTIONS.get(self.device.platform)
+            self._programs[key] = jitted.lower(self._leaves, *args).compile(compiler_options=options)
             self.compile_s += time.perf_counter() - start
         return self._programs[key](self._leaves, *args)
 

@@ -8,6 +8,9 @@ lies in slot p mod S. Full layers have a slot for every position; sliding layers
 
 `int8` and `fp8` hold each token's head as codes with one fp32 scale (absmax / 127, absmax / 448), so that a large key
 costs precision to nobody but itself.
+
+Floats of 16 and 8 bits lie in the cache as integers of their width. XLA's CPU backend scatters such floats as float32:
+it widens the whole cache for that, every step, and narrows it again. What reads them copies them anyway, to transpose.
 """
 
 from collections.abc import Sequence
@@ -19,7 +22,8 @@ import jax
 import jax.numpy as jnp
 
 CacheDtype = Literal["bf16", "f32", "fp8", "int8"]
-_STORED = {"bf16": jnp.bfloat16, "f32": jnp.float32, "fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
+_STORED = {"bf16": jnp.uint16, "f32": jnp.float32, "fp8": jnp.uint8, "int8": jnp.int8}
+_MEANT = {"bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
 
 
@@ -39,7 +43,7 @@ class LayerShape:
 @partial(jax.tree_util.register_dataclass, data_fields=["k", "v", "k_scale", "v_scale"], meta_fields=[])
 @dataclass(frozen=True, slots=True)
 class KV:
-    """Keys and values of one layer, [B, S, K, D]; scales [B, S, K, 1] float32, or None."""
+    """Keys and values of one layer, [B, S, K, D], as `_STORED` says; scales [B, S, K, 1] float32, or None."""
 
     k: Any
     v: Any
@@ -111,42 +115,48 @@ class Memory:
             return k, v, self.positions
         old = self._old.layers[layer]
         n = old.k.shape[1]
-        slot = self._slot[n]
-        (new_k, k_scale), (new_v, v_scale) = (
-            _written(old.k, old.k_scale, slot, k),
-            _written(old.v, old.v_scale, slot, v),
-        )
+        slot, stored = self._slot[n], self._old.dtype
+        new_k, k_scale = _written(old.k, old.k_scale, slot, k, stored)
+        new_v, v_scale = _written(old.v, old.v_scale, slot, v, stored)
         new = KV(new_k, new_v, k_scale, v_scale)
         self._layers.append(new)
         if self.fresh:
             return k, v, self.positions
         if k.shape[1] == 1 or n != window:  # no ring, or one whose oldest token is now out of sight
-            return _read(new.k, new.k_scale, k.dtype), _read(new.v, new.v_scale, v.dtype), self._held[n]
+            keys, values = _read(new.k, k_scale, stored, k.dtype), _read(new.v, v_scale, stored, v.dtype)
+            return keys, values, self._held[n]
         before = self._old.positions[n]
         return (
-            jnp.concatenate([_read(old.k, old.k_scale, k.dtype), k], axis=1),
-            jnp.concatenate([_read(old.v, old.v_scale, v.dtype), v], axis=1),
+            jnp.concatenate([_read(old.k, old.k_scale, stored, k.dtype), k], axis=1),
+            jnp.concatenate([_read(old.v, old.v_scale, stored, v.dtype), v], axis=1),
             jnp.concatenate([before, self.positions], axis=1),
         )
 
 
 def _put(held: Any, slot: Any, new: Any) -> Any:
-    """`held` [B, S, …] with `new` [B, T, …] at `slot` [B, T]; slots outside are dropped."""
+    """`held` [B, S, …] with `new` [B, T, …], of its dtype, at `slot` [B, T]; slots outside are dropped."""
     rows = jnp.arange(held.shape[0])[:, None]
-    return held.at[rows, slot].set(new.astype(held.dtype), mode="drop")
+    return held.at[rows, slot].set(new, mode="drop")
 
 
-def _written(held: Any, scale: Any, slot: Any, new: Any) -> tuple[Any, Any]:
+def _written(held: Any, scale: Any, slot: Any, new: Any, stored: CacheDtype) -> tuple[Any, Any]:
     if scale is None:
-        return _put(held, slot, new), None
-    largest = _LARGEST["int8" if held.dtype == jnp.int8 else "fp8"]
+        return _put(held, slot, _bits(new, stored)), None
+    largest = _LARGEST[stored]
     wide = new.astype(jnp.float32)
     step = jnp.max(jnp.abs(wide), axis=-1, keepdims=True) / largest
     codes = wide / jnp.where(step == 0, 1.0, step)
-    codes = jnp.round(codes) if held.dtype == jnp.int8 else codes
-    codes = jnp.clip(codes, -largest, largest)
-    return _put(held, slot, codes), _put(scale, slot, step)
+    codes = jnp.clip(jnp.round(codes) if stored == "int8" else codes, -largest, largest)
+    return _put(held, slot, _bits(codes, stored)), _put(scale, slot, step)
 
 
-def _read(held: Any, scale: Any, dtype: Any) -> Any:
-    return held.astype(dtype) if scale is None else (held.astype(jnp.float32) * scale).astype(dtype)
+def _bits(values: Any, stored: CacheDtype) -> Any:
+    """As the cache holds them."""
+    if stored in _MEANT:
+        return jax.lax.bitcast_convert_type(values.astype(_MEANT[stored]), _STORED[stored])
+    return values.astype(_STORED[stored])
+
+
+def _read(held: Any, scale: Any, stored: CacheDtype, dtype: Any) -> Any:
+    values = jax.lax.bitcast_convert_type(held, _MEANT[stored]) if stored in _MEANT else held
+    return values.astype(dtype) if scale is None else (values.astype(jnp.float32) * scale).astype(dtype)
