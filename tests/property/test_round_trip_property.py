@@ -4,6 +4,7 @@ On disk and read as a run would read it. Shapes, blocks, schemes, shards and the
 """
 
 import json
+import math
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -219,7 +220,8 @@ def test_llama_through_whatever_holds_the_scheme(
 )
 def test_any_scheme_through_orbax(method: Any, lead: list[int], rows: int, blocks: int, seed: int) -> None:
     scheme = method.scheme
-    shape = (*lead, rows, blocks * (scheme.block_elems or 8))
+    fills = math.lcm(scheme.block_elems or 1, 8 // math.gcd(8, scheme.element_bits))  # whole blocks and whole bytes
+    shape = (*lead, rows, blocks * fills)
     tensors = {"w": quantized(scheme, shape, seed), "norm": np.arange(7, dtype=np.float32)}
     with tempfile.TemporaryDirectory() as folder:
         through(Path(folder) / "model", FORMS["orbax"], tensors, {"model_type": "any"}, None)
