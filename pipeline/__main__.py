@@ -66,7 +66,7 @@ def _job(cfg: DictConfig) -> Any:
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
     global _verb
-    args = sys.argv[1:]
+    args, _verb = sys.argv[1:], "run"
     if args and args[0] in VERBS:
         _verb = args.pop(0)
     try:

@@ -204,10 +204,10 @@ def plan_tables(plan: Any) -> list[Any]:
             what = f"{n} chunk{'s' * (n != 1)}"
         stages.add_row(node.name, takes, gives if node.work is None else f"{gives} (work)", what)
     found: list[Any] = [stages]
-    stores = [(n.name, n.result.store) for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
-    stores += [(name, work.store) for name, work in plan.works.items() if hasattr(work, "store")]
-    if stores:
-        first, last = stores[0][1].specs, stores[-1][1].specs
+    holders = [n.result for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
+    holders += [work for work in plan.works.values() if hasattr(work, "store")]
+    if holders:
+        first, last = holders[0].store.specs, holders[-1].store.specs
         groups: dict[Any, list[Any]] = {}
         for name, spec in last.items():
             before = first.get(name)
@@ -241,7 +241,7 @@ def plan_tables(plan: Any) -> list[Any]:
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
     found.append(
         f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, "
-        f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(stores)}"
+        f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
     )
     if plan.memory is not None:
         m = plan.memory
@@ -252,11 +252,12 @@ def plan_tables(plan: Any) -> list[Any]:
     return found
 
 
-def _bits(stores: Sequence[tuple[str, Any]]) -> str:
+def _bits(holders: Sequence[Any]) -> str:
     """Effective bits per weight of what comes out."""
-    specs = list(stores[-1][1].specs.values()) if stores else []
-    values = sum(s.size for s in specs)
-    return f", {8 * sum(s.nbytes for s in specs) / values:.3f} bits a weight" if values else ""
+    from pipeline.report import nbytes_of
+
+    values = sum(s.size for s in holders[-1].store.specs.values()) if holders else 0
+    return f", {8 * nbytes_of(holders[-1]) / values:.3f} bits a weight" if values else ""
 
 
 def mermaid(plan: Any) -> str:

@@ -91,6 +91,12 @@ class Report:
         return sum((stats_of(t) for t in self.tensors), ErrorStats())
 
 
+def nbytes_of(result: Any) -> int:
+    """What the tensors of a stage's result take: as written, where it says so, or as they are in its store."""
+    written: int | None = getattr(result, "nbytes", None)
+    return sum(s.nbytes for s in result.store.specs.values()) if written is None else written
+
+
 def stats_of(row: Mapping[str, Any]) -> ErrorStats:
     return ErrorStats(row["count"], row["max_abs"], row["sq_error"], row["sq_signal"])
 
@@ -138,9 +144,11 @@ def build_report(
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
         backends |= {tuple(b) for b in record["backends"]}
     specs: Mapping[str, TensorSpec] = {}
+    nbytes_out = 0
     for name, node in plan.nodes.items():
         store = node.result.store if isinstance(node.result, Checkpoint) else getattr(node.result, "store", None)
-        specs = store.specs if store is not None else specs
+        if store is not None:
+            specs, nbytes_out = store.specs, nbytes_of(node.result)
         stages[name]["tensors"] = len(specs)
     tensors = [
         _error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""}
@@ -169,7 +177,7 @@ def build_report(
         tensors=tensors,
         nbytes_bf16=sum(2 * s.size for s in specs.values()),
         nbytes_in=sum(f.nbytes for f in plan.inputs),
-        nbytes_out=sum(s.nbytes for s in specs.values()),
+        nbytes_out=nbytes_out,
         chunks=done,
         backends=sorted(list(b) for b in backends),
         versions=versions(),

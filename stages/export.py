@@ -121,6 +121,11 @@ class ExportWork:
     overwrite: bool
 
     @property
+    def nbytes(self) -> int:
+        """Of all tensors as written: some dialects widen vectors, or write a scale for each of what shares one."""
+        return sum(leaf.nbytes for leaf in self.binding.leaves.values())
+
+    @property
     def partial(self) -> Path:
         return self.target.with_name(self.target.name + ".partial")
 

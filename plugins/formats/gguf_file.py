@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError, Problem, SourceError
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.formats import FilePlan, Layout, Place
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.filestore import FileLeaves, Stamp, opened
@@ -46,6 +46,10 @@ class Gguf(InPlace):
     """
 
     stem: str = "model"
+
+    def __post_init__(self) -> None:
+        if not self.stem or "/" in self.stem or self.stem.startswith("."):
+            raise ConfigError(f"stem {self.stem!r}: the beginning of a file name is needed, such as model")
 
     def recognizes(self, source: Path) -> bool:
         return any(source.glob(f"*{SUFFIX}")) if source.is_dir() else source.name.endswith(SUFFIX)

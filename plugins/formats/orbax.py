@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError, Problem, SourceError
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.formats import FilePlan, Layout, Leaves, Place
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.boxes import storage_error
@@ -64,6 +64,10 @@ class Orbax(InPlace):
     """
 
     chunk_nbytes: int = CHUNK_NBYTES
+
+    def __post_init__(self) -> None:
+        if self.chunk_nbytes < 1:
+            raise ConfigError(f"chunk_nbytes {self.chunk_nbytes}: a positive number of bytes is needed")
 
     def recognizes(self, source: Path) -> bool:
         return source.is_dir() and bool(item_folders(source))

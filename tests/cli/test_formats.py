@@ -233,6 +233,42 @@ def test_mxfp4_goes_from_every_dialect_to_every_other(packed: Path, tmp_path: Pa
                 assert [n for n in want if found[n] != want[n]] == [], again.name
 
 
+@pytest.mark.parametrize(("export", "given"), [("gguf", "stem=a/b"), ("gguf", "stem=''"), ("orbax", "chunk_nbytes=0")])
+def test_containers_refuse_what_they_cannot_do(export: str, given: str, say: Callable[..., Said]) -> None:
+    code, out, err = say("plan", "+model=gpt_oss", "flow=convert", f"export={export}", f"export.container.{given}")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: export.container: ")
+    assert "is needed" in err
+
+
+ATTENTION = "model.rules=[{role: attention, to: quant}]"
+
+
+@pytest.mark.parametrize(
+    ("export", "how"),
+    [("hf", ["quant=mxfp4"]), ("gguf", ["quant=mxfp4"]), ("compressed_tensors", ["quant=int8", ATTENTION])],
+    ids=["hf", "gguf", "compressed-tensors"],
+)
+def test_bits_a_weight_are_those_of_the_file_in_plan_and_report(
+    export: str, how: list[str], packed: Path, tmp_path: Path, say: Callable[..., Said]
+) -> None:
+    """Norms and biases that GGUF widens, and shapes that compressed-tensors writes beside integers, are weighed too."""
+    typed = ["+model=gpt_oss", f"model.source={packed}", "flow=convert", f"export={export}", f"paths.run={tmp_path}"]
+    planned, done = say("plan", *typed, *how), say(*typed, *how)
+    assert (planned[0], done[0]) == (0, 0), planned[2] + done[2]
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    if export == "gguf":
+        reader = pytest.importorskip("gguf").GGUFReader(tmp_path / "model" / "model.gguf")
+        nbytes = sum(int(t.n_bytes) for t in reader.tensors)
+    else:
+        data = (tmp_path / "model" / "model.safetensors").read_bytes()
+        nbytes = len(data) - 8 - int.from_bytes(data[:8], "little")
+    assert manifest["nbytes_out"] == nbytes
+    bits = f"{16 * nbytes / manifest['nbytes_bf16']:.3f} bits a weight"
+    assert bits in planned[1]
+    assert bits in done[1]
+
+
 @pytest.mark.parametrize(("typed", "missing"), [
     (["flow=verify"], ["a: has no default; add a=…", "b: has no default; add b=…"]),
     (["flow=verify", "a=here"], ["b: has no default; add b=…"]),
