@@ -44,8 +44,8 @@ lint: $(VENV)/.dev  ## ruff and the import contracts
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
 
-bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, and the main job on a layer of real size (5 GB of disk)
-	set -e; for b in plugins/kernels/*/bench*.py pipeline/testing/bench_*.py; do \
+bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, and the main job on a layer of real size (5 GB of disk)
+	set -e; for b in plugins/kernels/*/bench*.py plugins/engine/bench*.py pipeline/testing/bench_*.py; do \
 		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
 
 golden: $(VENV)/.dev  ## write the expected digests of the embedded model's exports anew

@@ -21,10 +21,12 @@ from plugins.kernels.dequantize.jax_decode import decode
 from plugins.models.common.cache import Cache, CacheDtype
 from plugins.models.common.decoder import Decoder, Tap
 
-# XLA's CPU backend orders a program so that as much as possible can run at once, and then nothing that is alive "at once"
+# XLA's CPU backend orders a program so that much can run at once, and then nothing that is alive "at once"
 # shares memory: all weights that a step decodes stood in memory together. SmolLM2-135M, one step, activations fp32:
 # 425 MB of temporaries and 280 ms of CPU so; 4 MB and 34 ms in the plain order.
-COMPILER_OPTIONS = {"cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}}
+COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
+    "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
+}
 BUCKETS = (16, 64, 256, 1024)  # tokens of a prompt that one program takes; longer prompts take several turns
 SMALLEST_CACHE = 128
 
