@@ -79,6 +79,15 @@ def test_any_scheme_keeps_to_a_bound_that_the_weights_are_past(twice, tmp_path, 
     assert most / 3 < seen.process_nbytes[0] <= most <= bound
 
 
+def test_running_a_model_takes_what_is_planned(tmp_path):
+    """The whole main job, compiling included; and the plan is not far above it."""
+    args = ["quant=mxfp4", "flow=full", "engine.programs=null", "evaluate.windows.tokens=2048", f"paths.run={tmp_path}"]
+    most = predicted(*args)
+    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    assert most / 2 < seen.tree_nbytes <= most
+
+
 def test_decoding_to_a_transposed_layout(packed, tmp_path):
     args = ["quant=none", "dask.workers=2", f"model.source={packed}", f"paths.run={tmp_path}"]
     most = predicted(*args)
