@@ -1,10 +1,13 @@
 """Plan a run so that it fits: chunks as small, and problems as clear, as `dask.memory` makes them."""
 
+import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
+from pipeline.digest import code_version, identity
 from pipeline.errors import Problem
 from pipeline.plan import MemoryPlan, Plan, make_plan
 from pipeline.spine import Dask, RunConfig
@@ -35,7 +38,7 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True) -> Plan:
     conf = run.spine.dask
     bound = parse_bytes(conf.memory, "dask.memory")
     chunk = parse_bytes(conf.chunk, "dask.chunk")
-    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
+    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch, recipes(run))
     plan = make_plan(run.stages, ctx)
     plan.memory = fit = _memory(plan, conf, bound, worker_count(conf))
     while fit.peak > bound and chunk > SMALLEST_CHUNK and plan.chunks:
@@ -59,6 +62,18 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True) -> Plan:
             )
         )
     return plan
+
+
+def recipes(run: RunConfig) -> dict[str, str]:
+    """See `Context.recipes`; `remotes` of a stage do not count, as its inputs say what they gave."""
+    found, so_far = {}, ""
+    for name, stage in run.stages.items():
+        node = {k: v for k, v in run.nodes[name].items() if k != "remotes"}
+        so_far = found[name] = identity([so_far, name, node, _code(Path(inspect.getfile(type(stage))).parent)])
+    return found
+
+
+_code = cache(code_version)
 
 
 def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:

@@ -8,6 +8,8 @@ from pipeline.errors import ConfigError, SourceError, did_you_mean
 def check(name: str, where: str) -> None:
     """Raises ConfigError when there is no such file; `where` is the config key."""
     path = Path(name).expanduser()
+    if path.is_dir():
+        raise ConfigError(f"{where}: {name}: a folder; a text file is expected")
     if not path.is_file():
         near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         raise ConfigError(f"{where}: {name}: no such file{did_you_mean(path.name, near)}")

@@ -1,5 +1,6 @@
 """Evaluate: what quantization did to the model's predictions, on real text."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -8,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import live, texts
-from pipeline.digest import code_version, identity
+from pipeline.digest import code_version, digest_file, identity
 from pipeline.engine import Engine, Score, Windows
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.stage import Checkpoint, Context, Needs, Table
 from pipeline.units import show_bytes
 
@@ -77,10 +78,11 @@ class Evaluate:
         """
         Raises:
             SourceError: no tokenizer; a text that is not UTF-8.
+            StorageError: the baseline cannot be kept.
         """
-        packed = dict(checkpoint.store.specs) != dict(decode.store.specs)
-        kept, base, base_facts = self._baseline(decode, needed=packed)
-        if packed:
+        changed = checkpoint.store != decode.store  # what no stage between them touched is the same store
+        kept, base, base_facts = self._baseline(ctx, decode, needed=changed)
+        if changed:
             session = self.engine.load(checkpoint)
             found = {}
             for path in map(Path, self.texts):
@@ -90,27 +92,25 @@ class Evaluate:
             facts = session.facts
         else:
             found, facts = base, base_facts
-        rows = {n: _row(s, base[n] if packed else None) for n, s in found.items()}
+        rows = {n: _row(s, base[n] if changed else None) for n, s in found.items()}
         return Evaluated(
             texts=rows,
             facts={**facts, "baseline_nbytes": base_facts["device_nbytes"]},
             windows=asdict(self.windows),
             figures=_figures(rows),
-            tables=_tables(rows, found, facts, base_facts, packed=packed),
+            tables=_tables(rows, found, facts, base_facts, changed=changed),
         )
 
     def _baseline(
-        self, decode: Checkpoint, *, needed: bool
+        self, ctx: Context, decode: Checkpoint, *, needed: bool
     ) -> tuple[dict[str, Path], dict[str, Score], dict[str, Any]]:
-        """For each text the file to compare with and the score; from disk when they are there."""
-        import json
-
+        """For each text the file to compare with and the score; from disk when they are there, and whole."""
         folder = Path(self.baselines)
         names = [Path(t).name for t in self.texts]
         if len(set(names)) < len(names):
             raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(names)}")
         about = identity([
-            [[str(f.path), f.nbytes, f.mtime_ns] for f in decode.inputs],
+            [[str(f.path), f.nbytes, f.mtime_ns] for f in decode.inputs], ctx.recipes.get("decode"),
             {n: s.encoding for n, s in decode.store.specs.items()}, repr(self.engine), asdict(self.windows),
             _code(),
         ])  # fmt: skip
@@ -121,20 +121,50 @@ class Evaluate:
             stat = path.stat()
             key = identity([about, str(path.absolute()), stat.st_size, stat.st_mtime_ns])
             kept[name], record = folder / f"{key}.npz", folder / f"{key}.json"
-            if record.exists() and (kept[name].exists() or not needed):
-                before = json.loads(record.read_bytes())
-                scores[name], facts = Score(**before["score"]), before["facts"]
+            before = _read(record, kept[name] if needed else None)
+            if before is not None:
+                scores[name], facts = before
                 continue
             session = session or self.engine.load(decode)
             live.write(f"scoring {name} with the unquantized model\n")
             ids = session.tokenizer.encode(texts.read(str(path)))
-            scores[name] = session.score(ids, self.windows, keep=kept[name] if needed else None, against=None)
-            facts = dict(session.facts)
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = record.with_suffix(".partial")
-            partial.write_text(json.dumps({"score": asdict(scores[name]), "facts": facts, "text": str(path)}))
-            partial.replace(record)
+            # Named after the run, whose folder is locked: runs at the same time do not write the same file.
+            mine = folder / f"{key}.{identity(str(ctx.run_dir))[:8]}.npz"
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                scores[name] = session.score(ids, self.windows, keep=mine if needed else None, against=None)
+                facts = dict(session.facts)
+                digest = digest_file(mine).xxh3_128 if needed else None
+                if needed:
+                    mine.replace(kept[name])
+                partial = mine.with_suffix(".partial")
+                about_it = {"score": asdict(scores[name]), "facts": facts, "text": str(path), "xxh3_128": digest}
+                partial.write_text(json.dumps(about_it))
+                partial.replace(record)
+            except OSError as why:
+                raise StorageError(f"{folder}: the baseline cannot be kept: {why.strerror or why}") from None
         return kept, scores, facts
+
+
+def _read(record: Path, kept: Path | None) -> tuple[Score, dict[str, Any]] | None:
+    """A baseline's score and facts; None when it is not there, or not (any more) what was written, and is made again.
+
+    Args:
+        record: its JSON file.
+        kept: its hidden states, if they are needed.
+    """
+    if not record.exists() or (kept is not None and not kept.exists()):
+        return None
+    try:
+        before = json.loads(record.read_bytes())
+        found = Score(**before["score"]), dict(before["facts"])
+        whole = kept is None or digest_file(kept).xxh3_128 == before["xxh3_128"]
+    except (OSError, ValueError, KeyError, TypeError, SourceError):
+        whole = False
+    if not whole:
+        live.write(f"{record}: is damaged; made again\n")
+        return None
+    return found
 
 
 def _row(score: Score, base: Score | None) -> dict[str, float]:
@@ -156,16 +186,16 @@ def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
 
 def _tables(
     rows: Mapping[str, Mapping[str, float]], scores: Mapping[str, Score], facts: Mapping[str, Any],
-    base: Mapping[str, Any], *, packed: bool,
+    base: Mapping[str, Any], *, changed: bool,
 ) -> tuple[Table, ...]:  # fmt: skip
     columns: tuple[str, ...]
     lines: list[tuple[str, ...]]
-    if packed:
+    if changed:
         columns = ("text", "tokens scored", "perplexity before", "after", "change", "KL", "top-1 agreement")
         lines = [
             (
                 name, f"{r['scored']:,}", f"{r['baseline_perplexity']:.3f}", f"{r['perplexity']:.3f}",
-                f"{100 * (r['perplexity'] / r['baseline_perplexity'] - 1):+.2f} %", f"{r['kl']:.4f}",
+                f"{100 * (r['perplexity'] / r['baseline_perplexity'] - 1):+z.2f} %", f"{r['kl']:.4f}",
                 f"{100 * r['top1']:.2f} %",
             )
             for name, r in rows.items()
@@ -175,7 +205,7 @@ def _tables(
         lines = [(name, f"{r['scored']:,}", f"{r['perplexity']:.3f}") for name, r in rows.items()]
     seconds = sum(s.seconds for s in scores.values())
     rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
-    was = f", {show_bytes(base['device_nbytes'])} before" if packed else ""
+    was = f", {show_bytes(base['device_nbytes'])} before" if changed else ""
     device = [
         ("weights on the device", f"{show_bytes(facts['device_nbytes'])}{was} ({facts['device']})"),
         ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),

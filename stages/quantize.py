@@ -73,6 +73,8 @@ class Quantize:
         if problems:
             raise PlanError(problems)
         todo = {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
+        if not todo:
+            return checkpoint
         return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure))
 
     def _misfits(self, name: str, spec: TensorSpec, scheme: Scheme | None) -> list[Problem]:

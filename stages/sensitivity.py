@@ -92,7 +92,7 @@ class Sensitivity:
         lines = tuple(
             (
                 n, f"×{r['tensors']}", f"{r['bits']:.3f}", f"{r['perplexity']:.3f}",
-                f"{100 * (r['perplexity'] / before - 1):+.3f} %", f"{r['kl']:.5f}", f"{100 * r['top1']:.2f} %",
+                f"{100 * (r['perplexity'] / before - 1):+z.3f} %", f"{r['kl']:.5f}", f"{100 * r['top1']:.2f} %",
             )
             for n, r in ((n, found[n]) for n in ranked)
         )  # fmt: skip

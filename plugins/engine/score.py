@@ -89,9 +89,12 @@ class Against:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         partial_path = self.path.with_suffix(".partial.npz")
         arrays = {f"hidden{i}": _bits(h) for i, h in enumerate(hidden)}
-        np.savez(partial_path, head=_bits(head), dtypes=np.array([str(hidden[0].dtype), str(head.dtype)]),
-                 softcap=np.float32(softcap or 0), **arrays)  # fmt: skip
-        partial_path.replace(self.path)
+        try:
+            np.savez(partial_path, head=_bits(head), dtypes=np.array([str(hidden[0].dtype), str(head.dtype)]),
+                     softcap=np.float32(softcap or 0), **arrays)  # fmt: skip
+            partial_path.replace(self.path)
+        finally:  # of a full disk, say
+            partial_path.unlink(missing_ok=True)
 
     def read(self) -> tuple[list[Any], Any, float | None]:
         with np.load(self.path) as found:
