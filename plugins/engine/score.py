@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError
 from plugins.engine.runtime import Runtime
 from plugins.models.common.decoder import Decoder
 
-BLOCK_NBYTES = 64 << 20  # of float32 logits at once
+BLOCK_NBYTES = 32 << 20  # of float32 logits at once
 
 
 @dataclass(frozen=True)
