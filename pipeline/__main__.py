@@ -79,7 +79,10 @@ def main() -> NoReturn:
         sys.exit(getattr(_outcome, "exit_code", 0))
     except KeyboardInterrupt:
         console.say("interrupted; the same command goes on from here")
-        sys.exit(130)
+        sys.stdout.flush()
+        os._exit(
+            130
+        )  # sys.exit would wait for threads, and with them for a model to finish scoring or writing its text
     except WeightmillError as why:
         if _debug:
             raise

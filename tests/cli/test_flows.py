@@ -1,7 +1,11 @@
 """The flows that run a model: what the main job ends with, by the command line and by the Python API."""
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -185,6 +189,23 @@ def test_generate_is_the_quick_way_to_text(here: Path) -> None:
     stopped = run(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
     assert stopped["finish"] == ["stop"]
     assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
+
+
+def test_an_interrupt_ends_a_long_text_at_once(tmp_path: Path) -> None:
+    args = ["+model=gpt_oss", "flow=generate", "sampling.max_tokens=50000"]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
+    run = subprocess.Popen(
+        [sys.executable, "-m", "pipeline", *args], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
+    )
+    assert run.stderr is not None
+    try:
+        assert len(run.stderr.read(30)) == 30  # text comes
+        run.send_signal(signal.SIGINT)
+        said = run.communicate(timeout=60)[1]
+    finally:
+        run.kill()
+    assert run.returncode == 130
+    assert "interrupted; the same command goes on from here" in said
 
 
 def test_sensitivity_names_the_layer_that_hurts(here: Path) -> None:
