@@ -1,9 +1,12 @@
 """The node `tokenizer` of the config: which tokenizer a run uses."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
 from plugins.tokenizers.companions import Companions
+from plugins.tokenizers.encodings import ENCODINGS
 from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer
 from plugins.tokenizers.tokenizer import Tokenizer
 
@@ -25,6 +28,13 @@ class Auto:
     encoding: str | None = None
     vocabulary: str | None = None
     chat_template: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.encoding is not None and self.encoding not in ENCODINGS:
+            near = did_you_mean(self.encoding, ENCODINGS)
+            raise ConfigError(f"tokenizer.encoding={self.encoding!r}: no such encoding{near}")
+        if self.vocabulary is not None and not Path(self.vocabulary).expanduser().is_dir():
+            raise ConfigError(f"tokenizer.vocabulary={self.vocabulary!r}: no such folder")
 
     def check(self, checkpoint: Checkpoint) -> None:
         """See that there is something to load, without loading it.

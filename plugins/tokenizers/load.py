@@ -99,6 +99,10 @@ def _chats(files: Companions, tokens: Mapping[str, str], backend: Backend, given
         own = Companions({path.name: path})
         return chat.Templates({"default": chat.Template(own.text(path.name), str(path))}, tokens, files.origin)
     templates = chat.Templates(chat.read_templates(files), tokens, files.origin or "the checkpoint", given)
-    if not templates.exists and given is None and HarmonyChat.fits(backend.id_of):
+    if given is not None and not templates.exists:  # which would leave it unused, and prompts as they are
+        raise ConfigError(
+            f"tokenizer.chat_template={given!r}: no such file, and {files.origin or 'the checkpoint'} has no templates"
+        )
+    if not templates.exists and HarmonyChat.fits(backend.id_of):
         return HarmonyChat()
     return templates

@@ -191,6 +191,11 @@ def test_generate_is_the_quick_way_to_text(here: Path) -> None:
     assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
 
 
+def test_a_chat_template_that_is_not_there_is_not_left_out(here: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer.chat_template='chatml.jinja': no such file, and .*no templates"):
+        run("flow=generate", "sampling.max_tokens=2", "tokenizer.chat_template=chatml.jinja")
+
+
 def test_an_interrupt_ends_a_long_text_at_once(tmp_path: Path) -> None:
     args = ["+model=gpt_oss", "flow=generate", "sampling.max_tokens=50000"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -279,6 +284,8 @@ def test_what_cannot_run_is_said_before_anything_is_written(here: Path) -> None:
         ("engine.dtype=fp32", "f32"),
         ("engine.cache=int4", "int8"),
         ("prompt=''", "empty"),
+        ("tokenizer.vocabulary=nowhere", "no such folder"),
+        ("tokenizer.encoding=o200k", "no such encoding; did you mean 'o200k_harmony'"),
     ],
 )
 def test_options_that_make_no_sense(here: Path, override: str, message: str) -> None:
