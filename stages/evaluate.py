@@ -15,6 +15,7 @@ from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.stage import Checkpoint, Context, Needs, Table
 from pipeline.units import show_bytes
 
+LEAST = 2  # tokens of a text
 CODE = tuple(Path(__file__).parents[1] / "plugins" / p for p in ("engine", "kernels", "models", "tokenizers"))
 
 
@@ -87,7 +88,7 @@ class Evaluate:
             found = {}
             for path in map(Path, self.texts):
                 live.write(f"scoring {path.name}\n")
-                ids = session.tokenizer.encode(texts.read(str(path)))
+                ids = _ids(session, path)
                 found[path.name] = session.score(ids, self.windows, keep=None, against=kept[path.name])
             facts = session.facts
         else:
@@ -127,7 +128,7 @@ class Evaluate:
                 continue
             session = session or self.engine.load(decode)
             live.write(f"scoring {name} with the unquantized model\n")
-            ids = session.tokenizer.encode(texts.read(str(path)))
+            ids = _ids(session, path)
             # Named after the run, whose folder is locked: runs at the same time do not write the same file.
             mine = folder / f"{key}.{identity(str(ctx.run_dir))[:8]}.npz"
             try:
@@ -144,6 +145,13 @@ class Evaluate:
             except OSError as why:
                 raise StorageError(f"{folder}: the baseline cannot be kept: {why.strerror or why}") from None
         return kept, scores, facts
+
+
+def _ids(session: Any, path: Path) -> list[int]:
+    ids: list[int] = session.tokenizer.encode(texts.read(str(path)))
+    if len(ids) < LEAST:
+        raise ConfigError(f"evaluate.texts: {path}: {len(ids)} tokens, nothing to predict; at least {LEAST} are needed")
+    return ids
 
 
 def _read(record: Path, kept: Path | None) -> tuple[Score, dict[str, Any]] | None:

@@ -32,6 +32,11 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_tokens"):
+            if not isinstance(value := getattr(self, name), int | float):
+                raise ConfigError(f"{name}={value!r}: a number is expected")
+        if isinstance(self.stop, str):
+            raise ConfigError(f"stop={self.stop!r}: a list of texts is expected, such as [{self.stop!r}]")
         checks = {
             "temperature": (self.temperature, self.temperature >= 0, "0 (greedy) or more"),
             "top_k": (self.top_k, self.top_k >= 0, "0 (all) or more"),

@@ -196,6 +196,12 @@ def test_a_chat_template_that_is_not_there_is_not_left_out(here: Path) -> None:
         run("flow=generate", "sampling.max_tokens=2", "tokenizer.chat_template=chatml.jinja")
 
 
+def test_an_empty_text_is_named(here: Path) -> None:
+    (here / "empty.txt").touch()
+    with pytest.raises(ConfigError, match=r"empty\.txt: 0 tokens"):
+        run("flow=evaluate", "evaluate.texts=[empty.txt]")
+
+
 def test_an_interrupt_ends_a_long_text_at_once(tmp_path: Path) -> None:
     args = ["+model=gpt_oss", "flow=generate", "sampling.max_tokens=50000"]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
@@ -245,6 +251,10 @@ def test_load_model_in_a_notebook(here: Path) -> None:
     assert packed.generate(ids, max_tokens=4).text == many[0].text
     with pytest.raises(ConfigError, match=r"no option 'max_token'.*did you mean 'max_tokens'"):
         packed.generate("The people", max_token=3)
+    with pytest.raises(ConfigError, match=r"stop=' of': a list of texts"):
+        packed.generate("The people", stop=" of")
+    with pytest.raises(ConfigError, match="max_tokens='4': a number"):
+        packed.generate("The people", max_tokens="4")
     with pytest.raises(SourceError, match="chat template"):
         packed.generate([{"role": "user", "content": "Hello"}])
     with pytest.raises(PlanError, match="no such file"):
