@@ -65,8 +65,9 @@ def load_model(
 
     path = _place(source)
     chosen = model or _model_option(path, [o for o in overrides if o.startswith("hub.")])
-    how = "model.rules=[{match: '*', to: keep}]" if quant is None else f"quant={quant}"
-    args = [f"+model={chosen}", f"model.source={_quoted(path)}", how, "flow=generate", *overrides]
+    as_it_is = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
+    how = as_it_is if quant is None else [f"quant={quant}"]
+    args = [f"+model={chosen}", f"model.source={_quoted(path)}", "flow=generate", *how, *overrides]
     with _composed(args, None) as config:
         plan = plan_run(config, Path(config.spine.paths.run).absolute())
         if plan.problems:

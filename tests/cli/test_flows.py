@@ -261,6 +261,12 @@ def test_load_model_in_a_notebook(here: Path) -> None:
         weightmill.load_model(here / "nowhere")
 
 
+def test_load_model_keeps_what_is_wider_than_bf16(here: Path) -> None:
+    run("flow=convert", "export.dtype=fp32", "paths.run=wide", "progress=false")
+    wide = weightmill.load_model(here / "wide" / "model")
+    assert wide.facts["device_nbytes"] == 4 * 5_107_032
+
+
 def without_tokenizer(folder: Path) -> Path:
     folder.mkdir()
     for file in TINY.iterdir():
