@@ -80,9 +80,10 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         console.say("interrupted; the same command goes on from here")
         sys.stdout.flush()
-        os._exit(
-            130
-        )  # sys.exit would wait for threads, and with them for a model to finish scoring or writing its text
+        os._exit(130)  # sys.exit would wait for threads, and so for a model to finish scoring or writing its text
+    except BrokenPipeError:  # `… | head`: whoever read stdout has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
     except WeightmillError as why:
         if _debug:
             raise

@@ -33,8 +33,11 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
         ConfigError, PlanError, SourceError, StorageError, StageError: what the command line would say and exit with.
     """
     from pipeline import console
+    from pipeline.errors import ConfigError
     from pipeline.runner import Events, execute
 
+    if isinstance(overrides, str):
+        raise ConfigError(f"overrides={overrides!r}: a list of them is expected, one string each")
     with _composed(overrides, config_dir) as config:
         run_dir = Path(config.spine.paths.run).expanduser().absolute()
         if not progress:

@@ -74,7 +74,7 @@ class Generate:
         decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"
         rows = [
             ("weights on the device", f"{show_bytes(facts['device_nbytes'])} ({facts['device']})"),
-            ("load, compile", f"{facts['load_s']:.2f} s, {t.compile:.2f} s"),
+            ("load, prepare, compile", f"{facts['load_s']:.2f} s, {t.prepare:.2f} s, {t.compile:.2f} s"),
             ("prefill", prefill),
             ("decode", decode),
         ]
@@ -85,7 +85,7 @@ class Generate:
             tokens=tuple(g.completion.tokens for g in found),
             finish=tuple(g.completion.finish for g in found),
             timings={
-                "load": t.load, "compile": t.compile, "prefill": t.prefill, "decode": t.decode,
+                "load": t.load, "prepare": t.prepare, "compile": t.compile, "prefill": t.prefill, "decode": t.decode,
                 "prompt_tokens": t.prompt_tokens, "new_tokens": t.new_tokens, "prefill_tokens_per_s": t.prefill_rate,
                 "decode_tokens_per_s": t.decode_rate,
             },

@@ -41,6 +41,7 @@ class Timings:
     Attributes:
         load: weights onto the device (once a model).
         compile: of this call; 0 when everything was compiled already.
+        prepare: laying out the cache, the first time with JAX's own small programs.
         prefill: until the first token, without compiling.
         decode: all further tokens.
         prompt_tokens, new_tokens: of all prompts together.
@@ -65,6 +66,7 @@ class Timings:
         return (self.new_tokens - self.prompts) / self.decode if self.decode else 0.0
 
     prompts: int = 1
+    prepare: float = 0.0
 
 
 class _Row:
@@ -132,6 +134,9 @@ def generate(
     keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(sampling.seed), jnp.zeros(batch, jnp.int32))
     numbers, kind = samplers.numbers(sampling), sampling.kind
     seen = _seen(runtime, prompts, batch) if sampling.penalizes else jnp.zeros((batch, 0), bool)
+    jax.block_until_ready((cache, keys, numbers, seen))  # type: ignore[no-untyped-call]
+    prepared = time.perf_counter() - start
+    start += prepared
     cache, last = _prefilled(runtime, cache, prompts, batch)
     token, seen = runtime.first(last, seen, keys, numbers, kind)
     position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
@@ -155,6 +160,7 @@ def generate(
     timings = Timings(
         load=runtime.load_s, compile=runtime.compile_s - before, prefill=first, decode=decode,
         prompt_tokens=sum(lengths), new_tokens=sum(len(r.tokens) for r in rows), steps=steps, prompts=len(prompts),
+        prepare=prepared,
     )  # fmt: skip
     return [r.completion for r in rows], timings
 

@@ -249,6 +249,8 @@ def test_load_model_in_a_notebook(here: Path) -> None:
     assert [len(m.completion.tokens) for m in many] == [4, 4]
     ids = packed.tokenizer.encode("The people")
     assert packed.generate(ids, max_tokens=4).text == many[0].text
+    with pytest.raises(ConfigError, match="a list of them is expected"):
+        weightmill.run("+model=gpt_oss")
     with pytest.raises(ConfigError, match=r"no option 'max_token'.*did you mean 'max_tokens'"):
         packed.generate("The people", max_token=3)
     with pytest.raises(ConfigError, match=r"stop=' of': a list of texts"):
