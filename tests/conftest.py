@@ -4,9 +4,12 @@ Warnings are errors (pyproject.toml). JAX is told what it needs through the envi
 business of the tests that use it.
 """
 
+import gc
 import os
 import random
 import signal
+import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -40,6 +43,17 @@ ORACLES = ("torch", "transformers", "torchao")
 def _seeds() -> None:
     random.seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _memory() -> Iterator[None]:
+    """What a module's tests compiled and loaded is let go of: processes of pytest would grow to gigabytes."""
+    yield
+    if (start := sys.modules.get("plugins.engine.start")) is not None:
+        start.release()
+    if (jax := sys.modules.get("jax")) is not None:
+        jax.clear_caches()
+        gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
