@@ -27,7 +27,7 @@ from plugins.models.common.decoder import Decoder, Tap
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 }
-BUCKETS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a prompt that a program takes; longer prompts take several turns
+BUCKETS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a prompt that a program takes; longer ones take several turns
 SMALLEST_CACHE = 128
 
 
