@@ -121,10 +121,11 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
     """
     from hydra import compose, initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
+    from hydra.errors import HydraException
     from omegaconf import open_dict
+    from omegaconf.errors import OmegaConfBaseException
 
     from pipeline.config import CONF, load_run, register, search_override
-    from pipeline.errors import WeightmillError
     from pipeline.explain import explain
 
     register()
@@ -136,9 +137,7 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
             with open_dict(whole):
                 del whole["hydra"]
             config = load_run(whole)
-        except WeightmillError:
-            raise
-        except Exception as why:
+        except (HydraException, OmegaConfBaseException) as why:
             raise explain(why, list(overrides)) from None
         finally:
             HydraConfig.instance().cfg = None

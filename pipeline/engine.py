@@ -81,6 +81,15 @@ class Session(Protocol):
         """
         ...
 
+    @property
+    def tokenizer_if_any(self) -> Any:
+        """The same; None where the checkpoint has none at all. For what can do with token ids alone.
+
+        Raises:
+            SourceError: it has one, and that is broken.
+        """
+        ...
+
     def score(self, ids: Sequence[int], windows: Windows, *, keep: Path | None, against: Path | None) -> Score:
         """Score a text.
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline import live, texts
 from pipeline.engine import Engine
-from pipeline.errors import ConfigError, SourceError
+from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Exported, Needs, Table
 
 LEAST = 2  # tokens
@@ -111,12 +111,11 @@ class Parity:
         )
 
     def _ids(self, session: Any, checkpoint: Checkpoint, seed: int) -> list[int]:
-        text = texts.read(self.text)
-        try:
-            return list(session.tokenizer.encode(text))[: self.tokens]
-        except SourceError:
-            vocab = int(checkpoint.config["vocab_size"])
-            return [int(t) for t in np.random.default_rng(seed).integers(0, vocab, self.tokens)]
+        if (tokenizer := session.tokenizer_if_any) is not None:
+            return list(tokenizer.encode(texts.read(self.text)))[: self.tokens]
+        live.write("no tokenizer: random tokens\n")
+        vocab = int(checkpoint.config["vocab_size"])
+        return [int(t) for t in np.random.default_rng(seed).integers(0, vocab, self.tokens)]
 
 
 def _apart(ours: Any, theirs: Any) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine import Score, Windows
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, SourceError, did_you_mean
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 from plugins.engine.generate import Completion, Timings, generate
@@ -56,13 +56,12 @@ class Model:
 
     def __init__(self, runtime: Runtime, checkpoint: Checkpoint, engine: Engine):
         self.runtime = runtime
-        self._checkpoint, self._load_tokenizer = checkpoint, engine.tokenizer.load
-        self._cast, self._unpack = engine.cast, engine.unpack
+        self._checkpoint, self._engine = checkpoint, engine
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Raises SourceError when the checkpoint has none."""
-        found: Tokenizer = self._load_tokenizer(self._checkpoint)
+        found: Tokenizer = self._engine.tokenizer.load(self._checkpoint)
         return found
 
     @property
@@ -92,7 +91,8 @@ class Model:
         """With `tensors` read from `checkpoint`, unpacked where this model holds them plain."""
 
         def change(model: Decoder) -> None:
-            fill(model, checkpoint, self.runtime.device, cast=self._cast, unpack=self._unpack, only=tensors)
+            e = self._engine
+            fill(model, checkpoint, self.runtime.device, cast=e.cast, unpack=e.unpack, only=tensors)
 
         with self.runtime.changed(change):
             yield
@@ -131,7 +131,7 @@ class Model:
         many = _is_many(prompt)
         ids = [self.encode(p, chat=chat) for p in (prompt if many else [prompt])]
         needs_text = not all(_is_ids(p) for p in (prompt if many else [prompt])) or chosen.stop
-        tokenizer = self.tokenizer if needs_text else self._tokenizer_if_any()
+        tokenizer = self.tokenizer if needs_text else self.tokenizer_if_any
         ends = tokenizer.eos if tokenizer else ()
         channels = [ChannelText(self.tokenizer) for _ in ids] if self._in_channels(prompt, chat, many=many) else None
         done, timings = generate(
@@ -161,14 +161,14 @@ class Model:
             return self.tokenizer.encode(prompt, special=True)
         return self.tokenizer.chat(list(prompt))  # type: ignore[arg-type]
 
-    def _tokenizer_if_any(self) -> Tokenizer | None:
-        """For prompts of token ids, which can do without."""
-        from pipeline.errors import SourceError
-
+    @property
+    def tokenizer_if_any(self) -> Tokenizer | None:
+        """See `pipeline.engine.Session.tokenizer_if_any`."""
         try:
-            return self.tokenizer
+            self._engine.tokenizer.check(self._checkpoint)
         except SourceError:
             return None
+        return self.tokenizer
 
 
 def _is_ids(prompt: Any) -> bool:
