@@ -3,18 +3,21 @@
 A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote whose scheme it names.
 """
 
-import json
+import os
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.files import exists, of_source, placed
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
+from pipeline.strictjson import read_object
 from pipeline.tensors.views import JoinedStore
 
 PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
+SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,13 @@ class Load:
         """Reads headers, and the small leaves that say what others mean.
 
         Raises:
-            SourceError: no such folder, no container recognizes it, or a file is malformed.
+            SourceError: no such folder, no container recognizes it, or a file is malformed or cannot be read.
             PlanError: the leaves do not fit the dialect; all problems at once.
         """
+        with of_source(f"model.source={self.source!r:.300}"):
+            return self._run(ctx)
+
+    def _run(self, ctx: Context) -> Checkpoint:
         found = self._found(ctx)
         source = found.path
         container = next((c for c in self.containers if c.recognizes(source)), None)
@@ -55,7 +62,7 @@ class Load:
             given = config["quantization_config"]
             raise SourceError(f"{folder / 'config.json'}: quantization_config is {given!r:.60}; an object is expected")
         for dialect in self.dialects:
-            seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
+            seen = config | {n: _json_object(folder / n) for n in dialect.companions if exists(folder / n)}
             if dialect.recognizes(leaves.specs, seen):
                 binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect, found))
                 break
@@ -78,9 +85,9 @@ class Load:
             SourceError: there is none; or as `Remote.fetch`.
         """
         scheme = self.source.partition("://")[0] + "://" if "://" in self.source else None
-        if scheme is None or Path(self.source).exists():
-            path = Path(self.source).expanduser().absolute()
-            if not path.exists():
+        if scheme is None or os.path.exists(self.source):
+            path = placed(self.source)
+            if not exists(path):
                 raise SourceError(f"model.source={self.source!r}: no such file or folder{_neighbours(path)}")
             return Fetched(path, "")
         remote = next((r for r in self.remotes if r.scheme == scheme), None)
@@ -124,15 +131,7 @@ def _input_file(path: Path) -> InputFile:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as why:
-        raise SourceError(f"{path}: not valid JSON: {why}") from None
-    if not isinstance(config, dict):
-        raise SourceError(f"{path}: a JSON object is expected, found {type(config).__name__}")
-    return config
+    return read_object(path, SETTINGS_NBYTES) if exists(path) else {}
 
 
 def _neighbours(path: Path) -> str:

@@ -46,7 +46,7 @@ class HuggingFace:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, t in added.items() if t.special)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self._decoders = _flat(json.loads(raw).get("decoder"))
+        self._decoders = _flat(files.json(FILE).get("decoder"))
 
     def _add(self, settings: Settings) -> None:
         """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has otherwise."""

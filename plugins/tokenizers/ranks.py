@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, SourceError, did_you_mean
+from pipeline.files import read_whole
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.encodings import (
     ENCODINGS,
@@ -124,7 +125,7 @@ def harmony(settings: Settings, vocabulary: str | None, looked_for: str) -> Rank
     path = next((at / n for n in (HARMONY_VOCABULARY, HARMONY_CACHED) if (at / n).is_file()), None)
     if path is None:
         raise SourceError(f"{option}={at}: holds neither {HARMONY_VOCABULARY} nor {HARMONY_CACHED} (tiktoken's cache)")
-    raw = path.read_bytes()
+    raw = read_whole(path)
     if (found := hashlib.sha256(raw).hexdigest()) != HARMONY_SHA256:
         raise SourceError(f"{path}: not the vocabulary of o200k_harmony: SHA-256 is {found}, not {HARMONY_SHA256}")
     return _ranks(str(path), raw, settings, "o200k_harmony")

@@ -149,7 +149,7 @@ def test_no_tokenizer():
         ("x.tiktoken", b"QQ== 0\nQg=\n", "x.tiktoken, line 2: base64 and a rank are expected"),
         ("x.tiktoken", b"QQ== 0\n", "has 1 ranks, as no known encoding does .*tokenizer.encoding=NAME"),
         ("tekken.json", b"{}", "tekken.json: not a tekken vocabulary: KeyError 'config'"),
-        ("tekken.json", b"[]", "tekken.json: a JSON object is expected, found list"),
+        ("tekken.json", b"[]", "tekken.json: expected a JSON object, got list"),
     ],
 )
 def test_malformed(name, content, message):
@@ -165,7 +165,7 @@ def test_malformed_companions(tmp_path):
     ):
         with pytest.raises(SourceError, match=message):
             load_tokenizer(bpe(tokenizer_config=content), {})
-    with pytest.raises(SourceError, match=r"here: tokenizer_config.json: not valid JSON"):
+    with pytest.raises(SourceError, match=r"here: tokenizer_config.json: not JSON at character 1"):
         load_tokenizer(bpe() | {"tokenizer_config.json": b"{"}, {}, "here")
     with pytest.raises(SourceError, match="not UTF-8: invalid start byte at byte 1"):
         load_tokenizer(bpe() | {"tokenizer_config.json": b"{\xff"}, {})
