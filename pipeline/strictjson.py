@@ -10,9 +10,7 @@ from pipeline.errors import SourceError
 from pipeline.files import MAX_NBYTES, read_whole, spoken
 
 MAX_DEPTH = 64
-MAX_DIGITS = (
-    40  # tokenizer_config.json states 10^30 for "no limit"; int() of thousands of digits is slow, then an error
-)
+MAX_DIGITS = 40  # 10^30 says "no limit" in tokenizer_config.json; int() of thousands is slow, then an error
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 

@@ -60,8 +60,9 @@ class Address:
         """
         match = re.fullmatch(rf"{SCHEME}([^/@]+/[^/@]+)(?:@([^/@]+))?(?:/+(.*))?", source)
         path = (match[3] or "").strip("/") if match else ""
-        if not match or ".." in path.split("/"):
-            raise SourceError(f"model.source={source!r}: is not of the form {FORM}")
+        parts = [match[1], unquote(match[2] or "main"), path or "folder"] if match else [""]
+        if not match or not all(map(is_inner, parts)) or not all(p.isprintable() for p in parts):
+            raise SourceError(f"model.source={source!r:.300}: is not of the form {FORM}")
         return cls(match[1], unquote(match[2]) if match[2] else None, path)
 
     @property

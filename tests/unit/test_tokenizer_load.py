@@ -167,10 +167,10 @@ def test_malformed_companions(tmp_path):
             load_tokenizer(bpe(tokenizer_config=content), {})
     with pytest.raises(SourceError, match=r"here: tokenizer_config.json: not JSON at character 1"):
         load_tokenizer(bpe() | {"tokenizer_config.json": b"{"}, {}, "here")
-    with pytest.raises(SourceError, match="not UTF-8: invalid start byte at byte 1"):
+    with pytest.raises(SourceError, match="not UTF-8 at byte 1: invalid start byte"):
         load_tokenizer(bpe() | {"tokenizer_config.json": b"{\xff"}, {})
     gone = tmp_path / "tokenizer_config.json"
-    with pytest.raises(SourceError, match=f"{gone}: cannot be read: No such file"):
+    with pytest.raises(SourceError, match=f"{gone}: cannot be opened: No such file"):
         load_tokenizer(bpe() | {"tokenizer_config.json": gone}, {})
 
 

@@ -92,7 +92,7 @@ def too_many(arch: Arch, config: Mapping[str, Any], tensors: int, experts: int, 
         if stated > experts:
             problems.append(Problem(where, f"states {stated:,} experts, but no layer holds more than {experts:,}"))
         elif layers * stated * len(arch.layer) > MOST_TENSORS:
-            text = f"states {layers:,} layers of {stated:,} experts; models of more than {MOST_TENSORS:,} tensors are not read"
+            text = f"states {layers:,} layers of {stated:,} experts; at most {MOST_TENSORS:,} tensors are read"
             problems.append(Problem(where, text))
     return problems
 
@@ -243,9 +243,10 @@ def _rope(arch: Arch, s: Settings, config: Mapping[str, Any], factors: Any) -> d
         return {}
     where = f"{arch.name}.rope.scaling.type"
     if factors is not None:
-        rope = {**LLAMA3, "rope_type": "llama3", "factor": short(factors.max(initial=0)), "rope_theta": theta}
+        factor = short(factors.max(initial=0))
+        rope = {**LLAMA3, "rope_type": "llama3", "factor": factor, "rope_theta": theta}
         half = config["head_dim"] // 2
-        if factors.shape != (half,) or not rope["factor"] > 0 or not np.isfinite(factors).all():
+        if factors.shape != (half,) or not factor > 0 or not np.isfinite(factors).all():
             problems.append(Problem(ROPE_FREQS, f"is {list(factors.shape)}; {half} positive numbers are expected"))
         elif not np.allclose(llama3_factors(rope, config["head_dim"]), factors, rtol=1e-3):
             text = f"its factors are not those of llama 3 rope scaling by {rope['factor']}"
