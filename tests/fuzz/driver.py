@@ -119,7 +119,8 @@ def _child(result: Result, begin: int, end: int | None, until: float) -> int:
     """One child's life; returns the number of the next input."""
     command = [sys.executable, "-m", "tests.fuzz", "--child", result.target, str(begin), str(end or -1)]
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the child
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT)
+    environment = {**os.environ, "FUZZ_BEGIN": str(begin), "RUST_BACKTRACE": "0"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, cwd=ROOT, env=environment)
     assert child.stdout is not None
     number, before, started, rest = begin - 1, Result(result.target), 0.0, b""
     why = ""
