@@ -120,9 +120,8 @@ def _run_hydra(args: list[str]) -> None:
 def _quoted(arg: str) -> str:
     """`key=PATH` in Hydra's quotes where its grammar would stumble over a path that exists (`a=b`, `a b`, `a~1`)."""
     key, _, path = arg.partition("=")
-    plain = (
-        arg.startswith("-") or re.fullmatch(r"[A-Za-z0-9_/.+:@%*?|$-]*", path) or not Path(path).expanduser().exists()
-    )
+    there = os.path.exists(os.path.expanduser(path))
+    plain = arg.startswith("-") or re.fullmatch(r"[A-Za-z0-9_/.+:@%*?|$-]*", path) or not there
     escaped = path.replace("'", "\\'")
     return arg if plain else f"{key}='{escaped}'"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
-from pipeline.files import opened
+from pipeline.files import exists, opened
 from pipeline.formats import FilePlan, Layout, Leaves, Place
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
@@ -94,7 +94,7 @@ class Orbax(InPlace):
                 raise SourceError(f"{folder / TREE}: array {node.name!r:.200} lies outside the folder")
         custom = read_custom(folder, tree)
         config = source / "config.json"
-        described = {**(read_object(config) if config.exists() else {}), KEY: custom.get(KEY, {})}
+        described = {**(read_object(config) if exists(config) else {}), KEY: custom.get(KEY, {})}
         return _raw(folder, tree, custom, described) or open_stored(folder, tree, custom, described)
 
     def layout(
