@@ -243,6 +243,14 @@ class Container(Protocol):
         """The bytes of the box as they now lie in the file, as an array like the one `write` took."""
         ...
 
+    def verify(self, folder: Path, layout: Layout) -> None:
+        """Look at the finished files as their readers will, headers only, before they are put in place.
+
+        Raises:
+            StorageError: they are not what `layout` says; names the file and what differs.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Fetched:

@@ -55,23 +55,50 @@ class Journal:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder; the lock dies with the process.
+def locked(file: Path, busy: str) -> Iterator[None]:
+    """Hold the lock `file`, which is made for it, and its folder too; it dies with the process.
+
+    It is removed when it is let go of, by whoever holds it, so that who opened it before then finds another file, or
+    none, under its name, and tries again. One that holds anything is somebody's: it is locked, and left as it is.
+
+    Args:
+        file: in the folder that is to be held, or beside it.
+        busy: what to say when another process holds it.
 
     Raises:
-        StorageError: another process holds it.
+        StorageError: another process holds it, or it cannot be made.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
-    except OSError as why:
-        raise StorageError(f"{folder}: {why.strerror}") from None
-    with file:
+    while True:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StorageError(f"{folder}: another run is at work in this folder") from None
+            file.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError as why:
+            raise StorageError(f"{file}: {why.strerror}") from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(fd, file):
+                break
+        except BlockingIOError:
+            os.close(fd)
+            raise StorageError(busy) from None
+        except OSError as why:
+            os.close(fd)
+            raise StorageError(f"{file}: cannot be locked: {why.strerror}") from None
+        os.close(fd)
+    try:
         yield
+    finally:
+        if os.fstat(fd).st_size == 0 and _is(fd, file):
+            file.unlink()
+        os.close(fd)
+
+
+def _is(fd: int, file: Path) -> bool:
+    """Whether `file` is still the name of what `fd` opened."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,7 +6,8 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
@@ -15,15 +16,16 @@ from typing import Any
 
 from pipeline import extend, live
 from pipeline.digest import code_version, digest_file, identity
-from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, WeightmillError
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
 from pipeline.graph import Failure, Task, connect, run_distributed, run_threads
 from pipeline.journal import Journal, locked, write_json
+from pipeline.obstacles import obstacles, run_folder
 from pipeline.plan import Plan
 from pipeline.report import Report, build_report, write_config, write_records
 from pipeline.resolve import OWN_PACKAGES
 from pipeline.spine import RunConfig
-from pipeline.tasks import build_tasks, chunk_key, digest_input, do_chunk, run_stage
+from pipeline.tasks import build_tasks, digest_input, do_chunk, run_stage
 from pipeline.units import parse_bytes
 
 
@@ -80,19 +82,24 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         kinds = {w.exit_code for w in plan.failures}
         raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
     what = describe(run, plan)
-    with locked(run_dir):
+    with ExitStack() as held:
+        _stop(run_folder(plan))
+        held.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
         journal = Journal(run_dir / "journal.jsonl")
         earlier = _earlier(run_dir, what, run.spine.overwrite, events)
         if isinstance(earlier, Report):
             return earlier
         resuming = earlier == "unfinished" and journal.path.exists()
+        known = journal.read() if resuming else {}
+        outputs = Path(run.spine.paths.outputs).expanduser().absolute()
+        _stop(obstacles(plan, outputs, identity(what), known))
+        for work in plan.works.values():
+            if hasattr(work, "lock"):
+                held.enter_context(work.lock())
+        _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
-        known = journal.read() if resuming else {}
-        obstacles = _obstacles(plan, identity(what), known)
-        if obstacles:
-            raise PlanError(obstacles, exit_code=5)
         write_json(run_dir / "run.json", what)
         write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
@@ -120,19 +127,15 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
         if not same:
             _earlier(run_dir, what, run.spine.overwrite, Events())
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        return _obstacles(plan, identity(what), known)
+        return obstacles(plan, Path(run.spine.paths.outputs).expanduser().absolute(), identity(what), known)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
 
 
-def _obstacles(plan: Plan, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
-    """What works that can tell (`obstacles`) find in their way, given what an earlier try had done."""
-    found = []
-    for name, work in plan.works.items():
-        if hasattr(work, "obstacles"):
-            finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
-            found += work.obstacles(finished=finished)
-    return found
+def _stop(found: Iterable[Problem]) -> None:
+    """Raises PlanError, with the exit code of a StorageError, when there is something in the way."""
+    if problems := list(found):
+        raise PlanError(problems, exit_code=StorageError.exit_code)
 
 
 def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:

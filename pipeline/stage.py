@@ -75,6 +75,7 @@ class Checkpoint:
         inputs: the files behind the store.
         stored: bytes that each tensor takes in those files.
         origin: for people: where and what it was read from.
+        source: the folder or file that was opened.
     """
 
     store: TensorStore
@@ -83,6 +84,7 @@ class Checkpoint:
     inputs: tuple[InputFile, ...] = ()
     stored: Mapping[str, int] = field(default_factory=dict)
     origin: str = ""
+    source: Path | None = None
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

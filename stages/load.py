@@ -69,6 +69,7 @@ class Load:
             inputs=tuple(_input_file(p) for p in leaves.paths),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
+            source=source.absolute(),
         )
 
     def _found(self, ctx: Context) -> Fetched:

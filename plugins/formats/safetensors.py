@@ -19,6 +19,7 @@ from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from plugins.formats.filestore import FileLeaves, Stamp, opened
 from plugins.formats.inplace import InPlace
 from plugins.formats.leafspecs import leaf_problems
+from plugins.formats.safetensors_check import check_file
 from plugins.formats.safetensors_header import (
     LENGTH_NBYTES,
     MAX_HEADER_NBYTES,
@@ -126,6 +127,16 @@ class SafeTensors(InPlace):
             }
             extra[f"{self.stem}{INDEX_SUFFIX}"] = (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
         return Layout(tuple(files), places, extra)
+
+    def verify(self, folder: Path, layout: Layout) -> None:
+        """Every file opened by the `safetensors` library, which must see what was laid out; it reads no data.
+
+        Raises:
+            StorageError: it sees other names, shapes, dtypes, places or metadata, or cannot open a file.
+        """
+        super().verify(folder, layout)
+        for file in layout.files:
+            check_file(folder / file.name, file, {n: p for n, p in layout.places.items() if p.file == file.name})
 
 
 def _text(value: Any) -> str:
