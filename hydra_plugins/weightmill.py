@@ -9,6 +9,7 @@ be composed. Ours names what failed, finishes the rest and compares the jobs. A 
 an interrupted sweep that is started again does only what is missing.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,10 @@ from omegaconf import DictConfig, open_dict, read_write
 
 from pipeline import console
 from pipeline.config import plugin_folder, plugins
-from pipeline.errors import StageError, WeightmillError
+from pipeline.errors import StageError, StorageError, WeightmillError
+from pipeline.places import hindrance
+
+FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder: Hydra the first of them
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -45,10 +49,27 @@ class Sweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None
         HydraConfig.instance().set_config(self.config)  # the sweep's folder is named after its overrides
+        _check_folder(Path(str(self.config.hydra.sweep.dir)).absolute())
         return super().sweep(arguments)
 
     def validate_batch_is_legal(self, batch: Any) -> None:
         """A job that does not compose fails by itself, in the launcher."""
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises StorageError when a sweep's files cannot be written there, or would overwrite what is not a sweep's.
+
+    A sweep of ours is known by multirun.yaml, which Hydra writes first, and in which our sweeper stands.
+    """
+    if why := hindrance(folder / FILES[0]):
+        raise StorageError(f"hydra.sweep.dir: {why}")
+    there = [name for name in FILES if os.path.lexists(folder / name)]
+    known = folder / FILES[0]
+    ours = known.is_file() and f"{Sweeper.__module__}.{Sweeper.__name__}" in known.read_text(errors="replace")
+    if there and not ours:
+        raise StorageError(
+            f"hydra.sweep.dir: {folder} holds {', '.join(there)}, which no sweep of Weightmill wrote; choose another"
+        )
 
 
 class Launcher(HydraLauncher):

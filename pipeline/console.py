@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError
+from pipeline.errors import PlanError, StorageError
 from pipeline.runner import Events
 from pipeline.units import show_bytes
 
@@ -154,9 +154,14 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
         table.add_column(column, justify="left" if column in ("job", "result") else "right", overflow="fold")
     for line in lines:
         table.add_row(*line)
-    with (folder / "sweep.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *lines])
-    out(table, *_picture(rows, folder), f"{folder}")
+    try:
+        with (folder / "sweep.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([columns, *lines])
+        picture = _picture(rows, folder)
+    except OSError as why:
+        out(table)
+        raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
+    out(table, *picture, f"{folder}")
 
 
 def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:

@@ -12,6 +12,7 @@ from pipeline import live, texts
 from pipeline.digest import code_version, digest_file, identity
 from pipeline.engine import Engine, Score, Windows
 from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.places import hindrance
 from pipeline.stage import Checkpoint, Context, Needs, Table
 from pipeline.units import show_bytes
 
@@ -71,7 +72,13 @@ class Evaluate:
             texts.check(text, "evaluate.texts")
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
-        """The larger of both models, one of which is loaded at a time."""
+        """The larger of both models, one of which is loaded at a time.
+
+        Raises:
+            StorageError: baselines cannot be kept where they are to be.
+        """
+        if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
+            raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
         ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
         return Needs(ours.device_nbytes, max(ours.host_nbytes, base.host_nbytes))
 

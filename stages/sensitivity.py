@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from math import exp
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pipeline import live, texts
 from pipeline.engine import Engine, Windows
@@ -54,6 +54,8 @@ class Sensitivity:
     windows: Windows
     by: Literal["layer", "role", "tensor"] = "layer"
     roles: Mapping[str, tuple[str, ...]] | None = None
+
+    writes: ClassVar[tuple[str, ...]] = ("sensitivity.npz", "sensitivity.partial.npz", "sensitivity.png")
 
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")

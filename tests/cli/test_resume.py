@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.target import KEY_CHARS, read_marker
 from tests.cases import big_gpt_oss
 from tests.cases.runs import (
     ROOT,
@@ -79,6 +80,10 @@ def command(source, run, *more):
     return [f"model.source={source}", f"paths.run={run}", *HOW, *more]
 
 
+def partials(target):
+    return list(target.parent.glob(f"{target.name}.*.partial"))
+
+
 # Killed
 
 
@@ -94,7 +99,7 @@ def test_killed_on_threads(source, expected, tmp_path):
     chunks = done(*command(source, tmp_path))["chunks"]
     assert chunks["reused"] == had < chunks["all"]
     assert digests(tmp_path / "model") == expected
-    assert not (tmp_path / "model.partial").exists()
+    assert not partials(tmp_path / "model")
 
 
 def test_killed_twice_and_resumed_another_way(source, expected, tmp_path):
@@ -162,7 +167,8 @@ def test_a_torn_journal_line_is_ignored(nearly, source, expected):
     journal = nearly / "journal.jsonl"
     lines = sorted(journal.read_bytes().splitlines(keepends=True), key=lambda line: b'"export-' in line)
     journal.write_bytes(b"".join(lines)[:-20])
-    os.rename(nearly / "model", nearly / "model.partial")
+    key = read_marker(nearly / "model").key
+    os.rename(nearly / "model", nearly / f"model.{key[:KEY_CHARS]}.partial")
     chunks = done(*command(source, nearly))["chunks"]
     assert chunks["reused"] == chunks["all"] - 1
     assert digests(nearly / "model") == expected
@@ -405,12 +411,21 @@ def test_an_existing_target(source, expected, tmp_path):
     target.mkdir(parents=True)
     (target / "precious").write_text("x")
     to = command(source, tmp_path / "run", f"export.path={target}")
-    result = weightmill(*to)
+    for more in ([], ["overwrite=true"]):  # nothing says that it is ours
+        result = weightmill(*to, *more)
+        assert result.returncode == 5
+        assert f"export.path: {target} exists already, and has no .weightmill.json" in result.stderr
+    assert [p.name for p in target.iterdir()] == ["precious"]
+    (target / "precious").unlink()
+    target.rmdir()
+    done(*to)
+    other = [*to, f"paths.run={tmp_path / 'other'}", "quant.scale_rule=even"]
+    result = weightmill(*other)
     assert result.returncode == 5
-    assert f"export.path: {target} exists already" in result.stderr
-    assert (target / "precious").exists()
-    done(*to, "overwrite=true")
+    assert f"export.path: {target} exists already; choose another, or overwrite=true" in result.stderr
     assert digests(target) == expected
+    done(*other, "overwrite=true")
+    assert digests(target) != expected
     assert sorted(p.name for p in target.parent.iterdir()) == ["model"]
 
 
@@ -421,7 +436,7 @@ def test_a_target_that_appears_while_a_run_is_down(source, tmp_path):
     after_chunks(tmp_path / "run", 3, process)
     process.kill()
     end(process)
-    target.with_name("model.partial").rename(target)  # as if another run had finished there
+    partials(target)[0].rename(target)  # as if another run had finished there
     before = digests(target)
     result = weightmill(*to)
     assert result.returncode == 5
