@@ -19,6 +19,7 @@ from safetensors.numpy import save_file
 from pipeline import __main__ as command_line
 from pipeline.config import compose_run
 from pipeline.fit import plan_run
+from pipeline.target import MARKER
 from tests.cases import toy_gpt_oss, toy_llama
 
 OPTIONS = {p.stem for p in (Path(__file__).parents[2] / "conf" / "quant").glob("*.yaml")}
@@ -197,7 +198,8 @@ def transcoded(source: Path, target: Path, say: Callable[..., Said], *args: str)
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
+    """All but the marker, which names the run."""
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.name != MARKER}
 
 
 @pytest.fixture(scope="module")

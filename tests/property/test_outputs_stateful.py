@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from safetensors.numpy import load_file, save_file
 
-from pipeline.api import _composed
+from pipeline.config import compose_run
 from pipeline.errors import WeightmillError
 from pipeline.runner import Events, execute
 from pipeline.spine import RunConfig
@@ -51,8 +51,7 @@ def config(name: str) -> RunConfig:
     to = [] if RUNS[name] == f"out/{name}/model" else [f"export.path={world() / RUNS[name]}"]
     source = [f"model.source={world() / 'source'}", f"paths.outputs={world() / 'out'}", "dask.chunk=512", *to]
     stages = ["+model=llama", "stages=[load,export]", "export=plain", "export.dtype=keep", "dask.workers=1"]
-    with _composed([*stages, *source], None) as found:
-        return found
+    return compose_run([*stages, *source])
 
 
 @contextmanager
