@@ -197,6 +197,14 @@ class Leaves(TensorStore, Protocol):
         """The data files, absolute."""
         ...
 
+    @property
+    def metadata_paths(self) -> tuple[Path, ...]:
+        """The small files that were read for what the data files do not say (an index, shapes, config.json), absolute.
+
+        Some of them may be among `paths` too.
+        """
+        ...
+
     def config(self) -> Mapping[str, Any]:
         """What stands in for config.json when the files themselves describe the model; {} for most containers."""
         ...

@@ -38,7 +38,7 @@ class Report:
         command: overrides as typed.
         started: seconds since the epoch.
         seconds: from the first task to the last.
-        inputs: path, nbytes, mtime_ns and (when asked for) xxh3_128 of every file read.
+        inputs: path, nbytes, mtime_ns and xxh3_128 of every file read (of weights when it was asked for).
         outputs: path, nbytes and xxh3_128 of every file written.
         stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
         errors: group, tensors, count, max_abs, rmse, sqnr_db.
@@ -167,7 +167,7 @@ def build_report(
                 "path": str(f.path),
                 "nbytes": f.nbytes,
                 "mtime_ns": f.mtime_ns,
-                "xxh3_128": results.get(f"input:{f.path}"),
+                "xxh3_128": f.xxh3_128 or results.get(f"input:{f.path}"),
             }
             for f in plan.inputs
         ],
