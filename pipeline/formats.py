@@ -99,7 +99,8 @@ class Binding:
             `constants`.
         config: reading: config.json as Hugging Face spells it, without quantization_config; writing: the config.json
             to write.
-        ignored: leaves present in the source that the dialect knows and leaves out, with the reason.
+        ignored: what the dialect knows and leaves out, with the reason: leaves that the source has (reading), or
+            logical tensors that it does not write.
         constants: leaves whose bytes follow from specs and config alone (code books, shapes), little-endian and whole;
             `leaves` has their specs too. Reading: checked by `decode`, and not read again. Writing: written once.
         files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
