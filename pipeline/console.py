@@ -191,7 +191,7 @@ def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from rich.table import Table
 
-    from pipeline.report import group_of
+    from pipeline.report import group_of, ignored_table, left_out
     from pipeline.stage import Checkpoint, Needs
 
     stages = Table(title="Stages", title_justify="left")
@@ -231,6 +231,7 @@ def plan_tables(plan: Any) -> list[Any]:
                 show_bytes(nbytes_in), show_bytes(nbytes_out),
             )  # fmt: skip
         found.append(table)
+    found += ignored_table(left_out(plan))
     for name, work in plan.works.items():
         if not work.outputs:
             continue

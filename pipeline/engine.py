@@ -126,6 +126,15 @@ class Engine(Protocol):
         """
         ...
 
+    def identity(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """What results depend on beside the checkpoint, JSON-able: the options as they apply on this machine (which
+        device, which dtypes), kernels, the tokenizer and its files, versions of the libraries that compute.
+
+        Raises:
+            ConfigError: no such device.
+        """
+        ...
+
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Session:
         """Put the weights on the device.
 

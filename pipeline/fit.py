@@ -1,15 +1,13 @@
 """Plan a run so that it fits: chunks as small, and problems as clear, as `dask.memory` makes them."""
 
-import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
-from pipeline.digest import code_version, identity
 from pipeline.errors import Problem
 from pipeline.plan import MemoryPlan, Plan, make_plan
+from pipeline.recipes import recipes
 from pipeline.spine import Dask, RunConfig
 from pipeline.stage import Context, Needs
 from pipeline.units import parse_bytes, show_bytes
@@ -62,18 +60,6 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True) -> Plan:
             )
         )
     return plan
-
-
-def recipes(run: RunConfig) -> dict[str, str]:
-    """See `Context.recipes`; `remotes` of a stage do not count, as its inputs say what they gave."""
-    found, so_far = {}, ""
-    for name, stage in run.stages.items():
-        node = {k: v for k, v in run.nodes[name].items() if k != "remotes"}
-        so_far = found[name] = identity([so_far, name, node, _code(Path(inspect.getfile(type(stage))).parent)])
-    return found
-
-
-_code = cache(code_version)
 
 
 def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:

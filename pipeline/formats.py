@@ -99,7 +99,8 @@ class Binding:
             `constants`.
         config: reading: config.json as Hugging Face spells it, without quantization_config; writing: the config.json
             to write.
-        ignored: leaves present in the source that the dialect knows and leaves out, with the reason.
+        ignored: what the dialect knows and leaves out, with the reason: leaves that the source has (reading), or
+            logical tensors that it does not write.
         constants: leaves whose bytes follow from specs and config alone (code books, shapes), little-endian and whole;
             `leaves` has their specs too. Reading: checked by `decode`, and not read again. Writing: written once.
         files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
@@ -195,6 +196,14 @@ class Leaves(TensorStore, Protocol):
     @property
     def paths(self) -> tuple[Path, ...]:
         """The data files, absolute."""
+        ...
+
+    @property
+    def metadata_paths(self) -> tuple[Path, ...]:
+        """The small files that were read for what the data files do not say (an index, shapes, config.json), absolute.
+
+        Some of them may be among `paths` too.
+        """
         ...
 
     def config(self) -> Mapping[str, Any]:

@@ -2,7 +2,7 @@
 
 The choice of backends is a value (a `Kernel` in the config) handed to whoever calls the op; there is no ambient state.
 One named backend runs or raises. A list is tried in order, and only `Unsupported` means "next". What ran is reported
-to the task's meter and ends in the run's manifest.
+to the task's meter and ends in the run's manifest, and so is what had to be left to the next of a list, and why.
 """
 
 from collections.abc import Callable, Mapping
@@ -59,13 +59,16 @@ class Kernel:
                 raise ConfigError(f"{self.op.name}: backend {name!r} is unknown{did_you_mean(name, self.op.backends)}")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        reasons = []
+        declined = []
         for name in self.backends:
             try:
                 result = load(self.op.backends[name])(*args, **kwargs)
             except Unsupported as why:
-                reasons.append(f"{name}: {why.reason}")
+                declined.append((name, why.reason))
                 continue
             meter.ran(self.op.name, name)
+            for backend, reason in declined:
+                meter.declined(self.op.name, backend, reason, name)
             return result
-        raise StageError(f"no chosen backend of {self.op.name} can do this ({'; '.join(reasons)})")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in declined)
+        raise StageError(f"no chosen backend of {self.op.name} can do this ({reasons})")

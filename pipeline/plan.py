@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline import meter
 from pipeline.errors import PlanError, Problem, StageError, WeightmillError
-from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
+from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Needs, Work
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
@@ -83,7 +83,7 @@ class Plan:
     @property
     def inputs(self) -> tuple[InputFile, ...]:
         """Every file that is read, once."""
-        found = (n.result.inputs for n in self.nodes.values() if isinstance(n.result, Checkpoint))
+        found = (n.result.inputs for n in self.nodes.values() if isinstance(n.result, Checkpoint | Needs))
         return tuple(dict.fromkeys(f for files in found for f in files))
 
     @property

@@ -6,7 +6,8 @@ import math
 import platform
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 from pipeline.digest import digest_file
 from pipeline.errors import StageError, StorageError
 from pipeline.journal import write_json
+from pipeline.meter import Declined, count_declined
 from pipeline.plan import Plan
 from pipeline.spine import RunConfig
 from pipeline.stage import Checkpoint, Digested, Exported
@@ -38,7 +40,7 @@ class Report:
         command: overrides as typed.
         started: seconds since the epoch.
         seconds: from the first task to the last.
-        inputs: path, nbytes, mtime_ns and (when asked for) xxh3_128 of every file read.
+        inputs: path, nbytes, mtime_ns and xxh3_128 of every file read (of weights when it was asked for).
         outputs: path, nbytes and xxh3_128 of every file written.
         stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
         errors: group, tensors, count, max_abs, rmse, sqnr_db.
@@ -46,6 +48,8 @@ class Report:
         nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written.
         chunks: chunks in all, and how many an earlier try had done.
         backends: op and backend of every kernel that ran.
+        declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
+        ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
@@ -70,6 +74,8 @@ class Report:
     reused: bool = field(default=False, compare=False)
     results: dict[str, Any] = field(default_factory=dict)
     exit_code: int = 0
+    declined: list[dict[str, Any]] = field(default_factory=list)
+    ignored: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -124,6 +130,7 @@ def build_report(
     stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
     errors: dict[str, ErrorStats] = {}
     backends: set[tuple[str, ...]] = set()
+    declined: Counter[Declined] = Counter()
     done = {"all": 0, "reused": 0}
     counted: set[str] = set()
     for record in records:
@@ -143,6 +150,8 @@ def build_report(
         for name, sums in record["errors"].items():
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
         backends |= {tuple(b) for b in record["backends"]}
+        for *what, times in record["declined"]:
+            count_declined(declined, tuple(what), times)
     specs: Mapping[str, TensorSpec] = {}
     nbytes_out = 0
     for name, node in plan.nodes.items():
@@ -167,7 +176,7 @@ def build_report(
                 "path": str(f.path),
                 "nbytes": f.nbytes,
                 "mtime_ns": f.mtime_ns,
-                "xxh3_128": results.get(f"input:{f.path}"),
+                "xxh3_128": f.xxh3_128 or results.get(f"input:{f.path}"),
             }
             for f in plan.inputs
         ],
@@ -180,10 +189,25 @@ def build_report(
         nbytes_out=nbytes_out,
         chunks=done,
         backends=sorted(list(b) for b in backends),
+        declined=[
+            {"op": op, "backend": backend, "reason": reason, "ran": ran, "times": times}
+            for (op, backend, reason, ran), times in sorted(declined.items())
+        ],
+        ignored=left_out(plan),
         versions=versions(),
         exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
+
+
+def left_out(plan: Plan) -> list[dict[str, Any]]:
+    """What stages left out (`ignored` of their results), each under the stage that did: stage, tensor and reason."""
+    rows = []
+    for name, node in plan.nodes.items():
+        before = {i for s in node.inputs.values() for i in getattr(plan.nodes[s].result, "ignored", {}).items()}
+        own = getattr(node.result, "ignored", {})
+        rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
+    return rows
 
 
 def _stage_row(name: str) -> dict[str, Any]:
@@ -288,6 +312,7 @@ def tables(report: Report) -> list[Any]:
             sqnr = "exact" if row["sq_error"] == 0 else f"{stats_of(row).sqnr_db:.2f} dB"
             error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
         found.append(error_table)
+    found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         found += _tables_of(value) or [_result_table(name, value)]
     if verdicts:  # what was asked for, not how much was read for it
@@ -300,6 +325,34 @@ def tables(report: Report) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What was left out and why: the same of many layers as one line, and not more lines than can be read."""
+    groups = Counter((r["stage"], group_of(r["tensor"]), r["reason"]) for r in rows)
+    lines = [(stage, tensor, f"×{n}", reason) for (stage, tensor, reason), n in groups.items()]
+    return _capped_table("Left out", ("by", "tensors", "", "because"), lines)
+
+
+def _declined_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What chosen backends could not do."""
+    lines = [(r["op"], r["backend"], f"×{r['times']}", r["reason"], r["ran"]) for r in rows]
+    return _capped_table("Kernels that declined", ("op", "backend", "", "because", "ran instead"), lines)
+
+
+def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> list[Any]:
+    from rich.table import Table
+
+    if not lines:
+        return []
+    table = Table(title=title, title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column else "right", overflow="fold")
+    for line in lines[:MOST_SHOWN]:
+        table.add_row(*map(_plainly, line))
+    if len(lines) > MOST_SHOWN:
+        table.add_row(f"and {len(lines) - MOST_SHOWN:,} more")
+    return [table]
 
 
 def _tables_of(value: Any) -> list[Any]:

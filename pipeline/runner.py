@@ -9,21 +9,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline import extend, live
-from pipeline.digest import code_version, digest_file, identity
+from pipeline import live
+from pipeline.digest import digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
 from pipeline.graph import Failure, Task, connect, run_distributed, run_threads
 from pipeline.journal import Journal, locked, write_json
 from pipeline.obstacles import obstacles, run_folder
 from pipeline.plan import Plan
+from pipeline.recipes import code_of, nodes_of
 from pipeline.report import Report, build_report, write_config, write_records
-from pipeline.resolve import OWN_PACKAGES
 from pipeline.spine import RunConfig
 from pipeline.tasks import build_tasks, digest_input, do_chunk, run_stage
 from pipeline.units import parse_bytes
@@ -39,34 +37,14 @@ class Events:
     text: Callable[[str], None] = lambda text: None
 
 
-def _code(nodes: Mapping[str, Any]) -> str:
-    """Version of all code that the run's bytes depend on: ours, the user's folder, and installed plugins it names."""
-    root = Path(__file__).parents[1]
-    ours = _ours(*(root / p for p in ("pipeline", *OWN_PACKAGES)))
-    theirs = [Path(f) for p in sorted(_packages(nodes) - {*OWN_PACKAGES}) for f in import_module(p).__path__]
-    theirs += extend.roots()
-    return identity([ours, code_version(*theirs)]) if theirs else ours
-
-
-_ours = cache(code_version)
-
-
-def _packages(node: Any) -> set[str]:
-    """Top-level packages of every `_target_` in a config."""
-    if isinstance(node, Mapping):
-        own = {str(node["_target_"]).partition(".")[0]} if "_target_" in node else set()
-        return own.union(*map(_packages, node.values()))
-    return set().union(*map(_packages, node)) if isinstance(node, list | tuple) else set()
-
-
 def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
     """What makes this run this run; equal descriptions, equal bytes."""
-    nodes = {name: {k: v for k, v in run.nodes[name].items() if k != "remotes"} for name in run.stages}  # see Remote
+    nodes = nodes_of(run)
     return {
         "stages": nodes,
         "seed": run.spine.seed,
-        "inputs": [[str(f.path), f.nbytes, f.mtime_ns] for f in plan.inputs],
-        "code": _code(nodes),
+        "inputs": [f.identity for f in plan.inputs],
+        "code": code_of(nodes),
     }
 
 

@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
+from pipeline.digest import small_input
 from pipeline.errors import ConfigError, SourceError, did_you_mean
+from pipeline.stage import InputFile
 
 
 def check(name: str, where: str) -> None:
@@ -13,6 +15,11 @@ def check(name: str, where: str) -> None:
     if not path.is_file():
         near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
         raise ConfigError(f"{where}: {name}: no such file{did_you_mean(path.name, near)}")
+
+
+def input_file(name: str) -> InputFile:
+    """Raises SourceError when it cannot be read."""
+    return small_input(Path(name).expanduser().absolute())
 
 
 def read(name: str) -> str:

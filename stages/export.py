@@ -143,6 +143,11 @@ class ExportWork:
         return Target(self.target, self.key, self.run_dir, tuple(names), self.overwrite)
 
     @property
+    def ignored(self) -> Mapping[str, str]:
+        """Tensors that are not written, with the reason."""
+        return self.binding.ignored
+
+    @property
     def partial(self) -> Path:
         return self.place.partial
 
@@ -159,7 +164,8 @@ class ExportWork:
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
         grains = {name: grain(bound) for name, bound in self.binding.tensors.items()}
-        return tuple(self._chunk(pieces) for pieces in pack(self.store.specs, self.chunk_nbytes // 2, grains))
+        written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
+        return tuple(self._chunk(pieces) for pieces in pack(written, self.chunk_nbytes // 2, grains))
 
     @property
     def outputs(self) -> Sequence[OutputFile]:

@@ -4,11 +4,13 @@ A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote
 """
 
 import json
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from pipeline.digest import small_input, stamped
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
@@ -50,26 +52,31 @@ class Load:
             raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
-        config = dict(leaves.config()) or _json_object(folder / "config.json")
+        beside = _Beside(folder)
+        config = dict(leaves.config()) or beside.objects(["config.json"]).get("config.json", {})
         if not isinstance(config.get("quantization_config", {}), dict | None):
             given = config["quantization_config"]
             raise SourceError(f"{folder / 'config.json'}: quantization_config is {given!r:.60}; an object is expected")
         for dialect in self.dialects:
-            seen = config | {n: _json_object(folder / n) for n in dialect.companions if (folder / n).exists()}
+            seen = config | beside.objects(dialect.companions)
             if dialect.recognizes(leaves.specs, seen):
                 binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect, found))
                 break
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
+        carried = {n: p for n, p in self._carried(folder, set(leaves.paths)).items() if n not in binding.files}
+        small = {p: small_input(p) for p in {**dict.fromkeys(leaves.metadata_paths), **dict.fromkeys(carried.values())}}
+        small |= beside.inputs  # as they were when they were read
         return Checkpoint(
             store=JoinedStore(leaves, binding),
             config=binding.config,
-            files={**self._carried(folder, set(leaves.paths)), **binding.files},
-            inputs=tuple(_input_file(p) for p in leaves.paths),
+            files={**carried, **binding.files},
+            inputs=(*(stamped(p) for p in leaves.paths if p not in small), *small.values()),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
             source=source.absolute(),
+            ignored=binding.ignored,
         )
 
     def _found(self, ctx: Context) -> Fetched:
@@ -119,21 +126,36 @@ def _spoken(dialect: Dialect) -> str:
     return f"{type(dialect).__module__.rpartition('.')[2]}.{type(dialect).__name__}"
 
 
-def _input_file(path: Path) -> InputFile:
-    stat = path.stat()
-    return InputFile(path, stat.st_size, stat.st_mtime_ns)
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """The JSON files of a folder.
 
+    Attributes:
+        folder: it.
+        inputs: those that were read, by path, as they were then.
+    """
 
-def _json_object(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        config = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as why:
-        raise SourceError(f"{path}: not valid JSON: {why}") from None
-    if not isinstance(config, dict):
-        raise SourceError(f"{path}: a JSON object is expected, found {type(config).__name__}")
-    return config
+    folder: Path
+    inputs: dict[Path, InputFile] = field(default_factory=dict)
+
+    def objects(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Of `names` those that are there, each a JSON object.
+
+        Raises:
+            SourceError: one cannot be read, or holds something else.
+        """
+        return {n: self._object(self.folder / n) for n in names if (self.folder / n).exists()}
+
+    def _object(self, path: Path) -> dict[str, Any]:
+        content = path.read_bytes()
+        self.inputs[path] = small_input(path, content)
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError) as why:
+            raise SourceError(f"{path}: not valid JSON: {why}") from None
+        if not isinstance(found, dict):
+            raise SourceError(f"{path}: a JSON object is expected, found {type(found).__name__}")
+        return found
 
 
 def _neighbours(path: Path) -> str:

@@ -80,7 +80,8 @@ class Parity:
         """Ours and theirs, which are not in memory together, in fp32."""
         needs = self.engine.plan(checkpoint, text=False)
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())
-        return Needs(needs.device_nbytes, needs.host_nbytes + 2 * values)
+        inputs = (*needs.inputs, texts.input_file(self.text))
+        return Needs(needs.device_nbytes, needs.host_nbytes + 2 * values, inputs)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
         session = self.engine.load(checkpoint, plain=True)

@@ -63,7 +63,7 @@ class Sensitivity:
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
         base = self.engine.plan(decode)
         values = sum(s.size for s in decode.store.specs.values())
-        return Needs(4 * values, base.host_nbytes + 4 * values)
+        return Needs(4 * values, base.host_nbytes + 4 * values, (*base.inputs, texts.input_file(self.text)))
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
         """

@@ -92,7 +92,10 @@ class ContainerContract:
         store = pickle.loads(pickle.dumps(container.open(written.folder)))
         assert {n: store.specs[n] for n in written.arrays} == self.leaves()
         assert store.metadata.items() >= self.metadata().items()
-        assert all(p.is_absolute() and p.is_file() for p in store.paths)
+        files = {written.folder / f.name for f in written.layout.files}
+        assert files <= {*store.paths}, "a data file is not among `paths`"
+        beside = {written.folder / name for name in written.layout.extra}
+        assert beside == {*store.metadata_paths}, "`metadata_paths` are not the files beside the data that are read"
         rng = np.random.default_rng(0)
         for name, array in written.arrays.items():
             for box in random_boxes(store.specs[name], rng):

@@ -2,12 +2,14 @@
 
 import os
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline.digest import described
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, Needs
+from pipeline.stage import Checkpoint, InputFile, Needs
 from plugins.models.common.ops import Ops
 from plugins.models.device import Hold, device_nbytes
 from plugins.models.family import Family, family_of
@@ -17,12 +19,18 @@ from plugins.models.family import Family, family_of
 HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
 
+LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")  # that compute
+
 
 class Tokenizers(Protocol):
     """Where tokenizers come from: a plugin node."""
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raises SourceError when the checkpoint has none."""
+        ...
+
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """The files that `load` reads beside those of the checkpoint."""
         ...
 
     def load(self, checkpoint: Checkpoint) -> Any:
@@ -83,7 +91,7 @@ class Engine:
         heads = [s for s in checkpoint.store.specs.values() if s.shape[:1] == (vocab,)]
         head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
         host = HOST_NBYTES + max(2 * largest, SCORES_NBYTES + head)
-        return Needs(nbytes, host + (nbytes if self._on_host else 0))
+        return Needs(nbytes, host + (nbytes if self._on_host else 0), self.tokenizer.inputs(checkpoint))
 
     @property
     def _on_host(self) -> bool:
@@ -92,6 +100,19 @@ class Engine:
         if wanted:
             return wanted.startswith("cpu")
         return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
+
+    def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """See `pipeline.engine.Engine.identity`; imports JAX."""
+        from plugins.engine.start import resolved
+
+        device, dtype, cache = resolved(self)
+        kind = f"{device.platform} ({device.device_kind})"  # whichever of several equal ones
+        here = replace(self, device=kind, dtype=dtype, cache=cache, programs=None)
+        return {
+            "engine": described(here),
+            "files": [f.identity for f in self.tokenizer.inputs(checkpoint)],
+            "versions": {name: metadata.version(name) for name in LIBRARIES},
+        }
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
         """A `plugins.engine.session.Model`.

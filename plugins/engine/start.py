@@ -45,10 +45,7 @@ def release() -> None:
 def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     began = time.perf_counter()
     keep_programs(engine.programs)
-    device = find_device(engine.device)
-    dtype: Literal["bf16", "f32"]
-    dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
-    kept: CacheDtype = dtype if engine.cache == "auto" else engine.cache
+    device, dtype, kept = resolved(engine)
     weights = Weights(checkpoint.store.specs, engine.hold)
     family = family_of(checkpoint.config, engine.families)
     model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
@@ -56,6 +53,18 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
     return Model(runtime, checkpoint, engine)
+
+
+def resolved(engine: Engine) -> tuple[Any, Literal["bf16", "f32"], CacheDtype]:
+    """The device, the dtype of activations and that of the KV cache that the engine's options mean on this machine.
+
+    Raises:
+        ConfigError: no such device.
+    """
+    device = find_device(engine.device)
+    dtype: Literal["bf16", "f32"]
+    dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
+    return device, dtype, dtype if engine.cache == "auto" else engine.cache
 
 
 def keep_programs(folder: str | None) -> None:

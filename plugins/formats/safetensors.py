@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -237,7 +237,7 @@ def _open_index(path: Path) -> FileLeaves:
     actual = sum(s.nbytes for s in leaves.specs.values())
     if stated is not None and stated != actual:
         log.warning("%s: total_size is %s, the tensors have %d bytes", path, stated, actual)
-    return leaves
+    return replace(leaves, metadata_paths=(path,))
 
 
 def _check_inside(index: Path, file: str) -> None:

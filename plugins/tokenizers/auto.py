@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipeline.digest import small_input
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, InputFile
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.encodings import ENCODINGS
-from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer
+from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer, outside
 from plugins.tokenizers.tokenizer import Tokenizer
 
 
@@ -45,6 +46,11 @@ class Auto:
         kinds = tuple(LOOKED_FOR) if self.kind == "auto" else (self.kind,)
         if not any(Companions(checkpoint.files).match(LOOKED_FOR[kind]) for kind in kinds):
             self.load(checkpoint)
+
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """The files that `load` reads beside those of the checkpoint."""
+        paths = outside(checkpoint.files, kind=self.kind, vocabulary=self.vocabulary, chat_template=self.chat_template)
+        return tuple(map(small_input, paths))
 
     def load(self, checkpoint: Checkpoint) -> Tokenizer:
         """

@@ -113,21 +113,33 @@ def harmony(settings: Settings, vocabulary: str | None, looked_for: str) -> Rank
     Raises:
         SourceError: no folder is given, the file is not there, or its SHA-256 is not that of the vocabulary.
     """
-    given = [("tokenizer.vocabulary", vocabulary), *((v, os.environ.get(v)) for v in VARIABLES)]
-    folder = next(((n, Path(f).expanduser()) for n, f in given if f), None)
+    folder = _harmony_folder(vocabulary)
     if folder is None:
         raise SourceError(
             f"{looked_for}; gpt-oss's original release needs the vocabulary o200k_harmony beside it: let "
             f"tokenizer.vocabulary (or {' or '.join(VARIABLES)}) name a folder with {HARMONY_VOCABULARY}"
         )
     option, at = folder
-    path = next((at / n for n in (HARMONY_VOCABULARY, HARMONY_CACHED) if (at / n).is_file()), None)
+    path = harmony_file(vocabulary)
     if path is None:
         raise SourceError(f"{option}={at}: holds neither {HARMONY_VOCABULARY} nor {HARMONY_CACHED} (tiktoken's cache)")
     raw = path.read_bytes()
     if (found := hashlib.sha256(raw).hexdigest()) != HARMONY_SHA256:
         raise SourceError(f"{path}: not the vocabulary of o200k_harmony: SHA-256 is {found}, not {HARMONY_SHA256}")
     return _ranks(str(path), raw, settings, "o200k_harmony")
+
+
+def harmony_file(vocabulary: str | None) -> Path | None:
+    """The file that `harmony` reads; None when there is none."""
+    folder = _harmony_folder(vocabulary)
+    names = (HARMONY_VOCABULARY, HARMONY_CACHED) if folder else ()
+    return next((p for n in names if folder and (p := folder[1] / n).is_file()), None)
+
+
+def _harmony_folder(vocabulary: str | None) -> tuple[str, Path] | None:
+    """(what names it, the folder)."""
+    given = [("tokenizer.vocabulary", vocabulary), *((v, os.environ.get(v)) for v in VARIABLES)]
+    return next(((n, Path(f).expanduser()) for n, f in given if f), None)
 
 
 def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> Ranks:

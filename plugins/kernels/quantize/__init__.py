@@ -63,6 +63,7 @@ class Quantize(Kernel):
     """The quantize op with its backends, as a plugin node."""
 
     op: ClassVar[Op] = OP
+    backends: tuple[str, ...] = ("numpy", "reference")
 
 
 def check(shape: tuple[int, ...], scheme: Any, **options: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ConfigError, ValueRangeError
+from pipeline.errors import ConfigError, Unsupported, ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import numpy_dtype
@@ -29,7 +29,7 @@ from plugins.kernels.codecs.blocks import (
 )
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
-from plugins.kernels.quantize import numpy_backend, reference
+from plugins.kernels.quantize import numpy_backend
 from plugins.kernels.quantize.measure import compared
 from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
 from plugins.kernels.quantize.scale import Found, block_scales, quotients
@@ -40,8 +40,8 @@ def quantize(
 ) -> Any:
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
-    if not x.size:  # nothing to go over, and yet a matrix may have a scale
-        return reference.quantize(x, scheme, measure=measure, observed=observed, place=place, **options)
+    if not x.size:
+        raise Unsupported("numpy goes over the elements of an array, and this one has none")
     if is_fast(scheme, recipe):
         names = ("scale_rule", "ties", "zero", "nonfinite", "tiny")
         return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
