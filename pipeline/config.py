@@ -162,6 +162,7 @@ def register() -> None:
     """Make the resolvers that conf/ uses known to OmegaConf."""
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
+    OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 
 
@@ -189,6 +190,12 @@ def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
             merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
             found[name] = OmegaConf.to_container(merged.node, resolve=True)
     return found
+
+
+def wide_enough_for(written: str) -> str:
+    """What plain values may be until they are written as `written`, an `export.dtype`: bf16, or as they are where bf16
+    would round what the file could hold. Rounded once, where it is written."""
+    return "keep" if written in ("fp16", "fp32") else "bf16"
 
 
 def options(group: str) -> list[str]:

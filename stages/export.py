@@ -183,9 +183,7 @@ class ExportWork:
             given = round(spec.nbytes * share)
             nbytes_in += taken
             nbytes_out += given
-            # On the way they are bf16, unless that is what is read, or what is written and decoded in one step.
-            between = 0 if taken == 2 * elems or (spec.dtype == "BF16" and taken < 2 * elems) else 2 * elems
-            peak = max(peak, taken + between + given)
+            peak = max(peak, taken + _between(spec, elems, taken) + given)
         return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
 
     def lock(self) -> AbstractContextManager[None]:
@@ -292,6 +290,17 @@ class ExportWork:
             f"{self.partial}: {what} is no longer what was written there: another program's doing, or the disk's; "
             "the same command writes it again"
         )
+
+
+def _between(spec: TensorSpec, elems: int, taken: int) -> int:
+    """Bytes that `elems` values take between how they are read, in `taken` bytes, and how they are written.
+
+    Packed values are fp32 on the way to anything but themselves, or what they are decoded to in one step; wide ones
+    bf16, unless bf16 is what is read.
+    """
+    if taken < 2 * elems:
+        return 0 if spec.scheme is None and spec.dtype in ("BF16", "F32") else 4 * elems
+    return 0 if taken == 2 * elems else 2 * elems
 
 
 def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any]:

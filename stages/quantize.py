@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
@@ -51,6 +51,8 @@ class Quantize:
         methods: the methods that rules name, beside `quant`.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
+        plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
+            that they decode to.
     """
 
     method: Method
@@ -59,6 +61,7 @@ class Quantize:
     methods: Mapping[str, Method] = field(default_factory=dict)
     measure: bool = True
     allow_requantize: bool = False
+    plain: Literal["bf16", "keep"] = "bf16"
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
@@ -75,7 +78,7 @@ class Quantize:
         todo = {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
         if not todo:
             return checkpoint
-        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure))
+        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
 
     def _misfits(self, name: str, spec: TensorSpec, scheme: Scheme | None) -> list[Problem]:
         if scheme is None or spec.scheme == scheme:
@@ -130,17 +133,23 @@ class CodedStore:
         store: what is read.
         methods: tensor → its method.
         measure: add up what encoding loses.
+        plain: as in `Quantize`.
         extremes: of whole matrices, for methods that need them.
     """
 
     store: TensorStore
     methods: Mapping[str, Method]
     measure: bool
+    plain: Literal["bf16", "keep"] = "bf16"
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        coded = {n: replace(self.store.specs[n], dtype="BF16", scheme=m.scheme) for n, m in self.methods.items()}
+        plain = "F32" if self.plain == "keep" else "BF16"
+        coded = {
+            n: replace(self.store.specs[n], dtype="BF16" if m.scheme is not None else plain, scheme=m.scheme)
+            for n, m in self.methods.items()
+        }
         return {n: coded.get(n, spec) for n, spec in self.store.specs.items()}
 
     @property
@@ -163,7 +172,8 @@ class CodedStore:
         outer = outward(box, spec.shape, block_grain(self.store.specs[name].scheme, spec.shape))
         value = self.store.read(name, outer)
         if isinstance(value, QTensor):
-            value = method.decode(value, "BF16")
+            # What is encoded again is encoded, and its error measured, from what was held exactly.
+            value = method.decode(value, "F32" if spec.scheme is not None else spec.dtype)
         if outer != box:  # the source has larger blocks
             value = value[tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))]
         if spec.scheme is None:

@@ -85,6 +85,6 @@ def _scan(store: TensorStore, name: str, matrix: tuple[int, ...], decode: Any) -
     for start in range(0, rows, step):
         box = (*(slice(i, i + 1) for i in matrix), slice(start, min(start + step, rows)))
         x = store.read(name, box)
-        x = decode(x, "BF16") if isinstance(x, QTensor) else x
+        x = decode(x, "F32") if isinstance(x, QTensor) else x
         low, high = min(low, float(np.min(x))), max(high, float(np.max(x)))
     return low, high

@@ -12,7 +12,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
-from plugins.kernels.quantize.recipe import CodesFrom, Quotient, Recipe, Search
+from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
 from plugins.quant.like import Like, filled
@@ -40,6 +40,7 @@ class Blockwise:
     ties: Ties | None = None
     zero: Zero | None = None
     nonfinite: Nonfinite = "error"
+    overflow: Overflow = "error"
     tiny: Tiny | None = None
     quotient: Quotient | None = None
     codes_from: CodesFrom | None = None

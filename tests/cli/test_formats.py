@@ -130,8 +130,12 @@ def holds(table: dict[str, tuple[str, ...]]) -> list[Any]:
 
 
 def kept(toy: Toy, quant: str, exports: list[str], say: Callable[..., Said]) -> None:
-    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back."""
-    code, _, err = say(*toy.typed(f"{quant} direct", *QUANTS[quant], "export=numpy", "export.dtype=fp32"))
+    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back.
+
+    An export of values in fp32 keeps wide norms as they are, unless told to decode them to bf16 as the others do.
+    """
+    values = ("export=numpy", "export.dtype=fp32", "stages.decode.dtype=bf16")
+    code, _, err = say(*toy.typed(f"{quant} direct", *QUANTS[quant], *values))
     assert code == 0, err
     direct = toy.folder / "runs" / f"{quant} direct" / "model"
     for export in exports:

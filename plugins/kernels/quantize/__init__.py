@@ -25,6 +25,8 @@
 - nonfinite: `error` raises ValueRangeError at the first NaN or infinity. `poison` gives its block scale NaN (0xFF in
   E8M0) and zero codes, so that the whole block decodes to NaN (section 5.1: a NaN scale makes every element NaN; what
   a conversion does with NaN and infinity section 6.3 leaves open).
+- overflow: a finite value that would decode to an infinity in BF16 or F32, at the end of the range, is an `error`;
+  `inf` writes the codes that libraries write, which decode to that.
 - tiny: E8M0 blocks whose scale clamps to byte 0, i.e. 2^-127. `spec` divides by 2^-127, as the decoder multiplies.
   `torchao` reproduces its codes, which decode wrong: it divides by 2^-126 (rceil: by 1, so all codes are 0).
 - search: `mse` tries other scales and keeps the one with the least sum of squared errors, the earlier of equals: the
@@ -36,7 +38,8 @@
 matrix shares. `measure` also gives the ErrorStats of the decoded values against `x`; poisoned blocks, which have no
 values, are left out.
 
-Raises ValueRangeError (its message starts with the flat index; the caller names the tensor), ConfigError for an option
+Raises ValueRangeError (its message starts with the flat index; the caller names the tensor; a scale or minimum past its
+encoding is one too), ConfigError for an option
 that does not exist or a shape that does not fill blocks.
 """
 

@@ -31,6 +31,7 @@ from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.quantize import numpy_backend
 from plugins.kernels.quantize.measure import compared
+from plugins.kernels.quantize.reach import refuse_infinities, unstorable
 from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
 from plugins.kernels.quantize.scale import Found, block_scales, quotients
 
@@ -43,7 +44,7 @@ def quantize(
     if not x.size:
         raise Unsupported("numpy goes over the elements of an array, and this one has none")
     if is_fast(scheme, recipe):
-        names = ("scale_rule", "ties", "zero", "nonfinite", "tiny")
+        names = ("scale_rule", "ties", "zero", "nonfinite", "overflow", "tiny")
         return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
     q = empty(x.shape, scheme)
     coder = _Coder(scheme, recipe, x, q, observed, place)
@@ -52,6 +53,8 @@ def quantize(
     if scheme.second == "dynamic8":
         codes, second = dynamic8.encode(q.scales)
         q = QTensor(q.codes, codes, scheme, second=second)
+    if recipe.overflow == "error":
+        refuse_infinities(x, q)
     return (q, measured(x, q)) if measure else q
 
 
@@ -193,12 +196,10 @@ def refuse_unstorable(found: Found, amax: Any, scheme: Scheme) -> None:
     """Refuse finite blocks whose scale or minimum is past its encoding."""
     if scheme.scale == "e8m0":
         return
-    parts = [found.stored] if found.zeros is None else [found.stored, found.zeros]
-    for part in parts:
-        bad = np.isfinite(amax) & ~np.isfinite(np.asarray(part).astype(np.float32))
+    for what, part in (("scales", found.stored), ("zeros", found.zeros)):
+        bad = np.isfinite(amax) & ~np.isfinite(np.asarray(0 if part is None else part).astype(np.float32))
         if bad.any():
-            worst = amax[bad].max()
-            raise ValueRangeError(f"a block with amax {worst}: its scale or minimum is out of range of F16 or BF16")
+            raise unstorable(amax[bad].max(), what, scheme)
 
 
 def measured(x: Any, q: QTensor) -> ErrorStats:

@@ -12,6 +12,7 @@ ScaleRule = Literal["floor", "ceil", "even", "rceil", "amax", "half_range", "sig
 Ties = Literal["even", "zero", "away", "down", "up"]
 Zero = Literal["signed", "positive", "minus"]
 Nonfinite = Literal["error", "poison"]
+Overflow = Literal["error", "inf"]
 Tiny = Literal["spec", "torchao"]
 Quotient = Literal["divide", "reciprocal"]
 CodesFrom = Literal["stored", "unrounded"]
@@ -30,6 +31,7 @@ class Recipe:
     ties: Ties = "even"
     zero: Zero = "signed"
     nonfinite: Nonfinite = "error"
+    overflow: Overflow = "error"
     tiny: Tiny = "spec"
     quotient: Quotient = "divide"
     codes_from: CodesFrom = "stored"

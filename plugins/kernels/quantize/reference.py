@@ -20,6 +20,7 @@ from plugins.kernels.codecs import dynamic8, scales, uniform
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize.reference import dequantize
 from plugins.kernels.elements import E8M0_NAN
+from plugins.kernels.quantize.reach import may_overflow, refuse
 from plugins.kernels.quantize.recipe import checked
 from plugins.kernels.quantize.reference_block import code_of, shared_of
 
@@ -91,10 +92,15 @@ def quantize(
     if second_values is not None:
         parts["second"] = second_values.reshape(shapes["second"])
     q = QTensor(scheme=scheme, **parts)
+    if not measure and not may_overflow(q):
+        return q
+    decoded = dequantize(q, "F32")
+    if recipe.overflow == "error":
+        refuse(values, decoded, q)
     if not measure:
         return q
     finite = ~poisoned.reshape(x.shape)
-    return q, ErrorStats.between(values[finite], dequantize(q, "F32")[finite])
+    return q, ErrorStats.between(values[finite], decoded[finite])
 
 
 def _pack(codes: Any, bits: int) -> Any:

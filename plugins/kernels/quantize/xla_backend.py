@@ -24,6 +24,7 @@ from plugins.kernels.codecs.blocks import floats
 from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied, parts, subtracted
 from plugins.kernels.quantize.blockwise import empty, measured, refuse_unstorable
+from plugins.kernels.quantize.reach import refuse_infinities
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.scale import Found, block_scales
 
@@ -77,6 +78,8 @@ def quantize(
     if scheme.second == "dynamic8":
         stored, second = dynamic8.encode(q.scales)
         q = QTensor(q.codes, stored, scheme, second=second)
+    if recipe.overflow == "error":
+        refuse_infinities(x, q)
     return (q, measured(x, q)) if measure else q
 
 
