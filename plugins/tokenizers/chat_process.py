@@ -32,7 +32,7 @@ def render(template: str, variables: Mapping[str, Any], where: str) -> dict[str,
     Raises:
         SourceError: it takes more time or memory, or gives more text, than the bounds allow.
     """
-    request = {"template": template, "variables": variables, "seconds": SECONDS}
+    request: dict[str, Any] = {"template": template, "variables": variables, "seconds": SECONDS}
     chars = len(json.dumps(request))
     request |= {"nbytes": NBYTES + NBYTES_PER_CHAR * chars, "chars": CHARS + CHARS_PER_CHAR * chars}
     with _lock:

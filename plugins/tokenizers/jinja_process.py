@@ -21,7 +21,6 @@ from pathlib import Path
 from traceback import walk_tb
 from typing import Any, NoReturn
 
-
 LONGEST = 1000  # characters of an error
 
 
