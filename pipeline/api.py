@@ -63,6 +63,7 @@ def load_model(
     Raises:
         as `run`.
     """
+    from pipeline import held
     from pipeline.errors import PlanError
     from pipeline.fit import plan_run
 
@@ -76,7 +77,10 @@ def load_model(
         if plan.problems:
             raise PlanError(plan.problems)
         node = plan.nodes["generate"]
-        return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+        try:
+            return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+        finally:
+            held.release()  # it is the caller's alone
 
 
 def _place(source: str | Path) -> str:

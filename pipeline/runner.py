@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline import extend, live
+from pipeline import extend, held, live
 from pipeline.digest import code_version, digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, WeightmillError
 from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
@@ -222,7 +222,10 @@ def _graph(
         with connect(conf, workers, share, events.say) as client:
             results = run_distributed(tasks, conf, client, on_done)
     else:
-        results = run_threads(tasks, conf, worker_count(conf), on_done)
+        try:
+            results = run_threads(tasks, conf, worker_count(conf), on_done)
+        finally:
+            held.release()
     failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
     if failures:
         raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from pipeline import held
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
@@ -18,28 +19,13 @@ from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
-_last: tuple[Engine, Any, Model] | None = None
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`. The model that was loaded last is handed out again when it is asked for again.
-
-    That is what evaluating and then generating does. Nothing else keeps a model alive.
-    """
-    global _last
-    if _last is not None and _last[0] == engine and _last[1] is checkpoint.store:
-        return _last[2]
-    _last = None  # before the next one is loaded: two need not fit
-    model = _started(engine, checkpoint)
-    _last = (engine, checkpoint.store, model)
-    return model
-
-
-def release() -> None:
-    """Let go of the model that was loaded last."""
-    global _last
-    _last = None
+    """See `Engine.load`. What is held already (`pipeline.held`) is handed out again."""
+    found: Model = held.model(engine, checkpoint.store, lambda: _started(engine, checkpoint))
+    return found
 
 
 def _started(engine: Engine, checkpoint: Checkpoint) -> Model:

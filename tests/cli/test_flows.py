@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import pipeline as weightmill
+from pipeline import held
 from pipeline.errors import ConfigError, PlanError, SourceError, StorageError
-from plugins.engine import start
 from tests.cli.run import MAIN, ROOT, pipeline
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
@@ -28,7 +28,7 @@ SHORT = ["evaluate.windows.tokens=512", "evaluate.windows.batch=2", "progress=fa
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    start.release()
+    held.release()
 
 
 def run(*overrides: str) -> Any:
@@ -332,7 +332,7 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
         return right(h, **options) * (1.001 if next(calls) == 2 else 1)
 
     monkeypatch.setattr(model, "swiglu", wrong_in_layer_two)
-    start.release()
+    held.release()
     again = run("flow=parity", "progress=false", "paths.run=outputs/wrong")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.2"

@@ -142,5 +142,5 @@ def test_patience_passes_results_and_errors_on():
     assert patience.patiently("x", 1, lambda: [1]) == [1]
     with pytest.raises(SystemExit):
         patience.patiently("x", 1, lambda: sys.exit(3))
-    with pytest.raises(SourceError, match="^x: KeyError: 'y'$"):
+    with pytest.raises(SourceError, match=r"^x: KeyError: 'y'$"):
         patience.patiently("x", 1, lambda: {}["y"])
