@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Needs
+from pipeline.units import parse_bytes
 from plugins.models.common.ops import Ops
 from plugins.models.device import Hold, device_nbytes
 from plugins.models.family import Family, family_of
@@ -46,6 +47,8 @@ class Engine:
         device: `auto` is JAX's default; or `cpu`, `gpu`, `tpu`, with a number: `gpu:1`.
         programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says,
             or else weightmill/jax in the user's cache folder; None: nowhere.
+        programs_most: bytes that they may take there; those not used for longest go first. Where
+            JAX_COMPILATION_CACHE_DIR says the folder, JAX_COMPILATION_CACHE_MAX_SIZE says this.
     """
 
     families: tuple[Family, ...]
@@ -58,6 +61,10 @@ class Engine:
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
     programs: str | None = "auto"
+    programs_most: str = "2GiB"
+
+    def __post_init__(self) -> None:
+        parse_bytes(self.programs_most, "engine.programs_most")
 
     def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
         """

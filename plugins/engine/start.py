@@ -10,6 +10,7 @@ import jax
 from pipeline import held
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
+from pipeline.units import parse_bytes
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
@@ -30,7 +31,7 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
 
 def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     began = time.perf_counter()
-    keep_programs(engine.programs)
+    keep_programs(engine.programs, engine.programs_most)
     device = find_device(engine.device)
     dtype: Literal["bf16", "f32"]
     dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
@@ -44,14 +45,29 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     return Model(runtime, checkpoint, engine)
 
 
-def keep_programs(folder: str | None) -> None:
+def keep_programs(folder: str | None, most: str) -> None:
     """Let JAX keep what it compiles; see `Engine.programs`. What JAX was told before stays."""
     if folder == "auto":
         if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
             return
         folder = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "jax")
         _set("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if folder is not None:
+        _date_programs(Path(folder))
+        _set("jax_compilation_cache_max_size", parse_bytes(most, "engine.programs_most"))
     _set("jax_compilation_cache_dir", folder)
+
+
+def _date_programs(folder: Path) -> None:
+    """When a program was last used stands in a file beside it (jax/_src/lru_cache.py), without which JAX removes
+    nothing and keeps nothing new: programs of a cache that had no bound, or of a process that was killed, have none."""
+    for program in folder.glob("*-cache"):
+        used = program.with_name(program.name.removesuffix("-cache") + "-atime")
+        try:
+            if not used.exists():
+                used.write_bytes(program.stat().st_mtime_ns.to_bytes(8, "little"))
+        except OSError:  # removed meanwhile, or a folder that only others may write
+            continue
 
 
 def _set(option: str, value: Any) -> None:
