@@ -134,10 +134,12 @@ class Needs:
     Attributes:
         device_nbytes: weights on the device.
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
+        ignored: tensors that the model does not read, with the reasons.
     """
 
     device_nbytes: int
     host_nbytes: int
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

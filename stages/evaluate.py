@@ -10,10 +10,9 @@ from typing import Any
 
 from pipeline import live, texts
 from pipeline.digest import code_version, digest_file, identity
-from pipeline.engine import Engine, Score, Windows
+from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.stage import Checkpoint, Context, Needs, Table
-from pipeline.units import show_bytes
 
 LEAST = 2  # tokens of a text
 CODE = tuple(Path(__file__).parents[1] / "plugins" / p for p in ("engine", "kernels", "models", "tokenizers"))
@@ -73,7 +72,8 @@ class Evaluate:
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
         """The larger of both models, one of which is loaded at a time."""
         ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
-        return Needs(ours.device_nbytes, max(ours.host_nbytes, base.host_nbytes))
+        device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
+        return Needs(device, host, ours.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
         """
@@ -213,9 +213,8 @@ def _tables(
         lines = [(name, f"{r['scored']:,}", f"{r['perplexity']:.3f}") for name, r in rows.items()]
     seconds = sum(s.seconds for s in scores.values())
     rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
-    was = f", {show_bytes(base['device_nbytes'])} before" if changed else ""
     device = [
-        ("weights on the device", f"{show_bytes(facts['device_nbytes'])}{was} ({facts['device']})"),
+        *weights_rows(facts, base if changed else None),
         ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),
     ]
     return Table("Perplexity", columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))

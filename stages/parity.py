@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline import live, texts
-from pipeline.engine import Engine
+from pipeline import held, live, texts
+from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Exported, Needs, Table
 
@@ -35,6 +35,7 @@ class Compared:
         kl: mean KL divergence of our next-token distributions from the reference's, nats; max over positions beside it.
         top1: share of positions at which both find the same token likeliest.
         tokens: of the prompt.
+        facts: device, dtypes, bytes on the device, of our model.
         tables: for people.
     """
 
@@ -46,6 +47,7 @@ class Compared:
     kl_max: float
     top1: float
     tokens: int
+    facts: Mapping[str, Any]
     tables: tuple[Table, ...]
 
     @property
@@ -78,15 +80,17 @@ class Parity:
 
     def plan(self, checkpoint: Checkpoint, exported: Exported) -> Needs:
         """Ours and theirs, which are not in memory together, in fp32."""
-        needs = self.engine.plan(checkpoint, text=False)
+        needs, plain = (self.engine.plan(checkpoint, text=False, plain=p) for p in (False, True))
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())
-        return Needs(needs.device_nbytes, needs.host_nbytes + 2 * values)
+        return Needs(plain.device_nbytes, needs.host_nbytes + 2 * values, plain.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
         session = self.engine.load(checkpoint, plain=True)
         ids = self._ids(session, checkpoint, ctx.seed)
         live.write(f"{len(ids)} tokens, our model\n")
-        ours = session.taps(ids)
+        ours, facts = session.taps(ids), session.facts
+        del session
+        held.release()
         live.write("the reference\n")
         theirs = self.reference.taps(exported.path, ids)
         layers = {name: _apart(ours[name], theirs[name]) for name in ours}
@@ -103,11 +107,11 @@ class Parity:
             Table("Layer by layer", ("after", "max abs difference", "largest value", "relative"), rows),
             Table("Parity", ("", ""), (
                 ("summary", summary), ("KL", f"{kl.mean():.2e} mean, {kl.max():.2e} at most"),
-                ("top-1 agreement", f"{100 * top1:.2f} % of {len(ids)} positions"),
+                ("top-1 agreement", f"{100 * top1:.2f} % of {len(ids)} positions"), *weights_rows(facts),
             )),
         )  # fmt: skip
         return Compared(
-            first is None, summary, first, layers, float(kl.mean()), float(kl.max()), top1, len(ids), tables
+            first is None, summary, first, layers, float(kl.mean()), float(kl.max()), top1, len(ids), facts, tables
         )
 
     def _ids(self, session: Any, checkpoint: Checkpoint, seed: int) -> list[int]:

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import jax
 
-from pipeline import held
+from pipeline import held, live
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
-from pipeline.units import parse_bytes
+from pipeline.units import parse_bytes, show_bytes
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
@@ -39,10 +39,14 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     weights = Weights(checkpoint.store.specs, engine.hold)
     family = family_of(checkpoint.config, engine.families)
     model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
-    weights.check()
+    ignored = weights.check()
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
-    return Model(runtime, checkpoint, engine)
+    planned, _ = engine.weights(checkpoint)
+    if runtime.device_nbytes != planned:
+        taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
+        live.write(f"the weights take {taken}; please report it\n")
+    return Model(runtime, checkpoint, engine, planned, ignored)
 
 
 def keep_programs(folder: str | None, most: str) -> None:

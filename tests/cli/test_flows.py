@@ -269,6 +269,30 @@ def test_load_model_keeps_what_is_wider_than_bf16(here: Path) -> None:
     assert wide.facts["device_nbytes"] == 4 * 5_107_032
 
 
+def test_load_model_without_a_tokenizer(here: Path) -> None:
+    """Prompts of ids need none; what ends a text is in config.json too; a tokenizer that is broken is not none."""
+    whole = weightmill.load_model(TINY)
+    ids = whole.tokenizer.encode("The people")
+    source = without_tokenizer(here / "bare")
+    bare = weightmill.load_model(source)
+    found = bare.generate([ids, ids[:2]], max_tokens=5)
+    assert [m.completion.tokens for m in found] == [
+        m.completion.tokens for m in whole.generate([ids, ids[:2]], max_tokens=5)
+    ]
+    for prompt in ("The people", [{"role": "user", "content": "Hello"}]):
+        with pytest.raises(SourceError, match=r"bare .*has no tokenizer \(looked for: tokenizer.json, "):
+            bare.generate(prompt)
+    with pytest.raises(SourceError, match="has no tokenizer"):
+        bare.generate(ids, stop=["a"])
+    end = found[0].completion.tokens[2]
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    ended = weightmill.load_model(source).generate(ids, max_tokens=5).completion
+    assert (ended.finish, len(ended.tokens)) == ("end", 1 + found[0].completion.tokens.index(end))
+    (source / "tokenizer.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"tokenizer.json: not a tokenizer"):
+        weightmill.load_model(source).generate(ids)
+
+
 def without_tokenizer(folder: Path) -> Path:
     folder.mkdir()
     for file in TINY.iterdir():
