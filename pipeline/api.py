@@ -58,11 +58,15 @@ def load_model(
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
 
     Returns:
-        A `plugins.engine.session.Model`.
+        A `plugins.engine.session.Model`. Without a tokenizer beside the weights it takes prompts of token ids only.
 
     Raises:
         as `run`.
     """
+    from dataclasses import replace
+
+    from pipeline import held
+    from pipeline.engine import Loads
     from pipeline.errors import PlanError
     from pipeline.fit import plan_run
 
@@ -72,11 +76,15 @@ def load_model(
     how = as_it_is if quant is None else [f"quant={quant}"]
     args = [f"+model={chosen}", f"model.source={_quoted(path)}", "flow=generate", *how, *overrides]
     with _composed(args, None) as config:
-        plan = plan_run(config, Path(config.spine.paths.run).absolute())
+        stages = {n: Loads(s.engine) if n == "generate" else s for n, s in config.stages.items()}
+        plan = plan_run(replace(config, stages=stages), Path(config.spine.paths.run).absolute())
         if plan.problems:
             raise PlanError(plan.problems)
         node = plan.nodes["generate"]
-        return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+        try:
+            return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+        finally:
+            held.release()  # it is the caller's alone
 
 
 def _place(source: str | Path) -> str:

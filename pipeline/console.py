@@ -191,6 +191,7 @@ def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from rich.table import Table
 
+    from pipeline.engine import grouped
     from pipeline.report import group_of, ignored_table, left_out
     from pipeline.stage import Checkpoint, Needs
 
@@ -242,6 +243,10 @@ def plan_tables(plan: Any) -> list[Any]:
         for file in work.outputs:
             table.add_row(str(file.path.relative_to(folder)), f"{file.nbytes:,}")
         found += [table, folder]
+    ignored = {
+        n: r for node in plan.nodes.values() if isinstance(node.result, Needs) for n, r in node.result.ignored.items()
+    }
+    found += [f"the model does not read {line}" for line in grouped(ignored)]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)

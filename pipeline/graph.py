@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from multiprocessing import resource_tracker
 from typing import Any
 
+from pipeline import held
 from pipeline.errors import StageError, WeightmillError
 from pipeline.spine import Dask
 
@@ -87,8 +88,11 @@ def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any
 
 
 def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
-    """`attempt` on a worker: an error that would not survive the way back travels as its text."""
-    result = attempt(fn, retries, label, args)
+    """`attempt` on a worker: an error that would not survive the way back travels as its text, and no model stays."""
+    try:
+        result = attempt(fn, retries, label, args)
+    finally:
+        held.release()
     if isinstance(result, Failure):
         try:
             pickle.loads(pickle.dumps(result.error))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline import live
+from pipeline import held, live
 from pipeline.digest import digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
@@ -203,7 +203,10 @@ def _graph(
         with connect(conf, workers, share, events.say) as client:
             results = run_distributed(tasks, conf, client, on_done)
     else:
-        results = run_threads(tasks, conf, worker_count(conf), on_done)
+        try:
+            results = run_threads(tasks, conf, worker_count(conf), on_done)
+        finally:
+            held.release()
     failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
     if failures:
         raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))

@@ -153,11 +153,13 @@ class Needs:
         device_nbytes: weights on the device.
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
         inputs: files that it reads beside those of the checkpoints it takes.
+        ignored: tensors that the model does not read, with the reasons.
     """
 
     device_nbytes: int
     host_nbytes: int
     inputs: tuple[InputFile, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from typing import Any
 
 from pipeline import live, texts
 from pipeline.digest import digest, digest_file, identity, unchanged
-from pipeline.engine import Engine, Score, Windows
+from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.places import hindrance
 from pipeline.stage import Checkpoint, Context, Needs, Table
-from pipeline.units import show_bytes
 
 LEAST = 2  # tokens of a text
 
@@ -72,8 +71,9 @@ class Evaluate:
         if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
             raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
         ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
-        read = (*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))
-        return Needs(ours.device_nbytes, max(ours.host_nbytes, base.host_nbytes), tuple(dict.fromkeys(read)))
+        read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
+        device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
+        return Needs(device, host, read, ours.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
         """
@@ -214,9 +214,8 @@ def _tables(
         lines = [(name, f"{r['scored']:,}", f"{r['perplexity']:.3f}") for name, r in rows.items()]
     seconds = sum(s.seconds for s in scores.values())
     rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
-    was = f", {show_bytes(base['device_nbytes'])} before" if changed else ""
     device = [
-        ("weights on the device", f"{show_bytes(facts['device_nbytes'])}{was} ({facts['device']})"),
+        *weights_rows(facts, base if changed else None),
         ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),
     ]
     return Table("Perplexity", columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))

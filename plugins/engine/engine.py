@@ -10,8 +10,9 @@ from pipeline.digest import described
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, InputFile, Needs
+from pipeline.units import parse_bytes
 from plugins.models.common.ops import Ops
-from plugins.models.device import Hold, device_nbytes
+from plugins.models.device import Hold, device_nbytes, left_out, unused
 from plugins.models.family import Family, family_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak: the main job takes 658 MiB in all, and
@@ -33,8 +34,16 @@ class Tokenizers(Protocol):
         """The files that `load` reads beside those of the checkpoint."""
         ...
 
+    def exists(self, checkpoint: Checkpoint) -> bool:
+        """Whether it has one, broken or not."""
+        ...
+
     def load(self, checkpoint: Checkpoint) -> Any:
         """A `plugins.tokenizers.tokenizer.Tokenizer`."""
+        ...
+
+    def ends(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """Ids that end a generation, as far as the checkpoint says without a tokenizer."""
         ...
 
 
@@ -54,6 +63,8 @@ class Engine:
         device: `auto` is JAX's default; or `cpu`, `gpu`, `tpu`, with a number: `gpu:1`.
         programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says,
             or else weightmill/jax in the user's cache folder; None: nowhere.
+        programs_most: bytes that they may take there; those not used for longest go first. Where
+            JAX_COMPILATION_CACHE_DIR says the folder, JAX_COMPILATION_CACHE_MAX_SIZE says this.
     """
 
     families: tuple[Family, ...]
@@ -66,15 +77,19 @@ class Engine:
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
     programs: str | None = "auto"
+    programs_most: str = "2GiB"
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
+    def __post_init__(self) -> None:
+        parse_bytes(self.programs_most, "engine.programs_most")
+
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Needs:
         """
         Raises:
             PlanError: no family knows the model, or (with `text`) there is no tokenizer.
         """
         problems: list[Problem] = []
         try:
-            family_of(checkpoint.config, self.families)
+            device, ignored = self.weights(checkpoint, plain=plain)
         except PlanError as why:
             problems += why.problems
         if text:
@@ -84,14 +99,25 @@ class Engine:
                 problems.append(Problem("tokenizer", str(why)))
         if problems:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
-        nbytes = device_nbytes(checkpoint.store.specs, checkpoint.config, self.hold)
         largest = max((s.nbytes for s in checkpoint.store.specs.values()), default=0)
         # Scoring, after loading: the baseline's head is there as it is held, a packed one as fp32.
         vocab = checkpoint.config.get("vocab_size")
         heads = [s for s in checkpoint.store.specs.values() if s.shape[:1] == (vocab,)]
         head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
         host = HOST_NBYTES + max(2 * largest, SCORES_NBYTES + head)
-        return Needs(nbytes, host + (nbytes if self._on_host else 0), self.tokenizer.inputs(checkpoint))
+        taken = host + (device if self._on_host else 0)
+        return Needs(device, taken, self.tokenizer.inputs(checkpoint), ignored)
+
+    def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
+        """Bytes that the weights will take on the device, and the tensors that the model does not read, with reasons.
+
+        Raises:
+            PlanError: no family knows the model.
+        """
+        family = family_of(checkpoint.config, self.families)
+        tied = bool(checkpoint.config.get("tie_word_embeddings", family.tied))
+        ignored = left_out(checkpoint.store.specs, unused(tied=tied))
+        return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.hold), ignored
 
     @property
     def _on_host(self) -> bool:

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from plugins.tokenizers.encodings import (
     HARMONY_VOCABULARY,
     Encoding,
 )
+from plugins.tokenizers.patience import no_panic, patiently
 from plugins.tokenizers.settings import Settings
 from plugins.tokenizers.streams import ByteStream
 from plugins.tokenizers.tokenizer import Stream
@@ -42,21 +44,30 @@ def is_ranks(head: bytes) -> bool:
 class Ranks:
     """See `loaded.Backend`."""
 
-    def __init__(self, name: str, ranks: Mapping[bytes, int], known: Encoding, settings: Settings):
+    def __init__(self, name: str, where: str, ranks: Mapping[bytes, int], known: Encoding, settings: Settings):
         """
         Args:
             name: for people.
+            where: the file, for errors.
             ranks: the byte strings and their ids.
             known: splitting, special tokens, what begins and ends.
             settings: tokens of tokenizer_config.json take the places of `known`'s.
+
+        Raises:
+            SourceError: ranks or pattern are none.
         """
         import tiktoken
 
         special = {t: i for t, i in known.special.items() if i not in {a.id for a in settings.added}}
         special |= {a.text: a.id for a in settings.added if a.id is not None}
-        self._encoding = tiktoken.Encoding(
-            name, pat_str=known.pattern, mergeable_ranks=dict(ranks), special_tokens=special
-        )
+        self._where = where
+        try:
+            with no_panic(where):
+                self._encoding = tiktoken.Encoding(
+                    name, pat_str=known.pattern, mergeable_ranks=dict(ranks), special_tokens=special
+                )
+        except (AssertionError, ValueError, OverflowError) as why:
+            raise SourceError(f"{where}: not a vocabulary: {type(why).__name__}: {why}") from None
         self._special_ids = special
         kept = {a.id for a in settings.added if not a.special}
         self.special = frozenset(special.values()) - kept
@@ -72,7 +83,8 @@ class Ranks:
         self._after = [end] if settings.about.get("add_eos_token") and end is not None else []
 
     def encode(self, text: str, special: bool, plain: bool) -> list[int]:
-        ids = self._encoding.encode_ordinary(text) if plain else self._encoding.encode(text, allowed_special="all")
+        encode = self._encoding.encode_ordinary if plain else partial(self._encoding.encode, allowed_special="all")
+        ids: list[int] = patiently(self._where, len(text), lambda: encode(text))
         return [*self._before, *ids, *self._after] if special else ids
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
@@ -164,7 +176,7 @@ def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> 
         raise ConfigError(f"tokenizer.encoding={encoding!r}: no such encoding{did_you_mean(encoding, ENCODINGS)}")
     if not ranks:
         raise SourceError(f"{where}: holds no ranks")
-    return Ranks(encoding, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
+    return Ranks(encoding, where, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
 
 
 def _moved(known: Encoding, ranks: int) -> Encoding:
@@ -195,7 +207,7 @@ def from_tekken(files: Companions, settings: Settings) -> Ranks:
     taken = set(special.values())
     special |= {f"<SPECIAL_{i}>": i for i in range(first) if i not in taken}
     known = Encoding(pattern, len(ranks), special, "<s>", True, ("</s>",))
-    return Ranks(TEKKEN, ranks, known, settings)
+    return Ranks(TEKKEN, where, ranks, known, settings)
 
 
 # The special tokens of a tekken.json that lists none: mistral-common, tokens/tokenizers/tekken.py.
