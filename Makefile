@@ -18,13 +18,14 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types bench golden models clean
+.PHONY: help setup run test lint types fuzz bench golden models clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
 	@echo
 	@echo 'PYTHON=python3.12   interpreter of a new virtual environment (3.11, 3.12 or 3.13)'
 	@echo 'ARGS=…              more arguments: overrides for run, options for pytest'
+	@echo 'MINUTES=10          how long fuzz takes for each format (1)'
 	@echo 'ORACLES=0           leave the comparisons with torch and transformers out of test'
 	@echo 'JOBS=2              processes of pytest'
 
@@ -43,6 +44,10 @@ lint: $(VENV)/.dev  ## ruff and the import contracts
 
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
+
+MINUTES ?= 1
+fuzz: $(VENV)/.dev  ## feed all readers of files with broken ones; what they stumble over is kept in fuzz-findings/
+	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, and the main job on a layer of real size (5 GB of disk)
 	set -e; for b in plugins/kernels/*/bench*.py plugins/engine/bench*.py pipeline/testing/bench_*.py; do \

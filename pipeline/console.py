@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError, StorageError
+from pipeline.errors import PlanError, StorageError, shown
 from pipeline.runner import Events
 from pipeline.units import show_bytes
 
@@ -37,7 +37,7 @@ def error(why: Exception) -> None:
     """An error as people should read it: no traceback, one line a problem."""
     if isinstance(why, PlanError) and len(why.problems) > 1:
         say(f"error: {len(why.problems)} problems")
-        for line in _grouped(why):
+        for line in shown(_grouped(why)):
             say(f"  - {line}")
     else:
         say(f"error: {why}")

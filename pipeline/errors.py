@@ -5,8 +5,14 @@ in Weightmill or in a plugin, and keeps its traceback.
 """
 
 import difflib
-from collections.abc import Iterable
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+
+MOST_SHOWN = 20  # lines of a list of problems
+MOST_HINTS = 5  # of a list of strangers; a hint costs a comparison with every name
+MOST_COMPARED = 2_000  # names that a hint is looked for among; those nearest in length where there are more
+LONGEST_COMPARED = 200  # characters
 
 
 class WeightmillError(Exception):
@@ -30,7 +36,7 @@ class PlanError(WeightmillError):
         self.problems = tuple(problems)
         if exit_code is not None:
             self.exit_code = exit_code
-        super().__init__("\n".join(str(p) for p in self.problems))
+        super().__init__("\n".join(shown([str(p) for p in self.problems[: MOST_SHOWN + 1]], len(self.problems))))
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.problems, self.exit_code)
@@ -78,12 +84,33 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}"
+        return f"{short(self.where)}: {short(self.message, 4000)}"
+
+
+def shown(lines: Sequence[str], count: int | None = None) -> list[str]:
+    """The first of many lines, and how many more there are; `count`: of all of them, where `lines` are not all."""
+    count = len(lines) if count is None else count
+    return list(lines) if count <= MOST_SHOWN else [*lines[:MOST_SHOWN], f"and {count - MOST_SHOWN:,} more"]
+
+
+def short(text: str, most: int = LONGEST_COMPARED) -> str:
+    """`text`, or its beginning: whoever made the file chose how long its names are."""
+    return text if len(text) <= most else f"{text[:most]}…"
+
+
+def strangers(names: Iterable[str], known: Collection[str], message: str) -> Iterator[Problem]:
+    """A problem for each of `names`; the first few say what the nearest of the `known` names is."""
+    for i, name in enumerate(names):
+        yield Problem(name, message + (did_you_mean(name, known) if i < MOST_HINTS else ""))
 
 
 def nearest(given: str, allowed: Iterable[str], most: int = 3) -> list[str]:
-    """The names in `allowed` closest to `given`, best first."""
-    names = list(dict.fromkeys(allowed))
+    """The names in `allowed` closest to `given`, best first; quick whatever a hostile file calls its tensors."""
+    if len(given) > LONGEST_COMPARED:
+        return []
+    names = list(dict.fromkeys(n for n in allowed if len(n) <= LONGEST_COMPARED))
+    if len(names) > MOST_COMPARED:
+        names = heapq.nsmallest(MOST_COMPARED, names, key=lambda n: abs(len(n) - len(given)))
     lowered = {n.lower(): n for n in reversed(names)}
     close = difflib.get_close_matches(given.lower(), list(lowered), n=most, cutoff=0.5)
     return [lowered[c] for c in close]
@@ -94,5 +121,7 @@ def did_you_mean(given: str, allowed: Iterable[str], most_listed: int = 12) -> s
     names = list(dict.fromkeys(allowed))
     close = nearest(given, names)
     hint = f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
-    listed = ", ".join(names[:most_listed]) + (f", … ({len(names)} in all)" if len(names) > most_listed else "")
+    listed = ", ".join(map(short, names[:most_listed])) + (
+        f", … ({len(names)} in all)" if len(names) > most_listed else ""
+    )
     return f"{hint} (allowed: {listed or 'none'})"

@@ -17,10 +17,12 @@ from pipeline import meter
 from pipeline.chunks import pack
 from pipeline.digest import digest_file, identity
 from pipeline.errors import Problem, SourceError, StorageError, ValueRangeError
+from pipeline.files import read_whole, spoken
 from pipeline.formats import Binding, Container, Dialect, Layout
 from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
 from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, OutputFile, Piece, Work
+from pipeline.strictjson import parse_object
 from pipeline.target import MARKER, Target
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
@@ -308,11 +310,11 @@ def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any
     found: dict[str, Any] = {}
     for name in getattr(dialect, "takes", ()):
         if (file := files.get(name)) is not None:
-            content = file if isinstance(file, bytes) else file.read_bytes()
+            content, where = (file, name) if isinstance(file, bytes) else (read_whole(file), spoken(file))
             try:
-                found[name] = json.loads(content) if name.endswith(".json") else content.decode()
-            except ValueError as why:
-                raise SourceError(f"{name if isinstance(file, bytes) else file}: cannot be read: {why}") from None
+                found[name] = parse_object(content, where) if name.endswith(".json") else content.decode()
+            except UnicodeDecodeError as why:
+                raise SourceError(f"{where}: not UTF-8: {why.reason} at byte {why.start}") from None
     return found
 
 

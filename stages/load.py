@@ -3,7 +3,7 @@
 A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote whose scheme it names.
 """
 
-import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -12,11 +12,14 @@ from typing import Any
 
 from pipeline.digest import small_input, stamped
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.files import exists, of_source, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
+from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
 
 PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
+SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,13 @@ class Load:
         """Reads headers, and the small leaves that say what others mean.
 
         Raises:
-            SourceError: no such folder, no container recognizes it, or a file is malformed.
+            SourceError: no such folder, no container recognizes it, or a file is malformed or cannot be read.
             PlanError: the leaves do not fit the dialect; all problems at once.
         """
+        with of_source(f"model.source={self.source!r:.300}"):
+            return self._run(ctx)
+
+    def _run(self, ctx: Context) -> Checkpoint:
         found = self._found(ctx)
         source = found.path
         container = next((c for c in self.containers if c.recognizes(source)), None)
@@ -86,9 +93,9 @@ class Load:
             SourceError: there is none; or as `Remote.fetch`.
         """
         scheme = self.source.partition("://")[0] + "://" if "://" in self.source else None
-        if scheme is None or Path(self.source).exists():
-            path = Path(self.source).expanduser().absolute()
-            if not path.exists():
+        if scheme is None or os.path.exists(self.source):
+            path = placed(self.source)
+            if not exists(path):
                 raise SourceError(f"model.source={self.source!r}: no such file or folder{_neighbours(path)}")
             return Fetched(path, "")
         remote = next((r for r in self.remotes if r.scheme == scheme), None)
@@ -144,18 +151,12 @@ class _Beside:
         Raises:
             SourceError: one cannot be read, or holds something else.
         """
-        return {n: self._object(self.folder / n) for n in names if (self.folder / n).exists()}
+        return {n: self._object(self.folder / n) for n in names if exists(self.folder / n)}
 
     def _object(self, path: Path) -> dict[str, Any]:
-        content = path.read_bytes()
+        content = read_whole(path, SETTINGS_NBYTES)
         self.inputs[path] = small_input(path, content)
-        try:
-            found = json.loads(content)
-        except (ValueError, RecursionError) as why:
-            raise SourceError(f"{path}: not valid JSON: {why}") from None
-        if not isinstance(found, dict):
-            raise SourceError(f"{path}: a JSON object is expected, found {type(found).__name__}")
-        return found
+        return parse_object(content, spoken(path))
 
 
 def _neighbours(path: Path) -> str:

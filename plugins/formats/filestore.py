@@ -5,15 +5,14 @@ pickles as the plain data it is, is safe in any thread, and notices on every rea
 """
 
 import os
-import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.files import opened
 from pipeline.formats import Place
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index
@@ -31,25 +30,6 @@ class Stamp:
     def of(cls, fd: int) -> "Stamp":
         status = os.fstat(fd)
         return cls(status.st_size, status.st_mtime_ns)
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[int]:
-    """A descriptor for reading a regular file.
-
-    Raises:
-        SourceError: missing, not a regular file (a pipe would block, a device would not end), not readable.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as e:
-        raise SourceError(f"{path}: cannot be opened: {e.strerror}") from e
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise SourceError(f"{path}: not a regular file")
-        yield fd
-    finally:
-        os.close(fd)
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.files import opened
 from pipeline.formats import FilePlan, Layout, Place
 from pipeline.tensors.spec import TensorSpec
-from plugins.formats.filestore import FileLeaves, Stamp, opened
+from plugins.formats.filestore import FileLeaves, Stamp
 from plugins.formats.gguf_header import ALIGNMENT, KV, MAX_DIMS, Header, header_bytes, read_header
 from plugins.formats.gguf_types import GGML, PLAIN
 from plugins.formats.inplace import InPlace

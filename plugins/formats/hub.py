@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.errors import SourceError, StorageError
+from pipeline.files import is_inner
 from pipeline.formats import Fetched
 from pipeline.units import show_bytes
 from plugins.formats.hub_files import SCHEME, SETTINGS, UNWANTED, Address, settings, weights
@@ -73,6 +74,8 @@ def _online(hub: Hub, address: Address, whole: bool) -> Fetched:
         address.repo, revision=address.revision, files_metadata=True, timeout=TIMEOUT_S
     ))  # fmt: skip
     sizes = {s.rfilename: s.size or 0 for s in info.siblings or ()}
+    if astray := next((name for name in sizes if not is_inner(name)), None):
+        raise SourceError(f"{address}: the hub lists a file {astray!r:.200}, which would lie outside the repository")
     commit = str(info.sha)
     small = {name: _one(hub, address, commit, name) for name in settings(address, sizes)}
     if address.path and not address.is_file and not any(n.startswith(address.prefix) for n in sizes):

@@ -4,7 +4,6 @@ A published repository often holds the same weights several times (safetensors a
 in a folder of its own), so taking all of it would download some models three times.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,6 +12,8 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.files import is_inner
+from pipeline.strictjson import read_object
 from plugins.formats.gguf_file import SHARD as GGUF_SHARD
 from plugins.formats.gguf_file import SUFFIX as GGUF
 from plugins.formats.safetensors import INDEX_SUFFIX, SUFFIX
@@ -59,8 +60,9 @@ class Address:
         """
         match = re.fullmatch(rf"{SCHEME}([^/@]+/[^/@]+)(?:@([^/@]+))?(?:/+(.*))?", source)
         path = (match[3] or "").strip("/") if match else ""
-        if not match or ".." in path.split("/"):
-            raise SourceError(f"model.source={source!r}: is not of the form {FORM}")
+        parts = [match[1], unquote(match[2] or "main"), path or "folder"] if match else [""]
+        if not match or not all(map(is_inner, parts)) or not all(p.isprintable() for p in parts):
+            raise SourceError(f"model.source={source!r:.300}: is not of the form {FORM}")
         return cls(match[1], unquote(match[2]) if match[2] else None, path)
 
     @property
@@ -138,10 +140,12 @@ def _base(name: str) -> str:
 
 def _shards(address: Address, index: Path) -> list[str]:
     try:
-        table = json.loads(index.read_bytes())["weight_map"]
-        return sorted({str(file) for file in table.values()})
-    except (ValueError, KeyError, TypeError, AttributeError) as why:
-        raise SourceError(f"{address}: {index.name} is not an index of safetensors files ({why!r})") from None
+        table = read_object(index).get("weight_map")
+    except SourceError as why:
+        raise SourceError(f"{address}: {index.name} is not an index of safetensors files ({why})") from None
+    if not isinstance(table, dict) or not all(isinstance(file, str) and is_inner(file) for file in table.values()):
+        raise SourceError(f"{address}: {index.name} is not an index of safetensors files: weight_map must name them")
+    return sorted(set(table.values()))
 
 
 def _instead(address: Address, names: list[str]) -> str:

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError, SourceError
+from pipeline.files import is_inner, opened
 from pipeline.formats import FilePlan, Layout, Place
+from pipeline.strictjson import read_object
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from plugins.formats.boxes import held_shape
-from plugins.formats.filestore import FileLeaves, Stamp, opened
+from plugins.formats.filestore import FileLeaves, Stamp
 from plugins.formats.inplace import InPlace
 from plugins.formats.leafspecs import is_shape, leaf_problems
 from plugins.formats.npy_header import descr, header_bytes, plain_dtype, read_header
-from plugins.formats.strictjson import parse_object
 
 INDEX = "metadata.json"
 FORMAT = "weightmill-npy"
@@ -55,8 +56,7 @@ class Npy(InPlace):
                 raise SourceError(f"{folder}: no {INDEX} and no .npy file in the folder")
             return _open_files(folder, {f.removesuffix(".npy"): (f, None) for f in files}, {})
         path = folder / INDEX
-        with opened(path) as fd, open(fd, "rb", closefd=False) as f:
-            index = parse_object(f.read(), str(path))
+        index = read_object(path)
         if index.get("format") != FORMAT or index.get("version") != VERSION:
             given = f"format {index.get('format')!r:.40} version {index.get('version')!r:.40}"
             raise SourceError(f"{path}: {given}; {FORMAT!r} version {VERSION} is supported")
@@ -111,7 +111,7 @@ def _entry(path: Path, name: str, entry: Any) -> tuple[str, TensorSpec]:
     if not isinstance(entry, dict) or set(entry) != {"file", "dtype", "shape"}:
         raise SourceError(f"{where}: must have exactly the fields file, dtype and shape")
     file, dtype, shape = entry["file"], entry["dtype"], entry["shape"]
-    if not isinstance(file, str) or file != Path(file).name or not file.endswith(".npy") or {*file} & {"\\", "\0"}:
+    if not isinstance(file, str) or not is_inner(file) or file != Path(file).name or not file.endswith(".npy"):
         raise SourceError(f"{where}: file {file!r:.200} is not the name of a .npy file in the folder")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS or not is_shape(shape):
         raise SourceError(f"{where}: dtype {dtype!r:.40} and shape {shape!r:.80} are not a dtype and a shape")

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.files import opened
 from pipeline.formats import FilePlan, Layout, Leaves, Place
+from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.boxes import storage_error
-from plugins.formats.filestore import FileLeaves, Stamp, opened
+from plugins.formats.filestore import FileLeaves, Stamp
 from plugins.formats.inplace import InPlace
 from plugins.formats.leafspecs import leaf_problems
 from plugins.formats.orbax_metadata import (
@@ -32,7 +34,6 @@ from plugins.formats.orbax_metadata import (
     inside,
     item_folders,
     read_custom,
-    read_json,
     read_tree,
     tree_json,
 )
@@ -94,7 +95,7 @@ class Orbax(InPlace):
                 raise SourceError(f"{folder / TREE}: array {node.name!r:.200} lies outside the folder")
         custom = read_custom(folder, tree)
         config = source / "config.json"
-        described = {**(read_json(config) if config.exists() else {}), KEY: custom.get(KEY, {})}
+        described = {**(read_object(config) if config.exists() else {}), KEY: custom.get(KEY, {})}
         leaves = _raw(folder, tree, custom, described) or open_stored(folder, tree, custom, described)
         beside = [p for p in (config, folder.parent / CHECKPOINT) if p.is_file()]
         told = [p for p in leaves.paths if p.name in METADATA_FILES]
@@ -169,7 +170,7 @@ def _raw(folder: Path, tree: Tree, custom: Mapping[str, Any], described: Mapping
     told = [TREE, *([CHECKPOINT] if (folder / CHECKPOINT).is_file() else [])]
     data: dict[str, Stamp] = {}
     for name in (node.name for node in tree.arrays):
-        array = understood(read_json(folder / name / METADATA))
+        array = understood(read_object(folder / name / METADATA))
         if array is None:
             return None
         file = f"{name}/{array.file}"

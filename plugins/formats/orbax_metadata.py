@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError
-from plugins.formats.filestore import opened
-from plugins.formats.strictjson import parse_object
+from pipeline.files import is_inner
+from pipeline.strictjson import read_object
 
 TREE = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
@@ -76,22 +76,13 @@ class Tree:
         return tuple(n for n in self.nodes if n.value_type not in EMPTY)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """
-    Raises:
-        SourceError: missing, no JSON object.
-    """
-    with opened(path) as fd, open(fd, "rb", closefd=False) as f:
-        return parse_object(f.read(), str(path))
-
-
 def read_tree(folder: Path) -> Tree:
     """
     Raises:
         SourceError: missing, malformed, or with two arrays under one name.
     """
     path = folder / TREE
-    content = read_json(path)
+    content = read_object(path)
     entries, custom = content.get("tree_metadata"), content.get("custom_metadata")
     if not isinstance(entries, dict) or not isinstance(custom, dict | None):
         raise SourceError(f"{path}: tree_metadata and custom_metadata must be objects")
@@ -110,7 +101,7 @@ def read_custom(folder: Path, tree: Tree) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in (folder.parent / CHECKPOINT, folder / CHECKPOINT):
         if path.is_file():
-            custom = read_json(path).get("custom_metadata")
+            custom = read_object(path).get("custom_metadata")
             if not isinstance(custom, dict | None):
                 raise SourceError(f"{path}: custom_metadata must be an object")
             found |= custom or {}
@@ -153,9 +144,7 @@ def item_folders(source: Path) -> list[Path]:
 
 def inside(folder: Path, name: str) -> bool:
     """Whether an array's folder stays in the checkpoint's, links followed."""
-    if not name or name.startswith("/") or "\0" in name or ".." in name.split("/"):
-        return False
-    return Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
+    return is_inner(name) and Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
 
 
 def _node(path: Path, key: str, entry: Any) -> Node:

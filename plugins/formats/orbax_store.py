@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.files import opened
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.store import Index, normalize
-from plugins.formats.filestore import Stamp, opened
+from plugins.formats.filestore import Stamp
 from plugins.formats.orbax_metadata import CHECKPOINT, OCDBT, TREE, Tree
 
 # What tensorstore raises, by its status codes.

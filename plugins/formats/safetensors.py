@@ -10,13 +10,15 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError, Problem, SourceError
+from pipeline.files import is_inner, opened
 from pipeline.formats import FilePlan, Layout, Place
+from pipeline.strictjson import read_object
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
-from plugins.formats.filestore import FileLeaves, Stamp, opened
+from plugins.formats.filestore import FileLeaves, Stamp
 from plugins.formats.inplace import InPlace
 from plugins.formats.leafspecs import leaf_problems
 from plugins.formats.safetensors_check import check_file
@@ -30,7 +32,6 @@ from plugins.formats.safetensors_header import (
     metadata_json,
     read_header,
 )
-from plugins.formats.strictjson import parse_object
 
 log = logging.getLogger(__name__)
 
@@ -215,8 +216,7 @@ def _header(path: Path) -> tuple[Header, Stamp]:
 
 def _open_index(path: Path) -> FileLeaves:
     """Open the files an index names; index and headers must agree in both directions."""
-    with opened(path) as fd, open(fd, "rb", closefd=False) as f:
-        index = parse_object(f.read(), str(path))
+    index = read_object(path)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
         raise SourceError(f"{path}: weight_map must map tensor names to file names")
@@ -242,8 +242,8 @@ def _open_index(path: Path) -> FileLeaves:
 
 def _check_inside(index: Path, file: str) -> None:
     """A name must stay in the index's folder. The file itself may be a link: a download cache links to its blobs."""
-    pure, folder = PurePosixPath(file), index.parent
-    if not pure.parts or pure.is_absolute() or ".." in pure.parts or "\\" in file or "\0" in file:
+    folder = index.parent
+    if not is_inner(file):
         raise SourceError(f"{index}: weight_map names the file {file!r}; only files inside the folder are allowed")
     if not (folder / file).parent.resolve().is_relative_to(folder.resolve()):
         raise SourceError(f"{index}: weight_map names the file {file!r}, which a link leads outside the folder")

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.strictjson import parse_object
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from plugins.formats.boxes import read_bytes
 from plugins.formats.leafspecs import LARGEST, MAX_DIMS, is_count
-from plugins.formats.strictjson import parse_object
 
 LENGTH_NBYTES = 8
 MAX_HEADER_NBYTES = 100_000_000  # safetensors 0.8, `MAX_HEADER_SIZE`

@@ -1,6 +1,5 @@
 """The files of a checkpoint that tokenizers are made of, read with errors that name the file."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError
+from pipeline.files import read_whole, spoken
+from pipeline.strictjson import parse_object
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,12 @@ class Companions:
     def where(self, name: str) -> str:
         """The file as an error should name it."""
         found = self.files[name]
-        return str(found) if isinstance(found, Path) else f"{self.origin}: {name}" if self.origin else name
+        return spoken(found) if isinstance(found, Path) else f"{self.origin}: {name}" if self.origin else name
 
     def read(self, name: str) -> bytes:
-        """Raises SourceError if the file is gone or unreadable."""
+        """Raises SourceError if the file is gone, unreadable, too large or no file."""
         found = self.files[name]
-        try:
-            return found.read_bytes() if isinstance(found, Path) else found
-        except OSError as why:
-            raise SourceError(f"{self.where(name)}: cannot be read: {why.strerror or why}") from None
+        return read_whole(found) if isinstance(found, Path) else found
 
     def text(self, name: str) -> str:
         """Raises SourceError if it is not UTF-8."""
@@ -52,10 +50,4 @@ class Companions:
         """
         if name not in self.files:
             return {}
-        try:
-            found = json.loads(self.text(name))
-        except (ValueError, RecursionError) as why:
-            raise SourceError(f"{self.where(name)}: not valid JSON: {why}") from None
-        if not isinstance(found, dict):
-            raise SourceError(f"{self.where(name)}: a JSON object is expected, found {type(found).__name__}")
-        return found
+        return parse_object(self.read(name), self.where(name))

@@ -51,7 +51,7 @@ class HuggingFace:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, t in added.items() if t.special)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self._decoders = _flat(decoder := json.loads(raw).get("decoder"))
+        self._decoders = _flat(decoder := files.json(FILE).get("decoder"))
         self._decodes_by_pattern = has_pattern(decoder)
 
     def _add(self, settings: Settings) -> None:

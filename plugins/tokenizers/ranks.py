@@ -14,9 +14,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import ConfigError, SourceError, did_you_mean
+from pipeline.files import read_whole
+from pipeline.settings import Settings as Typed
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.encodings import (
     ENCODINGS,
@@ -26,12 +27,14 @@ from plugins.tokenizers.encodings import (
     Encoding,
 )
 from plugins.tokenizers.patience import no_panic, patiently
-from plugins.tokenizers.settings import Settings
+from plugins.tokenizers.settings import Settings, is_id
 from plugins.tokenizers.streams import ByteStream
 from plugins.tokenizers.tokenizer import Stream
 
 LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n")
 TEKKEN = "tekken.json"
+RANK = re.compile(rb"[0-9]{1,9}")
+MOST_SPECIAL = 100_000  # the published ones have 1000; a token is made for each
 # The variables by which openai-harmony and tiktoken find a local copy; in this order.
 VARIABLES = ("TIKTOKEN_ENCODINGS_BASE", "TIKTOKEN_CACHE_DIR")
 
@@ -135,7 +138,7 @@ def harmony(settings: Settings, vocabulary: str | None, looked_for: str) -> Rank
     path = harmony_file(vocabulary)
     if path is None:
         raise SourceError(f"{option}={at}: holds neither {HARMONY_VOCABULARY} nor {HARMONY_CACHED} (tiktoken's cache)")
-    raw = path.read_bytes()
+    raw = read_whole(path)
     if (found := hashlib.sha256(raw).hexdigest()) != HARMONY_SHA256:
         raise SourceError(f"{path}: not the vocabulary of o200k_harmony: SHA-256 is {found}, not {HARMONY_SHA256}")
     return _ranks(str(path), raw, settings, "o200k_harmony")
@@ -161,6 +164,8 @@ def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> 
             continue
         try:
             spelled, rank = line.split()
+            if not RANK.fullmatch(rank):
+                raise ValueError
             ranks[base64.b64decode(spelled, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise SourceError(f"{where}, line {number}: base64 and a rank are expected, found {line[:40]!r}") from None
@@ -174,9 +179,27 @@ def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> 
             )
     elif encoding not in ENCODINGS:
         raise ConfigError(f"tokenizer.encoding={encoding!r}: no such encoding{did_you_mean(encoding, ENCODINGS)}")
+    _check(where, ranks)
+    return Ranks(encoding, where, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
+
+
+def _check(where: str, ranks: Mapping[bytes, int]) -> None:
+    """What tiktoken takes for granted, and panics without.
+
+    Raises:
+        SourceError: no ranks, two strings of one rank, the empty string, or a byte that is none of the strings.
+    """
     if not ranks:
         raise SourceError(f"{where}: holds no ranks")
-    return Ranks(encoding, where, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
+    if len(set(ranks.values())) < len(ranks):
+        seen: dict[int, bytes] = {}
+        for string, rank in ranks.items():
+            if (other := seen.setdefault(rank, string)) != string:
+                raise SourceError(f"{where}: {other[:40]!r} and {string[:40]!r} both have rank {rank}")
+    if b"" in ranks:
+        raise SourceError(f"{where}: the empty string has a rank")
+    if missing := [b for b in range(256) if bytes([b]) not in ranks]:
+        raise SourceError(f"{where}: {len(missing)} of the 256 bytes have no rank, such as {bytes(missing[:1])!r}")
 
 
 def _moved(known: Encoding, ranks: int) -> Encoding:
@@ -194,16 +217,24 @@ def from_tekken(files: Companions, settings: Settings) -> Ranks:
         SourceError: a field is missing or of the wrong type.
     """
     where, found = files.where(TEKKEN), files.json(TEKKEN)
+    s = Typed(found, f"{where} ")
+    config = Typed(s.object("config"), f"{where} config.")
+    first = config.count("default_num_special_tokens", most=MOST_SPECIAL)
+    count = config.count("default_vocab_size") - first
+    pattern = config.get("pattern", str)
+    if problems := [*s.problems, *config.problems]:
+        raise SourceError(f"{where}: not a tekken vocabulary: {problems[0].where} {problems[0].message}")
     try:
-        config: Mapping[str, Any] = found["config"]
-        first = int(config["default_num_special_tokens"])
-        count = int(config["default_vocab_size"]) - first
         ranks = {base64.b64decode(e["token_bytes"], validate=True): first + e["rank"] for e in found["vocab"][:count]}
         listed = found.get("special_tokens")
         special = {e["token_str"]: e["rank"] for e in listed} if listed else dict(_TEKKEN_SPECIAL)
-        pattern = str(config["pattern"])
-    except (KeyError, TypeError, ValueError) as why:
+    except (AttributeError, KeyError, TypeError, ValueError) as why:
         raise SourceError(f"{where}: not a tekken vocabulary: {type(why).__name__} {why}") from None
+    if bad := [i for i in (*ranks.values(), *special.values()) if not is_id(i)]:
+        raise SourceError(f"{where}: not a tekken vocabulary: rank {bad[0]!r:.80}")
+    if bad := [t for t in special if not isinstance(t, str)]:
+        raise SourceError(f"{where}: not a tekken vocabulary: special token {bad[0]!r:.80}")
+    _check(where, ranks)
     taken = set(special.values())
     special |= {f"<SPECIAL_{i}>": i for i in range(first) if i not in taken}
     known = Encoding(pattern, len(ranks), special, "<s>", True, ("</s>",))

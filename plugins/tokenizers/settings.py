@@ -4,13 +4,17 @@ Two generations of files say it. tokenizer_config.json has it all today; special
 are what older checkpoints have, and are read for what it leaves unsaid.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import SourceError
+from pipeline.settings import LARGEST
+from pipeline.settings import Settings as Typed
 from plugins.tokenizers.companions import Companions
 
+ID = re.compile(r"0|[1-9][0-9]{0,9}")
 CONFIG, MAP, ADDED, GENERATION = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -73,14 +77,17 @@ class Settings:
                 named[name] = _spelling(given, f"{where}: {name}")
         added = {a.id: a for a in _decoder(about.get("added_tokens_decoder") or {}, where)}
         for text, token in files.json(ADDED).items():
-            if not isinstance(token, int):
-                raise SourceError(f"{files.where(ADDED)}: {text!r} should have an id, has {token!r}")
+            if not is_id(token):
+                raise SourceError(f"{files.where(ADDED)}: {text!r:.80} should have an id, has {token!r:.80}")
             added.setdefault(token, Added(text, token))
-        lists = [d.get(k) or () for d in (about, older) for k in ("extra_special_tokens", "additional_special_tokens")]
-        extra = tuple(dict.fromkeys(_spelling(t, where) for found in lists for t in _values(found)))
-        generation = files.json(GENERATION)
-        said = [generation, config, config.get("text_config") or {}]  # the last: models that do more than text
-        begins = next((d["bos_token_id"] for d in said if isinstance(d.get("bos_token_id"), int)), None)
+        keys = ("extra_special_tokens", "additional_special_tokens")
+        lists = [_values(d.get(k), f"{where}: {k}") for d in (about, older) for k in keys]
+        extra = tuple(dict.fromkeys(_spelling(t, where) for found in lists for t in found))
+        generation, inner = files.json(GENERATION), config.get("text_config")
+        if not isinstance(inner, Mapping | None):
+            raise SourceError(f"{files.origin or 'config'}: text_config is {inner!r:.80}; an object is expected")
+        said = [generation, config, inner or {}]  # the last: models that do more than text
+        begins = next((d["bos_token_id"] for d in said if is_id(d.get("bos_token_id"))), None)
         ends = tuple(dict.fromkeys(e for d in said for e in _ids(d.get("eos_token_id"), "eos_token_id", files.origin)))
         by_id = tuple(sorted(added.values(), key=lambda a: a.id or 0))
         return cls(about, named, by_id, extra, ends, begins, where)
@@ -114,28 +121,42 @@ class Settings:
 def _spelling(given: Any, where: str) -> str:
     """A token is written as a string, or as an object with its `content`."""
     text = given.get("content") if isinstance(given, Mapping) else given
-    if not isinstance(text, str):
-        raise SourceError(f"{where}: a token should be a string or an object with `content`, found {given!r}")
+    if not isinstance(text, str) or not text:
+        raise SourceError(f"{where}: a token should be a string or an object with `content`, found {given!r:.200}")
     return text
 
 
-def _values(found: Any) -> Iterable[Any]:
-    return found.values() if isinstance(found, Mapping) else found
+def _values(found: Any, where: str) -> Iterable[Any]:
+    if not isinstance(found, Mapping | list | None):
+        raise SourceError(f"{where} is {found!r:.80}; a list of tokens, or an object of them, is expected")
+    return found.values() if isinstance(found, Mapping) else found or ()
 
 
-def _decoder(found: Mapping[str, Any], where: str) -> list[Added]:
-    try:
-        return [
-            Added(_spelling(t, where), int(i), t.get("special", False), t.get("lstrip", False), t.get("rstrip", False))
-            for i, t in found.items()
-        ]
-    except (AttributeError, ValueError):
-        raise SourceError(f"{where}: added_tokens_decoder should map ids to objects with `content`") from None
+def _decoder(found: Any, where: str) -> list[Added]:
+    """The tokens of `added_tokens_decoder`; ids are its keys, which JSON makes texts."""
+    where = f"{where}: added_tokens_decoder"
+    if not isinstance(found, Mapping):
+        raise SourceError(f"{where} is {found!r:.80}; it should map ids to objects with `content`")
+    tokens = []
+    for key, token in found.items():
+        if not ID.fullmatch(key) or int(key) > LARGEST or not isinstance(token, Mapping):
+            raise SourceError(f"{where} should map ids to objects with `content`, has {key!r:.80}: {token!r:.80}")
+        s = Typed(token, f"{where} {key} ")
+        flags = [s.get(name, bool, False) for name in ("special", "lstrip", "rstrip")]
+        if s.problems:
+            raise SourceError(str(s.problems[0]))
+        tokens.append(Added(_spelling(token, where), int(key), *flags))
+    return tokens
 
 
 def _ids(found: Any, key: str, origin: str) -> tuple[int, ...]:
     """One id or a list of them; nothing for null."""
     ids = () if found is None else tuple(found) if isinstance(found, list | tuple) else (found,)
-    if bad := [i for i in ids if not isinstance(i, int) or isinstance(i, bool)]:
-        raise SourceError(f"{origin or 'config'}: {key} should be ids, has {bad[0]!r}")
+    if bad := [i for i in ids if not is_id(i)]:
+        raise SourceError(f"{origin or 'config'}: {key} should be ids, has {bad[0]!r:.80}")
     return ids
+
+
+def is_id(value: Any) -> bool:
+    """Whether a JSON value can be the id of a token."""
+    return type(value) is int and 0 <= value <= LARGEST

@@ -151,7 +151,7 @@ def test_what_decode_refuses() -> None:
     assert "blocksize is 63 (allowed: 32, 64" in found[names[4]]
     assert "quant_type 'fp4'" in found[names[5]]
     assert "nested_blocksize is 128" in found[names[6]]
-    assert "is not JSON" in found[names[7]]
+    assert "not JSON at character 0" in found[names[7]]
     assert "no part of its module's format" in found[f"{names[8]}.nested_absmax"]
     assert len(found) == 9
     config = {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}

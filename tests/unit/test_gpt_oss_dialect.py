@@ -148,8 +148,8 @@ def test_the_published_checkpoints_have_our_counts(
     ours = {**toys.ORIGINAL_CONFIG, "num_hidden_layers": layers, "num_experts": experts, "vocab_size": 201088}
     ours |= {"hidden_size": 2880, "intermediate_size": 2880, "head_dim": 64}
     ours |= {"num_attention_heads": 64, "num_key_value_heads": 8}
-    config = from_original(ours)
-    specs = {e.logical: TensorSpec(e.shape, "BF16", MXFP4 if e.packs else None) for e in entries(sizes_of(config))}
+    config = from_original(ours, 99)
+    specs = {e.logical: TensorSpec(e.shape, "BF16", MXFP4 if e.packs else None) for e in entries(sizes_of(config, 99))}
     leaves = dialect.encode(specs, config).leaves
     assert sum(s.nbytes for s in leaves.values()) == nbytes
     # q, k and v are one leaf in the original naming: two weights and two biases less a layer.
@@ -350,16 +350,16 @@ def test_configs_in_three_spellings_are_one() -> None:
     v4, v5 = toys.make(v4=True).config, toys.make().config
     assert rope_of(v4) == rope_of(v5)
     assert to_original(v4) == to_original(v5) == (toys.ORIGINAL_CONFIG, [])
-    assert to_original(from_original(toys.ORIGINAL_CONFIG)) == (toys.ORIGINAL_CONFIG, [])
+    assert to_original(from_original(toys.ORIGINAL_CONFIG, 99)) == (toys.ORIGINAL_CONFIG, [])
     unscaled = {**toys.ORIGINAL_CONFIG, "rope_scaling_factor": 1.0}
-    assert to_original(from_original(unscaled))[0]["rope_scaling_factor"] == 1.0
+    assert to_original(from_original(unscaled, 99))[0]["rope_scaling_factor"] == 1.0
 
 
 def test_original_config_keys_are_checked() -> None:
     with pytest.raises(
         PlanError, match=r"num_experts is missing[^§]*'num_expert' is unknown[^§]*did you mean 'num_experts'"
     ):
-        from_original({("num_expert" if k == "num_experts" else k): v for k, v in toys.ORIGINAL_CONFIG.items()})
+        from_original({("num_expert" if k == "num_experts" else k): v for k, v in toys.ORIGINAL_CONFIG.items()}, 99)
 
 
 def test_a_companion_that_disagrees_is_refused() -> None:

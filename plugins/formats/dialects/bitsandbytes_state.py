@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.errors import SourceError
+from pipeline.strictjson import parse_object
+
 STATE = "quant_state.bitsandbytes__nf4"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 LONGEST_NUMBER = 25  # characters of a float64's shortest spelling: sign, 17 digits, point, e-308
@@ -108,11 +111,9 @@ def read_state(content: Any) -> dict[str, Any]:
         ValueError: not such JSON, or something NF4 does not have.
     """
     try:
-        state = json.loads(content.tobytes())
-    except ValueError as why:
-        raise ValueError(f"{STATE} is not JSON: {why}") from None
-    if not isinstance(state, dict):
-        raise ValueError(f"{STATE} is {type(state).__name__}, an object is expected")
+        state = parse_object(content.tobytes(), STATE)
+    except SourceError as why:
+        raise ValueError(str(why)) from None
     shape, block = state.get("shape"), state.get("blocksize")
     if state.get("quant_type") != "nf4":
         raise ValueError(f"{STATE} has quant_type {state.get('quant_type')!r} (allowed: 'nf4')")

@@ -16,6 +16,7 @@ stacks of other models are neither taken apart nor put together.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from pipeline.errors import Problem
@@ -25,7 +26,7 @@ from pipeline.tensors.spec import TensorSpec
 FAMILY = "gpt_oss"
 STACK = re.compile(r"(?P<stem>.*\bexperts)\.(?P<matrix>gate_up_proj|down_proj)(?P<bias>_bias)?")
 EXPERT = re.compile(
-    r"(?P<stem>.*\bexperts)\.(?P<e>0|[1-9]\d*)\.(?P<matrix>gate_proj|up_proj|down_proj)\.(?P<parameter>weight|bias)"
+    r"(?P<stem>.*\bexperts)\.(?P<e>0|[1-9]\d{0,8})\.(?P<matrix>gate_proj|up_proj|down_proj)\.(?P<parameter>weight|bias)"
 )
 TURNS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 MATRIX = {name: (matrix, phase) for matrix, names in TURNS.items() for phase, name in enumerate(names)}
@@ -169,16 +170,18 @@ def _stack(logical: str, found: Mapping[tuple[int, int], Bound]) -> tuple[Bound,
     stack = STACK.fullmatch(logical)
     assert stack is not None
     names = TURNS[stack["matrix"]]
-    count, (origin, first) = max(e for e, _ in found) + 1, min(found.items())
-    modules = {(e, phase): f"{e}.{name}" for e in range(count) for phase, name in enumerate(names)}
+    count, (origin, first) = max(e for e, _ in found) + 1, min(found.items(), key=lambda item: item[0])
     problems = []
-    if missing := [text for key, text in modules.items() if key not in found]:
+    if len(found) < count * len(names):  # who says how many there are is the last one's name: not all may be there
+        every = ((e, phase) for e in range(count) for phase in range(len(names)))
+        missing = list(islice((f"{e}.{names[phase]}" for e, phase in every if (e, phase) not in found), 9))
         listed = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
         problems.append(Problem(logical, f"of {count} experts there is no {listed}"))
     for key, bound in found.items():
         if bound.spec != first.spec:
             given, want = (f"{s.encoding} {list(s.shape)}" for s in (bound.spec, first.spec))
-            text = f"{modules[key]} is {given}, {modules[origin]} {want}; the experts of a layer are one tensor"
+            this, other = (f"{e}.{names[phase]}" for e, phase in (key, origin))
+            text = f"{this} is {given}, {other} {want}; the experts of a layer are one tensor"
             problems.append(Problem(logical, text))
     scheme = first.spec.scheme
     if scheme is not None and len(names) > 1 and scheme.block_rows > 1:

@@ -6,10 +6,11 @@ llama.cpp's constants, as the scale of the queries still is (`llama_model_gemma3
 any file and the same for all of Gemma 3: embeddings times the square root of their width, norms by 1 + weight.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import Problem
+from pipeline.settings import Settings
 from plugins.formats.dialects.gguf_table import Sizes
 
 WHERE = "config.json"
@@ -30,9 +31,9 @@ def query_scale(sizes: Sizes) -> int:
     return sizes.hidden // sizes.heads if sizes.layers == LAYERS_OF_27B else sizes.head_dim
 
 
-def to_config(get: Callable[..., Any], sizes: Sizes, problems: list[Problem]) -> dict[str, Any]:
-    """What is added to config.json; `get` reads a key of the architecture, with a default."""
-    pattern = get(PATTERN, PERIOD)
+def to_config(s: Settings, sizes: Sizes) -> dict[str, Any]:
+    """What is added to config.json; `s` reads the keys of the architecture."""
+    pattern = s.config.get(PATTERN, PERIOD)
     types: list[str] = []
     if isinstance(pattern, list) and len(pattern) == sizes.layers and all(type(p) is bool for p in pattern):
         types = [SLIDING if sliding else FULL for sliding in pattern]
@@ -40,23 +41,29 @@ def to_config(get: Callable[..., Any], sizes: Sizes, problems: list[Problem]) ->
         types = layer_types(sizes.layers, pattern)
     else:
         text = f"is {pattern!r:.60}; a period, or whether each of {sizes.layers} layers slides, is expected"
-        problems.append(Problem(f"gemma3.{PATTERN}", text))
+        s.note(PATTERN, text)
     period = _period(types)
     return {
         "layer_types": types,
         **({} if period is None else {"sliding_window_pattern": period}),  # transformers before 4.53 knows no types
-        "rope_local_base_freq": get(LOCAL, LOCAL_THETA),
+        "rope_local_base_freq": s.positive(LOCAL, LOCAL_THETA),
         "query_pre_attn_scalar": query_scale(sizes),
-        SOFTCAP: get(SOFTCAP),
+        SOFTCAP: s.positive(SOFTCAP, None),
     }
 
 
 def to_kv(config: Mapping[str, Any], sizes: Sizes, problems: list[Problem]) -> dict[str, tuple[str, Any]]:
     """Metadata beyond that of a Llama; rotary settings of the full layers are written by the caller."""
     kv: dict[str, tuple[str, Any]] = {}
-    types = config.get("layer_types")
-    if types is None:
-        types = layer_types(sizes.layers, config.get("sliding_window_pattern", PERIOD))
+    s = Settings(config, f"{WHERE} ")
+    types, every = list(s.items("layer_types", str)), s.count("sliding_window_pattern", PERIOD)
+    softcap, local = s.positive(SOFTCAP, None), rope_of(config, SLIDING)
+    r = Settings(local, f"{WHERE} rope_parameters of {SLIDING} ")
+    theta = r.positive("rope_theta")
+    problems += r.problems
+    if config.get("layer_types") is None:
+        types = layer_types(sizes.layers, every)
+    problems += s.problems
     period = _period(types) if len(types) == sizes.layers else None
     if period is None:
         text = f"layer_types must be {sizes.layers}, every so many of them {FULL} and the others {SLIDING}"
@@ -67,12 +74,13 @@ def to_kv(config: Mapping[str, Any], sizes: Sizes, problems: list[Problem]) -> d
     if scale != query_scale(sizes):
         text = f"query_pre_attn_scalar is {scale!r}; llama.cpp computes {query_scale(sizes)} for these sizes"
         problems.append(Problem(WHERE, text))
-    local = rope_of(config, SLIDING)
     if local.get("rope_type", "default") != "default":
-        problems.append(Problem(WHERE, f"rope_type of sliding layers is {local['rope_type']!r}; GGUF scales full ones"))
-    kv[f"gemma3.{LOCAL}"] = ("float32", float(local["rope_theta"]))
-    if config.get(SOFTCAP) is not None:
-        kv[f"gemma3.{SOFTCAP}"] = ("float32", float(config[SOFTCAP]))
+        problems.append(
+            Problem(WHERE, f"rope_type of sliding layers is {local['rope_type']!r:.60}; GGUF scales full ones")
+        )
+    kv[f"gemma3.{LOCAL}"] = ("float32", theta)
+    if softcap is not None:
+        kv[f"gemma3.{SOFTCAP}"] = ("float32", softcap)
     return kv
 
 
@@ -82,13 +90,17 @@ def rope_of(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     transformers 5 has `rope_parameters` by kind; 4 has `rope_theta` and `rope_scaling` for the full layers and
     `rope_local_base_freq` for the sliding ones. Defaults are those of `Gemma3TextConfig`.
     """
-    by_kind = config.get("rope_parameters")
-    if by_kind is not None:
-        rope = dict(by_kind.get(kind) or {})
+    s = Settings(config, f"{WHERE} ")
+    by_kind, scaling = s.object("rope_parameters"), s.object("rope_scaling")
+    own = Settings(by_kind, f"{WHERE} rope_parameters ")
+    if config.get("rope_parameters") is not None:
+        rope = dict(own.object(kind))
     elif kind == SLIDING:
         rope = {"rope_theta": config.get("rope_local_base_freq", LOCAL_THETA)}
     else:
-        rope = {"rope_theta": config.get("rope_theta", 1e6), **(config.get("rope_scaling") or {})}
+        rope = {"rope_theta": config.get("rope_theta", 1e6), **scaling}
+    s.check()
+    own.check()
     rope.setdefault("rope_type", rope.pop("type", "default"))
     return {"rope_theta": LOCAL_THETA if kind == SLIDING else 1e6, **rope}
 

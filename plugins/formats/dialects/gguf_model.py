@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.errors import PlanError, Problem, did_you_mean, strangers
 from pipeline.formats import PEEKED, Binding, Bound, Packing, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.dialects.gguf_archs import ARCHS
-from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv
+from plugins.formats.dialects.gguf_config import ROPE_FREQS, sizes_of, to_config, to_kv, too_many
 from plugins.formats.dialects.gguf_general import METADATA
 from plugins.formats.dialects.gguf_general import from_kv as metadata_file
 from plugins.formats.dialects.gguf_general import to_kv as kept_metadata
@@ -30,7 +30,6 @@ IGNORED = {
     ".input_scale": "scale of activations, which nothing here quantizes",
     ROPE_FREQS: "its factors are rope_scaling of config.json",
 }
-MOST_HINTS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class Gguf:
         given = config[KEY]
         kv, types = given["kv"], given["types"]
         name = kv.get("general.architecture", ("", None))[1]
-        arch = ARCHS.get(name)
+        arch = ARCHS.get(name) if isinstance(name, str) else None
         if arch is None:
             known = f" (known: {', '.join(ARCHS)})"
             raise PlanError([Problem("general.architecture", f"{name!r:.60} is not known{known}")])
@@ -78,7 +77,7 @@ class Gguf:
         decoded = sorted({kind for kind in types.values() if kind not in PLAIN and kind not in SCHEMES})
         notes = [f"{', '.join(decoded)} decoded"] if decoded else []
         files = from_kv(kv, made)
-        kind = "/".join(kv[k][1] for k in ("tokenizer.ggml.model", "tokenizer.ggml.pre") if k in kv)
+        kind = "/".join(str(kv[k][1])[:60] for k in ("tokenizer.ggml.model", "tokenizer.ggml.pre") if k in kv)
         if not files and kind not in ("", "none", "no_vocab"):
             notes.append(f"tokenizer {kind} left out")
         return Binding(tensors, dict(leaves), made, ignored, files=files | metadata_file(kv), notes=tuple(notes))
@@ -92,6 +91,7 @@ class Gguf:
             text = f"model_type {model_type!r:.60} has no GGUF table here (known: {', '.join(known)})"
             raise PlanError([Problem("config.json", text + did_you_mean(str(model_type), known))])
         settings, factors, problems = to_kv(arch, config)
+        problems = problems or too_many(arch, config, len(tensors), len(tensors))
         if problems:
             raise PlanError(problems)
         bound: dict[str, Bound] = {}
@@ -102,10 +102,8 @@ class Gguf:
             if made is not None:
                 bound[entry.logical] = made
                 types |= {p.leaf: _kind(p.packing) for p in made.parts}
-        names = [e.logical for e in table]
-        for i, name in enumerate(n for n in tensors if n not in set(names)):
-            hint = did_you_mean(name, names) if i < MOST_HINTS else ""
-            problems.append(Problem(name, f"{arch.name} in GGUF has no such tensor{hint}"))
+        names = dict.fromkeys(e.logical for e in table)
+        problems += strangers((n for n in tensors if n not in names), names, f"{arch.name} in GGUF has no such tensor")
         tokenizer, more = tokenizer_kv(config, self.pre)
         kept, wrong = kept_metadata(config)
         problems += [*more, *wrong]
@@ -242,9 +240,8 @@ def _check(leaves: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], k
                 f"is stored as {leaves[name].dtype}{list(leaves[name].shape)}, expected {want.dtype}{list(want.shape)}"
             )
             yield Problem(name, text)
-    for i, name in enumerate(n for n in leaves if n not in wanted and n not in known):
-        hint = did_you_mean(name, wanted) if i < MOST_HINTS else ""
-        yield Problem(name, f"is not a tensor of this architecture, or not with this metadata{hint}")
+    unknown = (n for n in leaves if n not in wanted and n not in known)
+    yield from strangers(unknown, wanted, "is not a tensor of this architecture, or not with this metadata")
 
 
 def _general(arch: Arch, bound: Mapping[str, Bound], config: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:

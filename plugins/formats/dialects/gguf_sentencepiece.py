@@ -15,9 +15,12 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.errors import PlanError, Problem
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # gguf.TokenType
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 ADDED_SCORE, PAD_SCORE = -1000.0, -10000.0
+LONGEST_PIECE = 512  # characters; every cut of every piece is looked at, and the longest published ones have 100
 BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
 UNREPLACE = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
@@ -33,8 +36,10 @@ def body(get: Mapping[str, Any]) -> dict[str, Any]:
     """
     tokens, scores = get["tokens"], get.get("scores") or ()
     kinds = get.get("token_type") or [NORMAL] * len(tokens)
+    if len(scores) != len(tokens) or len(kinds) != len(tokens):
+        return {}
     pieces = [i for i, kind in enumerate(kinds) if kind == NORMAL and tokens[i]]
-    if len(scores) != len(tokens) or len(kinds) != len(tokens) or len({scores[i] for i in pieces}) < 2:
+    if len({scores[i] for i in pieces}) < 2:
         return {}
     prefix = get.get("add_space_prefix", True)
     unknown = next((t for t, kind in zip(tokens, kinds, strict=True) if kind == UNKNOWN), None)
@@ -63,10 +68,17 @@ def body(get: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _merges(best_first: Sequence[str]) -> list[tuple[str, str]]:
-    """All ways to make each piece of two others."""
+    """All ways to make each piece of two others.
+
+    Raises:
+        PlanError: a piece is longer than any that SentencePiece makes.
+    """
     known = frozenset(best_first)
     found = []
     for piece in best_first:
+        if len(piece) > LONGEST_PIECE:
+            text = f"a piece of {len(piece):,} characters ({piece!r:.60}…); at most {LONGEST_PIECE} are read"
+            raise PlanError([Problem("tokenizer.ggml.tokens", text)], exit_code=4)
         for at in range(1, len(piece)):
             left = piece[:at]
             if left in known and (right := piece[at:]) in known:

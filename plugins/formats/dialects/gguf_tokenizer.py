@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.errors import Problem
+from pipeline.errors import PlanError, Problem
 from plugins.formats.dialects import gguf_bytelevel as bytelevel
 from plugins.formats.dialects import gguf_sentencepiece as sentencepiece
 from plugins.formats.dialects.gguf_sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
@@ -18,6 +18,13 @@ GENERATION = "generation_config.json"
 TAKES = (TOKENIZER, CONFIG, TEMPLATE)
 SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
+TYPES = {  # llama_vocab::impl::load
+    "ggml.model": "string", "ggml.pre": "string", "ggml.tokens": "array:string", "ggml.merges": "array:string",
+    "ggml.scores": "array:float32", "ggml.token_type": "array:int32", "ggml.add_bos_token": "bool",
+    "ggml.add_eos_token": "bool", "ggml.add_space_prefix": "bool", "chat_template": "string",
+}  # fmt: skip
+MOST_TOKENS = 10_000_000  # the largest vocabularies have a fortieth
+
 # Tokens that end a turn, if the chat template writes them: llama.cpp stops there too (llama_vocab::impl::load).
 ENDS_OF_TURN = frozenset(
     ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
@@ -25,7 +32,14 @@ ENDS_OF_TURN = frozenset(
 
 
 def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dict[str, bytes]:
-    """tokenizer.json, tokenizer_config.json and generation_config.json; nothing for a tokenizer of another kind."""
+    """tokenizer.json, tokenizer_config.json and generation_config.json; nothing for a tokenizer of another kind.
+
+    Raises:
+        PlanError: an entry of another type than llama.cpp's.
+    """
+    for key, kind in TYPES.items():
+        if (found := kv.get(f"tokenizer.{key}", (kind, None))[0]) != kind:
+            raise PlanError([Problem(f"tokenizer.{key}", f"is {found}; {kind} is expected")], exit_code=4)
     get = {k.removeprefix("tokenizer.ggml."): v for k, (_, v) in kv.items() if k.startswith("tokenizer.ggml.")}
     tokens, pieces = get.get("tokens") or [], get.get("model") == "llama"
     made = sentencepiece.body(get) if pieces and tokens else bytelevel.body(get)
@@ -40,7 +54,7 @@ def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dic
         for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
         if kind in (CONTROL, USER_DEFINED, UNKNOWN)
     ]
-    ids = {name: get[f"{name}_token_id"] for name in SPECIAL if f"{name}_token_id" in get}
+    ids = {name: get[f"{name}_token_id"] for name in SPECIAL if isinstance(get.get(f"{name}_token_id"), int)}
     named = {SPECIAL[name]: tokens[i] for name, i in ids.items() if 0 <= i < len(tokens)}
     # llama_vocab::impl::load: what is added where the file does not say.
     adds_bos = get.get("add_bos_token", pieces or get.get("pre") in bytelevel.ADDS_BOS)
@@ -86,9 +100,18 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
         config: config.json, with the companion files under their names.
         pre: name of the splitter; None: found in the table.
     """
-    tokenizer = config.get(TOKENIZER)
-    if tokenizer is None:
+    if config.get(TOKENIZER) is None:
         return {"tokenizer.ggml.model": ("string", "none")}, []
+    try:
+        return _tokenizer_kv(config, pre)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as why:  # any part of it may be anything
+        return {}, [
+            Problem(TOKENIZER, f"is not built as the package tokenizers writes it: {type(why).__name__}: {why}")
+        ]
+
+
+def _tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, tuple[str, Any]], list[Problem]]:
+    tokenizer = config[TOKENIZER]
     model, about = tokenizer.get("model") or {}, config.get(CONFIG) or {}
     if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
         text = f"model {model.get('type')!r:.60}; BPE is what can be written to GGUF, of bytes or of SentencePiece"
@@ -97,6 +120,8 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
     by_id = {i: t for t, i in model["vocab"].items()} | {i: t["content"] for i, t in added.items()}
     size = config.get("vocab_size", max(by_id, default=-1) + 1)
     problems = []
+    if not 0 < size <= MOST_TOKENS:
+        return {}, [Problem(TOKENIZER, f"a vocabulary of {size:,} tokens; at most {MOST_TOKENS:,} are written")]
     if by_id and max(by_id) >= size:
         problems.append(Problem(TOKENIZER, f"has token {max(by_id)}, config.json's vocab_size is {size}"))
     if sentencepiece.is_sentencepiece(tokenizer):

@@ -43,7 +43,7 @@ class HuggingFace:
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`. The config passes through in the spelling it has."""
-        sizes = sizes_of(config)
+        sizes = sizes_of(config, len(leaves))
         ignored = {n: "rotary frequencies follow from config.json" for n in leaves if n.endswith("rotary_emb.inv_freq")}
         if sizes.tied and "lm_head.weight" in leaves:
             ignored["lm_head.weight"] = "tie_word_embeddings: model.embed_tokens.weight takes its place"
@@ -59,7 +59,7 @@ class HuggingFace:
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Layers may differ in scheme, the two expert matrices of one layer may not: the packed
         module of transformers replaces both or neither."""
-        bound, schemes, problems = express(self, sizes_of(config), tensors)
+        bound, schemes, problems = express(self, sizes_of(config, len(tensors)), tensors)
         plain_layers = []
         for name, scheme in schemes.items():
             experts, matrix = name.rsplit(".", 1)
@@ -106,8 +106,8 @@ class Original:
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`. The binding's config is Hugging Face's."""
-        config = _without(hugging_face_config(config), QUANTIZATION)
-        sizes = sizes_of(config)
+        config = _without(hugging_face_config(config, len(leaves)), QUANTIZATION)
+        sizes = sizes_of(config, len(leaves))
         ignored = {}
         if sizes.tied and "unembedding.weight" in leaves:
             ignored["unembedding.weight"] = "tie_word_embeddings: embedding.weight takes its place"
@@ -118,7 +118,7 @@ class Original:
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Tied embeddings are written twice: this naming has no way to tie them."""
-        sizes = sizes_of(config)
+        sizes = sizes_of(config, len(tensors))
         bound, _, problems = express(self, sizes, tensors)
         out, more = to_original(config)
         problems += more
@@ -148,7 +148,7 @@ class Original:
         )
 
 
-def hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
+def hugging_face_config(config: Mapping[str, Any], tensors: int) -> dict[str, Any]:
     """The Hugging Face config of a folder with original names: its own, the companion's, or one made from config.json.
 
     Raises:
@@ -157,7 +157,7 @@ def hugging_face_config(config: Mapping[str, Any]) -> dict[str, Any]:
     given = _without(config, SIDECAR)
     if "model_type" in given:
         return given
-    made = from_original(given)
+    made = from_original(given, tensors)
     companion = config.get(SIDECAR)
     if companion is None:
         return made

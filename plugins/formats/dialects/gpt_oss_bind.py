@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from pipeline.errors import Problem, did_you_mean
+from pipeline.errors import MOST_HINTS, Problem, did_you_mean, strangers
 from pipeline.formats import Bound, Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -17,8 +17,6 @@ from plugins.formats.dialects.gpt_oss_table import Entry, Sizes, entries
 
 PLAIN_DTYPES = ("BF16", "F16", "F32")
 TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
-# Hints cost a comparison with every name; a wholly foreign checkpoint gets them for its first leaves only.
-MOST_HINTS = 12
 
 
 class Naming(Protocol):
@@ -69,7 +67,6 @@ def express(
     tensors: dict[str, Bound] = {}
     schemes: dict[str, Scheme | None] = {}
     table = list(entries(sizes))
-    names = [e.logical for e in table]
     for entry in table:
         spec = specs.get(entry.logical)
         if spec is None:
@@ -81,10 +78,8 @@ def express(
             tensors[entry.logical] = Bound(spec, naming.parts(entry, spec.scheme))
         if entry.packs:
             schemes[entry.logical] = spec.scheme
-    unknown = [n for n in specs if n not in set(names)]
-    for i, name in enumerate(unknown):
-        hint = did_you_mean(name, names) if i < MOST_HINTS else ""
-        problems.append(Problem(name, f"gpt-oss has no such tensor{hint}"))
+    names = dict.fromkeys(e.logical for e in table)
+    problems += strangers((n for n in specs if n not in names), names, "gpt-oss has no such tensor")
     return tensors, schemes, problems
 
 
@@ -105,7 +100,7 @@ def _unknown(
 ) -> Iterable[Problem]:
     """Leaves that the table does not account for; a whole surplus of layers is one problem, not hundreds."""
     surplus = [
-        n for n in unknown if (m := re.match(r"(?:model\.layers|block)\.(\d+)\.", n)) and int(m[1]) >= sizes.layers
+        n for n in unknown if (m := re.match(r"(?:model\.layers|block)\.(\d{1,9})\.", n)) and int(m[1]) >= sizes.layers
     ]
     if surplus:
         text = (
@@ -113,7 +108,8 @@ def _unknown(
         )
         yield Problem("config.json", text)
     missing = [n for n in wanted if n not in leaves]
-    for i, name in enumerate(n for n in unknown if n not in set(surplus)):
+    later = set(surplus)
+    for i, name in enumerate(n for n in unknown if n not in later):
         hint = did_you_mean(name, missing or wanted) if i < MOST_HINTS else ""
         yield Problem(name, f"unknown leaf, {leaves[name].dtype} {list(leaves[name].shape)}{hint}")
 

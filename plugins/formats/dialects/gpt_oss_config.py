@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import PlanError, Problem, did_you_mean, nearest
+from pipeline.settings import LARGEST, Settings, is_a
 from plugins.formats.dialects.gpt_oss_table import Sizes
 
 WHERE = "config.json"
@@ -54,23 +55,30 @@ ORIGINAL_KEYS = (
 )  # fmt: skip
 
 
-def sizes_of(config: Mapping[str, Any]) -> Sizes:
+def sizes_of(config: Mapping[str, Any], tensors: int) -> Sizes:
     """The sizes that a Hugging Face config states.
 
+    Args:
+        config: config.json.
+        tensors: how many tensors there are; each layer has some of its own.
+
     Raises:
-        PlanError: numbers that are missing, not positive integers, or heads that do not divide; all of them.
+        PlanError: numbers that are missing, not positive integers, more layers than there are tensors, or heads that
+            do not divide; all of them.
     """
     problems = []
     numbers = {}
     for field, key in NUMBERS.items():
         value = config.get(key)
-        if type(value) is not int or value < 1:
+        if type(value) is not int or not 1 <= value <= LARGEST:
             near = "".join(f" (the nearest key is {k!r})" for k in nearest(key, config, 1))
-            given = f"is {value!r}" if key in config else f"is missing{near}"
+            given = f"is {value!r:.80}" if key in config else f"is missing{near}"
             problems.append(Problem(WHERE, f"{key} {given}; a positive integer is needed"))
         else:
             numbers[field] = value
-    if not problems and numbers["heads"] % numbers["kv_heads"]:
+    whole = not problems
+    problems += too_many_layers(WHERE, "num_hidden_layers", numbers.get("layers", 1), tensors)
+    if whole and numbers["heads"] % numbers["kv_heads"]:
         text = f"num_attention_heads {numbers['heads']} is not a multiple of num_key_value_heads {numbers['kv_heads']}"
         problems.append(Problem(WHERE, text))
     if problems:
@@ -82,15 +90,27 @@ def sizes_of(config: Mapping[str, Any]) -> Sizes:
     )
 
 
+def too_many_layers(where: str, key: str, layers: int, tensors: int) -> list[Problem]:
+    """A problem when there cannot be so many layers; to be asked before a table of them is made."""
+    text = f"{key} is {layers:,}, but there are {tensors:,} tensors, and each layer has some of its own"
+    return [Problem(where, text)] if layers > max(1, tensors) else []
+
+
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Rotary settings of a Hugging Face config in the flat spelling of transformers 5: rope_theta, rope_type, factor, …
 
     {} when the config has none.
+
+    Raises:
+        PlanError: what should be an object is none.
     """
-    if config.get("rope_parameters"):
-        rope = {"rope_theta": config.get("rope_theta"), **config["rope_parameters"]}
+    s = Settings(config)
+    parameters, scaling = s.object("rope_parameters"), s.object("rope_scaling")
+    s.check()
+    if parameters:
+        rope = {"rope_theta": config.get("rope_theta"), **parameters}
     elif "rope_theta" in config:
-        rope = {"rope_theta": config["rope_theta"], **(config.get("rope_scaling") or {})}
+        rope = {"rope_theta": config["rope_theta"], **scaling}
     else:
         return {}
     kind = rope.pop("type", "default")  # the spelling of transformers before 4.43
@@ -103,19 +123,19 @@ def to_original(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     problems = []
 
     def refuse(key: str, given: Any, allowed: Any) -> None:
-        problems.append(Problem(WHERE, f"{key} is {given!r}; the original naming can only express {allowed!r}"))
+        problems.append(Problem(WHERE, f"{key} is {given!r:.200}; the original naming can only express {allowed!r}"))
 
     out: dict[str, Any] = {}
     for original, key in SAME_NUMBERS.items():
         out[original] = config.get(key, OPTIONAL["swiglu_limit"] if key == "swiglu_limit" else None)
-        if not isinstance(out[original], int | float):
-            problems.append(Problem(WHERE, f"{key} is {out[original]!r}; the original naming needs a number"))
+        if not is_a(out[original], float):
+            problems.append(Problem(WHERE, f"{key} is {out[original]!r:.80}; the original naming needs a number"))
     for key, only in FIXED.items():
         if config.get(key, only) != only:
             refuse(key, config[key], only)
-    layers = out["num_hidden_layers"]
-    if isinstance(layers, int) and config.get("layer_types", alternating(layers)) != alternating(layers):
-        refuse("layer_types", config["layer_types"], "sliding_attention, full_attention, … in turns")
+    layers, types = out["num_hidden_layers"], config.get("layer_types")
+    if types is not None and (not isinstance(types, list) or len(types) != layers or types != alternating(len(types))):
+        refuse("layer_types", types, "sliding_attention, full_attention, … in turns")
 
     rope = rope_of(config)
     if not rope:
@@ -142,17 +162,17 @@ def to_original(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
     problems += [
         Problem(WHERE, f"no value for {key}; the original naming needs one")
         for key in ("initial_context_length", "rope_theta", "rope_scaling_factor")
-        if not isinstance(out[key], int | float)
+        if not is_a(out[key], float)
     ]
     return out, problems
 
 
-def from_original(config: Mapping[str, Any]) -> dict[str, Any]:
+def from_original(config: Mapping[str, Any], tensors: int) -> dict[str, Any]:
     """The Hugging Face config.json for an original one, in the spelling of the published checkpoints (transformers 4,
     which 5 reads too). Token ids are the tokenizer's and stay out.
 
     Raises:
-        PlanError: missing or unknown keys; all of them.
+        PlanError: missing or unknown keys, values that are no numbers, more layers than `tensors`; all of them.
     """
     problems = [
         Problem(WHERE, f"{key} is missing (original naming)")
@@ -164,9 +184,16 @@ def from_original(config: Mapping[str, Any]) -> dict[str, Any]:
         for key in config
         if key not in ORIGINAL_KEYS
     ]
+    full = {**OPTIONAL, **config}
+    problems += [
+        Problem(WHERE, f"{key} is {full[key]!r:.80}; a number is needed (original naming)")
+        for key in ORIGINAL_KEYS
+        if key in full and not is_a(full[key], float)
+    ]
+    if not problems:
+        problems += too_many_layers(WHERE, "num_hidden_layers", full["num_hidden_layers"], tensors)
     if problems:
         raise PlanError(problems)
-    full = {**OPTIONAL, **config}
     factor, context = full["rope_scaling_factor"], full["initial_context_length"]
     yarn = {
         "beta_fast": full["rope_ntk_beta"],

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from pipeline.errors import Problem, did_you_mean
+from pipeline.errors import Problem, strangers
 from pipeline.formats import Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -16,8 +16,6 @@ from pipeline.tensors.views import stored_spec
 from plugins.formats.dialects import experts
 from plugins.formats.dialects.experts import Home, Module
 
-# Hints cost a comparison with every name; a wholly foreign checkpoint gets them for its first leaves only.
-MOST_HINTS = 12
 WHERE = "MODULE.weight of two dimensions, or of gpt-oss ….experts.{gate_up_proj,down_proj} of three"
 
 PartsOf = Callable[[str, TensorSpec], tuple[Part, ...]]
@@ -122,16 +120,7 @@ def sort_out(
             matrices[name] = Bound(spec, (Part(name),))
         elif name not in aside and found.get(mine):
             unknown.append(name)
-    known = list(of_module)
-    text = "is no part of its module's format"
-    return (
-        matrices,
-        ignored,
-        [
-            Problem(name, f"{text}{did_you_mean(name, known) if i < MOST_HINTS else ''}")
-            for i, name in enumerate(unknown)
-        ],
-    )
+    return matrices, ignored, list(strangers(unknown, of_module, "is no part of its module's format"))
 
 
 def leaf_problems(bound: Bound, leaves: Mapping[str, TensorSpec], because: str) -> list[Problem]:

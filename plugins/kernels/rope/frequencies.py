@@ -16,8 +16,10 @@ from typing import Any, Final
 import numpy as np
 
 from pipeline.errors import SourceError, did_you_mean
+from pipeline.settings import is_a
 
 DEFAULT_THETA: Final = 10_000.0  # arXiv 2104.09864, section 3.3; what transformers takes where a config names none
+MAX_DIMS: Final = 65_536  # of a head; real ones have 512 at most, and a table is made of these
 F32 = np.float32
 
 
@@ -34,17 +36,30 @@ def frequencies(config: Mapping[str, Any], head_dim: int, layer_type: str | None
     """
     rope = parameters(config, layer_type)
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind not in KINDS:
-        raise SourceError(f"config.json: rope type {kind!r} is unknown{did_you_mean(str(kind), KINDS)}")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise SourceError(f"config.json: rope type {kind!r:.80} is unknown{did_you_mean(str(kind), KINDS)}")
+    numbers = Rope(config, rope, kind)
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    dims = int(head_dim * (1.0 if part is None else part))
+    dims = int(head_dim * (1.0 if part is None else numbers.number("partial_rotary_factor", part)))
+    if head_dim > MAX_DIMS or dims > MAX_DIMS:
+        raise SourceError(f"config.json: heads have {head_dim} dims, of which {dims} are rotated; at most {MAX_DIMS}")
     if dims < 2 or dims % 2:
         raise SourceError(f"config.json: rope rotates pairs of dims, and {dims} of {head_dim} are to be rotated")
-    return KINDS[kind](Rope(config, rope, kind), dims)
+    try:
+        with np.errstate(all="ignore"):
+            found, concentration = KINDS[kind](numbers, dims)
+    except (ArithmeticError, ValueError) as why:
+        raise SourceError(f"config.json: rope type {kind!r}: its numbers cannot be: {why}") from None
+    if not np.isfinite(found).all() or not math.isfinite(concentration):
+        raise SourceError(f"config.json: rope type {kind!r}: its numbers make frequencies that are not finite")
+    return found, concentration
 
 
 def parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
     """The parameters of one kind of layers, as transformers 5 spells them."""
+    for name in ("rope_parameters", "rope_scaling"):
+        if not isinstance(config.get(name), Mapping | None):
+            raise SourceError(f"config.json: {name} is {config[name]!r:.80}; an object is expected")
     rope = config.get("rope_parameters")
     theta = config.get("rope_theta")
     if rope is None:
@@ -73,24 +88,26 @@ class Rope:
         self.config, self.rope, self.kind = config, rope, kind
 
     def __call__(self, name: str) -> float:
-        value = self.rope.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise SourceError(f"config.json: rope type {self.kind!r} needs the number {name!r}, got {value!r}")
-        return value
+        return self.number(name, self.rope.get(name))
 
-    def get(self, name: str, default: Any = None) -> Any:
-        value = self.rope.get(name)
-        return default if value is None else value
+    def number(self, name: str, value: Any) -> float:
+        """`value`, which `name` has somewhere, and which must be a positive number."""
+        if not is_a(value, float) or value <= 0:
+            raise SourceError(f"config.json: rope type {self.kind!r} needs the number {name!r}, got {value!r:.80}")
+        return float(value)
+
+    def get(self, name: str, default: float) -> float:
+        return default if self.rope.get(name) is None else self(name)
 
     @property
     def original_context(self) -> float:
         """Positions that the model was pretrained on."""
         beside = self.config.get("original_max_position_embeddings")  # Phi 3 has it outside, and it goes first there
-        found = self.get("original_max_position_embeddings") if beside is None else beside
+        found = self.rope.get("original_max_position_embeddings") if beside is None else beside
         found = self.config.get("max_position_embeddings") if found is None else found
         if found is None:
             raise SourceError(f"config.json: rope type {self.kind!r} needs 'original_max_position_embeddings'")
-        return float(found)
+        return self.number("original_max_position_embeddings", found)
 
 
 def _powers(rope: Rope, dims: int) -> Any:
@@ -120,16 +137,21 @@ def _llama3(rope: Rope, dims: int) -> tuple[Any, float]:
 
 def _yarn(rope: Rope, dims: int) -> tuple[Any, float]:
     context, theta = rope.original_context, rope("rope_theta")
-    factor = rope.get("factor")
-    if factor is None:  # DeepSeek's configs name both contexts instead
-        factor = float(rope.config.get("max_position_embeddings", context)) / context
+    if rope.rope.get("factor") is None:  # DeepSeek's configs name both contexts instead
+        longest = rope.config.get("max_position_embeddings", context)
+        factor = rope.number("max_position_embeddings", longest) / context
+    else:
+        factor = rope("factor")
 
     def dim_of(rotations: float) -> float:
         """The (fractional) pair whose frequency turns that often within the original context."""
         return dims * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dim_of(rope.get("beta_fast", 32)), dim_of(rope.get("beta_slow", 1))
-    if rope.get("truncate", True):
+    truncate = rope.rope.get("truncate", True)
+    if not isinstance(truncate, bool):
+        raise SourceError(f"config.json: rope type {rope.kind!r}: truncate is {truncate!r:.80}, not true or false")
+    if truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dims - 1)
     high = high + 0.001 if low == high else high
@@ -141,14 +163,13 @@ def _yarn(rope: Rope, dims: int) -> tuple[Any, float]:
 
 
 def _yarn_concentration(rope: Rope, factor: float) -> float:
-    given = rope.get("attention_factor")
-    if given is not None:
-        return float(given)
+    if rope.rope.get("attention_factor") is not None:
+        return rope("attention_factor")
 
     def mscale(by: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * by * math.log(factor) + 1.0
 
-    top, bottom = rope.get("mscale"), rope.get("mscale_all_dim")
+    top, bottom = (0.0 if not rope.rope.get(name) else rope(name) for name in ("mscale", "mscale_all_dim"))
     return mscale(top) / mscale(bottom) if top and bottom else mscale(1.0)
 
 

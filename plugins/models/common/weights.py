@@ -14,7 +14,7 @@ import jax
 from flax import nnx
 
 import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
-from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.errors import MOST_HINTS, PlanError, Problem, did_you_mean, strangers
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.models.device import Hold, device_spec, left_out
@@ -45,6 +45,7 @@ class _Record:
     specs: Mapping[str, TensorSpec]
     hold: Hold
     problems: list[Problem] = field(default_factory=list)
+    missing: int = 0
     taken: dict[str, str] = field(default_factory=dict)
     ignored: dict[str, str] = field(default_factory=dict)
 
@@ -69,6 +70,11 @@ class Weights:
     def scope(self, prefix: str) -> "Weights":
         """The same table, with names under `prefix.`."""
         return Weights(self._record.specs, prefix=f"{self.prefix}{prefix}.", record=self._record)
+
+    @property
+    def count(self) -> int:
+        """How many tensors the checkpoint has."""
+        return len(self._record.specs)
 
     def has(self, name: str) -> bool:
         return self.prefix + name in self._record.specs
@@ -96,7 +102,9 @@ class Weights:
     def _take(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
         spec = self._record.specs.get(name)
         if spec is None:
-            self._note(name, f"is missing{did_you_mean(name, self._record.specs)}")
+            hint = did_you_mean(name, self._record.specs) if self._record.missing < MOST_HINTS else ""
+            self._record.missing += 1
+            self._note(name, f"is missing{hint}")
         elif spec.shape != shape:
             self._note(name, f"has shape {spec.shape}; config.json makes it {shape}")
         elif spec.scheme is None and spec.dtype not in ("BF16", "F16", "F32"):
@@ -120,9 +128,8 @@ class Weights:
         record = self._record
         rest = [name for name in record.specs if name not in record.taken]
         ignored = left_out(rest, record.ignored)
-        for name in rest:
-            if name not in ignored:
-                self._note(name, f"no part of the model takes it{did_you_mean(name, record.taken)}")
+        unknown = [name for name in rest if name not in ignored]
+        record.problems += strangers(unknown, record.taken, "no part of the model takes it")
         if record.problems:
             raise PlanError(record.problems, exit_code=4)
         return ignored

@@ -48,16 +48,16 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     """See `plugins.models.family.Family.build`."""
     s = Settings(config)
     # Gemma3TextConfig's defaults: config.json of the small models leaves some of them out.
-    hidden, layers = s.count("hidden_size", 2304), s.count("num_hidden_layers", 26)
+    hidden, layers = s.count("hidden_size", 2304), s.layers(weights, 26)
     heads, kv_heads = s.heads(8, 4)
     head_dim, inter, vocab = s.count("head_dim", 256), s.count("intermediate_size", 9216), s.count("vocab_size", 262208)
     act = s.one_of("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh")
     eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, True)
-    scale, bias = s.get("query_pre_attn_scalar", float, 256.0) ** -0.5, s.get("attention_bias", bool, False)
+    scale, bias = s.positive("query_pre_attn_scalar", 256.0) ** -0.5, s.get("attention_bias", bool, False)
     window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", 6)
     types = s.layer_types(layers, [f"{'sliding' if (i + 1) % every else 'full'}_attention" for i in range(layers)])
-    attention_cap = s.get("attn_logit_softcapping", float, None)
-    final_cap = s.get("final_logit_softcapping", float, None)
+    attention_cap = s.positive("attn_logit_softcapping", None)
+    final_cap = s.positive("final_logit_softcapping", None)
     s.refuse("use_bidirectional_attention", "only causal attention is supported", False)
     s.check()
     if not config.get("rope_parameters"):

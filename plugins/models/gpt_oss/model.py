@@ -52,9 +52,9 @@ class Numbers:
     rope: Rope
 
     @staticmethod
-    def read(config: Mapping[str, Any]) -> "Numbers":
+    def read(config: Mapping[str, Any], weights: Weights) -> "Numbers":
         s = Settings(config)
-        hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.count("num_hidden_layers")
+        hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, [("sliding_attention", "full_attention")[i % 2] for i in range(layers)])
         window = s.count("sliding_window")
@@ -71,12 +71,12 @@ class Numbers:
             s.count("num_local_experts"),
             s.count("num_experts_per_tok", s.get("experts_per_token", int, 4)),
         )
-        bias = s.get("attention_bias", bool, True)
+        bias, rope, scaling = s.get("attention_bias", bool, True), s.object("rope_parameters"), s.object("rope_scaling")
         s.check()
-        given = config.get("rope_parameters") or config.get("rope_scaling") or DEFAULT_ROPE
+        given = rope or scaling or DEFAULT_ROPE
         theta = config.get("rope_theta") or DEFAULT_THETA
-        rope = {"rope_theta": theta, **{k: v for k, v in given.items() if v is not None}}
-        inv_freq, concentration = frequencies({**config, "rope_parameters": rope}, head_dim)
+        full = {"rope_theta": theta, **{k: v for k, v in given.items() if v is not None}}
+        inv_freq, concentration = frequencies({**config, "rope_parameters": full}, head_dim)
         return Numbers(
             vocab=vocab, hidden=hidden, inter=inter, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             experts=experts, chosen=chosen, eps=eps, alpha=alpha, limit=limit, bias=bias,
@@ -153,7 +153,7 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    c = Numbers.read(config)
+    c = Numbers.read(config, weights)
     return Decoder(
         weights, lambda w, i: Block(w, c, i), layers=c.layers, vocab=c.vocab, hidden=c.hidden, eps=c.eps, tied=False,
         ops=ops, dtype=dtype,

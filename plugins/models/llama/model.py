@@ -39,7 +39,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     """See `plugins.models.family.Family.build`."""
     s = Settings(config)
     mistral = config.get("model_type") == "mistral"
-    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.count("num_hidden_layers")
+    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
     head_dim = s.count("head_dim", hidden // heads)
     inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
     act = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu")

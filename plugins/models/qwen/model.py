@@ -83,7 +83,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     """See `plugins.models.family.Family.build`."""
     s = Settings(config)
     qwen2, moe = config["model_type"] == "qwen2", config["model_type"] == "qwen3_moe"
-    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.count("num_hidden_layers")
+    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
     head_dim = s.count("head_dim", hidden // heads if qwen2 or moe else 128)  # Qwen3Config's default
     vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
     act, eps = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu"), s.get("rms_norm_eps", float, 1e-6)
@@ -95,10 +95,10 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     experts = chosen = moe_inter = 0
     sparse: list[bool] = [False] * layers
     if moe:
-        experts = s.count("num_experts", s.get("num_local_experts", int, 128))
+        experts = s.many("num_experts", weights, s.get("num_local_experts", int, 128))
         chosen, moe_inter = s.count("num_experts_per_tok", 8), s.count("moe_intermediate_size")
         s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
-        step, dense = s.count("decoder_sparse_step", 1), config.get("mlp_only_layers") or ()
+        step, dense = s.count("decoder_sparse_step", 1), frozenset(s.items("mlp_only_layers", int))
         sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
     normalize = s.get("norm_topk_prob", bool, False)
     s.check()

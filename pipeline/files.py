@@ -1,0 +1,118 @@
+"""Files that come from outside, opened with care: regular files only, no larger than they may be, errors with names.
+
+A path may lead to a pipe (opening it would wait for ever), to a device (reading it would never end), to a folder, to
+nothing, or be no path at all (too long, a zero byte in it). Here each of these is a SourceError, and nothing else.
+"""
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from pipeline.errors import SourceError
+
+MAX_NBYTES = 100_000_000  # of a file that is read whole; the largest vocabularies and indexes have a third of it
+_SHOWN_CHARS = 300  # of a path in an error
+
+
+def spoken(path: Path | str) -> str:
+    """A path as an error says it: the end of one that is very long, and nothing that a terminal would act on."""
+    text = str(path)
+    text = f"…{text[-_SHOWN_CHARS:]}" if len(text) > _SHOWN_CHARS else text
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[int]:
+    """A descriptor for reading a regular file.
+
+    Raises:
+        SourceError: missing, not a regular file (a pipe would block, a device would not end), not readable, not a path.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as e:
+        raise SourceError(f"{spoken(path)}: cannot be opened: {e.strerror}") from e
+    except ValueError as e:  # a zero byte, a lone surrogate
+        raise SourceError(f"{spoken(path)}: cannot be opened: {e}") from e
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise SourceError(f"{spoken(path)}: not a regular file")
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def read_whole(path: Path, most: int = MAX_NBYTES) -> bytes:
+    """The content of a regular file of at most `most` bytes, which may not change its size meanwhile.
+
+    Raises:
+        SourceError: as `opened`; it is larger, or cannot be read.
+    """
+    with opened(path) as fd:
+        nbytes = os.fstat(fd).st_size
+        if nbytes > most:
+            raise SourceError(f"{spoken(path)}: has {nbytes:,} bytes; at most {most:,} are read")
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                content = file.read(nbytes + 1)
+        except OSError as e:
+            raise SourceError(f"{spoken(path)}: cannot be read: {e.strerror}") from e
+    if len(content) != nbytes:
+        raise SourceError(f"{spoken(path)}: changed while it was read")
+    return content
+
+
+def exists(path: Path) -> bool:
+    """Whether there is anything, a dangling link included.
+
+    Raises:
+        SourceError: that cannot be told: a folder on the way may not be entered, the path is too long or none.
+    """
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (OSError, ValueError) as e:
+        raise SourceError(f"{spoken(path)}: {getattr(e, 'strerror', None) or e}") from e
+    return True
+
+
+@contextmanager
+def of_source(what: str) -> Iterator[None]:
+    """Whatever the file system says while a source is opened is said of the source.
+
+    Raises:
+        SourceError: for every OSError.
+    """
+    try:
+        yield
+    except OSError as e:
+        where = f" ({spoken(os.fsdecode(e.filename))})" if isinstance(e.filename, str | bytes) else ""
+        raise SourceError(f"{what}: {e.strerror or e}{where}") from e
+
+
+def placed(text: str) -> Path:
+    """The absolute path that somebody typed, `~` expanded.
+
+    Raises:
+        SourceError: no path: a zero byte, a home that nobody has.
+    """
+    try:
+        os.fsencode(text)
+        if "\0" in text:
+            raise ValueError("a path has no zero byte")
+        return Path(text).expanduser().absolute()
+    except (ValueError, RuntimeError) as e:
+        raise SourceError(f"{spoken(text)}: is no path: {e}") from None
+
+
+def is_inner(name: str) -> bool:
+    """Whether a name that a file or a server gives is one of a file inside the folder it is about, links aside."""
+    pure = PurePosixPath(name)
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not {*name} & {"\\", "\0"}
