@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import extend
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.names import run_name
+from pipeline.prompts import continued
 from pipeline.resolve import OWN_PACKAGES, Resolver
 from pipeline.spine import RunConfig, Spine
 
@@ -166,6 +167,7 @@ def register() -> None:
     """Make the resolvers that conf/ uses known to OmegaConf."""
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
+    OmegaConf.register_new_resolver("continued", continued, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 
 

@@ -186,7 +186,7 @@ def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from rich.table import Table
 
-    from pipeline.report import group_of
+    from pipeline.report import chosen, group_of
     from pipeline.stage import Checkpoint, Needs
 
     stages = Table(title="Stages", title_justify="left")
@@ -236,6 +236,7 @@ def plan_tables(plan: Any) -> list[Any]:
         for file in work.outputs:
             table.add_row(str(file.path.relative_to(folder)), f"{file.nbytes:,}")
         found += [table, folder]
+    found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)

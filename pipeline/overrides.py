@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline import extend
+from pipeline import extend, prompts
 from pipeline.config import CONF, allowed_packages, options, plugin_folder, plugins
 from pipeline.errors import ConfigError, PlanError, SourceError, did_you_mean
 from pipeline.resolve import Resolver
@@ -22,26 +22,32 @@ from pipeline.stage import Checkpoint, Context
 
 TEXT = "prompt"
 PROMPTS = (TEXT, "prompts", "prompt_file")  # one of them says what is continued
+STDIN = f"prompt_file={prompts.STDIN}"
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
     """Hydra's quotes around every `prompt=TEXT`, and around a path that exists, where its grammar would change them.
 
+    `prompt_file=-` becomes the text on standard input, so that runs of different texts differ in their names.
     Everything else is Hydra's grammar: lists, numbers, and with `-m` commas.
 
     Raises:
-        ConfigError: two answers to what is to be continued.
+        ConfigError: two answers to what is to be continued; a text that is no UTF-8; or as `prompts.read`.
     """
     keys = [o.partition("=")[0].lstrip("+") for o in overrides]
     if len(said := [k for k in PROMPTS if k in keys]) > 1:
         raise ConfigError(f"{' and '.join(said)}: one of them says what is continued (allowed: {', '.join(PROMPTS)})")
-    return [_as_typed(o) for o in overrides]
+    return [_as_typed(f"{TEXT}={prompts.read(prompts.STDIN)}" if o.lstrip("+") == STDIN else o) for o in overrides]
 
 
 def _as_typed(override: str) -> str:
-    key, _, value = override.partition("=")
-    if override.startswith("-") or not (key.lstrip("+") == TEXT or _exists(value)):
+    key, given, value = override.partition("=")
+    if not given or override.startswith("-") or not (key.lstrip("+") == TEXT or _exists(value)):
         return override
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{key}={value!r}: has bytes that are no UTF-8") from None
     return override if _plain(override, value) else f"{key}={quoted(value)}"
 
 
