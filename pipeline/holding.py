@@ -102,11 +102,14 @@ def _first(why: PlanError) -> str:
 
 
 def _reasons(why: PlanError) -> str:
-    """A line for each thing that is wrong, however many layers it is wrong in."""
-    groups: dict[tuple[str, str], int] = {}
+    """A line for each thing that is wrong, however many tensors it is wrong with."""
+    groups: dict[str, list[str]] = {}
     for problem in why.problems:
-        key = group_of(problem.where), problem.message
-        groups[key] = groups.get(key, 0) + 1
-    lines = [f"\n    {where}{f' (×{n})' if n > 1 else ''}: {text}" for (where, text), n in groups.items()]
+        groups.setdefault(problem.message, []).append(group_of(problem.where))
+    lines = []
+    for text, names in groups.items():
+        kinds = dict.fromkeys(names)
+        more = f" and {len(kinds) - 1} others" if len(kinds) > 1 else ""
+        lines.append(f"\n    {names[0]}{more}{f' (×{len(names)})' if len(names) > 1 else ''}: {text}")
     more = f"\n    and {len(lines) - MOST_REASONS} more" if len(lines) > MOST_REASONS else ""
     return "".join(lines[:MOST_REASONS]) + more

@@ -6,6 +6,7 @@ job of a sweep too) sends them through `with_model`, which changes nothing that 
 
 import re
 from collections.abc import Sequence
+from os.path import exists, expanduser
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 def _as_typed(override: str) -> str:
     key, given, value = override.partition("=")
-    if not given or override.startswith("-") or not (key.lstrip("+") == TEXT or _exists(value)):
+    if not given or override.startswith("-") or not (key.lstrip("+") == TEXT or exists(expanduser(value))):
         return override
     try:
         value.encode()
@@ -71,13 +72,6 @@ def _parsed(override: str) -> Any:
         return OverridesParser.create().parse_override(override)
     except HydraException:
         return None
-
-
-def _exists(path: str) -> bool:
-    try:
-        return Path(path).expanduser().exists()
-    except (OSError, RuntimeError):  # a name that is too long, a user that does not exist
-        return False
 
 
 def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None = None) -> list[str]:
