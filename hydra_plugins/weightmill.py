@@ -26,6 +26,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from pipeline import console
 from pipeline.config import plugin_folder, plugins
 from pipeline.errors import StageError, StorageError, WeightmillError
+from pipeline.overrides import with_model
 from pipeline.places import hindrance
 
 FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder: Hydra the first of them
@@ -124,7 +125,8 @@ class Launcher(HydraLauncher):
         assert self.config is not None
         assert self.hydra_context is not None
         assert self.task_function is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        settled = with_model(overrides, fetch=True)  # of a source that the sweep varies
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, settled)
         HydraConfig.instance().set_config(config)
         with open_dict(config), read_write(config), read_write(config.hydra):
             config.hydra.job.id = number

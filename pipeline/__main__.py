@@ -6,8 +6,8 @@ Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before
 """
 
 import os
-import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -19,6 +19,7 @@ from pipeline import console
 from pipeline.config import CONF, load_run, register
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.fit import plan_run
+from pipeline.overrides import as_typed, with_model
 from pipeline.runner import execute, obstacles_ahead
 
 VERBS = ("plan", "graph", "new-stage")
@@ -101,7 +102,7 @@ def _run_hydra(args: list[str]) -> None:
             raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
         os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
     register()
-    args = [_quoted(a) for a in args]
+    args = _settled(args)
     sys.argv = [sys.argv[0], *args]
     try:
         job()
@@ -117,14 +118,18 @@ def _run_hydra(args: list[str]) -> None:
         raise said from None
 
 
-def _quoted(arg: str) -> str:
-    """`key=PATH` in Hydra's quotes where its grammar would stumble over a path that exists (`a=b`, `a b`, `a~1`)."""
-    key, _, path = arg.partition("=")
-    plain = (
-        arg.startswith("-") or re.fullmatch(r"[A-Za-z0-9_/.+:@%*?|$-]*", path) or not Path(path).expanduser().exists()
-    )
-    escaped = path.replace("'", "\\'")
-    return arg if plain else f"{key}='{escaped}'"
+def _settled(args: list[str]) -> list[str]:
+    """What was typed, as Hydra takes it; a shell that asks how a line goes on has that line settled as well."""
+    if _option(args, "--config-name", "-cn") is not None:  # a config of the user's own has a model or not
+        return as_typed(args)
+    if "--shell-completion" in args or "-sc" in args:
+        app, *words = os.environ.get("COMP_LINE", "").split(" ")
+        words = words[1:] if words[:1] and words[0] in VERBS else words
+        with suppress(WeightmillError):  # a line that is not finished may be wrong
+            words = [*with_model(as_typed(words[:-1]), fetch=False), *words[-1:]]
+        os.environ["COMP_LINE"] = " ".join([app, *words])
+        return args
+    return with_model(as_typed(args), fetch=_verb == "run")
 
 
 def _option(args: list[str], *names: str) -> str | None:

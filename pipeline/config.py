@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import extend
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.names import run_name
+from pipeline.prompts import continued
 from pipeline.resolve import OWN_PACKAGES, Resolver
 from pipeline.spine import RunConfig, Spine
 
@@ -33,10 +34,13 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> Run
         PlanError: every problem of every node.
         HydraException: an override that does not compose.
     """
+    from pipeline.overrides import as_typed, with_model
+
     register()
     search = search_override(config_dir.absolute() if config_dir else None)
+    settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return load_run(compose("config", [*search, "paths.run=outputs/run", *overrides]))
+        return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))
 
 
 def search_override(config_dir: Path | None) -> list[str]:
@@ -128,8 +132,9 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             tree[key] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_node else value
         except OmegaConfBaseException as why:
             if "model" not in cfg and "'model" in str(why):
-                message = f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"
-                problems.append(Problem("model", message))
+                from pipeline.overrides import no_model
+
+                problems.append(Problem("model", no_model()))
             elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
                 name = getattr(why, "full_key", None) or key
                 name = name if name.endswith(f".{missing[1]}") else missing[1]
@@ -163,6 +168,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("run_name", run_name, replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
+    OmegaConf.register_new_resolver("continued", continued, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 
 

@@ -192,7 +192,7 @@ def plan_tables(plan: Any) -> list[Any]:
     from rich.table import Table
 
     from pipeline.engine import grouped
-    from pipeline.report import group_of, ignored_table, left_out
+    from pipeline.report import chosen, group_of, ignored_table, left_out
     from pipeline.stage import Checkpoint, Needs
 
     stages = Table(title="Stages", title_justify="left")
@@ -247,6 +247,7 @@ def plan_tables(plan: Any) -> list[Any]:
         n: r for node in plan.nodes.values() if isinstance(node.result, Needs) for n, r in node.result.ignored.items()
     }
     found += [f"the model does not read {line}" for line in grouped(ignored)]
+    found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)

@@ -129,6 +129,9 @@ class Dialect(Protocol):
     see companion files that the checkpoint carries names them in a class variable `takes`: it finds them in `config`
     in the same way, those that are no JSON as text.
 
+    A dialect whose format brought some schemes into the world names them in a class variable `own`: of all dialects
+    that could hold them it is then the first to be asked (`pipeline.holding`).
+
     A dialect whose small leaves say what the others mean (a shape, a code book) names them in a class variable `peeks`,
     patterns as of `fnmatch`: `decode` finds their arrays in `config` under the key `PEEKED`, leaf → array.
     """

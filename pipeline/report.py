@@ -52,6 +52,7 @@ class Report:
         ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
+        chosen: stage → which option it took, and why, where that was left to it.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
@@ -72,6 +73,7 @@ class Report:
     backends: list[list[str]]
     versions: dict[str, str]
     reused: bool = field(default=False, compare=False)
+    chosen: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     exit_code: int = 0
     declined: list[dict[str, Any]] = field(default_factory=list)
@@ -195,6 +197,7 @@ def build_report(
         ],
         ignored=left_out(plan),
         versions=versions(),
+        chosen=chosen(plan),
         exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
@@ -208,6 +211,9 @@ def left_out(plan: Plan) -> list[dict[str, Any]]:
         own = getattr(node.result, "ignored", {})
         rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
     return rows
+def chosen(plan: Plan) -> dict[str, str]:
+    """See `Report.chosen`."""
+    return {name: text for name, work in plan.works.items() if (text := getattr(work, "chosen", ""))}
 
 
 def _stage_row(name: str) -> dict[str, Any]:
@@ -317,6 +323,7 @@ def tables(report: Report) -> list[Any]:
         found += _tables_of(value) or [_result_table(name, value)]
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *(_plainly(v) for v in verdicts)]
+    found += [f"{name}: {text}" for name, text in report.chosen.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(

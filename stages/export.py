@@ -4,7 +4,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -16,9 +16,10 @@ import xxhash
 from pipeline import meter
 from pipeline.chunks import pack
 from pipeline.digest import digest_file, identity
-from pipeline.errors import Problem, SourceError, StorageError, ValueRangeError
+from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import read_whole, spoken
 from pipeline.formats import Binding, Container, Dialect, Layout
+from pipeline.holding import Option, choose, hold
 from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
 from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, OutputFile, Piece, Work
@@ -40,25 +41,37 @@ class Export:
     """Write a checkpoint.
 
     Attributes:
-        dialect: naming and packing.
-        container: bytes in files.
+        dialect: naming and packing; None: of the first of `prefer` that can hold everything.
+        container: bytes in files; None, with the dialect: that option's.
         path: target folder; None for `model` in the run's folder.
-        max_shard_size: largest file, such as `5GB`; None for a single file.
+        max_shard_size: largest file, such as `5GB`; None for a single file; `auto`, without a dialect: that option's.
         dtype: `keep` writes quantized tensors packed and the rest as they come; `bf16`, `fp16` and `fp32` write
             plain values only.
         overflow: what happens to a finite value beyond fp16's range: `error`, or `clamp` to ±65504. Never infinity.
         unpack: turns packed tensors into values.
         cast: the cast kernel.
+        options: name → what else could be written.
+        prefer: names of `options`, in the order in which they are asked.
     """
 
-    dialect: Dialect
-    container: Container
+    dialect: Dialect | None
+    container: Container | None
     unpack: Kernel
     cast: Kernel
     path: str | None = None
     max_shard_size: str | None = "5GB"
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
     overflow: Literal["error", "clamp"] = "error"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    prefer: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.dialect is None) != (self.container is None):
+            raise ConfigError("dialect and container are chosen together: both or neither is null")
+        if self.dialect is None and not self.prefer:
+            raise ConfigError("without a dialect, prefer says which options are asked")
+        if unknown := [name for name in self.prefer if name not in self.options]:
+            raise ConfigError(f"prefer names {unknown[0]!r}{did_you_mean(unknown[0], self.options)}")
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Exported]:
         """
@@ -68,22 +81,33 @@ class Export:
         store = checkpoint.store
         if self.dtype != "keep":
             store = MappedStore(store, AsValues(DTYPES[self.dtype], self.unpack, self.cast, self.overflow))
-        binding = self.dialect.encode(store.specs, {**checkpoint.config, **_taken(self.dialect, checkpoint.files)})
-        max_shard = parse_bytes(self.max_shard_size, "export.max_shard_size") if self.max_shard_size else None
-        layout = self.container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
+
+        def encode(dialect: Dialect) -> Binding:
+            return dialect.encode(store.specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
+
+        container, shard_size, chosen = self.container, self.max_shard_size, ""
+        if self.dialect is None or container is None:
+            name, binding, chosen = choose(self.prefer, self.options, store.specs, encode)
+            container = self.options[name].container
+            shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
+        else:
+            binding = hold(self.dialect, self.options, encode)
+        max_shard = parse_bytes(shard_size, "export.max_shard_size") if shard_size else None
+        layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
         files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
         return ExportWork(
             store=store,
             binding=binding,
-            container=self.container,
+            container=container,
             layout=layout,
             target=Path(self.path).expanduser().absolute() if self.path else ctx.run_dir / "model",
             companions=files,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
-            key=identity([ctx.recipes, ctx.seed, [[str(f.path), f.nbytes, f.mtime_ns] for f in checkpoint.inputs]]),
+            key=identity([ctx.recipes, ctx.seed, [f.identity for f in checkpoint.inputs]]),
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
+            chosen=chosen,
         )
 
 
@@ -120,6 +144,7 @@ class ExportWork:
         companions: files to carry along, name → path or content.
         stored: bytes that each tensor takes where it is read.
         key: identity of what is written.
+        chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
     """
 
     store: TensorStore
@@ -133,6 +158,7 @@ class ExportWork:
     key: str
     run_dir: Path
     overwrite: bool
+    chosen: str = ""
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.digest import small_input, stamped
-from pipeline.errors import SourceError, did_you_mean
+from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.files import exists, of_source, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
@@ -32,6 +32,7 @@ class Load:
         dialects: tried in order; the first that recognizes the leaves binds them.
         carry: patterns of files beside the weights that an export takes along.
         remotes: where addresses lead; the one whose scheme the source begins with fetches it.
+        model_types: those of config.json that the chosen model option is for; None: any.
     """
 
     source: str
@@ -39,13 +40,15 @@ class Load:
     dialects: tuple[Dialect, ...]
     carry: tuple[str, ...] = ()
     remotes: tuple[Remote, ...] = ()
+    model_types: tuple[str, ...] | None = None
 
     def run(self, ctx: Context) -> Checkpoint:
         """Reads headers, and the small leaves that say what others mean.
 
         Raises:
             SourceError: no such folder, no container recognizes it, or a file is malformed or cannot be read.
-            PlanError: the leaves do not fit the dialect; all problems at once.
+            PlanError: the leaves do not fit the dialect, all problems at once; or the checkpoint is of another model
+                than the chosen one.
         """
         with of_source(f"model.source={self.source!r:.300}"):
             return self._run(ctx)
@@ -72,6 +75,7 @@ class Load:
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
+        self._of_the_chosen_model(binding.config.get("model_type"))
         carried = {n: p for n, p in self._carried(folder, set(leaves.paths)).items() if n not in binding.files}
         small = {p: small_input(p) for p in {**dict.fromkeys(leaves.metadata_paths), **dict.fromkeys(carried.values())}}
         small |= beside.inputs  # as they were when they were read
@@ -85,6 +89,23 @@ class Load:
             source=source.absolute(),
             ignored=binding.ignored,
         )
+
+    def _of_the_chosen_model(self, kind: Any) -> None:
+        """
+        Raises:
+            PlanError: the option that was chosen is not for `kind`, the checkpoint's model_type.
+        """
+        if not self.model_types or kind is None or kind in self.model_types:
+            return
+        from pipeline.overrides import model_types
+
+        option = model_types().get(str(kind))
+        right = f"model={option} is for it" if option else "no model option is for it"
+        text = (
+            f"the option that was chosen is for model_type {' and '.join(self.model_types)}, and the config.json of "
+            f"{self.source} says {kind!r}; {right}{', and is chosen when model= is left out' if option else ''}"
+        )
+        raise PlanError([Problem("model", text)], exit_code=SourceError.exit_code)
 
     def _found(self, ctx: Context) -> Fetched:
         """The source on this machine.

@@ -191,7 +191,7 @@ def test_overlapping_windows_score_every_token_once(here: Path) -> None:
 
 def test_generate_is_the_quick_way_to_text(here: Path) -> None:
     options = ("flow=generate", "quant=mxfp4", "sampling.max_tokens=12", "progress=false")
-    report = run(*options, "prompt=[The people, Our army and navy]")
+    report = run(*options, "prompts=[The people, Our army and navy]")
     found = report.results["generate"]
     assert found["prompts"] == ["The people", "Our army and navy"]
     assert_as_planned(report, *options)
@@ -367,7 +367,8 @@ def test_what_cannot_run_is_said_before_anything_is_written(here: Path) -> None:
         ("sampling.tempreature=1", "tempreature"),
         ("engine.dtype=fp32", "f32"),
         ("engine.cache=int4", "int8"),
-        ("prompt=''", "empty"),
+        ("prompt=", "empty"),
+        ("prompts=[]", "empty"),
         ("tokenizer.vocabulary=nowhere", "no such folder"),
         ("tokenizer.encoding=o200k", "no such encoding; did you mean 'o200k_harmony'"),
     ],

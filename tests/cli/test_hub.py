@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.api import _model_option
+from pipeline.overrides import model_option
 from pipeline.api import run as pipeline_run
 from tests.cases import runs
 from tests.cases.hub_server import HubServer, Repo, files_of, serving
@@ -77,7 +77,7 @@ def test_what_is_said_of_sources_that_are_not_there(env: dict[str, str], tmp_pat
 
 def test_the_api_takes_addresses_and_where_they_lead(server: HubServer, tmp_path: Path) -> None:
     where = [f"hub.endpoint={server.url}", f"hub.cache={tmp_path / 'cache'}"]
-    assert _model_option("hf://org/tiny", where) == "gpt_oss"
+    assert model_option("hf://org/tiny", where) == "gpt_oss"
     assert (tmp_path / "cache" / "models--org--tiny").is_dir()
     report = pipeline_run(["flow=verify", "a=hf://org/tiny", f"b={TINY}", f"paths.run={tmp_path / 'run'}", *where])
     assert report.exit_code == 0
