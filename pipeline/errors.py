@@ -8,11 +8,16 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipeline.redact import hide
+
 
 class WeightmillError(Exception):
-    """Base of every error a user can cause or cure."""
+    """Base of every error a user can cause or cure. Its text has no secrets."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return hide(super().__str__())
 
 
 class ConfigError(WeightmillError):
@@ -78,7 +83,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.message}"
+        return hide(f"{self.where}: {self.message}")
 
 
 def nearest(given: str, allowed: Iterable[str], most: int = 3) -> list[str]:
