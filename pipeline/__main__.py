@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import console, stopping, terminal
-from pipeline.config import CONF, load_run, register
+from pipeline.config import CONF, as_typed, load_run, register
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.fit import plan_run
 from pipeline.runner import execute, obstacles_ahead
@@ -56,7 +56,7 @@ def _job(cfg: DictConfig) -> Any:
         if plan.problems:
             raise PlanError(plan.problems)
         return None
-    command = list(HydraConfig.get().overrides.task)
+    command = as_typed(HydraConfig.get().overrides.task)
     with console.progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
     from pipeline.report import tables

@@ -198,10 +198,16 @@ def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
     return Path(spec.submodule_search_locations[0], *filter(None, rest.split(".")))
 
 
+def as_typed(overrides: Any) -> list[str]:
+    """Hydra's list of overrides, which OmegaConf would resolve."""
+    plain: Any = OmegaConf.to_container(overrides) if OmegaConf.is_config(overrides) else overrides
+    return [str(override) for override in plain]
+
+
 def register() -> None:
     """Make the resolvers that conf/ uses known to OmegaConf."""
     OmegaConf.register_new_resolver("oc.env", _env, replace=True)
-    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(as_typed(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 

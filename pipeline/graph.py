@@ -334,7 +334,7 @@ def _certificates(address: str) -> Any:
     """
     from distributed import Security
 
-    security = Security()
+    security: Any = Security()
     key = "distributed.comm.tls"
     said = (
         f"dask.address={address!r}: TLS takes its certificates from Dask's settings, {key}.ca-file, {key}.client.cert "
@@ -346,18 +346,19 @@ def _certificates(address: str) -> Any:
     try:
         security.get_connection_args("client")
     except (OSError, ValueError) as why:  # ssl.SSLError is an OSError
-        raise ConfigError(f"{said}; {', '.join(map(str, names.values()))}: {why.strerror or why}") from None
+        raise ConfigError(f"{said}; {', '.join(map(str, names.values()))}: {why}") from None
     return security
 
 
 @contextmanager
 def _interrupts_are_ours() -> Iterator[None]:
-    """Threads and processes that start in the body never see SIGINT: Ctrl-C reaches all of a terminal's processes, and
-    one of them should end the run, once. What arrives meanwhile arrives after the body."""
+    """Threads and processes that start in the body never see SIGINT and SIGHUP: Ctrl-C and a closed window reach all of
+    a terminal's processes, and one of them should end the run, once. What arrives meanwhile arrives after the body."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # it tidies up after a run that is killed: its job
     resource_tracker.ensure_running()  # it unblocks SIGINT in the thread that starts it
     sys.warnoptions.pop()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:

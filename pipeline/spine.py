@@ -1,5 +1,6 @@
 """The typed spine: what every run has, whatever its stages. Plain data, so that workers need not import Hydra."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -52,6 +53,8 @@ class Dask:
     dashboard: bool
 
     def __post_init__(self) -> None:
+        if self.address and not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?[^/?#@\s]+", self.address):
+            raise ValueError(f"dask.address={self.address!r}: tcp://HOST:PORT or tls://HOST:PORT is expected")
         if self.tls and self.address:
             raise ValueError("dask.tls=true is for workers of our own; dask.address=tls://HOST:PORT says it by itself")
         if self.tls and self.scheduler == "threads":
