@@ -19,8 +19,8 @@ ROUNDS = 200_000  # of SHA-256: about 50 ms a guess
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # what huggingface_hub reads by itself
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*(?=@)")
-_ADDRESS = re.compile(r"://[^\s'\"<>]+")
-_QUERY = re.compile(r"(?<=[?&#;])([^=&\s]*=)([^&\s'\"<>#]+)")
+_QUERY = re.compile(r"(?<=://)([^\s'\"<>?#]*)([?#][^\s'\"<>]*)")
+_PARAMETER = re.compile(r"(?<=[?#&;])([^=?#&;]*=)?([^?#&;]+)")
 _REFERENCE = re.compile(r"\$\{[^{}]*\}")
 
 _values: dict[str, str] = {}  # → what stands in their place
@@ -61,11 +61,11 @@ def hide(text: str) -> str:
     if "://" not in text:
         return text
     text = _USER.sub(lambda m: m[0] if _only_references(m[0]) else HIDDEN, text)
-    return _ADDRESS.sub(lambda m: _QUERY.sub(_hide_value, m[0]), text)
+    return _QUERY.sub(lambda m: m[1] + _PARAMETER.sub(_hide_value, m[2]), text)
 
 
 def _hide_value(match: re.Match[str]) -> str:
-    return match[0] if _only_references(match[2]) else match[1] + HIDDEN
+    return match[0] if _only_references(match[2]) else (match[1] or "") + HIDDEN
 
 
 def _only_references(text: str) -> bool:
