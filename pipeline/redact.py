@@ -18,7 +18,9 @@ SHORTEST = 6  # characters of a value that is looked for in any text: shorter on
 ROUNDS = 200_000  # of SHA-256: about 50 ms a guess
 TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")  # what huggingface_hub reads by itself
 
-_USER = re.compile(r"(?<=://)[^/\s?#]*(?=@)")
+_USER = re.compile(r"(\w[\w+.-]*://)([^/\s?#]*)@")
+# Where a name alone before the @ can be a token; `near://x@1` of a plugin's remote is a revision.
+_SERVERS = ("http://", "https://", "tcp://", "tls://", "ws://", "wss://")
 _QUERY = re.compile(r"(?<=://)([^\s'\"<>?#]*)([?#][^\s'\"<>]*)")
 _PARAMETER = re.compile(r"(?<=[?#&;])([^=?#&;]*=)?([^?#&;]+)")
 _REFERENCE = re.compile(r"\$\{[^{}]*\}")
@@ -60,8 +62,13 @@ def hide(text: str) -> str:
         text = text.replace(value, _values[value])
     if "://" not in text:
         return text
-    text = _USER.sub(lambda m: m[0] if _only_references(m[0]) else HIDDEN, text)
+    text = _USER.sub(_hide_user, text)
     return _QUERY.sub(lambda m: m[1] + _PARAMETER.sub(_hide_value, m[2]), text)
+
+
+def _hide_user(match: re.Match[str]) -> str:
+    a_login = ":" in match[2] or match[1].endswith(_SERVERS)
+    return f"{match[1]}{HIDDEN}@" if a_login and not _only_references(match[2]) else match[0]
 
 
 def _hide_value(match: re.Match[str]) -> str:

@@ -28,6 +28,7 @@ def _nothing_learned(monkeypatch: pytest.MonkeyPatch) -> None:
         ("tls://u:p@h:1 tcp://h:1", "tls://***@h:1 tcp://h:1"),
         ("https://h/x?sig=a%2Fb&Date=1#token=c d=e", "https://h/x?sig=***&Date=***#token=*** d=e"),
         ("https://h/a&b=c?TOKEN https://h/?a=b&c", "https://h/a&b=c?*** https://h/?a=***&***"),
+        ("near://x@1 git+https://t@h s3://k:s@h", "near://x@1 git+https://***@h s3://***@h"),
         ("hf://owner/name@main/x.gguf", "hf://owner/name@main/x.gguf"),
         ("https://${oc.env:U}:${oc.env:P}@h?t=${oc.env:T}", "https://${oc.env:U}:${oc.env:P}@h?t=${oc.env:T}"),
         ("https://${oc.env:U}:pw@h", "https://***@h"),
