@@ -21,9 +21,9 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from pipeline import console
+from pipeline import console, redact, terminal
 from pipeline.config import plugin_folder, plugins
 from pipeline.errors import StageError, StorageError, WeightmillError
 from pipeline.overrides import with_model
@@ -39,7 +39,7 @@ class PluginSearchPath(SearchPathPlugin):
         for ep in plugins():
             folder = plugin_folder(ep)
             if folder is None or not folder.is_dir():
-                console.say(f"plugin {ep.name!r} names {ep.value!r}, which is not a folder; it is left out")
+                terminal.say(f"plugin {ep.name!r} names {ep.value!r}, which is not a folder; it is left out")
             else:
                 search_path.append(f"weightmill-{ep.name}", f"file://{folder}")
 
@@ -51,6 +51,8 @@ class Sweeper(BasicSweeper):
         assert self.config is not None
         HydraConfig.instance().set_config(self.config)  # the sweep's folder is named after its overrides
         _check_folder(Path(str(self.config.hydra.sweep.dir)).absolute())
+        # What Hydra does with it here is write it down; the launcher has one of its own.
+        self.config = OmegaConf.create(redact.tree(OmegaConf.to_container(self.config)))
         return super().sweep(arguments)
 
     def validate_batch_is_legal(self, batch: Any) -> None:

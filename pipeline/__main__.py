@@ -2,11 +2,13 @@
 
 Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before anything is read or written;
 `new-stage NAME` writes a stage to start from. Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan,
-4 source, 5 storage, 6 a stage failed, 7 checkpoints differ, 130 interrupted.
+4 source, 5 storage, 6 a stage failed, 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
 import os
+import signal
 import sys
+import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
@@ -15,8 +17,8 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline import console
-from pipeline.config import CONF, load_run, register
+from pipeline import console, stopping, terminal
+from pipeline.config import CONF, load_run, register, unresolved
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.fit import plan_run
 from pipeline.overrides import as_typed, with_model
@@ -47,7 +49,7 @@ def _job(cfg: DictConfig) -> Any:
     if _verb in ("plan", "graph"):
         plan = plan_run(run, run_dir, fetch=False)
         if _verb == "graph":
-            print(console.mermaid(plan))
+            console.out(console.mermaid(plan))
         else:
             console.out(*console.plan_tables(plan))
             if not plan.problems:
@@ -55,7 +57,7 @@ def _job(cfg: DictConfig) -> Any:
         if plan.problems:
             raise PlanError(plan.problems)
         return None
-    command = list(HydraConfig.get().overrides.task)
+    command = unresolved(HydraConfig.get().overrides.task)
     with console.progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
     from pipeline.report import tables
@@ -66,30 +68,36 @@ def _job(cfg: DictConfig) -> Any:
 
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
+    terminal.protect()
+    stopping.listen()
+    try:
+        code = _main(sys.argv[1:])
+    except KeyboardInterrupt as why:
+        stopping.end(getattr(why, "signum", signal.SIGINT))
+    except Exception as why:
+        if _debug or not isinstance(why, WeightmillError):
+            terminal.say(traceback.format_exc().rstrip())
+        else:
+            console.error(why)
+        code = getattr(why, "exit_code", 1)
+    except SystemExit as why:  # Hydra's
+        code = why.code if isinstance(why.code, int) else int(why.code is not None)
+    sys.exit(terminal.finish(code))
+
+
+def _main(args: list[str]) -> int:
+    """The exit code of what `args` ask for."""
     global _verb
-    args, _verb = sys.argv[1:], "run"
+    _verb = "run"
     if args and args[0] in VERBS:
         _verb = args.pop(0)
-    try:
-        if _verb == "new-stage":
-            from pipeline.scaffold import new_stage
+    if _verb == "new-stage":
+        from pipeline.scaffold import new_stage
 
-            new_stage(args)
-            sys.exit(0)
-        _run_hydra(args)
-        sys.exit(getattr(_outcome, "exit_code", 0))
-    except KeyboardInterrupt:
-        console.say("interrupted; the same command goes on from here")
-        sys.stdout.flush()
-        os._exit(130)  # sys.exit would wait for threads, and so for a model to finish scoring or writing its text
-    except BrokenPipeError:  # `… | head`: whoever read stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except WeightmillError as why:
-        if _debug:
-            raise
-        console.error(why)
-        sys.exit(why.exit_code)
+        new_stage(args)
+        return 0
+    _run_hydra(args)
+    return int(getattr(_outcome, "exit_code", 0))
 
 
 def _run_hydra(args: list[str]) -> None:

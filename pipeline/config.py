@@ -3,6 +3,7 @@
 After `load_run` no DictConfig travels anywhere.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -13,10 +14,11 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
-from pipeline import extend
+from pipeline import extend, redact
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.names import run_name
 from pipeline.prompts import continued
@@ -56,6 +58,9 @@ def load_run(cfg: DictConfig) -> RunConfig:
         PlanError: every problem of every node.
     """
     tree, problems = _resolved(cfg)
+    given = redact.tree(_by_name(cfg))
+    places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
+    redact.learn(_environment, [str(place) for place in places])
     resolver = Resolver(allowed_packages())
     spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
     spine = resolver.typed(spine_keys, Spine, "config")
@@ -75,7 +80,8 @@ def load_run(cfg: DictConfig) -> RunConfig:
     problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
-    return RunConfig(spine, stages, nodes, {**spine_keys, **tree})
+    identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
+    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)})
 
 
 def _astray(cfg: DictConfig) -> list[Problem]:
@@ -144,6 +150,40 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
     return tree, list(dict.fromkeys(problems))
 
 
+_environment: dict[str, str] = {}  # variables that configs of this process asked for
+_naming = False
+
+
+def _env(name: str, *default: Any) -> Any:
+    """OmegaConf's `oc.env`, which also notes what it gave; while a config is resolved by name, the reference."""
+    if _naming:
+        return f"${{oc.env:{','.join(map(str, (name, *default)))}}}"
+    if name in os.environ:
+        _environment[name] = os.environ[name]
+    return oc.env(name, *default)
+
+
+def _by_name(cfg: DictConfig) -> dict[str, Any]:
+    """Plain containers with interpolations followed, except that `${oc.env:…}` stands for itself.
+
+    Where something computes with such a value, and cannot with its name, nothing below that key is followed.
+    """
+    global _naming
+    _naming, tree = True, {}
+    try:
+        for key in map(str, cfg):
+            try:
+                value = cfg[key]
+                tree[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except Exception:  # whatever a resolver raises that is given a name for a value
+                node = cfg._get_node(key)
+                assert isinstance(node, Node)
+                tree[key] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+    finally:
+        _naming = False
+    return tree
+
+
 def allowed_packages() -> tuple[str, ...]:
     """Packages that a `_target_` may name: our own, and those that installed plugins declare."""
     return (*OWN_PACKAGES, *sorted({ep.value.partition(".")[0] for ep in plugins()}))
@@ -163,9 +203,16 @@ def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
     return Path(spec.submodule_search_locations[0], *filter(None, rest.split(".")))
 
 
+def unresolved(overrides: Any) -> list[str]:
+    """Hydra's list of overrides, which OmegaConf would resolve."""
+    plain: Any = OmegaConf.to_container(overrides) if OmegaConf.is_config(overrides) else overrides
+    return [str(override) for override in plain]
+
+
 def register() -> None:
     """Make the resolvers that conf/ uses known to OmegaConf."""
-    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+    OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("continued", continued, replace=True)

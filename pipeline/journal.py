@@ -27,7 +27,7 @@ class Journal:
         """Records so far; later lines win."""
         records: dict[str, Any] = {}
         if self.path.exists():
-            for line in self.path.read_text(errors="replace").splitlines():
+            for line in self.path.read_bytes().splitlines():
                 try:
                     entry = json.loads(line)
                     records[entry["key"]] = entry["record"]
@@ -105,7 +105,9 @@ def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        # A name that is no Unicode has lone surrogates, which UTF-8 lacks; their escape is the same to Python and JSON.
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
         partial.replace(path)
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import redact
 from pipeline.digest import digest_file
 from pipeline.errors import StageError, StorageError
 from pipeline.journal import write_json
@@ -24,6 +25,7 @@ from pipeline.spine import RunConfig
 from pipeline.stage import Checkpoint, Digested, Exported
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.stats import ErrorStats
+from pipeline.terminal import line, safe, table
 from pipeline.units import show_bytes
 
 LONGEST_TEXT = 1000
@@ -263,66 +265,65 @@ def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
 
 
 def write_config(path: Path, tree: Mapping[str, Any]) -> None:
-    """The whole config as it was resolved."""
+    """The whole config as it was resolved, but for what came from the environment."""
     import yaml
 
     try:
-        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True))
+        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
 
 
 def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
     """errors.csv, metrics.jsonl and, last, manifest.json."""
+    record = asdict(report)
+    for key in ("command", "results"):
+        record[key] = redact.tree(record[key])
     try:
-        with (run_dir / "errors.csv").open("w", newline="") as file:
+        with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(report.tensors)
-        with (run_dir / "metrics.jsonl").open("w") as file:
+        with (run_dir / "metrics.jsonl").open("w", encoding="utf-8") as file:
             for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
-            for name, result in report.results.items():
+            for name, result in record["results"].items():
                 if isinstance(result, Mapping) and "figures" in result:
                     file.write(json.dumps({"kind": "figures", "stage": name, **result["figures"]}) + "\n")
             keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
             file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
-    write_json(run_dir / "manifest.json", {"weightmill": 1, **asdict(report)})
+    write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
 
 
 def tables(report: Report) -> list[Any]:
     """Rich renderables: stages, errors by group, results, and one line of summary: a result's own, where it has one."""
-    from rich.table import Table
-
-    stage_table = Table(title="Stages", title_justify="left")
-    for column in ("stage", "tensors", "in", "out", "time", "rate"):
-        stage_table.add_column(column, justify="left" if column == "stage" else "right")
+    stages = []
     for row in report.stages:
         moved = max(row["nbytes_in"], row["nbytes_out"])
         rate = f"{show_bytes(moved / row['seconds'])}/s" if row["seconds"] > 1e-6 and moved else "–"
-        stage_table.add_row(
-            row["name"], str(row["tensors"]), show_bytes(row["nbytes_in"] or row["nbytes_out"]),
+        stages.append((
+            line(row["name"]), row["tensors"], show_bytes(row["nbytes_in"] or row["nbytes_out"]),
             show_bytes(row["nbytes_out"]), f"{row['seconds']:.2f} s", rate,
-        )  # fmt: skip
-    found: list[Any] = [stage_table]
+        ))  # fmt: skip
+    found = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
     verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
     if report.errors:
-        error_table = Table(title="Difference" if verdicts else "Quantization error", title_justify="left")
-        for column in ("tensors", "", "max abs", "RMSE", "SQNR"):
-            error_table.add_column(column, justify="left" if column == "tensors" else "right")
+        errors = []
         for row in report.errors:
             sqnr = "exact" if row["sq_error"] == 0 else f"{stats_of(row).sqnr_db:.2f} dB"
-            error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
-        found.append(error_table)
+            figures = (f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
+            errors.append((line(row["name"]), *figures))
+        title = "Difference" if verdicts else "Quantization error"
+        found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         found += _tables_of(value) or [_result_table(name, value)]
     if verdicts:  # what was asked for, not how much was read for it
-        return [*found, *(_plainly(v) for v in verdicts)]
+        return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
@@ -348,54 +349,34 @@ def _declined_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
 
 
 def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> list[Any]:
-    from rich.table import Table
-
     if not lines:
         return []
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column else "right", overflow="fold")
-    for line in lines[:MOST_SHOWN]:
-        table.add_row(*map(_plainly, line))
+    rows: list[Sequence[str]] = [tuple(map(line, row)) for row in lines[:MOST_SHOWN]]
     if len(lines) > MOST_SHOWN:
-        table.add_row(f"and {len(lines) - MOST_SHOWN:,} more")
-    return [table]
+        rows.append((f"and {len(lines) - MOST_SHOWN:,} more",))
+    return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c], overflow="fold")]
 
 
 def _tables_of(value: Any) -> list[Any]:
     """The tables that a result brings along."""
-    from rich.table import Table as RichTable
-
     found = []
-    for table in value.get("tables", ()) if isinstance(value, Mapping) else ():
-        if isinstance(table, Mapping) and {"title", "columns", "rows"} <= set(table):
-            drawn = RichTable(title=table["title"], title_justify="left", show_header=any(table["columns"]))
-            for i, column in enumerate(table["columns"]):
-                numeric = all(re.match(r"[-+]?\d", str(row[i])) for row in table["rows"]) and any(table["columns"])
-                drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
-            for row in table["rows"]:
-                drawn.add_row(*(_plainly(cell) for cell in row))
-            found.append(drawn)
+    for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
+        if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
+            columns, rows = [str(c) for c in given["columns"]], given["rows"]
+            named = range(len(columns) if any(columns) else 0)
+            numeric = [i for i in named if all(re.match(r"[-+]?\d", str(row[i])) for row in rows)]
+            found.append(table(str(given["title"]), columns, rows, right=numeric, overflow="fold"))
     return found
-
-
-def _plainly(text: Any) -> Any:
-    """Without taking brackets for markup."""
-    from rich.text import Text
-
-    return Text(str(text))
 
 
 def _result_table(name: str, value: Any) -> Any:
     """A stage's result: a line for each of its fields or items."""
-    from rich.table import Table
-
-    table = Table(title=f"Result of {name}", title_justify="left", show_header=False)
     rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [("", value)]
     pairs = list(rows)
+    lines = []
     for key, item in pairs[:MOST_SHOWN]:
-        text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
-        table.add_row(str(key), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…")
+        text = safe(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
+        lines.append((line(str(key)), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"))
     if len(pairs) > MOST_SHOWN:
-        table.add_row("…", f"{len(pairs)} in all, in manifest.json")
-    return table
+        lines.append(("…", f"{len(pairs)} in all, in manifest.json"))
+    return table(f"Result of {name}", ("", ""), lines)
