@@ -72,7 +72,7 @@ def load_model(
     how = as_it_is if quant is None else [f"quant={quant}"]
     args = [f"+model={chosen}", f"model.source={_quoted(path)}", "flow=generate", *how, *overrides]
     with _composed(args, None) as config:
-        plan = plan_run(config, Path(config.spine.paths.run).absolute())
+        plan = plan_run(config, Path(config.spine.paths.run).absolute(), override='overrides=["{}"]')
         if plan.problems:
             raise PlanError(plan.problems)
         node = plan.nodes["generate"]

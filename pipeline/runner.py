@@ -216,8 +216,9 @@ def _graph(
 
     if conf.address or conf.scheduler == "distributed":
         workers = worker_count(conf)
-        share = max(1, (parse_bytes(conf.memory, "dask.memory") - BASE_CLIENT) // workers)
-        if plan.memory is not None and plan.memory.model:  # one worker at a time holds a model
+        assert plan.memory is not None
+        share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
+        if plan.memory.model:  # one worker at a time holds a model
             share = max(share, BASE_WORKER + plan.memory.model)
         with connect(conf, workers, share, events.say) as client:
             results = run_distributed(tasks, conf, client, on_done)

@@ -27,8 +27,9 @@ F32: Any = np.float32
 
 
 def quantize(
-    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
-) -> Any:
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
     if recipe.stochastic and place is None:
@@ -40,6 +41,7 @@ def quantize(
         for first in np.flatnonzero(~np.isfinite(values)):
             raise ValueRangeError(f"flat index {first}: {values.flat[first]} has no {e.name.upper()} value")
     *lead, n = x.shape
+    bands = rows
     rows = lead[-1] if lead else 1
     matrices = values.reshape(-1, rows, n) if values.size else np.zeros((math.prod(lead[:-1]), rows, n), np.float32)
     places = _places(x.shape, place).reshape(matrices.shape) if recipe.stochastic else None
@@ -55,7 +57,12 @@ def quantize(
             for j in range(across):
                 at = (slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
                 block = matrix[at].ravel().tolist()
-                ends = (low, high) if scheme.block_rows == scheme.block_elems == 0 else (_least(block), _most(block))
+                if scheme.block_rows == scheme.block_elems == 0:
+                    ends = low, high
+                elif bands is not None:  # the row goes on beyond `x`
+                    ends = _observed(matrix, bands, m * down + i)
+                else:
+                    ends = _least(block), _most(block)
                 with np.errstate(all="ignore"):
                     shared = shared_of(block, ends, scheme, recipe, second)
                 if shared is None:
