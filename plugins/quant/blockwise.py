@@ -75,12 +75,8 @@ class Blockwise:
 
     @property
     def cuts_rows(self) -> bool:
-        """Whether a row that shares a scale may come in parts: its extremes then say all there is to know of it.
-
-        They do not where the first of several equal values counts (`signed`, a minimum that is ±0) or a sum (`search`).
-        """
-        recipe, rows = self.recipe, self.block_elems == 0 and self.block_rows > 0
-        return rows and self.zero_point != "min_f16" and recipe.scale_rule != "signed" and recipe.search == "none"
+        """Whether a row that shares a scale may come in parts."""
+        return self.recipe.cuts_rows(self.scheme)
 
     @property
     def needs_place(self) -> bool:

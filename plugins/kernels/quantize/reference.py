@@ -20,10 +20,12 @@ from plugins.kernels.codecs import dynamic8, scales, uniform
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize.reference import dequantize
 from plugins.kernels.elements import E8M0_NAN
-from plugins.kernels.quantize.recipe import checked
+from plugins.kernels.pieces import quantized
+from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.reference_block import code_of, shared_of
 
 F32: Any = np.float32
+PIECE = 1 << 14  # elements: numbers of Python's, some 150 bytes for each
 
 
 def quantize(
@@ -34,6 +36,13 @@ def quantize(
     recipe = checked(x.shape, scheme, options)
     if recipe.stochastic and place is None:
         raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")
+    return quantized(
+        _quantize, x, scheme, PIECE, cuts_rows=recipe.cuts_rows(scheme), measure=measure, observed=observed, rows=rows,
+        place=place, recipe=recipe,
+    )  # fmt: skip
+
+
+def _quantize(x: Any, scheme: Scheme, *, measure: bool, observed: Any, rows: Any, place: Any, recipe: Recipe) -> Any:
     e = element(scheme.element)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other here
         values = np.ascontiguousarray(x).astype(np.float32)

@@ -23,10 +23,12 @@ from plugins.kernels.codecs import bits, dynamic8, scales
 from plugins.kernels.codecs.blocks import floats
 from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied, parts, subtracted
+from plugins.kernels.pieces import quantized
 from plugins.kernels.quantize.blockwise import empty, measured, refuse_unstorable
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.scale import Found, block_scales
 
+PIECE = 1 << 18  # elements: some forty bytes for each are a task's scratch
 _INFINITY = 0x7F800000
 _SIGN = np.uint32(0x80000000)
 
@@ -41,6 +43,13 @@ def quantize(
         raise Unsupported("xla neither searches nor rounds at random")
     if not x.size:
         raise Unsupported("xla has nothing to do for an array without elements")
+    return quantized(
+        _quantize, x, scheme, PIECE, cuts_rows=recipe.cuts_rows(scheme), measure=measure, observed=observed, rows=rows,
+        place=None, recipe=recipe,
+    )  # fmt: skip
+
+
+def _quantize(x: Any, scheme: Scheme, *, measure: bool, observed: Any, rows: Any, place: Any, recipe: Recipe) -> Any:
     values = floats(np.asarray(x))
     if recipe.nonfinite == "error" and not np.isfinite(_most(values.view(np.uint32))):
         at = int(np.flatnonzero(~np.isfinite(values))[0])
