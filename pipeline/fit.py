@@ -2,14 +2,15 @@
 
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from pipeline.budget import Budget, budget
+from pipeline.budget import SHARE, Budget, budget
 from pipeline.digest import code_version, identity
-from pipeline.errors import Problem
+from pipeline.errors import PlanError, Problem
+from pipeline.ops import kernels_of
 from pipeline.plan import MemoryPlan, Plan, make_plan
 from pipeline.spine import Dask, RunConfig
 from pipeline.stage import Context, Needs
@@ -77,6 +78,17 @@ def _too_little(fit: MemoryPlan, one: MemoryPlan, override: str) -> Problem:
     )
 
 
+def fits_workers(fit: MemoryPlan, limits: Mapping[str, int]) -> None:
+    """Raises PlanError when a worker has too little; which of them will run a model nobody knows."""
+    if limits and fit.peak > SHARE * min(limits.values()):
+        address = min(limits, key=limits.__getitem__)
+        text = (
+            f"auto allows {SHARE:.0%} of what a worker has, and {address} has {show_bytes(limits[address])}; "
+            f"{show_bytes(fit.peak)} are needed; dask.memory={-(-fit.peak // (1 << 20))}MiB takes them all the same"
+        )
+        raise PlanError([Problem("dask.memory", text)])
+
+
 def recipes(run: RunConfig) -> dict[str, str]:
     """See `Context.recipes`; `remotes` of a stage do not count, as its inputs say what they gave."""
     found, so_far = {}, ""
@@ -105,12 +117,15 @@ def _memory(plan: Plan, conf: Dask, allowed: Budget, workers: int) -> MemoryPlan
     stores = [s for n in plan.nodes.values() if (s := getattr(n.result, "store", None)) is not None]
     tensors = max((len(s.specs) for s in stores), default=0)
     files = sum(len(w.outputs) for w in plan.works.values())
+    # What a stage that runs a model needs is in its `Needs`.
+    lazy = (n.stage for n in plan.nodes.values() if not isinstance(n.result, Needs))
+    kept = max((kernel.resident for stage in lazy for kernel in kernels_of(stage)), default=0) if chunks else 0
     if conf.address:  # somebody else's processes: the bound is each worker's
         held = tensors * PER_TENSOR_WORKER
-        return MemoryPlan(BASE_WORKER + held, task, conf.threads_per_worker, allowed, model)
+        return MemoryPlan(BASE_WORKER + kept + held, task, conf.threads_per_worker, allowed, model)
     held = tensors * PER_TENSOR + files * PER_FILE
     if conf.scheduler == "distributed":
         held += len(chunks) * PER_CHUNK_CLUSTER + tensors * PER_TENSOR_CLIENT
-        base = BASE_CLIENT + workers * (BASE_WORKER + tensors * PER_TENSOR_WORKER) + held
+        base = BASE_CLIENT + workers * (BASE_WORKER + kept + tensors * PER_TENSOR_WORKER) + held
         return MemoryPlan(base, task, workers * conf.threads_per_worker, allowed, model)
-    return MemoryPlan(BASE_THREADS + len(chunks) * PER_CHUNK + held, task, workers, allowed, model)
+    return MemoryPlan(BASE_THREADS + kept + len(chunks) * PER_CHUNK + held, task, workers, allowed, model)

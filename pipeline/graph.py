@@ -301,6 +301,12 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
         yield client
 
 
+def worker_limits(client: Any) -> dict[str, int]:
+    """Address → bytes that each worker of a cluster may have, of those that have a limit."""
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: worker["memory_limit"] for address, worker in found.items() if worker["memory_limit"]}
+
+
 @contextmanager
 def _interrupts_are_ours() -> Iterator[None]:
     """Threads and processes that start in the body never see SIGINT: Ctrl-C reaches all of a terminal's processes, and

@@ -16,8 +16,8 @@ from typing import Any
 from pipeline import extend, live
 from pipeline.digest import code_version, digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, WeightmillError
-from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
-from pipeline.graph import Failure, Task, connect, run_distributed, run_threads
+from pipeline.fit import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
+from pipeline.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.journal import Journal, locked, write_json
 from pipeline.plan import Plan
 from pipeline.report import Report, build_report, write_config, write_records
@@ -221,6 +221,8 @@ def _graph(
         if plan.memory.model:  # one worker at a time holds a model
             share = max(share, BASE_WORKER + plan.memory.model)
         with connect(conf, workers, share, events.say) as client:
+            if plan.memory.budget.total is None:
+                fits_workers(plan.memory, worker_limits(client))
             results = run_distributed(tasks, conf, client, on_done)
     else:
         results = run_threads(tasks, conf, worker_count(conf), on_done)

@@ -154,7 +154,7 @@ class CodedStore:
             return found
         shape = self.specs[name].shape
         found = common(found, block_grain(method.scheme, shape))
-        if method.scheme.block_elems == 0 and not getattr(method, "cuts_rows", False):
+        if method.scheme.block_elems == 0 and method.scheme.block_rows and not getattr(method, "cuts_rows", False):
             found = (*found[:-1], max(1, shape[-1]))
         return found
 

@@ -61,7 +61,9 @@ def quantized(
         elif scheme.block_elems == 0 and scheme.block_rows:
             bands = found.bands(store, "", box, scheme.block_rows, _never)
         at = None if place is None else (*place[:2], tuple(p + s.start for p, s in zip(place[2], box, strict=True)))
-        part = _placed(spec.shape, box, fn, x[box], scheme, measure=measure, observed=of, rows=bands, place=at, **options)
+        part = _placed(
+            spec.shape, box, fn, x[box], scheme, measure=measure, observed=of, rows=bands, place=at, **options
+        )
         if measure:
             part, more = part
             stats += more

@@ -66,7 +66,9 @@ def test_bytes_are_the_same_whatever_the_cut(name, shape):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["int8 row", "uint4 row", "int3 bands", "e2m1 row under a matrix", "e4m3 row, power of two"])
+@pytest.mark.parametrize(
+    "name", ["int8 row", "uint4 row", "int3 bands", "e2m1 row under a matrix", "e4m3 row, power of two"]
+)
 def test_every_backend_takes_parts_of_rows(backend, name):
     fields = {f: getattr(METHODS[name], f) for f in METHODS[name].__dataclass_fields__}
     method = Blockwise(**{**fields, "quantize": Quantize(backends=BACKENDS[backend])})

@@ -210,8 +210,8 @@ def offset_binary(codes: Any, bits: int) -> Any:
     period = bits // gcd(bits, 8)  # bytes after which elements begin at bit 0 again
     tops = np.zeros(period * 8, np.uint8)
     tops[bits - 1 :: bits] = 1
-    mask = np.resize(np.packbits(tops, bitorder="little"), codes.shape[-1])
-    return codes ^ mask
+    mask = np.packbits(tops, bitorder="little")  # rows of whole bytes are whole periods
+    return (codes.reshape(*codes.shape[:-1], -1, period) ^ mask).reshape(codes.shape) if codes.size else codes
 
 
 def _swapped(array: Any) -> Any:

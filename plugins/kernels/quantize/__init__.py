@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.ops import Kernel, Op
+from plugins.kernels import JAX_NBYTES
 from plugins.kernels.quantize.recipe import Nonfinite, ScaleRule, Ties, Tiny, Zero, checked
 
 __all__ = ["OP", "Nonfinite", "Quantize", "ScaleRule", "Ties", "Tiny", "Zero", "check"]
@@ -55,6 +56,7 @@ OP = Op(
         "numpy": "plugins.kernels.quantize.blockwise:quantize",
         "xla": "plugins.kernels.quantize.xla_backend:quantize",
     },
+    {"xla": JAX_NBYTES},
 )
 
 
