@@ -77,7 +77,8 @@ def load_model(
     args = [*chosen, f"model.source={quoted(_place(source))}", "flow=generate", *how, *overrides]
     with _composed(args, None) as (config, _):
         stages = {n: Loads(s.engine) if n == "generate" else s for n, s in config.stages.items()}
-        plan = plan_run(replace(config, stages=stages), Path(config.spine.paths.run).absolute())
+        run_dir = Path(config.spine.paths.run).absolute()
+        plan = plan_run(replace(config, stages=stages), run_dir, override='overrides=["{}"]')
         if plan.problems:
             raise PlanError(plan.problems)
         node = plan.nodes["generate"]

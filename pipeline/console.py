@@ -246,10 +246,13 @@ def plan_tables(plan: Any) -> list[Any]:
     )
     if plan.memory is not None:
         m = plan.memory
+        most = m.budget.total if m.model else m.budget.conversion
         found.append(
-            f"peak memory {show_bytes(m.peak)} of {show_bytes(m.bound)}: {show_bytes(m.base)} for the processes, "
-            f"{m.tasks} × {show_bytes(m.task)} for tasks{f', {show_bytes(m.model)} to run models' if m.model else ''}"
+            f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
+            f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
+            f"{f', {show_bytes(m.model)} to run models' if m.model else ''}"
         )
+        found.append(f"dask.memory {m.budget.said}")
     return found
 
 

@@ -353,6 +353,12 @@ def _certificates(address: str) -> Any:
     return security
 
 
+def worker_limits(client: Any) -> dict[str, int]:
+    """Address → bytes that each worker of a cluster may have, of those that have a limit."""
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: worker["memory_limit"] for address, worker in found.items() if worker["memory_limit"]}
+
+
 @contextmanager
 def _interrupts_are_ours() -> Iterator[None]:
     """Threads and processes that start in the body never see SIGINT and SIGHUP: Ctrl-C and a closed window reach all of

@@ -15,8 +15,8 @@ from typing import Any
 from pipeline import held, live
 from pipeline.digest import digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
-from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
-from pipeline.graph import Failure, Task, connect, run_distributed, run_threads
+from pipeline.fit import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
+from pipeline.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.journal import Journal, locked, write_json
 from pipeline.obstacles import obstacles, run_folder
 from pipeline.plan import Plan
@@ -24,7 +24,6 @@ from pipeline.recipes import code_of, nodes_of
 from pipeline.report import Report, build_report, write_config, write_records
 from pipeline.spine import RunConfig
 from pipeline.tasks import build_tasks, digest_input, do_chunk, run_stage
-from pipeline.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,10 +196,13 @@ def _graph(
 
     if conf.address or conf.scheduler == "distributed":
         workers = worker_count(conf)
-        share = max(1, (parse_bytes(conf.memory, "dask.memory") - BASE_CLIENT) // workers)
-        if plan.memory is not None and plan.memory.model:  # one worker at a time holds a model
+        assert plan.memory is not None
+        share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
+        if plan.memory.model:  # one worker at a time holds a model
             share = max(share, BASE_WORKER + plan.memory.model)
         with connect(conf, workers, share, events.say) as client:
+            if plan.memory.budget.total is None:
+                fits_workers(plan.memory, worker_limits(client))
             results = run_distributed(tasks, conf, client, on_done)
     else:
         try:

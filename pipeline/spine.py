@@ -7,6 +7,9 @@ from typing import Any, Literal
 
 from pipeline.units import parse_bytes
 
+AUTO = "auto"
+"""`dask.memory`: see `pipeline.budget`."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Paths:
@@ -32,7 +35,8 @@ class Dask:
         tls: distributed workers of our own talk by TLS, with certificates made for this run.
         workers: threads, or worker processes; null takes the machine's cores.
         threads_per_worker: for distributed workers.
-        memory: bound on the memory of the whole run, all its processes together.
+        memory: bound on the memory of the whole run, all its processes together (with `address`: of each worker);
+            `auto`: 2 GiB for conversions, and running models may have 80 % of what this process may have.
         chunk: bytes of bf16 values that one task handles at most.
         retries: how often a task that failed for an outside reason is tried again.
         keep_going: finish what does not depend on a failed task, then fail; false stops at once.
@@ -63,7 +67,8 @@ class Dask:
             raise ValueError(f"dask.workers={self.workers}: at least 1 is needed")
         if self.threads_per_worker < 1:
             raise ValueError(f"dask.threads_per_worker={self.threads_per_worker}: at least 1 is needed")
-        parse_bytes(self.memory, "dask.memory")
+        if self.memory != AUTO:
+            parse_bytes(self.memory, "dask.memory")
         parse_bytes(self.chunk, "dask.chunk")
         if self.retries < 0:
             raise ValueError(f"dask.retries={self.retries}: 0 or more is needed")

@@ -25,6 +25,7 @@ from pipeline.places import nearest_folder, reason
 from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, OutputFile, Piece, Work
 from pipeline.strictjson import parse_object
 from pipeline.target import MARKER, Target
+from pipeline.tensors.blocks import common, grain_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, numpy_dtype
@@ -191,9 +192,19 @@ class ExportWork:
 
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
-        grains = {name: grain(bound) for name, bound in self.binding.tensors.items()}
+        grains = {name: self._grain(name) for name in self.binding.tensors}
         written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
         return tuple(self._chunk(pieces) for pieces in pack(written, self.chunk_nbytes // 2, grains))
+
+    def _grain(self, name: str) -> tuple[int, ...]:
+        """What a box of this tensor is multiples of, to be read and to be written without looking at more than it."""
+        bound = self.binding.tensors[name]
+        found = common(grain(bound), grain_of(self.store, name))
+        *_, rows, n = (1, *bound.spec.shape)[-2:]
+        fits = self.chunk_nbytes // 2
+        if n > fits >= rows * found[-1] and any(part.transpose for part in bound.parts):
+            found = (*found[:-2], rows, found[-1])  # a few of its columns are rows of the leaf; one row would be crumbs
+        return found
 
     @property
     def outputs(self) -> Sequence[OutputFile]:

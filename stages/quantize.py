@@ -10,7 +10,7 @@ from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import block_grain, outward, whole_blocks
+from pipeline.tensors.blocks import block_grain, common, grain_of, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
@@ -134,7 +134,7 @@ class CodedStore:
         methods: tensor → its method.
         measure: add up what encoding loses.
         plain: as in `Quantize`.
-        extremes: of whole matrices, for methods that need them.
+        extremes: of whole matrices and rows, for methods that need them.
     """
 
     store: TensorStore
@@ -155,6 +155,17 @@ class CodedStore:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self.store.metadata
+
+    def grain(self, name: str) -> tuple[int, ...]:
+        """As of the source and of the scheme; whole rows, where they share a scale that the method must see them for."""
+        found, method = grain_of(self.store, name), self.methods.get(name)
+        if method is None or method.scheme is None:
+            return found
+        shape = self.specs[name].shape
+        found = common(found, block_grain(method.scheme, shape))
+        if method.scheme.block_elems == 0 and method.scheme.block_rows and not getattr(method, "cuts_rows", False):
+            found = (*found[:-1], max(1, shape[-1]))
+        return found
 
     def read(self, name: str, index: Index = ()) -> Any:
         """
@@ -193,6 +204,8 @@ class CodedStore:
         more: dict[str, Any] = {}
         if method.needs_extremes:
             more["observed"] = self.extremes.box(self.store, name, box, method.decode)
+        if getattr(method, "cuts_rows", False) and (scheme := method.scheme) is not None and scheme.block_elems == 0:
+            more["rows"] = self.extremes.bands(self.store, name, box, scheme.block_rows, method.decode)
         if getattr(method, "needs_place", False):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
         return more

@@ -75,15 +75,23 @@ class Blockwise:
         return self.second in ("f32", "inverse_f32") or self.block_rows == 0
 
     @property
+    def cuts_rows(self) -> bool:
+        """Whether a row that shares a scale may come in parts."""
+        return self.recipe.cuts_rows(self.scheme)
+
+    @property
     def needs_place(self) -> bool:
         """Random numbers belong to places in the tensor."""
         return self.stochastic
 
-    def encode(self, x: Any, *, measure: bool = False, observed: Any = None, place: Any = None) -> Any:
+    def encode(
+        self, x: Any, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None
+    ) -> Any:
         """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats).
 
         Args:
             observed: Extremes of the matrices that `x` is a part of; None when it holds them whole.
+            rows: Extremes of the bands of `block_rows` rows that `x` is a part of; None when it holds them whole.
             place: (name, shape of the tensor, where `x` starts in it), for stochastic rounding; None: `x` is all of it.
 
         Raises:
@@ -93,7 +101,7 @@ class Blockwise:
         options = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
         if self.stochastic:
             options["place"] = place or ("", x.shape, (0,) * x.ndim)
-        return self.quantize(x, self.scheme, measure=measure, observed=observed, **options)
+        return self.quantize(x, self.scheme, measure=measure, observed=observed, rows=rows, **options)
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` in this scheme with exactly its values; NotLossless when that cannot be."""

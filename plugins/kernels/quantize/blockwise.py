@@ -37,8 +37,9 @@ from plugins.kernels.quantize.scale import Found, block_scales, quotients
 
 
 def quantize(
-    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
-) -> Any:
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
     if not x.size:
@@ -47,7 +48,7 @@ def quantize(
         names = ("scale_rule", "ties", "zero", "nonfinite", "overflow", "tiny")
         return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
     q = empty(x.shape, scheme)
-    coder = _Coder(scheme, recipe, x, q, observed, place)
+    coder = _Coder(scheme, recipe, x, q, observed, rows, place)
     for lead, matrix in as_matrices(x):
         coder.matrix(lead, matrix)
     if scheme.second == "dynamic8":
@@ -76,6 +77,7 @@ class _Coder:
     x: Any
     q: QTensor
     observed: Any
+    bands: Any
     place: Any
 
     def matrix(self, lead: tuple[int, ...], matrix: Any) -> None:
@@ -102,7 +104,7 @@ class _Coder:
                 codes,
                 scale[down, across],
                 None if zeros is None else zeros[down, across],
-                (whole, second, lead),
+                (whole if self.bands is None else self._bands(lead, down), second, lead),
             )
 
     def _box(self, matrix: Any, box: Any, codes: Any, scale: Any, zeros: Any, of: Any) -> None:
@@ -116,6 +118,8 @@ class _Coder:
         blocks = loaded(matrix[box]).reshape(shape) if one else None
         if self.scheme.block_rows == 0 and self.scheme.block_elems == 0:
             ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in whole)
+        elif self.bands is not None:
+            ends = whole
         elif blocks is not None and self.recipe.scale_rule in ("signed", "minmax"):
             ends = extremes(blocks)
         elif blocks is not None:
@@ -177,6 +181,11 @@ class _Coder:
         if s.second in ("f32", "inverse_f32") or (s.block_rows, s.block_elems) == (0, 0):
             return matrix_extremes(matrix)
         return None
+
+    def _bands(self, lead: tuple[int, ...], down: slice) -> Any:
+        """(low, high) `[down, 1, 1, 1]` of the whole rows that these bands of a matrix are a part of."""
+        ends = (np.asarray(v, np.float32)[lead] for v in (self.bands.low, self.bands.high))
+        return tuple(v.reshape(-1)[down].reshape(-1, 1, 1, 1) for v in ends)
 
     def _finite(self, amax: Any) -> None:
         if np.isfinite(amax).all():

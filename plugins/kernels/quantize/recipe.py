@@ -64,6 +64,14 @@ class Recipe:
         """Whether codes of integers are symmetric about 0, so that the most negative one is never written."""
         return self.scale_rule not in ("half_range", "signed")
 
+    def cuts_rows(self, scheme: Scheme) -> bool:
+        """Whether the extremes of a row that shares a scale say all that the scale must know of it.
+
+        They do not where the first of several equal values counts (`signed`, a minimum that is ±0) or a sum (`search`).
+        """
+        shares = scheme.block_elems == 0 and scheme.block_rows > 0
+        return shares and scheme.zero != "min_f16" and self.scale_rule != "signed" and self.search == "none"
+
     def problem(self, scheme: Scheme) -> str | None:
         """Why this recipe and `scheme` make no codec, or None."""
         e, rule = element(scheme.element), self.scale_rule
