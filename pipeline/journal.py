@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,10 +56,10 @@ class Journal:
 
 @contextmanager
 def locked(file: Path, busy: str) -> Iterator[None]:
-    """Hold the lock `file`, which is made for it, and its folder too; it dies with the process.
+    """Hold the lock `file`, which is made for it, and folders too; it dies with the process.
 
-    It is removed when it is let go of, by whoever holds it, so that who opened it before then finds another file, or
-    none, under its name, and tries again. One that holds anything is somebody's: it is locked, and left as it is.
+    Whoever holds it removes it in the end, and the folders where nothing came into them. Who opened it before then
+    finds another file under its name, or none, and tries again. A file that holds anything is somebody's, and stays.
 
     Args:
         file: in the folder that is to be held, or beside it.
@@ -68,29 +68,49 @@ def locked(file: Path, busy: str) -> Iterator[None]:
     Raises:
         StorageError: another process holds it, or it cannot be made.
     """
-    while True:
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        except OSError as why:
-            raise StorageError(f"{file}: {why.strerror}") from None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is(fd, file):
-                break
-        except BlockingIOError:
-            os.close(fd)
-            raise StorageError(busy) from None
-        except OSError as why:
-            os.close(fd)
-            raise StorageError(f"{file}: cannot be locked: {why.strerror}") from None
-        os.close(fd)
+    made: list[Path] = []
+    while (fd := _taken(file, busy, made)) is None:
+        pass
     try:
         yield
     finally:
         if os.fstat(fd).st_size == 0 and _is(fd, file):
             file.unlink()
         os.close(fd)
+        for folder in dict.fromkeys(made):  # inner ones first
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def _taken(file: Path, busy: str, made: list[Path]) -> int | None:
+    """A descriptor that holds `file`; None when its last holder removed it, or its folder, in this moment.
+
+    Args:
+        made: takes the folders that had to be made, inner ones first.
+    """
+    try:
+        made += [p for p in file.parents if not p.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise StorageError(f"{file}: {why.strerror}") from None
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except FileNotFoundError:
+        return None
+    except OSError as why:
+        raise StorageError(f"{file}: {why.strerror}") from None
+    held = False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = _is(fd, file)
+    except BlockingIOError:
+        raise StorageError(busy) from None
+    except OSError as why:
+        raise StorageError(f"{file}: cannot be locked: {why.strerror}") from None
+    finally:
+        if not held:
+            os.close(fd)
+    return fd if held else None
 
 
 def _is(fd: int, file: Path) -> bool:

@@ -21,13 +21,13 @@ RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics
 
 
 def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
-    """What stands in the way of writing, given what an earlier try had done.
+    """What stands in the way of works that write, given what an earlier try had done.
 
     Args:
         outputs: folder of all runs.
         known: records of its journal.
     """
-    found = list(run_folder(plan))
+    found: list[Problem] = []
     for name, work in plan.works.items():
         target: Path | None = getattr(work, "target", None)
         clash = next(clashes(target, name, plan, outputs), None) if target is not None else None

@@ -93,6 +93,8 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
     """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
+    if found := list(run_folder(plan)):
+        return found
     what = describe(run, plan)
     try:
         same = json.loads((run_dir / "run.json").read_bytes()) == json.loads(json.dumps(what))

@@ -406,6 +406,32 @@ def test_two_runs_in_one_folder(source, expected, tmp_path):
     assert digests(tmp_path / "model") == expected
 
 
+def test_two_runs_with_one_target(source, expected, tmp_path):
+    """The lock holds until the target is in place, dies with its process, and leaves nothing behind."""
+    target = tmp_path / "shelf" / "model"
+    first = command(source, tmp_path / "first", f"export.path={target}")
+    second = command(source, tmp_path / "second", f"export.path={target}", "quant.scale_rule=even")
+    process = start(*first)
+    after_chunks(tmp_path / "first", 3, process)
+    process.send_signal(signal.SIGSTOP)
+    for more in ([], ["overwrite=true"]):
+        result = weightmill(*second, *more)
+        assert result.returncode == 5
+        assert f"{target}: another run is writing there" in result.stderr
+    process.kill()
+    end(process)
+    [half] = partials(target)
+    before = digests(half)
+    done(*second)  # the lock is free, and the other's half is not touched
+    assert digests(half) == before
+    result = weightmill(*first)
+    assert result.returncode == 5
+    assert f"{target} exists already" in result.stderr
+    assert done(*first, "overwrite=true")["chunks"]["reused"] >= 3
+    assert digests(target) == expected
+    assert [p.name for p in target.parent.iterdir()] == ["model"]
+
+
 def test_an_existing_target(source, expected, tmp_path):
     target = tmp_path / "elsewhere" / "model"
     target.mkdir(parents=True)

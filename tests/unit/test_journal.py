@@ -68,7 +68,10 @@ def test_a_lock_has_one_holder_and_leaves_nothing(tmp_path: Path) -> None:
         pass
     with locked(lock, "busy"):  # and it is free again
         assert lock.exists()
-    assert not list(lock.parent.iterdir())
+    assert not lock.parent.exists()  # nor the folder, which came with it
+    with locked(lock, "busy"):
+        (lock.parent / "config.yaml").write_text("")
+    assert [p.name for p in lock.parent.iterdir()] == ["config.yaml"]
 
 
 def test_a_lock_that_its_holder_removes_meanwhile_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
