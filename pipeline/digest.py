@@ -13,6 +13,7 @@ from pipeline.errors import SourceError
 from pipeline.stage import Digested, InputFile
 
 BUFFER_NBYTES = 4 << 20
+SMALL_NBYTES = 256 << 20  # the largest tokenizers have 40 MiB; more than this is read for its digest in the run only
 
 
 def digest_file(path: Path, *, sync: bool = False) -> Digested:
@@ -57,6 +58,8 @@ def stamped(path: Path) -> InputFile:
 def small_input(path: Path, content: bytes | None = None) -> InputFile:
     """An input that is known by what it holds: written again without a change it is the same, whatever its time says.
 
+    One that turns out to be large is known by its stamp, so that plans stay quick.
+
     Args:
         path: absolute.
         content: all of it, where it has been read already.
@@ -64,11 +67,13 @@ def small_input(path: Path, content: bytes | None = None) -> InputFile:
     Raises:
         SourceError: it cannot be read.
     """
-    mtime_ns = stamped(path).mtime_ns
+    stamp = stamped(path)
     if content is not None:
-        return InputFile(path, len(content), mtime_ns, digest(content))
+        return InputFile(path, len(content), stamp.mtime_ns, digest(content))
+    if stamp.nbytes > SMALL_NBYTES:
+        return stamp
     found = digest_file(path)
-    return InputFile(path, found.nbytes, mtime_ns, found.xxh3_128)
+    return InputFile(path, found.nbytes, stamp.mtime_ns, found.xxh3_128)
 
 
 def unchanged(*files: InputFile) -> None:

@@ -1,6 +1,8 @@
 """What is not written, and which kernel did not do what was asked of it, is said: in the plan, at the end, and kept."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,18 @@ import pipeline as weightmill
 from pipeline import console
 from pipeline.api import _composed
 from pipeline.fit import plan_run
+from pipeline.formats import Binding
+from pipeline.plan import make_plan
 from pipeline.report import MOST_SHOWN, ignored_table, left_out, tables
+from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.spec import TensorSpec
+from plugins.formats.dialects.plain import Plain
+from plugins.formats.npy import Npy
+from plugins.kernels.cast import Cast
+from plugins.kernels.dequantize import Dequantize
+from stages.export import Export
 from tests.cases import toy_gpt_oss
+from tests.cases.memory_store import MemoryStore
 
 REASON = "rotary frequencies follow from config.json"
 
@@ -78,3 +90,37 @@ def test_a_tensor_without_elements_is_quantized_by_the_definition(
     said = shown(tables(report), capsys)
     assert "Kernels that declined" in said
     assert "this one has none" in said
+
+
+@dataclass(frozen=True)
+class WithoutBuffers(Plain):
+    """A dialect that has no place for some tensors and says so."""
+
+    def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        kept = {n: s for n, s in tensors.items() if not n.endswith("buffer")}
+        return replace(super().encode(kept, config), ignored=dict.fromkeys(tensors.keys() - kept, "is no weight"))
+
+
+def test_what_an_export_has_no_place_for(tmp_path: Path) -> None:
+    tensors = {"a.weight": np.ones((2, 3), np.float32), "a.buffer": np.ones(3, np.float32)}
+    stages = {
+        "source": Given(Checkpoint(MemoryStore(tensors), {"model_type": "x"})),
+        "export": Export(WithoutBuffers(), Npy(), Dequantize(), Cast()),
+    }
+    plan = make_plan(stages, Context(tmp_path / "run"))
+    assert not plan.problems
+    assert left_out(plan) == [{"stage": "export", "tensor": "a.buffer", "reason": "is no weight"}]
+    [work] = plan.works.values()
+    work.begin(fresh=True)
+    for chunk in work.chunks:
+        work.do(chunk)
+    work.finish([])
+    assert {*Npy().open(tmp_path / "run" / "model").specs} == {"a.weight"}
+
+
+@dataclass(frozen=True)
+class Given:
+    checkpoint: Checkpoint
+
+    def run(self, ctx: Context) -> Checkpoint:
+        return self.checkpoint
