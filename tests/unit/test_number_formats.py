@@ -411,4 +411,4 @@ def test_the_zero_point_of_a_zero_block_is_the_librarys(backend):
         assert bits.unpack(q.codes, 4).tolist() == [[zero] * 64] * 2
         assert not method.decode(q, "F32").any()
     with pytest.raises(ConfigError, match="zero_block=middle is where the zero point"):
-        built("int4", zero_block="middle", scale_rule="amax")
+        Blockwise("int4", 32, "f32", scale_rule="amax", zero_block="middle")
