@@ -12,7 +12,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
-from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search
+from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
 from plugins.quant.like import Like, filled
@@ -46,6 +46,7 @@ class Blockwise:
     codes_from: CodesFrom | None = None
     least_scale: float | None = None
     zero_scale: float | None = None
+    zero_block: ZeroBlock | None = None
     search: Search = "none"
     search_steps: int = 1
     search_grid: tuple[float, ...] = ()

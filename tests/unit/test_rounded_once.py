@@ -1,4 +1,4 @@
-"""Values are rounded once, where they are written: packed and wide sources on the way to fp32 and fp16, and to codes."""
+"""Values are rounded once, where they are written: packed and wide sources on the way to fp32, fp16 and codes."""
 
 from pathlib import Path
 from typing import Any

@@ -18,6 +18,8 @@
 - quotient: `divide` by the scale that the decoder will use, or multiply by its float32 `reciprocal` (torchao's NVFP4,
   ggml, bitsandbytes). codes_from: the `stored` scale, or the `unrounded` one (ggml, bitsandbytes).
 - least_scale, zero_scale: real scales below the first are raised to it; what a zero scale is stored as.
+- zero_block: the zero point of a block whose scale is 0: the `least` code, or the one in the `middle`; then the largest
+  where values below 0 are too small for a scale (compressed-tensors, which divides by that scale).
 - ties: a value halfway between two codes: `even` to the code with mantissa 0 (OCP, torchao, compressed-tensors,
   Triton), `zero` to the smaller magnitude (ggml's MXFP4, ModelOpt's), `away` to the larger (microxcaling's default),
   `down` to the smaller value (bitsandbytes' NF4), `up` (integers): floor(v + 1/2), added in float32 as ggml does.

@@ -17,6 +17,7 @@ Tiny = Literal["spec", "torchao"]
 Quotient = Literal["divide", "reciprocal"]
 CodesFrom = Literal["stored", "unrounded"]
 Search = Literal["none", "mse"]
+ZeroBlock = Literal["least", "middle"]
 
 POWER_RULES = ("floor", "ceil", "even", "rceil")
 SEARCH_ELEMS = 1 << 16  # the largest block whose scale is searched for, but for rows
@@ -37,6 +38,7 @@ class Recipe:
     codes_from: CodesFrom = "stored"
     least_scale: float = 0.0
     zero_scale: float = 0.0
+    zero_block: ZeroBlock = "least"
     search: Search = "none"
     search_steps: int = 1
     search_grid: tuple[float, ...] = ()
@@ -107,6 +109,8 @@ class Recipe:
     def _more(self, scheme: Scheme, e: Any) -> str | None:
         if self.tiny != "spec" and scheme.scale != "e8m0":
             return f"tiny={self.tiny} is about the least scale of e8m0; {scheme.scale} scales have no such case"
+        if self.zero_block != "least" and scheme.zero != "int":
+            return f"zero_block={self.zero_block} is where the zero point of a zero block lies; this scheme has none"
         if self.ties == "up" and e.family not in ("fixed", "unsigned"):
             return f"ties up is ggml's rounding of integers, not of {scheme.element}"
         if self.zero == "minus" and e.family != "float":

@@ -139,6 +139,8 @@ def _real(raw: Any, low: float, scheme: Scheme, recipe: Recipe, second: Any, ama
         half = F32(1 << (e.bits - 1))
         point = np.rint(-half - F32(min(low, 0.0)) / stored) + half if stored else F32(0)
         zero = int(min(max(point, F32(0)), F32(e.most)))
+        if recipe.zero_block == "middle" and raw == 0:
+            zero = e.most if low < 0 else int(half)
     elif scheme.zero == "min_f16":
         zero = np.float16(F32(low))
         minimum = F32(low) if recipe.codes_from == "unrounded" else F32(zero)
