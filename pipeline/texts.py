@@ -1,20 +1,25 @@
 """Text files that a config names: checked while the config is read, and read as UTF-8."""
 
+import os
 from pathlib import Path
 
 from pipeline.digest import small_input
 from pipeline.errors import ConfigError, SourceError, did_you_mean
+from pipeline.files import read_whole, spoken
 from pipeline.stage import InputFile
+
+MAX_NBYTES = 1 << 30
 
 
 def check(name: str, where: str) -> None:
     """Raises ConfigError when there is no such file; `where` is the config key."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+    path = os.path.expanduser(name)
+    if os.path.isdir(path):
         raise ConfigError(f"{where}: {name}: a folder; a text file is expected")
-    if not path.is_file():
-        near = sorted(p.name for p in path.parent.iterdir()) if path.parent.is_dir() else []
-        raise ConfigError(f"{where}: {name}: no such file{did_you_mean(path.name, near)}")
+    if not os.path.isfile(path):
+        folder = os.path.dirname(path) or "."
+        near = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        raise ConfigError(f"{where}: {spoken(name)}: no such file{did_you_mean(os.path.basename(path), near)}")
 
 
 def input_file(name: str) -> InputFile:
@@ -26,12 +31,10 @@ def read(name: str) -> str:
     """The whole text.
 
     Raises:
-        SourceError: it is gone, or not UTF-8.
+        SourceError: it is gone, no regular file, too large, or not UTF-8.
     """
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     try:
-        return path.read_text(encoding="utf-8")
+        return read_whole(path, MAX_NBYTES).decode()
     except UnicodeDecodeError as why:
         raise SourceError(f"{path}: byte {why.start} is not UTF-8") from None
-    except OSError as why:
-        raise SourceError(f"{path}: {why.strerror}") from None

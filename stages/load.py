@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.digest import small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
-from pipeline.files import exists, of_source, placed, read_whole, spoken
+from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
 from pipeline.strictjson import parse_object
@@ -126,11 +126,15 @@ class Load:
         return remote.fetch(self.source, whole=ctx.fetch)
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
-        return {
+        found = {
             p.name: p
             for p in sorted(folder.iterdir())
-            if p.is_file() and p not in weights and any(fnmatchcase(p.name, c) for c in self.carry)
+            if p not in weights and any(fnmatchcase(p.name, c) for c in self.carry) and not p.is_dir()
         }
+        for path in found.values():
+            with opened(path):  # a pipe or a dangling link is not left out in silence
+                pass
+        return found
 
 
 def _peeked(leaves: Leaves, dialect: Dialect, found: Fetched) -> dict[str, Any]:

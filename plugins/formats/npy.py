@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError, SourceError
-from pipeline.files import is_inner, opened
+from pipeline.files import exists, is_inner, opened
 from pipeline.formats import FilePlan, Layout, Place
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
@@ -50,7 +50,7 @@ class Npy(InPlace):
         folder = source.absolute()
         if not folder.is_dir():
             raise SourceError(f"{folder}: not a folder of .npy files")
-        if not (folder / INDEX).exists():
+        if not exists(folder / INDEX):
             files = sorted(p.name for p in folder.glob("*.npy"))
             if not files:
                 raise SourceError(f"{folder}: no {INDEX} and no .npy file in the folder")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
-from pipeline.files import opened
+from pipeline.files import exists, opened
 from pipeline.formats import FilePlan, Layout, Leaves, Place
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
@@ -95,7 +95,7 @@ class Orbax(InPlace):
                 raise SourceError(f"{folder / TREE}: array {node.name!r:.200} lies outside the folder")
         custom = read_custom(folder, tree)
         config = source / "config.json"
-        described = {**(read_object(config) if config.exists() else {}), KEY: custom.get(KEY, {})}
+        described = {**(read_object(config) if exists(config) else {}), KEY: custom.get(KEY, {})}
         leaves = _raw(folder, tree, custom, described) or open_stored(folder, tree, custom, described)
         beside = [p for p in (config, folder.parent / CHECKPOINT) if p.is_file()]
         told = [p for p in leaves.paths if p.name in METADATA_FILES]

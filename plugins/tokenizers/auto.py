@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.digest import small_input
 from pipeline.errors import ConfigError, did_you_mean
@@ -37,8 +36,8 @@ class Auto:
         if self.encoding is not None and self.encoding not in ENCODINGS:
             near = did_you_mean(self.encoding, ENCODINGS)
             raise ConfigError(f"tokenizer.encoding={self.encoding!r}: no such encoding{near}")
-        if self.vocabulary is not None and not Path(self.vocabulary).expanduser().is_dir():
-            raise ConfigError(f"tokenizer.vocabulary={self.vocabulary!r}: no such folder")
+        if self.vocabulary is not None and not os.path.isdir(os.path.expanduser(self.vocabulary)):
+            raise ConfigError(f"tokenizer.vocabulary={self.vocabulary!r:.300}: no such folder")
 
     def check(self, checkpoint: Checkpoint) -> None:
         """See that there is something to load, without loading it.

@@ -1,5 +1,6 @@
 """From the files of a checkpoint to its tokenizer: which kind it is shows in which files there are."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -105,14 +106,15 @@ def _backend(
 
 
 def _chats(files: Companions, tokens: Mapping[str, str], backend: Backend, given: str | None) -> Chat:
-    path = Path(given).expanduser() if given is not None else None
-    if path is not None and path.is_file():
+    path = Path(os.path.expanduser(given)) if given is not None else None
+    if path is not None and os.path.isfile(path):
         own = Companions({path.name: path})
         return chat.Templates({"default": chat.Template(own.text(path.name), str(path))}, tokens, files.origin)
     templates = chat.Templates(chat.read_templates(files), tokens, files.origin or "the checkpoint", given)
     if given is not None and not templates.exists:  # which would leave it unused, and prompts as they are
         raise ConfigError(
-            f"tokenizer.chat_template={given!r}: no such file, and {files.origin or 'the checkpoint'} has no templates"
+            f"tokenizer.chat_template={given!r:.300}: no such file, "
+            f"and {files.origin or 'the checkpoint'} has no templates"
         )
     if not templates.exists and HarmonyChat.fits(backend.id_of):
         return HarmonyChat()

@@ -1,4 +1,4 @@
-"""Some seconds of each fuzzer, always on the same inputs; and a look at the fuzzers themselves: they find what is there."""
+"""Some seconds of each fuzzer, always on the same inputs; and that the fuzzers find what there is to find."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ def test_a_fuzzer_finds_exceptions_hangs_crashes_and_memory(monkeypatch: pytest.
     """`tests.fuzz.broken` does all of them; each is found, saved, and the inputs after it are run."""
     monkeypatch.setattr(driver, "HANG_S", 3.0)
     result = driver.fuzz("broken", 8, saved=tmp_path)
-    found = {number: what for number, what in result.findings.items()}
+    found = result.findings
     assert set(found) == {1, 3, 4, 6}
     assert "ZeroDivisionError" in found[1]
     assert found[3].startswith("hang")
