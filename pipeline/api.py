@@ -54,7 +54,7 @@ def load_model(
     Args:
         source: folder, GGUF file or `hf://owner/name`, in any dialect.
         quant: a quant option, applied while loading; None keeps every tensor as it is, packed ones packed.
-        model: a model option, whose rules say what `quant` applies to; None: by config.json's model_type.
+        model: a model option, whose rules say what `quant` applies to; None: the one that is for the checkpoint.
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
 
     Returns:
