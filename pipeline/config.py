@@ -58,7 +58,7 @@ def load_run(cfg: DictConfig) -> RunConfig:
         PlanError: every problem of every node.
     """
     tree, problems = _resolved(cfg)
-    given = redact.tree(_by_name(cfg))
+    given = redact.tree(_by_name(cfg), redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
     redact.learn(_environment, [str(place) for place in places])
     resolver = Resolver(allowed_packages())

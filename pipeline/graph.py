@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
-from pipeline import held, stopping
+from pipeline import held
 from pipeline.errors import ConfigError, StageError, WeightmillError
 from pipeline.spine import Dask
 
@@ -292,7 +292,7 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
                 dask.config.set({f"distributed.worker.memory.{k}": False for k in ("target", "spill", "pause")})
             )
             security = _temporary() if conf.tls else None
-            with _interrupts_are_ours(), stopping.held():
+            with _interrupts_are_ours():
                 cluster = stack.enter_context(
                     LocalCluster(
                         n_workers=workers,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import StorageError
+from pipeline.terminal import STEERS
 
 
 class Journal:
@@ -125,9 +126,10 @@ def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")
     try:
-        # A name that is no Unicode has lone surrogates, which UTF-8 lacks; their escape is the same to Python and JSON.
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-        partial.write_bytes(text.encode("utf-8", "backslashreplace"))
+        # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
+        text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None

@@ -7,7 +7,7 @@ A digest of what is left out tells two values apart, and is slow to try guesses 
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from hashlib import pbkdf2_hmac
 from pathlib import Path
@@ -38,13 +38,8 @@ def learn(values: Mapping[str, str], places: Iterable[str] = ()) -> None:
     for name, value in {**tokens, **values}.items():
         plain = len(value) < SHORTEST or re.fullmatch(r"[-+.\d]*", value)
         if not plain and not _is_place(value) and not any(value in place for place in places):
-            for form in (
-                value,
-                repr(value)[1:-1],
-                json.dumps(value)[1:-1],
-                json.dumps(value, ensure_ascii=False)[1:-1],
-            ):
-                _values[form] = f"${{oc.env:{name}}}"
+            quoted = (repr(value), json.dumps(value), json.dumps(value, ensure_ascii=False))
+            _values.update(dict.fromkeys((value, *(q[1:-1] for q in quoted)), f"${{oc.env:{name}}}"))
 
 
 def _is_place(value: str) -> bool:
@@ -60,6 +55,11 @@ def hide(text: str) -> str:
     """`text` without credentials in its addresses, and without values that were learned."""
     for value in sorted(_values, key=len, reverse=True):
         text = text.replace(value, _values[value])
+    return without_credentials(text)
+
+
+def without_credentials(text: str) -> str:
+    """`text` without names, passwords and parameters in its addresses."""
     if "://" not in text:
         return text
     text = _USER.sub(_hide_user, text)
@@ -79,13 +79,13 @@ def _only_references(text: str) -> bool:
     return not _REFERENCE.sub("", text).strip(":")
 
 
-def tree(value: Any) -> Any:
+def tree(value: Any, how: Callable[[str], str] = hide) -> Any:
     """JSON-able `value` with every text in it hidden; keys stay."""
     if isinstance(value, str):
-        return hide(value)
+        return how(value)
     if isinstance(value, Mapping):
-        return {k: tree(v) for k, v in value.items()}
-    return [tree(v) for v in value] if isinstance(value, list | tuple) else value
+        return {k: tree(v, how) for k, v in value.items()}
+    return [tree(v, how) for v in value] if isinstance(value, list | tuple) else value
 
 
 def identified(given: Any, value: Any) -> Any:

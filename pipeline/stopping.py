@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
@@ -17,7 +16,6 @@ from pipeline.terminal import say
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
 _seen: list[int] = []  # signals that arrived, in order
-_held = False
 
 
 class Stopped(KeyboardInterrupt):
@@ -39,21 +37,7 @@ def _take(signum: int, frame: FrameType | None) -> None:
     _seen.append(signum)
     if len(_seen) > 1:
         end(_seen[0])
-    if not _held:
-        raise Stopped(signum)
-
-
-@contextlib.contextmanager
-def held() -> Iterator[None]:
-    """A first signal that arrives in the body counts after it: what is half started could not be let go of."""
-    global _held
-    _held, before = True, len(_seen)
-    try:
-        yield
-    finally:
-        _held = False
-        if len(_seen) > before:
-            raise Stopped(_seen[0])
+    raise Stopped(signum)
 
 
 def end(signum: int) -> NoReturn:

@@ -17,12 +17,12 @@ from pipeline.redact import hide
 
 # Control characters but newline and tab (C0, DEL, C1), marks that turn the direction of text, other line ends, what is
 # no character by itself.
-_STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
 
 def safe(text: str) -> str:
     """`text` as it may be shown: what would steer the terminal as its escape (`\\x1b`), and no secrets."""
-    return _STEERS.sub(_escaped, hide(text))
+    return STEERS.sub(_escaped, hide(text))
 
 
 def line(text: str) -> str:

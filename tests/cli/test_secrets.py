@@ -58,7 +58,8 @@ def test_from_the_environment(tmp_path: Path) -> None:
     other = signed("paths.run=run", cwd=tmp_path, WM_SECRET="hunter2hunter3")
     assert other.code == 2
     assert "other stages (stages.sign.token.digest" in other.err
-    failed = signed("paths.run=failed", "stages.sign.fail=true", "dask.retries=0", cwd=tmp_path)
+    token = "stages.sign.token=${oc.env:WM_SECRET}"  # in the name of the folder
+    failed = signed(token, "stages.sign.fail=true", "dask.retries=0", cwd=tmp_path)
     assert failed.code == 6
     assert "the server does not take '${oc.env:WM_SECRET}'" in failed.err
     assert leaks(tmp_path, first, again, other, failed) == []

@@ -131,3 +131,13 @@ def test_json_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_json(path, {"ü": 2})
     assert json.loads(path.read_bytes()) == {"ü": 1}
     assert os.listdir(tmp_path)
+
+
+def test_json_shows_no_escape_sequence_and_keeps_every_name(tmp_path):
+    names = {"\x1b[2J \x9b31m \u202e \u2028 \x7f \udcff ü → 😀": "\t\n"}
+    path = tmp_path / "a.json"
+    write_json(path, names)
+    text = path.read_text(encoding="utf-8")
+    assert "ü → 😀" in text
+    assert not any(c in text for c in "\x1b\x9b\u202e\u2028\x7f")
+    assert json.loads(text) == names

@@ -100,6 +100,15 @@ def test_a_config_is_recorded_by_name_and_built_by_value(monkeypatch: pytest.Mon
     assert recipes(compose_run(args)) == recipes(run)  # who was asked does not change what was given
 
 
+def test_what_one_run_learned_changes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = compose_run([*HOW, "model.source=safetensors"])
+    monkeypatch.setenv("WORD", "safetensors")
+    compose_run([*HOW, "model.source=${oc.env:WORD}"])
+    assert hide("safetensors") == "${oc.env:WORD}"
+    assert compose_run([*HOW, "model.source=safetensors"]) == before
+    assert run_name(["+model=gpt_oss", "model.source=safetensors"]) == "gpt_oss-model.source=safetensors"
+
+
 def test_credentials_typed_are_not_recorded() -> None:
     run = compose_run([*HOW, "hub.endpoint='https://joe:pw@h?token=t'", "model.source='https://joe:pw@h/m?sig=s'"])
     assert run.tree["hub"]["endpoint"] == "https://***@h?token=***"
