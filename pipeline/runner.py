@@ -24,7 +24,6 @@ from pipeline.report import Report, build_report, write_config, write_records
 from pipeline.resolve import OWN_PACKAGES
 from pipeline.spine import RunConfig
 from pipeline.tasks import build_tasks, chunk_key, digest_input, do_chunk, run_stage
-from pipeline.units import parse_bytes
 
 
 @dataclass(frozen=True, slots=True)

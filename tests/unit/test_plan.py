@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.budget import Budget
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.plan import MemoryPlan, Plan, StageStore, make_plan, wire
 from pipeline.stage import Checkpoint, Chunk, Context, InputFile, OutputFile, Piece, Work
 from pipeline.tensors.views import MappedStore
