@@ -142,7 +142,7 @@ def plain_llama(folder, shapes):
     "args",
     [
         ["model.rules=[{match: '*', to: keep}]", "quant=none"],
-        ["model.rules=[{match: '*', to: quant}]", "quant=int8", "export=compressed_tensors"],
+        ["model.rules=[{match: '*.weight', to: quant}]", "quant=int8", "export=compressed_tensors"],
     ],
     ids=["kept", "a scale a row"],
 )
