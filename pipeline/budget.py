@@ -16,6 +16,7 @@ from pipeline.units import parse_bytes, show_bytes
 
 CONVERSION = 2 << 30  # bytes that are enough to convert anything, whatever its size
 SHARE = 0.8  # of what the process may have: the page cache and everybody else want some too
+PERCENT = f"{SHARE * 100:.0f} %"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +44,12 @@ def budget(conf: Dask, root: Path = Path("/")) -> Budget:
         given = parse_bytes(conf.memory, "dask.memory")
         return Budget(given, given, show_bytes(given))
     if conf.address:
-        text = f"auto: {show_bytes(CONVERSION)} for conversions; models {SHARE:.0%} of the memory that a worker has"
+        text = f"auto: {show_bytes(CONVERSION)} for conversions; models {PERCENT} of the memory that a worker has"
         return Budget(CONVERSION, None, text)
     most, where = min(limits(root))
     total = int(most * SHARE)
     conversion = min(CONVERSION, total)
-    text = f"auto: {show_bytes(total)}, {SHARE:.0%} of {show_bytes(most)} ({where})"
+    text = f"auto: {show_bytes(total)}, {PERCENT} of {show_bytes(most)} ({where})"
     return Budget(conversion, total, f"{text}; {show_bytes(conversion)} of it for conversions")
 
 

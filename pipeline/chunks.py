@@ -6,7 +6,7 @@ blocks and bytes. Small tensors share a chunk, because a task costs more than a 
 
 from collections.abc import Iterator, Mapping
 from itertools import product
-from math import lcm, prod
+from math import ceil, lcm, prod
 
 from pipeline.stage import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -37,8 +37,8 @@ def cut(name: str, shape: tuple[int, ...], chunk_elems: int, grain: tuple[int, .
         unit = aligned
     step = max(unit, most // unit * unit)
     if dim < last:
-        count = -(-shape[dim] // step)
-        step = -(-(-(-shape[dim] // count)) // unit) * unit  # even slices rather than a full one and a crumb
+        count = ceil(shape[dim] / step)
+        step = ceil(ceil(shape[dim] / count) / unit) * unit  # even slices rather than a full one and a crumb
     rest = tuple(slice(0, n) for n in shape[dim + 1 :])
     for lead in product(*(_slices(n, s) for n, s in zip(shape[:dim], steps, strict=False))):
         for part in _slices(shape[dim], step):

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from pipeline.budget import SHARE, Budget, budget
+from pipeline.budget import PERCENT, SHARE, Budget, budget
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
 from pipeline.plan import MemoryPlan, Plan, make_plan
@@ -81,7 +81,7 @@ def fits_workers(fit: MemoryPlan, limits: Mapping[str, int]) -> None:
     if limits and fit.peak > SHARE * min(limits.values()):
         address = min(limits, key=limits.__getitem__)
         text = (
-            f"auto allows {SHARE:.0%} of what a worker has, and {address} has {show_bytes(limits[address])}; "
+            f"auto allows {PERCENT} of what a worker has, and {address} has {show_bytes(limits[address])}; "
             f"{show_bytes(fit.peak)} are needed; dask.memory={-(-fit.peak // (1 << 20))}MiB takes them all the same"
         )
         raise PlanError([Problem("dask.memory", text)])

@@ -213,6 +213,8 @@ def left_out(plan: Plan) -> list[dict[str, Any]]:
         own = getattr(node.result, "ignored", {})
         rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
     return rows
+
+
 def chosen(plan: Plan) -> dict[str, str]:
     """See `Report.chosen`."""
     return {name: text for name, work in plan.works.items() if (text := getattr(work, "chosen", ""))}

@@ -157,7 +157,7 @@ class CodedStore:
         return self.store.metadata
 
     def grain(self, name: str) -> tuple[int, ...]:
-        """As of the source and of the scheme; whole rows, where they share a scale that the method must see them for."""
+        """As of the source and of the scheme; whole rows, where a scale that they share wants to see them."""
         found, method = grain_of(self.store, name), self.methods.get(name)
         if method is None or method.scheme is None:
             return found

@@ -1,8 +1,8 @@
 """Extremes of whole matrices and of whole rows, for scales that they share, without holding them.
 
 A task sees a box; a scale of the whole tensor depends on all rows, and one of a row on all of the row. The first task
-that needs it scans the matrix, or the rows, in slices and keeps two numbers for the others of its process. What fits one
-task is not read twice.
+that needs it scans the matrix, or the rows, in slices and keeps two numbers for the others of its process. What fits
+one task is not read twice.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.chunks import cut
@@ -89,7 +89,6 @@ def test_a_row_that_shares_a_scale_is_cut_and_one_that_is_searched_is_not():
     assert len(check(METHODS["signed"], x, 64)) == 2
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     shape=st.lists(st.integers(1, 40), min_size=1, max_size=4).map(tuple),
     elems=st.integers(1, 600),

@@ -63,7 +63,7 @@ def test_the_least_limit_counts_and_is_named(case, tmp_path):
     assert found.total == int(least * SHARE)
     assert found.conversion == CONVERSION
     assert where in found.said
-    assert found.said.startswith(f"auto: {least * SHARE / GIB:.1f} GiB, 80% of {least / GIB:.1f} GiB (")
+    assert found.said.startswith(f"auto: {least * SHARE / GIB:.1f} GiB, 80 % of {least / GIB:.1f} GiB (")
 
 
 def test_a_limit_below_two_gibibytes_bounds_conversions_too(tmp_path):

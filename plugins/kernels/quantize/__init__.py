@@ -1,6 +1,7 @@
 """quantize: an array becomes a QTensor, one shared scale a block.
 
-    quantize(x, scheme, *, measure=False, observed=None, rows=None, place=None, **recipe) -> QTensor, or (QTensor, ErrorStats)
+    quantize(x, scheme, *, measure=False, observed=None, rows=None, place=None, **recipe)
+        -> QTensor, or (QTensor, ErrorStats)
 
 `x` is an array `[..., n]` of bfloat16 (ml_dtypes), float32 or float16, contiguous or not. The recipe is the *method*
 (how codes are chosen), never needed to decode; combinations that mean nothing are a ConfigError that says why:
@@ -37,8 +38,8 @@
   the value's `place` = (tensor name, its shape, where x starts in it) only: chunks and threads change nothing.
 
 `observed` (pipeline.tensors.matrices.Extremes) are those of the whole matrices that `x` is a part of, for scales that a
-matrix shares; `rows` those of the whole rows, for scales that a row shares. `measure` also gives the ErrorStats of the decoded values against `x`; poisoned blocks, which have no
-values, are left out.
+matrix shares; `rows` those of the whole rows, for scales that a row shares. `measure` also gives the ErrorStats of the
+decoded values against `x`; poisoned blocks, which have no values, are left out.
 
 Raises ValueRangeError (its message starts with the flat index; the caller names the tensor; a scale or minimum past its
 encoding is one too), ConfigError for an option
