@@ -218,7 +218,7 @@ def test_a_model_that_is_another_is_refused(tmp_path: Path) -> None:
     ("weightmill qua", "quant="),
 ])  # fmt: skip
 def test_shells_complete(
-    line: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    line: str, offered: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from pipeline import __main__ as command_line
 
@@ -227,4 +227,4 @@ def test_shells_complete(
     with pytest.raises(SystemExit) as end:
         command_line.main()
     assert end.value.code == 0
-    assert offered in capsys.readouterr().out.split()
+    assert offered in capfd.readouterr().out.split()
