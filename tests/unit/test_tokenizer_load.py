@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.errors import ConfigError, SourceError
 from pipeline.digest import digest
+from pipeline.errors import ConfigError, SourceError
 from pipeline.stage import Checkpoint, InputFile
 from plugins.tokenizers.auto import Auto
 from plugins.tokenizers.load import load_tokenizer
