@@ -38,8 +38,8 @@ class Context:
         chunk_nbytes: how much of a tensor one task should handle, in bytes of its bf16 values.
         overwrite: replace an output that stands in the way.
         fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
-        recipes: stage → identity of its config and code and those of all stages before it, in order: with the inputs,
-            what its result depends on.
+        recipes: stage → identity of its config, those of all stages before it, in order, and the code: with the
+            inputs, what its result depends on.
     """
 
     run_dir: Path

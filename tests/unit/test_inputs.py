@@ -44,6 +44,7 @@ def test_what_is_too_large_to_be_read_for_a_plan_is_stamped(tmp_path: Path, monk
     assert small_input(path).xxh3_128 is not None
     monkeypatch.setattr(digest, "SMALL_NBYTES", 99)
     assert small_input(path) == stamped(path)
+    unchanged(small_input(path), small_input(path, bytes(100)))  # read whole anyway, as settings are
 
 
 class Copies:
