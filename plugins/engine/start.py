@@ -9,6 +9,7 @@ import jax
 
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
+from plugins.engine.eager import is_eager, on_arrays
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
@@ -51,10 +52,12 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     kept: CacheDtype = dtype if engine.cache == "auto" else engine.cache
     weights = Weights(checkpoint.store.specs, engine.hold)
     family = family_of(checkpoint.config, engine.families)
-    model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
+    eager = is_eager(engine.ops)
+    ops = on_arrays(engine.ops) if eager else engine.ops
+    model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     weights.check()
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
-    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
+    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager)
     return Model(runtime, checkpoint, engine)
 
 
