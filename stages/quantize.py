@@ -66,19 +66,33 @@ class Quantize:
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
-            PlanError: a rule matches nothing, or a selected tensor does not fit its scheme; all of them at once.
+            PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
+                quantization is asked for, and no tensor would have any.
         """
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
         chosen, problems = choose(self.rules, self.roles, known, specs)
         for name, to in chosen.items():
             problems += self._misfits(name, specs[name], known[to].scheme)
+        problems += [] if problems else self._nothing(known[to].scheme for to in chosen.values())
         if problems:
             raise PlanError(problems)
         todo = {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
         if not todo:
             return checkpoint
         return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
+
+    def _nothing(self, schemes: Iterable[Scheme | None]) -> list[Problem]:
+        """A problem when the method makes codes and the rules give none to any tensor."""
+        if self.method.scheme is None or any(schemes):
+            return []
+        wanted = TensorSpec((), "BF16", self.method.scheme).encoding
+        rules = "; ".join(f"{rule} to {rule.to}" for rule in self.rules) or "none"
+        text = (
+            f"asks for {wanted}, and no tensor would be quantized (rules: {rules}); add a rule with `to: quant` to "
+            "model.rules, or say quant=none"
+        )
+        return [Problem("quant", text)]
 
     def _misfits(self, name: str, spec: TensorSpec, scheme: Scheme | None) -> list[Problem]:
         if scheme is None or spec.scheme == scheme:

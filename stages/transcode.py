@@ -32,11 +32,18 @@ class Transcode:
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
-            PlanError: a packed tensor whose shape the scheme cannot hold.
+            PlanError: a packed tensor whose shape the scheme cannot hold; or no tensor is packed.
         """
         scheme = self.method.scheme
         if scheme is None:
             return checkpoint
+        if not any(s.scheme for s in checkpoint.store.specs.values()):
+            wanted = TensorSpec((), "BF16", scheme).encoding
+            text = (
+                f"asks for {wanted}, and none of the {len(checkpoint.store.specs)} tensors is packed: transcoding changes "
+                "how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming only"
+            )
+            raise PlanError([Problem("quant", text)])
         todo = {n: s for n, s in checkpoint.store.specs.items() if s.scheme not in (None, scheme)}
         problems = [Problem(n, why) for n, s in todo.items() if (why := scheme.problem(s.shape))]
         if problems:

@@ -11,6 +11,7 @@ from pipeline import held, live
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
+from plugins.engine.eager import is_eager, on_arrays
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
@@ -35,10 +36,12 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     device, dtype, kept = resolved(engine)
     weights = Weights(checkpoint.store.specs, engine.hold)
     family = family_of(checkpoint.config, engine.families)
-    model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
+    eager = is_eager(engine.ops)
+    ops = on_arrays(engine.ops) if eager else engine.ops
+    model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
-    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
+    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager)
     planned, _ = engine.weights(checkpoint)
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
