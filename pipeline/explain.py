@@ -77,7 +77,7 @@ def _unknown_key(key: str, good: list[str]) -> str:
     parent = ""
     for part in key.split("."):
         if not OmegaConf.is_dict(node):
-            return f"{parent!r} {'is null, so it has' if node is None else 'has'} no fields"
+            return f"{parent!r} {'is null, so it has' if node._is_none() else 'has'} no fields"
         names = [str(k) for k in node if k != "_target_"]
         if part not in node:
             groups = _groups() if not parent else []
