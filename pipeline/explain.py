@@ -22,7 +22,9 @@ from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 
 def explain(error: Exception, overrides: Iterable[str]) -> Exception:
     """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's."""
-    if isinstance(error, WeightmillError) or not isinstance(error, HydraException | OmegaConfBaseException):
+    null = isinstance(error, ValueError) and str(error).startswith("Config group override")  # quant=null
+    hydras = null or isinstance(error, HydraException | OmegaConfBaseException)
+    if isinstance(error, WeightmillError) or not hydras:
         return error
     search = search_override(extend.folder())
     GlobalHydra.instance().clear()

@@ -206,7 +206,7 @@ def test_a_model_that_is_another_is_refused(tmp_path: Path) -> None:
     assert problems("model=smollm2", "stages=[load]") == []
     assert problems("model=qwen", "model.model_types=[llama]", "stages=[load]") == []
     (source / "config.json").write_text('{"model_type": "lama"}')
-    assert "no model option is for it" in problems("model=gpt_oss")[0]
+    assert "no option is for that, and model.model_types=[lama] applies" in problems("model=gpt_oss")[0]
 
 
 @pytest.mark.parametrize(("line", "offered"), [
