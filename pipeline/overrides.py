@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline import extend, prompts
 from pipeline.config import CONF, allowed_packages, options, plugin_folder, plugins
 from pipeline.errors import ConfigError, PlanError, SourceError, did_you_mean
+from pipeline.plan import make_plan
 from pipeline.resolve import Resolver
 from pipeline.stage import Checkpoint, Context
 
@@ -84,7 +85,7 @@ def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None
 
     Raises:
         ConfigError: settings of a model and no model; or no option is for what the source holds.
-        SourceError, PlanError: the source cannot be read.
+        PlanError: the source cannot be read.
     """
     keys = [o.partition("=")[0].lstrip("+") for o in overrides]
     if any(k.partition("@")[0] == "model" for k in keys):
@@ -177,12 +178,12 @@ def _opened(source: str, hub: Sequence[str], fetch: bool, config_dir: Path | Non
     if resolver.problems:
         raise PlanError(resolver.problems, exit_code=ConfigError.exit_code)
     # An outline tells, and spares a download of what no option is for; some files cannot be outlined.
-    try:
-        return load.run(Context(Path(), fetch=False))  # type: ignore[no-any-return]
-    except SourceError:
-        if not fetch or "://" not in source:
-            raise
-    return load.run(Context(Path()))  # type: ignore[no-any-return]
+    plan = make_plan({"load": load}, Context(Path(), fetch=False))
+    if plan.problems and fetch and "://" in source:
+        plan = make_plan({"load": load}, Context(Path()))
+    if plan.problems:
+        raise PlanError(plan.problems, exit_code=SourceError.exit_code)
+    return plan.nodes["load"].result  # type: ignore[no-any-return]
 
 
 def _value(override: Any) -> str:

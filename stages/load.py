@@ -99,11 +99,12 @@ class Load:
             return
         from pipeline.overrides import model_types
 
-        option = model_types().get(str(kind))
-        right = f"model={option} is for it" if option else "no model option is for it"
+        right = f"no option is for that, and model.model_types=[{kind}] applies the chosen one's rules to it"
+        if option := model_types().get(str(kind)):
+            right = f"model={option} is for it, and is chosen when model= is left out"
         text = (
             f"the option that was chosen is for model_type {' and '.join(self.model_types)}, and the config.json of "
-            f"{self.source} says {kind!r}; {right}{', and is chosen when model= is left out' if option else ''}"
+            f"{self.source} says {kind!r}; {right}"
         )
         raise PlanError([Problem("model", text)], exit_code=SourceError.exit_code)
 

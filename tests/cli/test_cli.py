@@ -71,6 +71,7 @@ TYPOS = [
     ([MODEL, "+stages.decode.dtyp=x"], ["stages.decode.dtyp", "did you mean 'dtype'?"]),
     ([MODEL, "mdoel.source=x"], ["'mdoel'", "did you mean 'model'?"]),
     ([MODEL, "export.dtype=fp8"], ["export.dtype: 'fp8'", "fp16"]),
+    ([MODEL, "quant=null"], ["quant=null: Config group override must be a string"]),
     (["model=gpt_os"], ["model=gpt_os", "did you mean 'gpt_oss'"]),
     (["model.source=nowhere"], ["model.source='nowhere': no such file or folder"]),
     ([], ["model.source=DIR", "model=NAME", "gpt_oss"]),

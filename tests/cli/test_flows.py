@@ -352,7 +352,7 @@ def test_what_cannot_run_is_said_before_anything_is_written(here: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "model_type": "gpt_os"}))
     with pytest.raises(PlanError, match=r"'gpt_os' is no model that can run; did you mean 'gpt_oss'.*flow=convert"):
-        run("quant=mxfp4", f"model.source={source}", "flow=evaluate")
+        run("quant=mxfp4", f"model.source={source}", "model.model_types=[gpt_os]", "flow=evaluate")
 
 
 @pytest.mark.parametrize(

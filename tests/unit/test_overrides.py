@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 from pipeline import prompts
 from pipeline.api import _composed
 from pipeline.config import CONF, compose_run
-from pipeline.errors import ConfigError, PlanError, SourceError
+from pipeline.errors import ConfigError, PlanError
 from pipeline.fit import plan_run
 from pipeline.overrides import as_typed, model_option, model_types, with_model
 
@@ -173,7 +173,7 @@ def test_sources_that_do_not_say_what_they_are(tmp_path: Path) -> None:
     silent = checkpoint(tmp_path / "silent", None)
     with pytest.raises(ConfigError, match=r"model=NAME does \(allowed: .*qwen_moe"):
         model_option(str(silent))
-    with pytest.raises(SourceError, match=r"no such file or folder.*did you mean 'silent'"):
+    with pytest.raises(PlanError, match=r"no such file or folder.*did you mean 'silent'"):
         model_option(str(tmp_path / "silen"))
     with pytest.raises(ConfigError, match=r"model\.rules=\[\]: no model chosen; model\.source=DIR"):
         with_model(["model.rules=[]"], fetch=False)
@@ -206,7 +206,7 @@ def test_a_model_that_is_another_is_refused(tmp_path: Path) -> None:
     assert problems("model=smollm2", "stages=[load]") == []
     assert problems("model=qwen", "model.model_types=[llama]", "stages=[load]") == []
     (source / "config.json").write_text('{"model_type": "lama"}')
-    assert "no model option is for it" in problems("model=gpt_oss")[0]
+    assert "no option is for that, and model.model_types=[lama] applies" in problems("model=gpt_oss")[0]
 
 
 @pytest.mark.parametrize(("line", "offered"), [
