@@ -42,7 +42,7 @@ def budget(conf: Dask, root: Path = Path("/")) -> Budget:
     """
     if conf.memory != AUTO:
         given = parse_bytes(conf.memory, "dask.memory")
-        return Budget(given, given, show_bytes(given))
+        return Budget(given, given, str(conf.memory))
     if conf.address:
         text = f"auto: {show_bytes(CONVERSION)} for conversions; models {PERCENT} of the memory that a worker has"
         return Budget(CONVERSION, None, text)

@@ -89,10 +89,19 @@ def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any
     raise AssertionError("unreachable")
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A pickled argument. The scheduler, through which it goes, makes objects of all it is sent but this."""
+
+    content: bytes
+
+
 def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
     """`attempt` on a worker: an error that would not survive the way back travels as its text, and no model stays."""
+    from distributed.protocol.pickle import loads
+
     try:
-        result = attempt(fn, retries, label, args)
+        result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
     finally:
         held.release()
     if isinstance(result, Failure):
@@ -192,6 +201,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
         WeightmillError: the first failure, unless `conf.keep_going`; or the scheduler is gone.
     """
     from distributed import as_completed
+    from distributed.protocol.pickle import dumps
 
     session = uuid.uuid4().hex  # a scheduler may serve others, whose keys must not be ours
     waiting = {t.key: {a.key for a in t.args if isinstance(a, Ref)} | set(t.after) for t in tasks}
@@ -227,7 +237,12 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
                 if failed is not None:
                     settle(task, failed, ran=False)
                     continue
-                args = [(handles.get(a.key) or results[a.key]) if isinstance(a, Ref) else a for a in task.args]
+                if task.handle and task.key not in users and not before:  # nobody there takes it
+                    settle(task, attempt(task.fn, conf.retries, task.label, task.args), ran=True)
+                    continue
+                given = [results[a.key] if isinstance(a, Ref) else a for a in task.args]
+                there = [handles.get(a.key) if isinstance(a, Ref) else None for a in task.args]
+                args = [future or Sealed(dumps(a)) for future, a in zip(there, given, strict=True)]
                 future = client.submit(
                     attempt_remotely, task.fn, conf.retries, task.label, args,
                     key=f"{task.key}-{session}", retries=conf.retries, resources=dict(task.resources) or None,

@@ -157,7 +157,7 @@ def test_a_row_need_not_fit(long_rows, tmp_path, args):
 def test_tensors_are_counted(tmp_path, how):
     folder = tmp_path / "source"
     folder.mkdir()
-    plain_llama(folder, {f"model.layers.{i}.norm.weight": (64,) for i in range(20_000)})
+    plain_llama(folder, {f"model.layers.{i}.norm.weight": (64,) for i in range(10_000)})
     args = [
         "model.rules=[{match: '*', to: keep}]",
         "quant=none",

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+import pipeline
 from pipeline.budget import CONVERSION, SHARE, budget, limits
 from pipeline.errors import ConfigError, PlanError
 from pipeline.fit import fits_workers
 from pipeline.plan import MemoryPlan
 from pipeline.spine import Dask
+from tests.cases.runs import ROOT
 
 GIB = 1 << 30
 CONF = Dask(
@@ -78,7 +80,7 @@ def test_the_address_space_is_a_limit(tmp_path, monkeypatch):
 
 def test_a_number_is_what_it_says(tmp_path):
     found = budget(replace(CONF, memory="3GiB"), machine(tmp_path, GIB))
-    assert (found.conversion, found.total, found.said) == (3 * GIB, 3 * GIB, "3.0 GiB")
+    assert (found.conversion, found.total, found.said) == (3 * GIB, 3 * GIB, "3GiB")
 
 
 def test_other_words_are_refused():
@@ -102,3 +104,9 @@ def test_conversion_has_a_bound_of_its_own(tmp_path):
     assert MemoryPlan(base=GIB, task=GIB, tasks=1, budget=allowed, model=8 * GIB).fits
     assert not MemoryPlan(base=GIB, task=GIB + 1, tasks=1, budget=allowed).fits
     assert not MemoryPlan(base=GIB, task=0, tasks=1, budget=allowed, model=12 * GIB).fits
+
+
+def test_python_is_told_the_override_as_python_writes_it():
+    folder = ROOT / "plugins/models/gpt_oss/tiny"
+    with pytest.raises(PlanError, match=r'64MiB is too little: .*; overrides=\["dask\.memory=\d+MiB"\] would do'):
+        pipeline.load_model(folder, overrides=["dask.memory=64MiB", "dask.workers=1"])
