@@ -9,6 +9,7 @@ be composed. Ours names what failed, finishes the rest and compares the jobs. A 
 an interrupted sweep that is started again does only what is missing.
 """
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,15 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from pipeline import console
+from pipeline import console, redact, terminal
 from pipeline.config import plugin_folder, plugins
-from pipeline.errors import StageError, WeightmillError
+from pipeline.errors import StageError, StorageError, WeightmillError
+from pipeline.overrides import with_model
+from pipeline.places import hindrance
+
+FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder: Hydra the first of them
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -34,7 +39,7 @@ class PluginSearchPath(SearchPathPlugin):
         for ep in plugins():
             folder = plugin_folder(ep)
             if folder is None or not folder.is_dir():
-                console.say(f"plugin {ep.name!r} names {ep.value!r}, which is not a folder; it is left out")
+                terminal.say(f"plugin {ep.name!r} names {ep.value!r}, which is not a folder; it is left out")
             else:
                 search_path.append(f"weightmill-{ep.name}", f"file://{folder}")
 
@@ -45,10 +50,29 @@ class Sweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None
         HydraConfig.instance().set_config(self.config)  # the sweep's folder is named after its overrides
+        _check_folder(Path(str(self.config.hydra.sweep.dir)).absolute())
+        # What Hydra does with it here is write it down; the launcher has one of its own.
+        self.config = OmegaConf.create(redact.tree(OmegaConf.to_container(self.config)))
         return super().sweep(arguments)
 
     def validate_batch_is_legal(self, batch: Any) -> None:
         """A job that does not compose fails by itself, in the launcher."""
+
+
+def _check_folder(folder: Path) -> None:
+    """Raises StorageError when a sweep's files cannot be written there, or would overwrite what is not a sweep's.
+
+    A sweep of ours is known by multirun.yaml, which Hydra writes first, and in which our sweeper stands.
+    """
+    if why := hindrance(folder / FILES[0]):
+        raise StorageError(f"hydra.sweep.dir: {why}")
+    there = [name for name in FILES if os.path.lexists(folder / name)]
+    known = folder / FILES[0]
+    ours = known.is_file() and f"{Sweeper.__module__}.{Sweeper.__name__}" in known.read_text(errors="replace")
+    if there and not ours:
+        raise StorageError(
+            f"hydra.sweep.dir: {folder} holds {', '.join(there)}, which no sweep of Weightmill wrote; choose another"
+        )
 
 
 class Launcher(HydraLauncher):
@@ -103,7 +127,8 @@ class Launcher(HydraLauncher):
         assert self.config is not None
         assert self.hydra_context is not None
         assert self.task_function is not None
-        config = self.hydra_context.config_loader.load_sweep_config(self.config, overrides)
+        settled = with_model(overrides, fetch=True)  # of a source that the sweep varies
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, settled)
         HydraConfig.instance().set_config(config)
         with open_dict(config), read_write(config), read_write(config.hydra):
             config.hydra.job.id = number

@@ -2,12 +2,14 @@
 
 Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before anything is read or written;
 `new-stage NAME` writes a stage to start from. Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan,
-4 source, 5 storage, 6 a stage failed, 7 checkpoints differ, 130 interrupted.
+4 source, 5 storage, 6 a stage failed, 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
 import os
-import re
+import signal
 import sys
+import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -15,10 +17,11 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline import console
-from pipeline.config import CONF, load_run, register
+from pipeline import console, stopping, terminal
+from pipeline.config import CONF, load_run, register, unresolved
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.fit import plan_run
+from pipeline.overrides import as_typed, with_model
 from pipeline.runner import execute, obstacles_ahead
 
 VERBS = ("plan", "graph", "new-stage")
@@ -46,7 +49,7 @@ def _job(cfg: DictConfig) -> Any:
     if _verb in ("plan", "graph"):
         plan = plan_run(run, run_dir, fetch=False)
         if _verb == "graph":
-            print(console.mermaid(plan))
+            console.out(console.mermaid(plan))
         else:
             console.out(*console.plan_tables(plan))
             if not plan.problems:
@@ -54,7 +57,7 @@ def _job(cfg: DictConfig) -> Any:
         if plan.problems:
             raise PlanError(plan.problems)
         return None
-    command = list(HydraConfig.get().overrides.task)
+    command = unresolved(HydraConfig.get().overrides.task)
     with console.progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
     from pipeline.report import tables
@@ -65,30 +68,36 @@ def _job(cfg: DictConfig) -> Any:
 
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
+    terminal.protect()
+    stopping.listen()
+    try:
+        code = _main(sys.argv[1:])
+    except KeyboardInterrupt as why:
+        stopping.end(getattr(why, "signum", signal.SIGINT))
+    except Exception as why:
+        if _debug or not isinstance(why, WeightmillError):
+            terminal.say(traceback.format_exc().rstrip())
+        else:
+            console.error(why)
+        code = getattr(why, "exit_code", 1)
+    except SystemExit as why:  # Hydra's
+        code = why.code if isinstance(why.code, int) else int(why.code is not None)
+    sys.exit(terminal.finish(code))
+
+
+def _main(args: list[str]) -> int:
+    """The exit code of what `args` ask for."""
     global _verb
-    args, _verb = sys.argv[1:], "run"
+    _verb = "run"
     if args and args[0] in VERBS:
         _verb = args.pop(0)
-    try:
-        if _verb == "new-stage":
-            from pipeline.scaffold import new_stage
+    if _verb == "new-stage":
+        from pipeline.scaffold import new_stage
 
-            new_stage(args)
-            sys.exit(0)
-        _run_hydra(args)
-        sys.exit(getattr(_outcome, "exit_code", 0))
-    except KeyboardInterrupt:
-        console.say("interrupted; the same command goes on from here")
-        sys.stdout.flush()
-        os._exit(130)  # sys.exit would wait for threads, and so for a model to finish scoring or writing its text
-    except BrokenPipeError:  # `… | head`: whoever read stdout has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
-    except WeightmillError as why:
-        if _debug:
-            raise
-        console.error(why)
-        sys.exit(why.exit_code)
+        new_stage(args)
+        return 0
+    _run_hydra(args)
+    return int(getattr(_outcome, "exit_code", 0))
 
 
 def _run_hydra(args: list[str]) -> None:
@@ -101,7 +110,7 @@ def _run_hydra(args: list[str]) -> None:
             raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
         os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
     register()
-    args = [_quoted(a) for a in args]
+    args = _settled(args)
     sys.argv = [sys.argv[0], *args]
     try:
         job()
@@ -117,13 +126,18 @@ def _run_hydra(args: list[str]) -> None:
         raise said from None
 
 
-def _quoted(arg: str) -> str:
-    """`key=PATH` in Hydra's quotes where its grammar would stumble over a path that exists (`a=b`, `a b`, `a~1`)."""
-    key, _, path = arg.partition("=")
-    there = os.path.exists(os.path.expanduser(path))
-    plain = arg.startswith("-") or re.fullmatch(r"[A-Za-z0-9_/.+:@%*?|$-]*", path) or not there
-    escaped = path.replace("'", "\\'")
-    return arg if plain else f"{key}='{escaped}'"
+def _settled(args: list[str]) -> list[str]:
+    """What was typed, as Hydra takes it; a shell that asks how a line goes on has that line settled as well."""
+    if _option(args, "--config-name", "-cn") is not None:  # a config of the user's own has a model or not
+        return as_typed(args)
+    if "--shell-completion" in args or "-sc" in args:
+        app, *words = os.environ.get("COMP_LINE", "").split(" ")
+        words = words[1:] if words[:1] and words[0] in VERBS else words
+        with suppress(WeightmillError):  # a line that is not finished may be wrong
+            words = [*with_model(as_typed(words[:-1]), fetch=False), *words[-1:]]
+        os.environ["COMP_LINE"] = " ".join([app, *words])
+        return args
+    return with_model(as_typed(args), fetch=_verb == "run")
 
 
 def _option(args: list[str], *names: str) -> str | None:

@@ -38,12 +38,12 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
 
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r}: a list of them is expected, one string each")
-    with _composed(overrides, config_dir) as config:
+    with _composed(overrides, config_dir) as (config, settled):
         run_dir = Path(config.spine.paths.run).expanduser().absolute()
         if not progress:
-            return execute(config, run_dir, list(overrides), Events())
+            return execute(config, run_dir, settled, Events())
         with console.progress(config.spine.progress) as events:
-            return execute(config, run_dir, list(overrides), events)
+            return execute(config, run_dir, settled, events)
 
 
 def load_model(
@@ -54,29 +54,38 @@ def load_model(
     Args:
         source: folder, GGUF file or `hf://owner/name`, in any dialect.
         quant: a quant option, applied while loading; None keeps every tensor as it is, packed ones packed.
-        model: a model option, whose rules say what `quant` applies to; None: by config.json's model_type.
+        model: a model option, whose rules say what `quant` applies to; None: the one that is for the checkpoint.
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
 
     Returns:
-        A `plugins.engine.session.Model`.
+        A `plugins.engine.session.Model`. Without a tokenizer beside the weights it takes prompts of token ids only.
 
     Raises:
         as `run`.
     """
+    from dataclasses import replace
+
+    from pipeline import held
+    from pipeline.engine import Loads
     from pipeline.errors import PlanError
     from pipeline.fit import plan_run
+    from pipeline.overrides import quoted
 
-    path = _place(source)
-    chosen = model or _model_option(path, [o for o in overrides if o.startswith("hub.")])
+    chosen = [] if model is None else [f"model={model}"]
     as_it_is = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
     how = as_it_is if quant is None else [f"quant={quant}"]
-    args = [f"+model={chosen}", f"model.source={_quoted(path)}", "flow=generate", *how, *overrides]
-    with _composed(args, None) as config:
-        plan = plan_run(config, Path(config.spine.paths.run).absolute())
+    args = [*chosen, f"model.source={quoted(_place(source))}", "flow=generate", *how, *overrides]
+    with _composed(args, None) as (config, _):
+        stages = {n: Loads(s.engine) if n == "generate" else s for n, s in config.stages.items()}
+        run_dir = Path(config.spine.paths.run).absolute()
+        plan = plan_run(replace(config, stages=stages), run_dir, override='overrides=["{}"]')
         if plan.problems:
             raise PlanError(plan.problems)
         node = plan.nodes["generate"]
-        return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+        try:
+            return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
+        finally:
+            held.release()  # it is the caller's alone
 
 
 def _place(source: str | Path) -> str:
@@ -84,36 +93,9 @@ def _place(source: str | Path) -> str:
     return str(source) if "://" in str(source) else str(Path(source).expanduser().absolute())
 
 
-def _model_option(path: str, hub: Sequence[str]) -> str:
-    """The model option whose `model_types` name this checkpoint's; `hub` are overrides that say where it comes from.
-
-    Raises:
-        ConfigError: none does.
-    """
-    from omegaconf import OmegaConf
-
-    from pipeline.config import CONF, options
-    from pipeline.errors import ConfigError, PlanError, did_you_mean
-    from pipeline.fit import plan_run
-
-    types: dict[str, str] = {}
-    for file in (CONF / "model" / f"{name}.yaml" for name in options("model")):
-        for kind in OmegaConf.select(OmegaConf.load(file), "model_types", default=()) if file.exists() else ():
-            types.setdefault(kind, file.stem)
-    any_option = next(iter(types.values()))
-    with _composed([f"+model={any_option}", f"model.source={_quoted(path)}", "stages=[load]", *hub], None) as config:
-        plan = plan_run(config, Path("."))
-        if plan.problems:
-            raise PlanError(plan.problems, exit_code=4)
-        found = plan.nodes["load"].result.config.get("model_type")
-    if str(found) not in types:
-        raise ConfigError(f"{path}: no model option is for model_type {found!r}{did_you_mean(str(found), types)}")
-    return types[str(found)]
-
-
 @contextmanager
-def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterator["RunConfig"]:
-    """The config of a command line, checked.
+def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterator[tuple["RunConfig", list[str]]]:
+    """The config of a command line, checked, and the overrides as they were composed.
 
     Raises:
         ConfigError: Hydra's errors, explained.
@@ -127,9 +109,12 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
 
     from pipeline.config import CONF, load_run, register, search_override
     from pipeline.explain import explain
+    from pipeline.overrides import as_typed, with_model
 
     register()
-    search = search_override(Path(config_dir).absolute() if config_dir else None)
+    folder = Path(config_dir).absolute() if config_dir else None
+    search = search_override(folder)
+    overrides = with_model(as_typed(overrides), fetch=True, config_dir=folder)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             whole = compose("config", [*search, *overrides], return_hydra_config=True)
@@ -141,9 +126,4 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
             raise explain(why, list(overrides)) from None
         finally:
             HydraConfig.instance().cfg = None
-        yield config
-
-
-def _quoted(path: str) -> str:
-    escaped = path.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+        yield config, overrides

@@ -1,11 +1,12 @@
 """Cutting tensors into pieces that one task can hold, and packing small tensors together.
 
-A chunk is a slice of leading dimensions (experts, then rows); the last dimension, along which blocks lie and sums run,
-is never cut. Small tensors share a chunk, because a task costs more than a kilobyte does.
+A chunk is a slice of leading dimensions (experts, then rows). A row that is too long for one task is cut too, at whole
+blocks and bytes. Small tensors share a chunk, because a task costs more than a kilobyte does.
 """
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from math import ceil, lcm, prod
 
 from pipeline.stage import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -14,35 +15,38 @@ ROW_ALIGN = 4096  # elements; where even one dimension is too long, it is cut at
 
 
 def cut(name: str, shape: tuple[int, ...], chunk_elems: int, grain: tuple[int, ...] = ()) -> Iterator[Piece]:
-    """Pieces of at most `chunk_elems` elements that cover `shape` once, in C order.
+    """Pieces of at most `chunk_elems` elements that cover `shape` once; in C order where `grain` is 1 but for the last.
 
-    A single row may exceed `chunk_elems`, and so may the least number of rows that `grain` allows: what a piece's
-    bounds are multiples of, for each dimension. A vector is cut at multiples of `ROW_ALIGN`.
+    The least box that `grain` allows may exceed `chunk_elems`: what a piece's bounds are multiples of, or the end, for
+    each dimension. The last dimension is cut at multiples of `ROW_ALIGN` too, when `chunk_elems` allows it.
     """
-    inner = 1  # elements below dimension `dim`
-    for n in shape:
-        inner *= n
+    inner = prod(shape)
     if inner <= chunk_elems:
         yield Piece(name, tuple(slice(0, n) for n in shape))
         return
-    last = max(0, len(shape) - 2)
-    for dim in range(last + 1):
-        inner //= shape[dim]
-        if inner <= chunk_elems or dim == last:
+    steps = [max(1, min(g, n)) for g, n in zip(grain or (1,) * len(shape), shape, strict=True)]
+    outer, last = 1, len(shape) - 1
+    for dim, n in enumerate(shape):  # the first one of which more than the least fits
+        inner //= n
+        if dim == last or outer * steps[dim] * inner <= chunk_elems:
             break
-    step = max(1, chunk_elems // inner)
-    if len(shape) == 1:
-        step = max(ROW_ALIGN, step // ROW_ALIGN * ROW_ALIGN)
-    count = -(-shape[dim] // step)
-    if len(shape) > 1:
-        step = -(-shape[dim] // count)  # even slices rather than a full one and a crumb
-    if grain:
-        step = max(1, step // grain[dim]) * grain[dim]
+        outer *= steps[dim]
+    most = max(1, chunk_elems // (outer * inner))
+    unit = steps[dim]
+    if dim == last and (aligned := lcm(unit, ROW_ALIGN)) <= most:
+        unit = aligned
+    step = max(unit, most // unit * unit)
+    if dim < last:
+        count = ceil(shape[dim] / step)
+        step = ceil(ceil(shape[dim] / count) / unit) * unit  # even slices rather than a full one and a crumb
     rest = tuple(slice(0, n) for n in shape[dim + 1 :])
-    for lead in product(*(range(n) for n in shape[:dim])):
-        for start in range(0, shape[dim], step):
-            stop = min(start + step, shape[dim])
-            yield Piece(name, (*(slice(i, i + 1) for i in lead), slice(start, stop), *rest))
+    for lead in product(*(_slices(n, s) for n, s in zip(shape[:dim], steps, strict=False))):
+        for part in _slices(shape[dim], step):
+            yield Piece(name, (*lead, part, *rest))
+
+
+def _slices(n: int, step: int) -> list[slice]:
+    return [slice(start, min(start + step, n)) for start in range(0, n, step)]
 
 
 def pack(

@@ -3,6 +3,7 @@
 After `load_run` no DictConfig travels anywhere.
 """
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -13,12 +14,14 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
 
-from pipeline import extend
+from pipeline import extend, redact
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.names import run_name
+from pipeline.prompts import continued
 from pipeline.resolve import OWN_PACKAGES, Resolver
 from pipeline.spine import RunConfig, Spine
 
@@ -33,10 +36,13 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> Run
         PlanError: every problem of every node.
         HydraException: an override that does not compose.
     """
+    from pipeline.overrides import as_typed, with_model
+
     register()
     search = search_override(config_dir.absolute() if config_dir else None)
+    settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        return load_run(compose("config", [*search, "paths.run=outputs/run", *overrides]))
+        return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))
 
 
 def search_override(config_dir: Path | None) -> list[str]:
@@ -52,6 +58,9 @@ def load_run(cfg: DictConfig) -> RunConfig:
         PlanError: every problem of every node.
     """
     tree, problems = _resolved(cfg)
+    given = redact.tree(_by_name(cfg), redact.without_credentials)  # not what earlier runs of this process have learned
+    places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
+    redact.learn(_environment, [str(place) for place in places])
     resolver = Resolver(allowed_packages())
     spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
     spine = resolver.typed(spine_keys, Spine, "config")
@@ -71,7 +80,8 @@ def load_run(cfg: DictConfig) -> RunConfig:
     problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
-    return RunConfig(spine, stages, nodes, {**spine_keys, **tree})
+    identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
+    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)})
 
 
 def _astray(cfg: DictConfig) -> list[Problem]:
@@ -128,8 +138,9 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             tree[key] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_node else value
         except OmegaConfBaseException as why:
             if "model" not in cfg and "'model" in str(why):
-                message = f"no model chosen; add +model=NAME{did_you_mean('', options('model'))}"
-                problems.append(Problem("model", message))
+                from pipeline.overrides import no_model
+
+                problems.append(Problem("model", no_model()))
             elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
                 name = getattr(why, "full_key", None) or key
                 name = name if name.endswith(f".{missing[1]}") else missing[1]
@@ -137,6 +148,40 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             else:
                 problems.append(Problem(getattr(why, "full_key", None) or key, _cause(why)))
     return tree, list(dict.fromkeys(problems))
+
+
+_environment: dict[str, str] = {}  # variables that configs of this process asked for
+_naming = False
+
+
+def _env(name: str, *default: Any) -> Any:
+    """OmegaConf's `oc.env`, which also notes what it gave; while a config is resolved by name, the reference."""
+    if _naming:
+        return f"${{oc.env:{','.join(map(str, (name, *default)))}}}"
+    if name in os.environ:
+        _environment[name] = os.environ[name]
+    return oc.env(name, *default)
+
+
+def _by_name(cfg: DictConfig) -> dict[str, Any]:
+    """Plain containers with interpolations followed, except that `${oc.env:…}` stands for itself.
+
+    Where something computes with such a value, and cannot with its name, nothing below that key is followed.
+    """
+    global _naming
+    _naming, tree = True, {}
+    try:
+        for key in map(str, cfg):
+            try:
+                value = cfg[key]
+                tree[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except Exception:  # whatever a resolver raises that is given a name for a value
+                node = cfg._get_node(key)
+                assert isinstance(node, Node)
+                tree[key] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+    finally:
+        _naming = False
+    return tree
 
 
 def allowed_packages() -> tuple[str, ...]:
@@ -158,10 +203,19 @@ def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
     return Path(spec.submodule_search_locations[0], *filter(None, rest.split(".")))
 
 
+def unresolved(overrides: Any) -> list[str]:
+    """Hydra's list of overrides, which OmegaConf would resolve."""
+    plain: Any = OmegaConf.to_container(overrides) if OmegaConf.is_config(overrides) else overrides
+    return [str(override) for override in plain]
+
+
 def register() -> None:
     """Make the resolvers that conf/ uses known to OmegaConf."""
-    OmegaConf.register_new_resolver("run_name", run_name, replace=True)
+    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+    OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
+    OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
+    OmegaConf.register_new_resolver("continued", continued, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
 
 
@@ -189,6 +243,12 @@ def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
             merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
             found[name] = OmegaConf.to_container(merged.node, resolve=True)
     return found
+
+
+def wide_enough_for(written: str) -> str:
+    """What plain values may be until they are written as `written`, an `export.dtype`: bf16, or as they are where bf16
+    would round what the file could hold. Rounded once, where it is written."""
+    return "keep" if written in ("fp16", "fp32") else "bf16"
 
 
 def options(group: str) -> list[str]:

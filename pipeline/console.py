@@ -1,6 +1,7 @@
-"""What people see: progress, the plan, reports, errors. Everything for people goes to stderr-safe rich tables."""
+"""What people see: progress, the plan, reports, errors. Tables, and text that cannot steer a terminal."""
 
 import os
+import re
 import sys
 import threading
 import time
@@ -9,8 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError, shown
+from pipeline.errors import PlanError, StorageError, shown
+from pipeline.redact import hide
 from pipeline.runner import Events
+from pipeline.terminal import line, safe, say, table
 from pipeline.units import show_bytes
 
 
@@ -20,16 +23,16 @@ def out(*renderables: Any) -> None:
 
     console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
     for item in renderables:
-        console.print(item, markup=False, soft_wrap=isinstance(item, str))
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+        if isinstance(item, str):
+            print(safe(item))
+        else:
+            console.print(item)
+    sys.stdout.flush()
 
 
 def stream(text: str) -> None:
     """Text as it comes, beside the results that go to stdout."""
-    sys.stderr.write(text)
+    sys.stderr.write(safe(text))
     sys.stderr.flush()
 
 
@@ -71,10 +74,11 @@ def progress(enabled: bool) -> Iterator[Events]:
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.text import Text
 
     columns = (
         BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=None)
@@ -85,13 +89,13 @@ def progress(enabled: bool) -> Iterator[Events]:
 
         def chunk(label: str, nbytes: int, reused: bool) -> None:
             with lock:
-                bar.update(task, advance=nbytes, description=label)
+                bar.update(task, advance=nbytes, description=line(label))
 
         def text(part: str) -> None:
             bar.stop()  # a bar that is drawn again and again would tear the text
             stream(part)
 
-        yield Events(lambda said: bar.console.print(said, markup=False), total, chunk, text)
+        yield Events(lambda said: bar.console.print(Text(safe(said))), total, chunk, text)
 
 
 class _Lines:
@@ -118,7 +122,7 @@ class _Lines:
             self._last = now
             rate = (self._done - self._reused) / (now - self._start)
             left = f", {(self._total - self._done) / rate:.0f} s left" if rate else ""
-            say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({label})")
+            say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({line(label)})")
 
 
 def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
@@ -130,8 +134,6 @@ def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
 def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     """The jobs of a sweep side by side, printed and kept as sweep.csv."""
     import csv
-
-    from rich.table import Table
 
     from pipeline.report import Report
 
@@ -149,14 +151,15 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
             lines.append([label, *size, *figures, f"{result.seconds:.1f} s", done])
         else:
             lines.append([label, *["–"] * (len(columns) - 2), f"failed: {str(result).splitlines()[0]}"])
-    table = Table(title="Sweep", title_justify="left")
-    for column in columns:
-        table.add_column(column, justify="left" if column in ("job", "result") else "right", overflow="fold")
-    for line in lines:
-        table.add_row(*line)
-    with (folder / "sweep.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([columns, *lines])
-    out(table, *_picture(rows, folder), f"{folder}")
+    drawn = table("Sweep", columns, lines, right=range(1, len(columns) - 1), overflow="fold")
+    try:
+        with (folder / "sweep.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            csv.writer(file).writerows([columns, *([hide(cell) for cell in row] for row in lines)])
+        picture = _picture(rows, folder)
+    except OSError as why:
+        out(drawn)
+        raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
+    out(drawn, *picture, f"{folder}")
 
 
 def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
@@ -184,14 +187,11 @@ def _figures(result: Any) -> dict[str, str]:
 
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
-    from rich.table import Table
-
-    from pipeline.report import group_of
+    from pipeline.engine import grouped
+    from pipeline.report import chosen, group_of, ignored_table, left_out
     from pipeline.stage import Checkpoint, Needs
 
-    stages = Table(title="Stages", title_justify="left")
-    for column in ("stage", "takes", "gives", "what"):
-        stages.add_column(column)
+    stages: list[Sequence[str]] = []
     for node in plan.nodes.values():
         takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
         gives = getattr(node.gives, "__name__", str(node.gives))
@@ -202,8 +202,8 @@ def plan_tables(plan: Any) -> list[Any]:
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"
-        stages.add_row(node.name, takes, gives if node.work is None else f"{gives} (work)", what)
-    found: list[Any] = [stages]
+        stages.append((node.name, takes, gives if node.work is None else f"{gives} (work)", what))
+    found: list[Any] = [table("Stages", ("stage", "takes", "gives", "what"), stages)]
     holders = [n.result for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
     holders += [work for work in plan.works.values() if hasattr(work, "store")]
     if holders:
@@ -213,29 +213,30 @@ def plan_tables(plan: Any) -> list[Any]:
             before = first.get(name)
             key = (group_of(name), spec.shape, before.encoding if before else "–", spec.encoding)
             groups.setdefault(key, []).append((before, spec))
-        table = Table(title="Tensors", title_justify="left")
-        for column in ("tensors", "", "shape", "from", "to", "bits", "in", "out"):
-            table.add_column(column, justify="right" if column in ("", "bits", "in", "out") else "left")
+        rows: list[Sequence[str]] = []
         for (group, shape, source, target), specs in groups.items():
             nbytes_in = sum(b.nbytes for b, _ in specs if b)
             nbytes_out = sum(s.nbytes for _, s in specs)
             values = sum(s.size for _, s in specs)
-            table.add_row(
-                group, f"×{len(specs)}", "×".join(map(str, shape)) or "scalar", source,
+            rows.append((
+                line(group), f"×{len(specs)}", "×".join(map(str, shape)) or "scalar", source,
                 target if target != source else "same", f"{8 * nbytes_out / max(1, values):.2f}",
                 show_bytes(nbytes_in), show_bytes(nbytes_out),
-            )  # fmt: skip
-        found.append(table)
+            ))  # fmt: skip
+        columns = ("tensors", "", "shape", "from", "to", "bits", "in", "out")
+        found.append(table("Tensors", columns, rows, right=(1, 5, 6, 7)))
+    found += ignored_table(left_out(plan))
     for name, work in plan.works.items():
         if not work.outputs:
             continue
-        table = Table(title=f"Files of {name}", title_justify="left")
-        table.add_column("file")
-        table.add_column("bytes", justify="right")
         folder = os.path.commonpath([f.path.parent for f in work.outputs])
-        for file in work.outputs:
-            table.add_row(str(file.path.relative_to(folder)), f"{file.nbytes:,}")
-        found += [table, folder]
+        files = [(line(str(f.path.relative_to(folder))), f"{f.nbytes:,}") for f in work.outputs]
+        found += [table(f"Files of {name}", ("file", "bytes"), files, right=(1,)), folder]
+    ignored = {
+        n: r for node in plan.nodes.values() if isinstance(node.result, Needs) for n, r in node.result.ignored.items()
+    }
+    found += [f"the model does not read {text}" for text in grouped(ignored)]
+    found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
     written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
@@ -245,10 +246,13 @@ def plan_tables(plan: Any) -> list[Any]:
     )
     if plan.memory is not None:
         m = plan.memory
+        most = m.budget.total if m.model else m.budget.conversion
         found.append(
-            f"peak memory {show_bytes(m.peak)} of {show_bytes(m.bound)}: {show_bytes(m.base)} for the processes, "
-            f"{m.tasks} × {show_bytes(m.task)} for tasks{f', {show_bytes(m.model)} to run models' if m.model else ''}"
+            f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
+            f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
+            f"{f', {show_bytes(m.model)} to run models' if m.model else ''}"
         )
+        found.append(f"dask.memory {m.budget.said}")
     return found
 
 
@@ -263,21 +267,35 @@ def _bits(holders: Sequence[Any]) -> str:
 def mermaid(plan: Any) -> str:
     """The graph as Mermaid: stages, work with its chunks, edges labelled with what flows."""
     lines = ["flowchart LR"]
+    ids = {name: name if _plain_id(name) else f"stage{i}" for i, name in enumerate(plan.nodes)}
     for node in plan.nodes.values():
+        me = ids[node.name]
         if node.work is None:
-            lines.append(f'    {node.name}["{node.name}"]')
+            lines.append(f'    {me}["{_label(node.name)}"]')
         else:
             n = len(node.work.chunks)
             lines += [
-                f"    subgraph {node.name}",
-                f'        {node.name}_begin(["begin"]) --> {node.name}_chunks[["{n} chunk{"s" * (n != 1)}"]]',
-                f'        {node.name}_chunks --> {node.name}_finish(["finish"])',
+                f"    subgraph {me}" if me == node.name else f'    subgraph {me} ["{_label(node.name)}"]',
+                f'        {me}_begin(["begin"]) --> {me}_chunks[["{n} chunk{"s" * (n != 1)}"]]',
+                f'        {me}_chunks --> {me}_finish(["finish"])',
                 "    end",
             ]
     for node in plan.nodes.values():
         for source in node.inputs.values():
             gives = getattr(plan.nodes[source].gives, "__name__", "")
-            tail = f"{source}_finish" if plan.nodes[source].work is not None else source
-            head = f"{node.name}_begin" if node.work is not None else node.name
+            gives = gives if gives.isidentifier() else f'"{_label(gives)}"'
+            tail = f"{ids[source]}_finish" if plan.nodes[source].work is not None else ids[source]
+            head = f"{ids[node.name]}_begin" if node.work is not None else ids[node.name]
             lines.append(f"    {tail} -->|{gives}| {head}")
     return "\n".join(lines)
+
+
+def _plain_id(name: str) -> bool:
+    """Whether Mermaid takes the name for a node's: no word of its own, and none that we make up."""
+    words = r"(end|graph|subgraph|flowchart|style|class|classDef|click|linkStyle|default|direction|stage\d+)"
+    return bool(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)) and not re.fullmatch(words, name)
+
+
+def _label(text: str) -> str:
+    """Text between Mermaid's quotes: what is punctuation to it or to HTML as an entity."""
+    return re.sub(r'["#&;<>`\\\[\](){}|]', lambda m: f"#{ord(m[0])};", line(text))

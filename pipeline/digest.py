@@ -2,15 +2,18 @@
 
 import json
 import os
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from pipeline.errors import SourceError
-from pipeline.stage import Digested
+from pipeline.stage import Digested, InputFile
 
 BUFFER_NBYTES = 4 << 20
+SMALL_NBYTES = 256 << 20  # the largest tokenizers have 40 MiB; more than this is read for its digest in the run only
 
 
 def digest_file(path: Path, *, sync: bool = False) -> Digested:
@@ -32,6 +35,71 @@ def digest_file(path: Path, *, sync: bool = False) -> Digested:
     except OSError as why:
         raise SourceError(f"{path}: {why.strerror}") from None
     return Digested(path, nbytes, hasher.hexdigest())
+
+
+def digest(content: bytes) -> str:
+    """The digest that a file of this content has."""
+    return xxhash.xxh3_128_hexdigest(content)
+
+
+def stamped(path: Path) -> InputFile:
+    """An input that is large: its size and its modification time stand for what it holds.
+
+    Raises:
+        SourceError: it is not there.
+    """
+    try:
+        status = path.stat()
+    except OSError as why:
+        raise SourceError(f"{path}: {why.strerror}") from None
+    return InputFile(path, status.st_size, status.st_mtime_ns)
+
+
+def small_input(path: Path, content: bytes | None = None) -> InputFile:
+    """An input that is known by what it holds: written again without a change it is the same, whatever its time says.
+
+    One that turns out to be large is known by its stamp, so that plans stay quick.
+
+    Args:
+        path: absolute.
+        content: all of it, where it has been read already.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    stamp = stamped(path)
+    if content is not None:
+        return InputFile(path, len(content), stamp.mtime_ns, digest(content))
+    if stamp.nbytes > SMALL_NBYTES:
+        return stamp
+    found = digest_file(path)
+    return InputFile(path, found.nbytes, stamp.mtime_ns, found.xxh3_128)
+
+
+def unchanged(*files: InputFile) -> None:
+    """Raises SourceError when a file is not the one that was planned."""
+    for file in files:
+        try:
+            if file.xxh3_128 is None:
+                same = stamped(file.path).identity == file.identity
+            else:
+                same = digest_file(file.path).xxh3_128 == file.xxh3_128
+        except SourceError as why:
+            raise SourceError(f"{why}; it was there when the run began") from None
+        if not same:
+            raise SourceError(f"{file.path}: changed while it was being read; the output would mix two versions")
+
+
+def described(value: Any) -> Any:
+    """A plugin node as JSON: its class by its full name, which tells namesakes apart, and its fields."""
+    if is_dataclass(value) and not isinstance(value, type):
+        cls = type(value)
+        return {"_target_": f"{cls.__module__}.{cls.__qualname__}"} | {
+            f.name: described(getattr(value, f.name)) for f in fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {str(k): described(v) for k, v in value.items()}
+    return [described(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def identity(value: Any) -> str:

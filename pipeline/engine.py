@@ -3,13 +3,16 @@
 Stages are handed an engine and know neither its framework nor its models.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.stage import Checkpoint, Needs
+from pipeline.report import group_of
+from pipeline.stage import Checkpoint, Context, Needs
+from pipeline.units import show_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +72,8 @@ class Session(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Device, dtypes, bytes on the device, seconds to load."""
+        """Device, dtypes, seconds to load; `device_nbytes`, what the weights take, and `planned_nbytes`, what the plan
+        said; `ignored`, the tensors that the model does not read, with the reasons."""
         ...
 
     @property
@@ -116,13 +120,43 @@ class Session(Protocol):
         ...
 
 
+def weights_rows(facts: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> list[tuple[str, str]]:
+    """What a `Table` says of the weights of a session with these `facts`.
+
+    Args:
+        before: facts of the model that this one is compared with.
+    """
+    nbytes, planned = facts["device_nbytes"], facts.get("planned_nbytes")
+    was = f", {show_bytes(before['device_nbytes'])} before" if before else ""
+    rows = [("weights on the device", f"{show_bytes(nbytes)}{was} ({facts['device']})")]
+    if planned not in (None, nbytes):
+        rows.append(("but planned were", f"{show_bytes(planned)}; please report it"))
+    return rows + [("not read", line) for line in grouped(facts.get("ignored", {}))]
+
+
+def grouped(ignored: Mapping[str, str]) -> list[str]:
+    """Tensors that a model does not read and why, those of all layers on one line."""
+    names = Counter((group_of(name), reason) for name, reason in ignored.items())
+    return [f"{group}{f' ×{n}' if n > 1 else ''}: {reason}" for (group, reason), n in names.items()]
+
+
 class Engine(Protocol):
     """A plugin node."""
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
-        """
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Needs:
+        """What `load` will take.
+
         Raises:
             PlanError: the model cannot be run, or (with `text`) there is no tokenizer.
+        """
+        ...
+
+    def identity(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
+        """What results depend on beside the checkpoint, JSON-able: the options as they apply on this machine (which
+        device, which dtypes), kernels, the tokenizer and its files, versions of the libraries that compute.
+
+        Raises:
+            ConfigError: no such device.
         """
         ...
 
@@ -139,3 +173,16 @@ class Engine(Protocol):
             ConfigError: no such device.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The stage that `pipeline.load_model` ends with. Without a tokenizer a model still continues token ids."""
+
+    engine: Engine
+
+    def plan(self, checkpoint: Checkpoint) -> Needs:
+        return self.engine.plan(checkpoint, text=False)
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Any:
+        return self.engine.load(checkpoint)

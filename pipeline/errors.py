@@ -9,6 +9,8 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from pipeline.redact import hide
+
 MOST_SHOWN = 20  # lines of a list of problems
 MOST_HINTS = 5  # of a list of strangers; a hint costs a comparison with every name
 MOST_COMPARED = 2_000  # names that a hint is looked for among; those nearest in length where there are more
@@ -16,9 +18,12 @@ LONGEST_COMPARED = 200  # characters
 
 
 class WeightmillError(Exception):
-    """Base of every error a user can cause or cure."""
+    """Base of every error a user can cause or cure. Its text has no secrets."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return hide(super().__str__())
 
 
 class ConfigError(WeightmillError):
@@ -84,7 +89,7 @@ class Problem:
     message: str
 
     def __str__(self) -> str:
-        return f"{short(self.where)}: {short(self.message, 4000)}"
+        return hide(f"{short(self.where)}: {short(self.message, 4000)}")
 
 
 def shown(lines: Sequence[str], count: int | None = None) -> list[str]:

@@ -22,7 +22,9 @@ from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 
 def explain(error: Exception, overrides: Iterable[str]) -> Exception:
     """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's."""
-    if isinstance(error, WeightmillError) or not isinstance(error, HydraException | OmegaConfBaseException):
+    null = isinstance(error, ValueError) and str(error).startswith("Config group override")  # quant=null
+    hydras = null or isinstance(error, HydraException | OmegaConfBaseException)
+    if isinstance(error, WeightmillError) or not hydras:
         return error
     search = search_override(extend.folder())
     GlobalHydra.instance().clear()
@@ -77,7 +79,7 @@ def _unknown_key(key: str, good: list[str]) -> str:
     parent = ""
     for part in key.split("."):
         if not OmegaConf.is_dict(node):
-            return f"{parent!r} has no fields"
+            return f"{parent!r} {'is null, so it has' if node._is_none() else 'has'} no fields"
         names = [str(k) for k in node if k != "_target_"]
         if part not in node:
             groups = _groups() if not parent else []

@@ -99,7 +99,8 @@ class Binding:
             `constants`.
         config: reading: config.json as Hugging Face spells it, without quantization_config; writing: the config.json
             to write.
-        ignored: leaves present in the source that the dialect knows and leaves out, with the reason.
+        ignored: what the dialect knows and leaves out, with the reason: leaves that the source has (reading), or
+            logical tensors that it does not write.
         constants: leaves whose bytes follow from specs and config alone (code books, shapes), little-endian and whole;
             `leaves` has their specs too. Reading: checked by `decode`, and not read again. Writing: written once.
         files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
@@ -127,6 +128,9 @@ class Dialect(Protocol):
     to `recognizes` and `decode` inside `config`, each parsed, under its file name. A dialect whose `encode` wants to
     see companion files that the checkpoint carries names them in a class variable `takes`: it finds them in `config`
     in the same way, those that are no JSON as text.
+
+    A dialect whose format brought some schemes into the world names them in a class variable `own`: of all dialects
+    that could hold them it is then the first to be asked (`pipeline.holding`).
 
     A dialect whose small leaves say what the others mean (a shape, a code book) names them in a class variable `peeks`,
     patterns as of `fnmatch`: `decode` finds their arrays in `config` under the key `PEEKED`, leaf → array.
@@ -197,6 +201,14 @@ class Leaves(TensorStore, Protocol):
         """The data files, absolute."""
         ...
 
+    @property
+    def metadata_paths(self) -> tuple[Path, ...]:
+        """The small files that were read for what the data files do not say (an index, shapes, config.json), absolute.
+
+        Some of them may be among `paths` too.
+        """
+        ...
+
     def config(self) -> Mapping[str, Any]:
         """What stands in for config.json when the files themselves describe the model; {} for most containers."""
         ...
@@ -241,6 +253,14 @@ class Container(Protocol):
 
     def read_back(self, folder: Path, layout: Layout, leaf: str, index: Index) -> Any:
         """The bytes of the box as they now lie in the file, as an array like the one `write` took."""
+        ...
+
+    def verify(self, folder: Path, layout: Layout) -> None:
+        """Look at the finished files as their readers will, headers only, before they are put in place.
+
+        Raises:
+            StorageError: they are not what `layout` says; names the file and what differs.
+        """
         ...
 
 

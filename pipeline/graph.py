@@ -10,16 +10,19 @@ import heapq
 import logging
 import pickle
 import signal
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
-from pipeline.errors import StageError, WeightmillError
+from pipeline import held
+from pipeline.errors import ConfigError, StageError, WeightmillError
 from pipeline.spine import Dask
 
 SILENT = logging.CRITICAL + 1  # closed connections are "critical" to a scheduler that is being closed
@@ -86,9 +89,21 @@ def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any
     raise AssertionError("unreachable")
 
 
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """A pickled argument. The scheduler, through which it goes, makes objects of all it is sent but this."""
+
+    content: bytes
+
+
 def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
-    """`attempt` on a worker: an error that would not survive the way back travels as its text."""
-    result = attempt(fn, retries, label, args)
+    """`attempt` on a worker: an error that would not survive the way back travels as its text, and no model stays."""
+    from distributed.protocol.pickle import loads
+
+    try:
+        result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
+    finally:
+        held.release()
     if isinstance(result, Failure):
         try:
             pickle.loads(pickle.dumps(result.error))
@@ -186,6 +201,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
         WeightmillError: the first failure, unless `conf.keep_going`; or the scheduler is gone.
     """
     from distributed import as_completed
+    from distributed.protocol.pickle import dumps
 
     session = uuid.uuid4().hex  # a scheduler may serve others, whose keys must not be ours
     waiting = {t.key: {a.key for a in t.args if isinstance(a, Ref)} | set(t.after) for t in tasks}
@@ -221,7 +237,12 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
                 if failed is not None:
                     settle(task, failed, ran=False)
                     continue
-                args = [(handles.get(a.key) or results[a.key]) if isinstance(a, Ref) else a for a in task.args]
+                if task.handle and task.key not in users and not before:  # nobody there takes it
+                    settle(task, attempt(task.fn, conf.retries, task.label, task.args), ran=True)
+                    continue
+                given = [results[a.key] if isinstance(a, Ref) else a for a in task.args]
+                there = [handles.get(a.key) if isinstance(a, Ref) else None for a in task.args]
+                args = [future or Sealed(dumps(a)) for future, a in zip(there, given, strict=True)]
                 future = client.submit(
                     attempt_remotely, task.fn, conf.retries, task.label, args,
                     key=f"{task.key}-{session}", retries=conf.retries, resources=dict(task.resources) or None,
@@ -256,6 +277,7 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
     """A client of the scheduler at `conf.address`, or of a LocalCluster that lives as long as the body.
 
     Raises:
+        ConfigError: TLS without what it needs.
         StageError: no scheduler answers at the address.
     """
     import dask
@@ -267,7 +289,10 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
     with ExitStack() as stack:
         if conf.address:
             try:
-                client = stack.enter_context(Client(conf.address, timeout="5s", set_as_default=False))
+                security = _certificates(conf.address) if conf.address.startswith("tls://") else None
+                client = stack.enter_context(
+                    Client(conf.address, timeout="5s", set_as_default=False, security=security)
+                )
             except (OSError, TimeoutError, ValueError) as why:
                 raise StageError(f"dask.address={conf.address!r}: no scheduler answers there ({why})") from None
             try:
@@ -281,6 +306,7 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
             stack.enter_context(
                 dask.config.set({f"distributed.worker.memory.{k}": False for k in ("target", "spill", "pause")})
             )
+            security = _temporary() if conf.tls else None
             with _interrupts_are_ours():
                 cluster = stack.enter_context(
                     LocalCluster(
@@ -293,20 +319,70 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
                         scheduler_kwargs={"dashboard": conf.dashboard},
                         resources=dict(conf.resources) or None,
                         host="127.0.0.1",
+                        security=security,
+                        protocol="tls://" if conf.tls else None,
                     )
                 )
-            client = stack.enter_context(Client(cluster, set_as_default=False))
+            client = stack.enter_context(Client(cluster, set_as_default=False, security=security))
             where = f", dashboard {client.dashboard_link}" if conf.dashboard else ""
             say(f"Dask cluster: {workers} workers × {conf.threads_per_worker} threads{where}")
         yield client
 
 
+def _temporary() -> Any:
+    """Certificates that live as long as this run, in memory.
+
+    Raises:
+        ConfigError: the package that makes them is not installed.
+    """
+    from distributed import Security
+
+    if find_spec("cryptography") is None:
+        raise ConfigError(
+            "dask.tls=true: needs the package cryptography, which is not installed: pip install cryptography"
+        )
+    return Security.temporary()
+
+
+def _certificates(address: str) -> Any:
+    """The certificates that Dask's settings name.
+
+    Raises:
+        ConfigError: they name none, or not enough, or what is no certificate.
+    """
+    from distributed import Security
+
+    security: Any = Security()
+    key = "distributed.comm.tls"
+    said = (
+        f"dask.address={address!r}: TLS takes its certificates from Dask's settings, {key}.ca-file, {key}.client.cert "
+    )
+    said += f"and {key}.client.key (DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT, …__CLIENT__KEY)"
+    names = {"ca-file": security.tls_ca_file, "client.cert": security.tls_client_cert}
+    if missing := [name for name, file in names.items() if not file]:
+        raise ConfigError(f"{said}; not set: {', '.join(missing)}")
+    try:
+        security.get_connection_args("client")
+    except (OSError, ValueError) as why:  # ssl.SSLError is an OSError
+        raise ConfigError(f"{said}; {', '.join(map(str, names.values()))}: {why}") from None
+    return security
+
+
+def worker_limits(client: Any) -> dict[str, int]:
+    """Address → bytes that each worker of a cluster may have, of those that have a limit."""
+    found = client.scheduler_info(n_workers=-1)["workers"]
+    return {address: worker["memory_limit"] for address, worker in found.items() if worker["memory_limit"]}
+
+
 @contextmanager
 def _interrupts_are_ours() -> Iterator[None]:
-    """Threads and processes that start in the body never see SIGINT: Ctrl-C reaches all of a terminal's processes, and
-    one of them should end the run, once. What arrives meanwhile arrives after the body."""
+    """Threads and processes that start in the body never see SIGINT and SIGHUP: Ctrl-C and a closed window reach all of
+    a terminal's processes, and one of them should end the run, once. What arrives meanwhile arrives after the body."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # it tidies up after a run that is killed: its job
     resource_tracker.ensure_running()  # it unblocks SIGINT in the thread that starts it
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.warnoptions.pop()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:

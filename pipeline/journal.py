@@ -9,11 +9,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
 from pipeline.errors import StorageError
+from pipeline.terminal import STEERS
 
 
 class Journal:
@@ -27,7 +28,7 @@ class Journal:
         """Records so far; later lines win."""
         records: dict[str, Any] = {}
         if self.path.exists():
-            for line in self.path.read_text(errors="replace").splitlines():
+            for line in self.path.read_bytes().splitlines():
                 try:
                     entry = json.loads(line)
                     records[entry["key"]] = entry["record"]
@@ -55,30 +56,80 @@ class Journal:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder; the lock dies with the process.
+def locked(file: Path, busy: str) -> Iterator[None]:
+    """Hold the lock `file`, which is made for it, and folders too; it dies with the process.
+
+    Whoever holds it removes it in the end, and the folders where nothing came into them. Who opened it before then
+    finds another file under its name, or none, and tries again. A file that holds anything is somebody's, and stays.
+
+    Args:
+        file: in the folder that is to be held, or beside it.
+        busy: what to say when another process holds it.
 
     Raises:
-        StorageError: another process holds it.
+        StorageError: another process holds it, or it cannot be made.
+    """
+    made: list[Path] = []
+    while (fd := _taken(file, busy, made)) is None:
+        pass
+    try:
+        yield
+    finally:
+        if os.fstat(fd).st_size == 0 and _is(fd, file):
+            file.unlink()
+        os.close(fd)
+        for folder in dict.fromkeys(made):  # inner ones first
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()
+
+
+def _taken(file: Path, busy: str, made: list[Path]) -> int | None:
+    """A descriptor that holds `file`; None when its last holder removed it, or its folder, in this moment.
+
+    Args:
+        made: takes the folders that had to be made, inner ones first.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        made += [p for p in file.parents if not p.exists()]
+        file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise StorageError(f"{folder}: {why.strerror}") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StorageError(f"{folder}: another run is at work in this folder") from None
-        yield
+        raise StorageError(f"{file}: {why.strerror}") from None
+    try:
+        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    except FileNotFoundError:
+        return None
+    except OSError as why:
+        raise StorageError(f"{file}: {why.strerror}") from None
+    held = False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = _is(fd, file)
+    except BlockingIOError:
+        raise StorageError(busy) from None
+    except OSError as why:
+        raise StorageError(f"{file}: cannot be locked: {why.strerror}") from None
+    finally:
+        if not held:
+            os.close(fd)
+    return fd if held else None
+
+
+def _is(fd: int, file: Path) -> bool:
+    """Whether `file` is still the name of what `fd` opened."""
+    try:
+        return os.path.samestat(os.fstat(fd), os.lstat(file))
+    except FileNotFoundError:
+        return False
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")
     try:
-        partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
+        text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None

@@ -1,10 +1,12 @@
-"""What one task measured: time and bytes by stage, quantization error by tensor, which kernel backends ran.
+"""What one task measured: time and bytes by stage, quantization error by tensor, which kernel backends ran and which
+declined.
 
 A meter is current only while a task runs (a context variable, so threads do not mix); its record is plain data that
 travels back over a Dask edge.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -23,11 +25,26 @@ class Tally:
     nbytes_out: int = 0
 
 
+Declined = tuple[str, str, str, str]
+"""Op, backend, why it could not, and the backend that did it instead."""
+
+MOST_REASONS = 32  # different ones that are kept apart; a reason that quotes values could be another for every chunk
+OTHER_REASONS = "other reasons"
+
+
+def count_declined(into: Counter[Declined], what: Declined, count: int) -> None:
+    """Add to `into`, which stays short."""
+    if what not in into and len(into) >= MOST_REASONS:
+        what = (what[0], what[1], OTHER_REASONS, what[3])
+    into[what] += count
+
+
 @dataclass(slots=True)
 class Meter:
     stages: dict[str, Tally] = field(default_factory=dict)
     errors: dict[str, ErrorStats] = field(default_factory=dict)
     backends: set[tuple[str, str]] = field(default_factory=set)
+    declined: Counter[Declined] = field(default_factory=Counter)
     # One entry for every stage now running: [seconds spent in nested stages, bytes they gave].
     _nested: list[list[float]] = field(default_factory=list)
 
@@ -37,6 +54,7 @@ class Meter:
             "stages": {name: asdict(t) for name, t in self.stages.items()},
             "errors": {name: e.to_json() for name, e in self.errors.items()},
             "backends": sorted(list(b) for b in self.backends),
+            "declined": [[*what, n] for what, n in sorted(self.declined.items())],
         }
 
 
@@ -90,3 +108,10 @@ def ran(op: str, backend: str) -> None:
     meter = _current.get()
     if meter is not None:
         meter.backends.add((op, backend))
+
+
+def declined(op: str, backend: str, reason: str, instead: str) -> None:
+    """Note that `backend` could not do `op`, and `instead` did."""
+    meter = _current.get()
+    if meter is not None:
+        count_declined(meter.declined, (op, backend, reason, instead), 1)

@@ -18,7 +18,9 @@ class Method(Protocol):
     def needs_extremes(self) -> bool:
         """Whether a scale depends on whole matrices: then `encode` takes `observed`, the Extremes of the matrices that
         `x` is a part of, or None when `x` holds them whole. A method that draws random numbers may have `needs_place`
-        beside it: then `encode` takes `place`, the tensor's name and shape and where `x` starts in it."""
+        beside it: then `encode` takes `place`, the tensor's name and shape and where `x` starts in it. A method whose
+        rows share a scale and `cuts_rows` takes part of a row as well: then `encode` takes `rows`, the Extremes of the
+        whole rows that `x` is a part of, or None when `x` holds them whole."""
         ...
 
     def encode(self, x: Any, *, measure: bool = False, **observed: Any) -> Any:

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import xxhash
 
+from pipeline.redact import without_credentials
 from pipeline.spine import Spine
 
 LONGEST = 120
@@ -32,7 +33,8 @@ def run_name(overrides: Iterable[str]) -> str:
         said = value if key in BARE and re.fullmatch(r"\w+", value, re.ASCII) else said
         if override.startswith("~"):
             said = f"no_{key}"
-        last = said.rpartition("/")[2] if "/" in said and "[" not in said else said  # of a path, its last name
+        text = without_credentials(said)
+        last = text.rstrip("/").rpartition("/")[2] if "/" in text and "[" not in text else text  # a path's last name
         safe = re.sub(r"[^\w.,=+-]+", "_", last, flags=re.ASCII).strip("_.")
         parts.append(safe if safe == said else f"{safe}~{_hash(override, 6)}")
     name = "-".join(parts) or "default"

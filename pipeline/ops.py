@@ -2,11 +2,11 @@
 
 The choice of backends is a value (a `Kernel` in the config) handed to whoever calls the op; there is no ambient state.
 One named backend runs or raises. A list is tried in order, and only `Unsupported` means "next". What ran is reported
-to the task's meter and ends in the run's manifest.
+to the task's meter and ends in the run's manifest, and so is what had to be left to the next of a list, and why.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar
@@ -22,10 +22,12 @@ class Op:
     Attributes:
         name: the op's room under plugins/kernels.
         backends: backend name → `module:callable`. `reference` is the definition: plain, slow, the meaning of the op.
+        resident: backend name → bytes that a process keeps once it has used it, where that is much: a framework.
     """
 
     name: str
     backends: Mapping[str, str]
+    resident: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "reference" not in self.backends:
@@ -58,14 +60,34 @@ class Kernel:
             if name not in self.op.backends:
                 raise ConfigError(f"{self.op.name}: backend {name!r} is unknown{did_you_mean(name, self.op.backends)}")
 
+    @property
+    def resident(self) -> int:
+        """Bytes that a process keeps for whichever of the backends it uses."""
+        return max(self.op.resident.get(name, 0) for name in self.backends)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        reasons = []
+        declined = []
         for name in self.backends:
             try:
                 result = load(self.op.backends[name])(*args, **kwargs)
             except Unsupported as why:
-                reasons.append(f"{name}: {why.reason}")
+                declined.append((name, why.reason))
                 continue
             meter.ran(self.op.name, name)
+            for backend, reason in declined:
+                meter.declined(self.op.name, backend, reason, name)
             return result
-        raise StageError(f"no chosen backend of {self.op.name} can do this ({'; '.join(reasons)})")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in declined)
+        raise StageError(f"no chosen backend of {self.op.name} can do this ({reasons})")
+
+
+def kernels_of(node: Any) -> Iterator[Kernel]:
+    """The kernels in the fields of a stage and of the plugins that it holds."""
+    if isinstance(node, Kernel):
+        yield node
+    elif is_dataclass(node) and not isinstance(node, type):
+        for f in fields(node):
+            yield from kernels_of(getattr(node, f.name))
+    elif isinstance(node, Mapping):
+        for value in node.values():
+            yield from kernels_of(value)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline import meter
+from pipeline.budget import Budget
 from pipeline.errors import PlanError, Problem, StageError, WeightmillError
-from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Work
+from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Needs, Work
+from pipeline.tensors.blocks import grain_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
@@ -35,6 +37,9 @@ class StageStore:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self.store.metadata
+
+    def grain(self, name: str) -> tuple[int, ...]:
+        return grain_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (planning := _planning.get()) is not None:
@@ -83,7 +88,7 @@ class Plan:
     @property
     def inputs(self) -> tuple[InputFile, ...]:
         """Every file that is read, once."""
-        found = (n.result.inputs for n in self.nodes.values() if isinstance(n.result, Checkpoint))
+        found = (n.result.inputs for n in self.nodes.values() if isinstance(n.result, Checkpoint | Needs))
         return tuple(dict.fromkeys(f for files in found for f in files))
 
     @property
@@ -103,19 +108,28 @@ class MemoryPlan:
         base: interpreters, libraries, scheduler.
         task: the hungriest task.
         tasks: how many run at once.
-        bound: `dask.memory`.
+        budget: what `dask.memory` allows.
         model: running models takes, one at a time.
     """
 
     base: int
     task: int
     tasks: int
-    bound: int
+    budget: Budget
     model: int = 0
 
     @property
+    def conversion(self) -> int:
+        return self.base + self.task * self.tasks
+
+    @property
     def peak(self) -> int:
-        return self.base + self.task * self.tasks + self.model
+        return self.conversion + self.model
+
+    @property
+    def fits(self) -> bool:
+        total = self.budget.total
+        return self.conversion <= self.budget.conversion and (total is None or self.peak <= total)
 
 
 def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:

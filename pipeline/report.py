@@ -6,7 +6,8 @@ import math
 import platform
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
@@ -14,14 +15,17 @@ from typing import Any
 
 import numpy as np
 
+from pipeline import redact
 from pipeline.digest import digest_file
 from pipeline.errors import StageError, StorageError
 from pipeline.journal import write_json
+from pipeline.meter import Declined, count_declined
 from pipeline.plan import Plan
 from pipeline.spine import RunConfig
 from pipeline.stage import Checkpoint, Digested, Exported
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.stats import ErrorStats
+from pipeline.terminal import line, safe, table
 from pipeline.units import show_bytes
 
 LONGEST_TEXT = 1000
@@ -38,7 +42,7 @@ class Report:
         command: overrides as typed.
         started: seconds since the epoch.
         seconds: from the first task to the last.
-        inputs: path, nbytes, mtime_ns and (when asked for) xxh3_128 of every file read.
+        inputs: path, nbytes, mtime_ns and xxh3_128 of every file read (of weights when it was asked for).
         outputs: path, nbytes and xxh3_128 of every file written.
         stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
         errors: group, tensors, count, max_abs, rmse, sqnr_db.
@@ -46,8 +50,11 @@ class Report:
         nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written.
         chunks: chunks in all, and how many an earlier try had done.
         backends: op and backend of every kernel that ran.
+        declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
+        ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
+        chosen: stage → which option it took, and why, where that was left to it.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
@@ -68,8 +75,11 @@ class Report:
     backends: list[list[str]]
     versions: dict[str, str]
     reused: bool = field(default=False, compare=False)
+    chosen: dict[str, str] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     exit_code: int = 0
+    declined: list[dict[str, Any]] = field(default_factory=list)
+    ignored: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -124,6 +134,7 @@ def build_report(
     stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
     errors: dict[str, ErrorStats] = {}
     backends: set[tuple[str, ...]] = set()
+    declined: Counter[Declined] = Counter()
     done = {"all": 0, "reused": 0}
     counted: set[str] = set()
     for record in records:
@@ -143,6 +154,8 @@ def build_report(
         for name, sums in record["errors"].items():
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
         backends |= {tuple(b) for b in record["backends"]}
+        for *what, times in record["declined"]:
+            count_declined(declined, tuple(what), times)
     specs: Mapping[str, TensorSpec] = {}
     nbytes_out = 0
     for name, node in plan.nodes.items():
@@ -167,7 +180,7 @@ def build_report(
                 "path": str(f.path),
                 "nbytes": f.nbytes,
                 "mtime_ns": f.mtime_ns,
-                "xxh3_128": results.get(f"input:{f.path}"),
+                "xxh3_128": f.xxh3_128 or results.get(f"input:{f.path}"),
             }
             for f in plan.inputs
         ],
@@ -180,10 +193,31 @@ def build_report(
         nbytes_out=nbytes_out,
         chunks=done,
         backends=sorted(list(b) for b in backends),
+        declined=[
+            {"op": op, "backend": backend, "reason": reason, "ran": ran, "times": times}
+            for (op, backend, reason, ran), times in sorted(declined.items())
+        ],
+        ignored=left_out(plan),
         versions=versions(),
+        chosen=chosen(plan),
         exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
+
+
+def left_out(plan: Plan) -> list[dict[str, Any]]:
+    """What stages left out (`ignored` of their results), each under the stage that did: stage, tensor and reason."""
+    rows = []
+    for name, node in plan.nodes.items():
+        before = {i for s in node.inputs.values() for i in getattr(plan.nodes[s].result, "ignored", {}).items()}
+        own = getattr(node.result, "ignored", {})
+        rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
+    return rows
+
+
+def chosen(plan: Plan) -> dict[str, str]:
+    """See `Report.chosen`."""
+    return {name: text for name, work in plan.works.items() if (text := getattr(work, "chosen", ""))}
 
 
 def _stage_row(name: str) -> dict[str, Any]:
@@ -233,65 +267,66 @@ def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
 
 
 def write_config(path: Path, tree: Mapping[str, Any]) -> None:
-    """The whole config as it was resolved."""
+    """The whole config as it was resolved, but for what came from the environment."""
     import yaml
 
     try:
-        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True))
+        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
 
 
 def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
     """errors.csv, metrics.jsonl and, last, manifest.json."""
+    record = asdict(report)
+    for key in ("command", "results"):
+        record[key] = redact.tree(record[key])
     try:
-        with (run_dir / "errors.csv").open("w", newline="") as file:
+        with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(report.tensors)
-        with (run_dir / "metrics.jsonl").open("w") as file:
+        with (run_dir / "metrics.jsonl").open("w", encoding="utf-8") as file:
             for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
-            for name, result in report.results.items():
+            for name, result in record["results"].items():
                 if isinstance(result, Mapping) and "figures" in result:
                     file.write(json.dumps({"kind": "figures", "stage": name, **result["figures"]}) + "\n")
             keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
             file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
-    write_json(run_dir / "manifest.json", {"weightmill": 1, **asdict(report)})
+    write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
 
 
 def tables(report: Report) -> list[Any]:
     """Rich renderables: stages, errors by group, results, and one line of summary: a result's own, where it has one."""
-    from rich.table import Table
-
-    stage_table = Table(title="Stages", title_justify="left")
-    for column in ("stage", "tensors", "in", "out", "time", "rate"):
-        stage_table.add_column(column, justify="left" if column == "stage" else "right")
+    stages = []
     for row in report.stages:
         moved = max(row["nbytes_in"], row["nbytes_out"])
         rate = f"{show_bytes(moved / row['seconds'])}/s" if row["seconds"] > 1e-6 and moved else "–"
-        stage_table.add_row(
-            row["name"], str(row["tensors"]), show_bytes(row["nbytes_in"] or row["nbytes_out"]),
+        stages.append((
+            line(row["name"]), row["tensors"], show_bytes(row["nbytes_in"] or row["nbytes_out"]),
             show_bytes(row["nbytes_out"]), f"{row['seconds']:.2f} s", rate,
-        )  # fmt: skip
-    found: list[Any] = [stage_table]
+        ))  # fmt: skip
+    found = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
     verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
     if report.errors:
-        error_table = Table(title="Difference" if verdicts else "Quantization error", title_justify="left")
-        for column in ("tensors", "", "max abs", "RMSE", "SQNR"):
-            error_table.add_column(column, justify="left" if column == "tensors" else "right")
+        errors = []
         for row in report.errors:
             sqnr = "exact" if row["sq_error"] == 0 else f"{stats_of(row).sqnr_db:.2f} dB"
-            error_table.add_row(row["name"], f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
-        found.append(error_table)
+            figures = (f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
+            errors.append((line(row["name"]), *figures))
+        title = "Difference" if verdicts else "Quantization error"
+        found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
+    found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         found += _tables_of(value) or [_result_table(name, value)]
     if verdicts:  # what was asked for, not how much was read for it
-        return [*found, *(_plainly(v) for v in verdicts)]
+        return [*found, *verdicts]
+    found += [f"{name}: {text}" for name, text in report.chosen.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(
@@ -302,40 +337,48 @@ def tables(report: Report) -> list[Any]:
     return found
 
 
+def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What was left out and why: the same of many layers as one line, and not more lines than can be read."""
+    groups = Counter((r["stage"], group_of(r["tensor"]), r["reason"]) for r in rows)
+    lines = [(stage, tensor, f"×{n}", reason) for (stage, tensor, reason), n in groups.items()]
+    return _capped_table("Left out", ("by", "tensors", "", "because"), lines)
+
+
+def _declined_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What chosen backends could not do."""
+    lines = [(r["op"], r["backend"], f"×{r['times']}", r["reason"], r["ran"]) for r in rows]
+    return _capped_table("Kernels that declined", ("op", "backend", "", "because", "ran instead"), lines)
+
+
+def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> list[Any]:
+    if not lines:
+        return []
+    rows: list[Sequence[str]] = [tuple(map(line, row)) for row in lines[:MOST_SHOWN]]
+    if len(lines) > MOST_SHOWN:
+        rows.append((f"and {len(lines) - MOST_SHOWN:,} more",))
+    return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c], overflow="fold")]
+
+
 def _tables_of(value: Any) -> list[Any]:
     """The tables that a result brings along."""
-    from rich.table import Table as RichTable
-
     found = []
-    for table in value.get("tables", ()) if isinstance(value, Mapping) else ():
-        if isinstance(table, Mapping) and {"title", "columns", "rows"} <= set(table):
-            drawn = RichTable(title=table["title"], title_justify="left", show_header=any(table["columns"]))
-            for i, column in enumerate(table["columns"]):
-                numeric = all(re.match(r"[-+]?\d", str(row[i])) for row in table["rows"]) and any(table["columns"])
-                drawn.add_column(column, justify="right" if numeric else "left", overflow="fold")
-            for row in table["rows"]:
-                drawn.add_row(*(_plainly(cell) for cell in row))
-            found.append(drawn)
+    for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
+        if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
+            columns, rows = [str(c) for c in given["columns"]], given["rows"]
+            named = range(len(columns) if any(columns) else 0)
+            numeric = [i for i in named if all(re.match(r"[-+]?\d", str(row[i])) for row in rows)]
+            found.append(table(str(given["title"]), columns, rows, right=numeric, overflow="fold"))
     return found
-
-
-def _plainly(text: Any) -> Any:
-    """Without taking brackets for markup."""
-    from rich.text import Text
-
-    return Text(str(text))
 
 
 def _result_table(name: str, value: Any) -> Any:
     """A stage's result: a line for each of its fields or items."""
-    from rich.table import Table
-
-    table = Table(title=f"Result of {name}", title_justify="left", show_header=False)
     rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [("", value)]
     pairs = list(rows)
+    lines = []
     for key, item in pairs[:MOST_SHOWN]:
-        text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
-        table.add_row(str(key), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…")
+        text = safe(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
+        lines.append((line(str(key)), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"))
     if len(pairs) > MOST_SHOWN:
-        table.add_row("…", f"{len(pairs)} in all, in manifest.json")
-    return table
+        lines.append(("…", f"{len(pairs)} in all, in manifest.json"))
+    return table(f"Result of {name}", ("", ""), lines)

@@ -6,25 +6,24 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from pipeline import extend, live
-from pipeline.digest import code_version, digest_file, identity
-from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, WeightmillError
-from pipeline.fit import BASE_CLIENT, BASE_WORKER, plan_run, worker_count
-from pipeline.graph import Failure, Task, connect, run_distributed, run_threads
+from pipeline import held, live
+from pipeline.digest import digest_file, identity
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
+from pipeline.fit import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
+from pipeline.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.journal import Journal, locked, write_json
+from pipeline.obstacles import obstacles, run_folder
 from pipeline.plan import Plan
+from pipeline.recipes import code_of, nodes_of
 from pipeline.report import Report, build_report, write_config, write_records
-from pipeline.resolve import OWN_PACKAGES
 from pipeline.spine import RunConfig
-from pipeline.tasks import build_tasks, chunk_key, digest_input, do_chunk, run_stage
-from pipeline.units import parse_bytes
+from pipeline.tasks import build_tasks, digest_input, do_chunk, run_stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,34 +36,14 @@ class Events:
     text: Callable[[str], None] = lambda text: None
 
 
-def _code(nodes: Mapping[str, Any]) -> str:
-    """Version of all code that the run's bytes depend on: ours, the user's folder, and installed plugins it names."""
-    root = Path(__file__).parents[1]
-    ours = _ours(*(root / p for p in ("pipeline", *OWN_PACKAGES)))
-    theirs = [Path(f) for p in sorted(_packages(nodes) - {*OWN_PACKAGES}) for f in import_module(p).__path__]
-    theirs += extend.roots()
-    return identity([ours, code_version(*theirs)]) if theirs else ours
-
-
-_ours = cache(code_version)
-
-
-def _packages(node: Any) -> set[str]:
-    """Top-level packages of every `_target_` in a config."""
-    if isinstance(node, Mapping):
-        own = {str(node["_target_"]).partition(".")[0]} if "_target_" in node else set()
-        return own.union(*map(_packages, node.values()))
-    return set().union(*map(_packages, node)) if isinstance(node, list | tuple) else set()
-
-
 def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
     """What makes this run this run; equal descriptions, equal bytes."""
-    nodes = {name: {k: v for k, v in run.nodes[name].items() if k != "remotes"} for name in run.stages}  # see Remote
+    nodes = nodes_of(run)
     return {
         "stages": nodes,
         "seed": run.spine.seed,
-        "inputs": [[str(f.path), f.nbytes, f.mtime_ns] for f in plan.inputs],
-        "code": _code(nodes),
+        "inputs": [f.identity for f in plan.inputs],
+        "code": code_of(nodes),
     }
 
 
@@ -80,19 +59,24 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         kinds = {w.exit_code for w in plan.failures}
         raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
     what = describe(run, plan)
-    with locked(run_dir):
+    with ExitStack() as held:
+        _stop(run_folder(plan))
+        held.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
         journal = Journal(run_dir / "journal.jsonl")
         earlier = _earlier(run_dir, what, run.spine.overwrite, events)
         if isinstance(earlier, Report):
             return earlier
         resuming = earlier == "unfinished" and journal.path.exists()
+        known = journal.read() if resuming else {}
+        outputs = Path(run.spine.paths.outputs).expanduser().absolute()
+        _stop(obstacles(plan, outputs, identity(what), known))
+        for work in plan.works.values():
+            if hasattr(work, "lock"):
+                held.enter_context(work.lock())
+        _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
-        known = journal.read() if resuming else {}
-        obstacles = _obstacles(plan, identity(what), known)
-        if obstacles:
-            raise PlanError(obstacles, exit_code=5)
         write_json(run_dir / "run.json", what)
         write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
@@ -109,6 +93,8 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
     """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
+    if found := list(run_folder(plan)):
+        return found
     what = describe(run, plan)
     try:
         same = json.loads((run_dir / "run.json").read_bytes()) == json.loads(json.dumps(what))
@@ -120,19 +106,15 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
         if not same:
             _earlier(run_dir, what, run.spine.overwrite, Events())
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        return _obstacles(plan, identity(what), known)
+        return obstacles(plan, Path(run.spine.paths.outputs).expanduser().absolute(), identity(what), known)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
 
 
-def _obstacles(plan: Plan, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
-    """What works that can tell (`obstacles`) find in their way, given what an earlier try had done."""
-    found = []
-    for name, work in plan.works.items():
-        if hasattr(work, "obstacles"):
-            finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
-            found += work.obstacles(finished=finished)
-    return found
+def _stop(found: Iterable[Problem]) -> None:
+    """Raises PlanError, with the exit code of a StorageError, when there is something in the way."""
+    if problems := list(found):
+        raise PlanError(problems, exit_code=StorageError.exit_code)
 
 
 def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:
@@ -216,13 +198,19 @@ def _graph(
 
     if conf.address or conf.scheduler == "distributed":
         workers = worker_count(conf)
-        share = max(1, (parse_bytes(conf.memory, "dask.memory") - BASE_CLIENT) // workers)
-        if plan.memory is not None and plan.memory.model:  # one worker at a time holds a model
+        assert plan.memory is not None
+        share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
+        if plan.memory.model:  # one worker at a time holds a model
             share = max(share, BASE_WORKER + plan.memory.model)
         with connect(conf, workers, share, events.say) as client:
+            if plan.memory.budget.total is None:
+                fits_workers(plan.memory, worker_limits(client))
             results = run_distributed(tasks, conf, client, on_done)
     else:
-        results = run_threads(tasks, conf, worker_count(conf), on_done)
+        try:
+            results = run_threads(tasks, conf, worker_count(conf), on_done)
+        finally:
+            held.release()
     failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
     if failures:
         raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))

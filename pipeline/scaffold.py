@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipeline.config import CONF, options, plugins
 from pipeline.errors import ConfigError, StorageError
+from pipeline.terminal import safe
 
 USAGE = "new-stage NAME [--dir DIR]: NAME is what `stages=[…, NAME, …]` will say"
 # What Hydra's override grammar and YAML read as something else than a name.
@@ -106,11 +107,12 @@ def new_stage(args: list[str]) -> None:
         raise ConfigError(f"{', '.join(there)}: exists already, and new-stage never overwrites")
     for path, template in files.items():
         _write(path, template.format(**words))
-        print(f"wrote {_shown(path)}")
+        print(safe(f"wrote {_shown(path)}"))
     config_dir = [] if folder is None else [f"--config-dir {_shown(folder)}"]
     chosen = f"'stages=[load,decode,{name},quantize,export]'"
     run = " ".join(["python -m pipeline", *config_dir, "+model=gpt_oss quant=mxfp4", chosen])
-    print(f"\nnext:\n  {run}\n  {run} stages.{name}.factor=2\n  python -m pytest {_shown(test / f'test_{name}.py')}")
+    tested = _shown(test / f"test_{name}.py")
+    print(safe(f"\nnext:\n  {run}\n  {run} stages.{name}.factor=2\n  python -m pytest {tested}"))
 
 
 def _parse(args: list[str]) -> tuple[str, Path | None]:

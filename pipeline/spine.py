@@ -1,10 +1,14 @@
 """The typed spine: what every run has, whatever its stages. Plain data, so that workers need not import Hydra."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.units import parse_bytes
+
+AUTO = "auto"
+"""`dask.memory`: see `pipeline.budget`."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -26,10 +30,13 @@ class Dask:
 
     Attributes:
         scheduler: `threads` in this process, or `distributed` workers on this machine.
-        address: of a running Dask scheduler (`tcp://host:port`); overrides `scheduler`.
+        address: of a running Dask scheduler (`tcp://host:port`, or `tls://host:port` with the certificates that Dask's
+            own settings name); overrides `scheduler`.
+        tls: distributed workers of our own talk by TLS, with certificates made for this run.
         workers: threads, or worker processes; null takes the machine's cores.
         threads_per_worker: for distributed workers.
-        memory: bound on the memory of the whole run, all its processes together.
+        memory: bound on the memory of the whole run, all its processes together (with `address`: of each worker);
+            `auto`: 2 GiB for conversions, and running models may have 80 % of what this process may have.
         chunk: bytes of bf16 values that one task handles at most.
         retries: how often a task that failed for an outside reason is tried again.
         keep_going: finish what does not depend on a failed task, then fail; false stops at once.
@@ -39,6 +46,7 @@ class Dask:
 
     scheduler: Literal["threads", "distributed"]
     address: str | None
+    tls: bool
     workers: int | None
     threads_per_worker: int
     memory: str
@@ -49,11 +57,18 @@ class Dask:
     dashboard: bool
 
     def __post_init__(self) -> None:
+        if self.address and not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?[^/?#@\s]+", self.address):
+            raise ValueError(f"dask.address={self.address!r}: tcp://HOST:PORT or tls://HOST:PORT is expected")
+        if self.tls and self.address:
+            raise ValueError("dask.tls=true is for workers of our own; dask.address=tls://HOST:PORT says it by itself")
+        if self.tls and self.scheduler == "threads":
+            raise ValueError("dask.tls=true: threads have no connections; dask=distributed has")
         if self.workers is not None and self.workers < 1:
             raise ValueError(f"dask.workers={self.workers}: at least 1 is needed")
         if self.threads_per_worker < 1:
             raise ValueError(f"dask.threads_per_worker={self.threads_per_worker}: at least 1 is needed")
-        parse_bytes(self.memory, "dask.memory")
+        if self.memory != AUTO:
+            parse_bytes(self.memory, "dask.memory")
         parse_bytes(self.chunk, "dask.chunk")
         if self.retries < 0:
             raise ValueError(f"dask.retries={self.retries}: 0 or more is needed")
@@ -79,8 +94,10 @@ class RunConfig:
     Attributes:
         spine: typed.
         stages: name → live stage, in order.
-        nodes: name → the stage's resolved config, for identity and manifest.
-        tree: the whole resolved config, for the record.
+        nodes: name → the stage's resolved config, for identity; in place of what it says by name (`${oc.env:X}`), that
+            name and a digest of the value.
+        tree: the whole resolved config, for the record: what came from the environment by name, addresses without
+            credentials.
     """
 
     spine: Spine

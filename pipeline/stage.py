@@ -38,8 +38,8 @@ class Context:
         chunk_nbytes: how much of a tensor one task should handle, in bytes of its bf16 values.
         overwrite: replace an output that stands in the way.
         fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
-        recipes: stage → identity of its config and code and those of all stages before it, in order: with the inputs,
-            what its result depends on.
+        recipes: stage → identity of its config, those of all stages before it, in order, and the code: with the
+            inputs, what its result depends on.
     """
 
     run_dir: Path
@@ -57,11 +57,25 @@ class Stage(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that a run reads, and what shows that it is still the same one."""
+    """A file that a run reads, and what shows that it is still the same one.
+
+    Attributes:
+        path: absolute.
+        nbytes: its size.
+        mtime_ns: when it was modified.
+        xxh3_128: digest of the content of a small file (settings, tokenizers, texts), and then all that counts. None
+            for weights, whose digest takes as long as reading them: size and time stand for it.
+    """
 
     path: Path
     nbytes: int
     mtime_ns: int
+    xxh3_128: str | None = None
+
+    @property
+    def identity(self) -> list[str | int]:
+        """JSON-able; of the same file with the same content it is the same."""
+        return [str(self.path), self.nbytes, self.xxh3_128 or self.mtime_ns]
 
 
 @dataclass(frozen=True)
@@ -72,9 +86,11 @@ class Checkpoint:
         store: logical tensors (Hugging Face names; matrices `[..., out, in]`).
         config: config.json as Hugging Face spells it.
         files: companion files to carry along (tokenizer.json, …): name → path, or the content itself.
-        inputs: the files behind the store.
+        inputs: every file that was read for it or will be: those behind the store first, then settings and companions.
         stored: bytes that each tensor takes in those files.
+        ignored: what the source holds and `store` does not, with the reason.
         origin: for people: where and what it was read from.
+        source: the folder or file that was opened.
     """
 
     store: TensorStore
@@ -83,6 +99,8 @@ class Checkpoint:
     inputs: tuple[InputFile, ...] = ()
     stored: Mapping[str, int] = field(default_factory=dict)
     origin: str = ""
+    source: Path | None = None
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.
@@ -134,10 +152,14 @@ class Needs:
     Attributes:
         device_nbytes: weights on the device.
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
+        inputs: files that it reads beside those of the checkpoints it takes.
+        ignored: tensors that the model does not read, with the reasons.
     """
 
     device_nbytes: int
     host_nbytes: int
+    inputs: tuple[InputFile, ...] = ()
+    ignored: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import meter
-from pipeline.digest import digest_file, identity
-from pipeline.errors import SourceError, StageError
+from pipeline.digest import digest_file, identity, unchanged
+from pipeline.errors import StageError
 from pipeline.graph import Ref, Task
 from pipeline.plan import Node, Plan, timed
 from pipeline.stage import Checkpoint, Chunk, Context, InputFile, Needs, Work
@@ -28,14 +28,14 @@ def build_tasks(
     """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end."""
     tasks: list[Task] = []
     if digest_inputs:
-        for file in plan.inputs:
+        for file in (f for f in plan.inputs if f.xxh3_128 is None):
             key = f"input-{identity([run_id, str(file.path)])}"
             tasks.append(Task(key, digest_input, (file, known.get(key)), label=f"digest {file.path.name}"))
     lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
     for node in plan.nodes.values():
         resources = dict(getattr(node.stage, "resources", {}))
         if node.work is None:
-            tasks += _result_tasks(node.name, node, plan.context, resources, lane)
+            tasks += _result_tasks(node.name, node, plan, resources, lane)
             lane = (node.name,) if isinstance(node.result, Needs) else lane
         else:
             tasks += _work_tasks(node, plan, run_id, known, resources, fresh=fresh)
@@ -43,14 +43,14 @@ def build_tasks(
 
 
 def _result_tasks(
-    key: str, node: Node, ctx: Context, resources: Mapping[str, float], lane: tuple[str, ...] = ()
+    key: str, node: Node, plan: Plan, resources: Mapping[str, float], lane: tuple[str, ...] = ()
 ) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
     if not node.eager and not node.late:
         yield Task(key, give, (node.result,), handle=True, label=key)
         return
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
-    args = (node.name, node.stage, promised, ctx, *(Ref(s) for s in node.inputs.values()))
+    args = (node.name, node.stage, promised, plan.context, plan.inputs, *(Ref(s) for s in node.inputs.values()))
     after = lane if isinstance(node.result, Needs) else ()
     yield Task(f"{key}:run", run_stage, args, after, resources, handle=True, label=node.name)
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
@@ -62,7 +62,7 @@ def _work_tasks(
     name, work, inputs = node.name, node.work, plan.inputs
     assert work is not None
     handle, begun = f"{name}:work", f"{name}:begin"
-    yield from _result_tasks(handle, node, plan.context, resources)
+    yield from _result_tasks(handle, node, plan, resources)
     yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
     keys = []
     for chunk in work.chunks:
@@ -87,14 +87,19 @@ class Made:
     record: dict[str, Any]
 
 
-def run_stage(name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, *inputs: Any) -> Made:
+def run_stage(
+    name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, files: tuple[InputFile, ...],
+    *inputs: Any,
+) -> Made:  # fmt: skip
     """Run a stage in the graph.
 
     Raises:
         StageError: it gives other tensors than its plan promised.
+        SourceError: one of `files` is no longer what was planned.
     """
     with meter.metered() as measured, meter.stage(name):
         value = timed(stage.run(ctx, *inputs), name, inputs)
+    unchanged(*files)
     if promised is not None and (given := dict(value.store.specs)) != promised:
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
@@ -121,9 +126,10 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
 
 
 def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:
-    for file in inputs:
-        unchanged(file)
-    return work.finish(records)
+    unchanged(*inputs)
+    result = work.finish(records)
+    unchanged(*inputs)  # companions are copied in `finish`
+    return result
 
 
 def digest_input(file: InputFile, known: str | None) -> str:
@@ -131,13 +137,3 @@ def digest_input(file: InputFile, known: str | None) -> str:
     digest = known or digest_file(file.path).xxh3_128
     unchanged(file)
     return digest
-
-
-def unchanged(file: InputFile) -> None:
-    """Raises SourceError when the file is not the one that was planned."""
-    try:
-        stat = file.path.stat()
-    except OSError as why:
-        raise SourceError(f"{file.path}: {why.strerror}; it was there when the run began") from None
-    if (stat.st_size, stat.st_mtime_ns) != (file.nbytes, file.mtime_ns):
-        raise SourceError(f"{file.path}: changed while it was being read; the output would mix two versions")

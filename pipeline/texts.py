@@ -3,8 +3,10 @@
 import os
 from pathlib import Path
 
+from pipeline.digest import small_input
 from pipeline.errors import ConfigError, SourceError, did_you_mean
 from pipeline.files import read_whole, spoken
+from pipeline.stage import InputFile
 
 MAX_NBYTES = 1 << 30
 
@@ -18,6 +20,11 @@ def check(name: str, where: str) -> None:
         folder = os.path.dirname(path) or "."
         near = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
         raise ConfigError(f"{where}: {spoken(name)}: no such file{did_you_mean(os.path.basename(path), near)}")
+
+
+def input_file(name: str) -> InputFile:
+    """Raises SourceError when it cannot be read."""
+    return small_input(Path(name).expanduser().absolute())
 
 
 def read(name: str) -> str:

@@ -3,26 +3,18 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
 from math import exp
 from pathlib import Path
 from typing import Any
 
 from pipeline import live, texts
-from pipeline.digest import code_version, digest_file, identity
-from pipeline.engine import Engine, Score, Windows
+from pipeline.digest import digest, digest_file, identity, unchanged
+from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.places import hindrance
 from pipeline.stage import Checkpoint, Context, Needs, Table
-from pipeline.units import show_bytes
 
 LEAST = 2  # tokens of a text
-CODE = tuple(Path(__file__).parents[1] / "plugins" / p for p in ("engine", "kernels", "models", "tokenizers"))
-
-
-@cache
-def _code() -> str:
-    """Version of the code that baselines depend on, as this process runs it."""
-    return code_version(*CODE)
 
 
 @dataclass(frozen=True)
@@ -49,8 +41,8 @@ class Evaluated:
 class Evaluate:
     """Perplexity of the checkpoint, and of the one that the stage `decode` gave: the same weights, not quantized.
 
-    The baseline is computed once for the same weights, texts and options, and read from `baselines` afterwards, by all
-    jobs of a sweep and by later runs.
+    The baseline is computed once for the same weights, settings, tokenizer, texts, options, device and code, and read
+    from `baselines` afterwards, by all jobs of a sweep and by later runs.
 
     Attributes:
         engine: runs the model.
@@ -71,9 +63,17 @@ class Evaluate:
             texts.check(text, "evaluate.texts")
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
-        """The larger of both models, one of which is loaded at a time."""
+        """The larger of both models, one of which is loaded at a time.
+
+        Raises:
+            StorageError: baselines cannot be kept where they are to be.
+        """
+        if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
+            raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
         ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
-        return Needs(ours.device_nbytes, max(ours.host_nbytes, base.host_nbytes))
+        read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
+        device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
+        return Needs(device, host, read, ours.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
         """
@@ -82,14 +82,17 @@ class Evaluate:
             StorageError: the baseline cannot be kept.
         """
         changed = checkpoint.store != decode.store  # what no stage between them touched is the same store
-        kept, base, base_facts = self._baseline(ctx, decode, needed=changed)
+        written = {Path(t).name: texts.read(t) for t in self.texts}
+        if len(written) < len(self.texts):
+            raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(self.texts)}")
+        kept, base, base_facts = self._baseline(ctx, decode, written, needed=changed)
         if changed:
             session = self.engine.load(checkpoint)
             found = {}
-            for path in map(Path, self.texts):
-                live.write(f"scoring {path.name}\n")
-                ids = _ids(session, path)
-                found[path.name] = session.score(ids, self.windows, keep=None, against=kept[path.name])
+            for name, text in written.items():
+                live.write(f"scoring {name}\n")
+                ids = _ids(session, name, text)
+                found[name] = session.score(ids, self.windows, keep=None, against=kept[name])
             facts = session.facts
         else:
             found, facts = base, base_facts
@@ -103,24 +106,21 @@ class Evaluate:
         )
 
     def _baseline(
-        self, ctx: Context, decode: Checkpoint, *, needed: bool
+        self, ctx: Context, decode: Checkpoint, written: Mapping[str, str], *, needed: bool
     ) -> tuple[dict[str, Path], dict[str, Score], dict[str, Any]]:
         """For each text the file to compare with and the score; from disk when they are there, and whole."""
         folder = Path(self.baselines)
-        names = [Path(t).name for t in self.texts]
-        if len(set(names)) < len(names):
-            raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(names)}")
         about = identity([
-            [[str(f.path), f.nbytes, f.mtime_ns] for f in decode.inputs], ctx.recipes.get("decode"),
-            {n: s.encoding for n, s in decode.store.specs.items()}, repr(self.engine), asdict(self.windows),
-            _code(),
+            [f.identity for f in decode.inputs], decode.config,
+            {n: digest(f) for n, f in decode.files.items() if isinstance(f, bytes)},
+            {n: s.encoding for n, s in decode.store.specs.items()},
+            ctx.recipes.get("decode", list(ctx.recipes.values())), self.engine.identity(decode), asdict(self.windows),
         ])  # fmt: skip
         kept, scores = {}, {}
         facts: dict[str, Any] = {}
         session = None
-        for name, path in zip(names, map(Path, self.texts), strict=True):
-            stat = path.stat()
-            key = identity([about, str(path.absolute()), stat.st_size, stat.st_mtime_ns])
+        for name, text in written.items():
+            key = identity([about, text])
             kept[name], record = folder / f"{key}.npz", folder / f"{key}.json"
             before = _read(record, kept[name] if needed else None)
             if before is not None:
@@ -128,18 +128,19 @@ class Evaluate:
                 continue
             session = session or self.engine.load(decode)
             live.write(f"scoring {name} with the unquantized model\n")
-            ids = _ids(session, path)
+            ids = _ids(session, name, text)
             # Named after the run, whose folder is locked: runs at the same time do not write the same file.
             mine = folder / f"{key}.{identity(str(ctx.run_dir))[:8]}.npz"
             try:
                 folder.mkdir(parents=True, exist_ok=True)
                 scores[name] = session.score(ids, self.windows, keep=mine if needed else None, against=None)
                 facts = dict(session.facts)
-                digest = digest_file(mine).xxh3_128 if needed else None
+                unchanged(*decode.inputs)  # or it would be kept for files that were not read
+                whole = digest_file(mine).xxh3_128 if needed else None
                 if needed:
                     mine.replace(kept[name])
                 partial = mine.with_suffix(".partial")
-                about_it = {"score": asdict(scores[name]), "facts": facts, "text": str(path), "xxh3_128": digest}
+                about_it = {"score": asdict(scores[name]), "facts": facts, "text": name, "xxh3_128": whole}
                 partial.write_text(json.dumps(about_it))
                 partial.replace(record)
             except OSError as why:
@@ -147,10 +148,10 @@ class Evaluate:
         return kept, scores, facts
 
 
-def _ids(session: Any, path: Path) -> list[int]:
-    ids: list[int] = session.tokenizer.encode(texts.read(str(path)))
+def _ids(session: Any, name: str, text: str) -> list[int]:
+    ids: list[int] = session.tokenizer.encode(text)
     if len(ids) < LEAST:
-        raise ConfigError(f"evaluate.texts: {path}: {len(ids)} tokens, nothing to predict; at least {LEAST} are needed")
+        raise ConfigError(f"evaluate.texts: {name}: {len(ids)} tokens, nothing to predict; at least {LEAST} are needed")
     return ids
 
 
@@ -213,9 +214,8 @@ def _tables(
         lines = [(name, f"{r['scored']:,}", f"{r['perplexity']:.3f}") for name, r in rows.items()]
     seconds = sum(s.seconds for s in scores.values())
     rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
-    was = f", {show_bytes(base['device_nbytes'])} before" if changed else ""
     device = [
-        ("weights on the device", f"{show_bytes(facts['device_nbytes'])}{was} ({facts['device']})"),
+        *weights_rows(facts, base if changed else None),
         ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),
     ]
     return Table("Perplexity", columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))

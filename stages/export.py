@@ -1,27 +1,31 @@
 """Export: lay a checkpoint out on disk, fill it chunk by chunk, and move it into place in one rename."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import xxhash
 
 from pipeline import meter
 from pipeline.chunks import pack
-from pipeline.digest import digest_file
-from pipeline.errors import Problem, SourceError, StorageError, ValueRangeError
+from pipeline.digest import digest_file, identity
+from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import read_whole, spoken
 from pipeline.formats import Binding, Container, Dialect, Layout
+from pipeline.holding import Option, choose, hold
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Piece, Work
+from pipeline.places import nearest_folder, reason
+from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, OutputFile, Piece, Work
 from pipeline.strictjson import parse_object
+from pipeline.target import MARKER, Target
+from pipeline.tensors.blocks import common, grain_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, numpy_dtype
@@ -38,25 +42,37 @@ class Export:
     """Write a checkpoint.
 
     Attributes:
-        dialect: naming and packing.
-        container: bytes in files.
+        dialect: naming and packing; None: of the first of `prefer` that can hold everything.
+        container: bytes in files; None, with the dialect: that option's.
         path: target folder; None for `model` in the run's folder.
-        max_shard_size: largest file, such as `5GB`; None for a single file.
+        max_shard_size: largest file, such as `5GB`; None for a single file; `auto`, without a dialect: that option's.
         dtype: `keep` writes quantized tensors packed and the rest as they come; `bf16`, `fp16` and `fp32` write
             plain values only.
         overflow: what happens to a finite value beyond fp16's range: `error`, or `clamp` to ±65504. Never infinity.
         unpack: turns packed tensors into values.
         cast: the cast kernel.
+        options: name → what else could be written.
+        prefer: names of `options`, in the order in which they are asked.
     """
 
-    dialect: Dialect
-    container: Container
+    dialect: Dialect | None
+    container: Container | None
     unpack: Kernel
     cast: Kernel
     path: str | None = None
     max_shard_size: str | None = "5GB"
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
     overflow: Literal["error", "clamp"] = "error"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    prefer: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if (self.dialect is None) != (self.container is None):
+            raise ConfigError("dialect and container are chosen together: both or neither is null")
+        if self.dialect is None and not self.prefer:
+            raise ConfigError("without a dialect, prefer says which options are asked")
+        if unknown := [name for name in self.prefer if name not in self.options]:
+            raise ConfigError(f"prefer names {unknown[0]!r}{did_you_mean(unknown[0], self.options)}")
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Exported]:
         """
@@ -66,20 +82,33 @@ class Export:
         store = checkpoint.store
         if self.dtype != "keep":
             store = MappedStore(store, AsValues(DTYPES[self.dtype], self.unpack, self.cast, self.overflow))
-        binding = self.dialect.encode(store.specs, {**checkpoint.config, **_taken(self.dialect, checkpoint.files)})
-        max_shard = parse_bytes(self.max_shard_size, "export.max_shard_size") if self.max_shard_size else None
-        layout = self.container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
-        target = Path(self.path).expanduser().absolute() if self.path else ctx.run_dir / "model"
+
+        def encode(dialect: Dialect) -> Binding:
+            return dialect.encode(store.specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
+
+        container, shard_size, chosen = self.container, self.max_shard_size, ""
+        if self.dialect is None or container is None:
+            name, binding, chosen = choose(self.prefer, self.options, store.specs, encode)
+            container = self.options[name].container
+            shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
+        else:
+            binding = hold(self.dialect, self.options, encode)
+        max_shard = parse_bytes(shard_size, "export.max_shard_size") if shard_size else None
+        layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
+        files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
         return ExportWork(
             store=store,
             binding=binding,
-            container=self.container,
+            container=container,
             layout=layout,
-            target=target,
-            companions={n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files)},
+            target=Path(self.path).expanduser().absolute() if self.path else ctx.run_dir / "model",
+            companions=files,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
+            key=identity([ctx.recipes, ctx.seed, [f.identity for f in checkpoint.inputs]]),
+            run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
+            chosen=chosen,
         )
 
 
@@ -110,7 +139,14 @@ class AsValues:
 
 @dataclass(frozen=True)
 class ExportWork:
-    """The tasks of an export. Files are written in a `.partial` folder beside the target until all are whole."""
+    """The tasks of an export. Files are written beside the target until all are whole (`pipeline.target`).
+
+    Attributes:
+        companions: files to carry along, name → path or content.
+        stored: bytes that each tensor takes where it is read.
+        key: identity of what is written.
+        chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
+    """
 
     store: TensorStore
     binding: Binding
@@ -120,27 +156,55 @@ class ExportWork:
     companions: Mapping[str, Path | bytes]
     stored: Mapping[str, int]
     chunk_nbytes: int
+    key: str
+    run_dir: Path
     overwrite: bool
+    chosen: str = ""
 
     @property
     def nbytes(self) -> int:
         """Of all tensors as written: some dialects widen vectors, or write a scale for each of what shares one."""
         return sum(leaf.nbytes for leaf in self.binding.leaves.values())
 
+    @cached_property
+    def place(self) -> Target:
+        names = dict.fromkeys([f.name for f in self.layout.files] + [*self._texts, *self.companions, MARKER])
+        return Target(self.target, self.key, self.run_dir, tuple(names), self.overwrite)
+
+    @property
+    def ignored(self) -> Mapping[str, str]:
+        """Tensors that are not written, with the reason."""
+        return self.binding.ignored
+
     @property
     def partial(self) -> Path:
-        return self.target.with_name(self.target.name + ".partial")
+        return self.place.partial
 
     @cached_property
-    def small_files(self) -> dict[str, bytes]:
+    def _texts(self) -> dict[str, bytes]:
         """Files written whole: index, config.json and what the dialect adds."""
         config = {"config.json": _json(self.binding.config)} if self.binding.config else {}
         return {**self.layout.extra, **config, **self.binding.files}
 
+    @property
+    def small_files(self) -> dict[str, bytes]:
+        return {**self._texts, MARKER: self.place.marker}
+
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
-        grains = {name: grain(bound) for name, bound in self.binding.tensors.items()}
-        return tuple(self._chunk(pieces) for pieces in pack(self.store.specs, self.chunk_nbytes // 2, grains))
+        grains = {name: self._grain(name) for name in self.binding.tensors}
+        written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
+        return tuple(self._chunk(pieces) for pieces in pack(written, self.chunk_nbytes // 2, grains))
+
+    def _grain(self, name: str) -> tuple[int, ...]:
+        """What a box of this tensor is multiples of, to be read and to be written without looking at more than it."""
+        bound = self.binding.tensors[name]
+        found = common(grain(bound), grain_of(self.store, name))
+        *_, rows, n = (1, *bound.spec.shape)[-2:]
+        fits = self.chunk_nbytes // 2
+        if n > fits >= rows * found[-1] and any(part.transpose for part in bound.parts):
+            found = (*found[:-2], rows, found[-1])  # a few of its columns are rows of the leaf; one row would be crumbs
+        return found
 
     @property
     def outputs(self) -> Sequence[OutputFile]:
@@ -158,10 +222,11 @@ class ExportWork:
             given = round(spec.nbytes * share)
             nbytes_in += taken
             nbytes_out += given
-            # On the way they are bf16, unless that is what is read, or what is written and decoded in one step.
-            between = 0 if taken == 2 * elems or (spec.dtype == "BF16" and taken < 2 * elems) else 2 * elems
-            peak = max(peak, taken + between + given)
+            peak = max(peak, taken + _between(spec, elems, taken) + given)
         return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
+
+    def lock(self) -> AbstractContextManager[None]:
+        return self.place.lock()
 
     def obstacles(self, *, finished: bool) -> list[Problem]:
         """What stands in the way on disk: an existing target, too little space.
@@ -169,37 +234,17 @@ class ExportWork:
         Args:
             finished: every chunk was done before, so that a target without a partial folder is this export's own.
         """
-        problems = []
-        own = finished and not self.overwrite and not self.partial.exists() and self.target.exists()
-        if self.target.exists() and not own and not self.overwrite:
-            problems.append(
-                Problem("export.path", f"{self.target} exists already; choose another, or overwrite=true to replace it")
-            )
-        there = self.target.parent
-        while not there.exists():
-            there = there.parent
-        if not os.access(there, os.W_OK):
-            problems.append(Problem("export.path", f"{there} is not writable"))
-        needed = 0 if own else sum(f.nbytes for f in self.outputs)
-        if self.partial.exists():
-            needed -= sum(p.stat().st_blocks * 512 for p in _files(self.partial))
-        free = shutil.disk_usage(there).free
-        if needed > free:
-            problems.append(
-                Problem("export.path", f"{there} has {show_bytes(free)} free, the output needs {show_bytes(needed)}")
-            )
-        return problems
+        found = list(self.place.obstacles(finished=finished))
+        if not found:
+            needed = 0 if self.place.own(finished=finished) else sum(f.nbytes for f in self.outputs)
+            needed -= self.place.nbytes_there()
+            there = nearest_folder(self.target)
+            if needed > (free := shutil.disk_usage(there).free):
+                found.append(f"{there} has {show_bytes(free)} free, the output needs {show_bytes(needed)}")
+        return [Problem("export.path", why) for why in found]
 
     def begin(self, *, fresh: bool) -> None:
-        try:
-            if fresh and self.partial.exists():
-                shutil.rmtree(self.partial)
-            if not fresh and not self.overwrite and not self.partial.exists() and self.target.exists():
-                # Killed between the rename and the manifest (see `obstacles`): open it again, its digests will tell.
-                self.target.rename(self.partial)
-            self.partial.mkdir(parents=True, exist_ok=True)
-        except OSError as why:
-            raise StorageError(f"cannot prepare {self.partial}: {why.strerror}") from None
+        self.place.begin(fresh=fresh)
         self.container.begin(self.partial, self.layout)
         for leaf, content in self.binding.constants.items():
             spec = self.binding.leaves[leaf]
@@ -229,6 +274,11 @@ class ExportWork:
         return hasher.hexdigest()
 
     def finish(self, records: Sequence[Mapping[str, Any]]) -> Exported:
+        """
+        Raises:
+            StorageError: what lies in the partial folder is not what was written, or something came in its way.
+        """
+        replaces = self.place.check()
         try:
             for name, source in self.companions.items():
                 if isinstance(source, bytes):
@@ -237,23 +287,59 @@ class ExportWork:
                     shutil.copyfile(source, self.partial / name)
             for name, content in self.small_files.items():
                 (self.partial / name).write_bytes(content)
-            files = [digest_file(path, sync=True) for path in _files(self.partial)]
-            for folder in (self.partial, *(p for p in self.partial.rglob("*") if p.is_dir())):
-                _sync(folder)
-            if self.target.exists():
-                old = self.target.with_name(self.target.name + ".replaced")
-                if old.exists():  # killed while replacing
-                    shutil.rmtree(old)
-                self.target.rename(old)
-                self.partial.rename(self.target)
-                shutil.rmtree(old)
-            else:
-                self.partial.rename(self.target)
-            _sync(self.target.parent)
         except OSError as why:
-            raise StorageError(f"cannot finish {self.target}: {why.strerror} ({why.filename})") from None
-        moved = (replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files)
-        return Exported(self.target, tuple(moved))
+            raise StorageError(f"{self.target}: cannot be finished: {reason(why)} ({why.filename})") from None
+        self.container.verify(self.partial, self.layout)
+        files = self._digested(records)
+        self.place.put_in_place(replaces)
+        return Exported(
+            self.target, tuple(replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files)
+        )
+
+    def _digested(self, records: Sequence[Mapping[str, Any]]) -> list[Digested]:
+        """Every file's digest, made durable; before it those of the chunks in it, which must be as they were written.
+
+        File by file, so that a file that fits into the page cache comes from the disk once.
+
+        Raises:
+            StorageError: a chunk's bytes, or a constant's, are no longer what was written.
+        """
+        due: dict[str, list[tuple[Chunk, str]]] = {}
+        for chunk, record in zip(self.chunks, records, strict=True):
+            first = self.binding.tensors[chunk.pieces[0].tensor].parts[0].leaf
+            due.setdefault(self.layout.places[first].file, []).append((chunk, record["digest"]))
+        found = []
+        for name in sorted(self.place.files):
+            for chunk, digest in due.pop(name, ()):
+                if self.digest(chunk) != digest:
+                    self._changed(str(chunk))
+            for leaf, content in self.binding.constants.items():
+                if self.layout.places[leaf].file == name:
+                    back = self.container.read_back(self.partial, self.layout, leaf, ())
+                    if back.tobytes() != content:
+                        self._changed(leaf)
+            try:
+                found.append(digest_file(self.partial / name, sync=True))
+            except SourceError as why:  # to the user this is the output, not a source
+                raise StorageError(str(why)) from None
+        return found
+
+    def _changed(self, what: str) -> NoReturn:
+        raise StorageError(
+            f"{self.partial}: {what} is no longer what was written there: another program's doing, or the disk's; "
+            "the same command writes it again"
+        )
+
+
+def _between(spec: TensorSpec, elems: int, taken: int) -> int:
+    """Bytes that `elems` values take between how they are read, in `taken` bytes, and how they are written.
+
+    Packed values are fp32 on the way to anything but themselves, or what they are decoded to in one step; wide ones
+    bf16, unless bf16 is what is read.
+    """
+    if taken < 2 * elems:
+        return 0 if spec.scheme is None and spec.dtype in ("BF16", "F32") else 4 * elems
+    return 0 if taken == 2 * elems else 2 * elems
 
 
 def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any]:
@@ -275,15 +361,3 @@ def _nbytes(file: Path | bytes) -> int:
 
 def _json(config: Mapping[str, Any]) -> bytes:
     return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(p for p in folder.rglob("*") if p.is_file())
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline import live
-from pipeline.engine import Engine
+from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Needs, Table
-from pipeline.units import show_bytes
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Generate:
         prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"
         decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"
         rows = [
-            ("weights on the device", f"{show_bytes(facts['device_nbytes'])} ({facts['device']})"),
+            *weights_rows(facts),
             ("load, prepare, compile", f"{facts['load_s']:.2f} s, {t.prepare:.2f} s, {t.compile:.2f} s"),
             ("prefill", prefill),
             ("decode", decode),

@@ -4,16 +4,18 @@ A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote
 """
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SourceError, did_you_mean
-from pipeline.files import exists, of_source, opened, placed
+from pipeline.digest import small_input, stamped
+from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
+from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
 from pipeline.stage import Checkpoint, Context, InputFile
-from pipeline.strictjson import read_object
+from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
 
 PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
@@ -30,6 +32,7 @@ class Load:
         dialects: tried in order; the first that recognizes the leaves binds them.
         carry: patterns of files beside the weights that an export takes along.
         remotes: where addresses lead; the one whose scheme the source begins with fetches it.
+        model_types: those of config.json that the chosen model option is for; None: any.
     """
 
     source: str
@@ -37,13 +40,15 @@ class Load:
     dialects: tuple[Dialect, ...]
     carry: tuple[str, ...] = ()
     remotes: tuple[Remote, ...] = ()
+    model_types: tuple[str, ...] | None = None
 
     def run(self, ctx: Context) -> Checkpoint:
         """Reads headers, and the small leaves that say what others mean.
 
         Raises:
             SourceError: no such folder, no container recognizes it, or a file is malformed or cannot be read.
-            PlanError: the leaves do not fit the dialect; all problems at once.
+            PlanError: the leaves do not fit the dialect, all problems at once; or the checkpoint is of another model
+                than the chosen one.
         """
         with of_source(f"model.source={self.source!r:.300}"):
             return self._run(ctx)
@@ -57,26 +62,51 @@ class Load:
             raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
-        config = dict(leaves.config()) or _json_object(folder / "config.json")
+        beside = _Beside(folder)
+        config = dict(leaves.config()) or beside.objects(["config.json"]).get("config.json", {})
         if not isinstance(config.get("quantization_config", {}), dict | None):
             given = config["quantization_config"]
             raise SourceError(f"{folder / 'config.json'}: quantization_config is {given!r:.60}; an object is expected")
         for dialect in self.dialects:
-            seen = config | {n: _json_object(folder / n) for n in dialect.companions if exists(folder / n)}
+            seen = config | beside.objects(dialect.companions)
             if dialect.recognizes(leaves.specs, seen):
                 binding = dialect.decode(leaves.specs, seen | _peeked(leaves, dialect, found))
                 break
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
+        self._of_the_chosen_model(binding.config.get("model_type"))
+        carried = {n: p for n, p in self._carried(folder, set(leaves.paths)).items() if n not in binding.files}
+        small = {p: small_input(p) for p in {**dict.fromkeys(leaves.metadata_paths), **dict.fromkeys(carried.values())}}
+        small |= beside.inputs  # as they were when they were read
         return Checkpoint(
             store=JoinedStore(leaves, binding),
             config=binding.config,
-            files={**self._carried(folder, set(leaves.paths)), **binding.files},
-            inputs=tuple(_input_file(p) for p in leaves.paths),
+            files={**carried, **binding.files},
+            inputs=(*(stamped(p) for p in leaves.paths if p not in small), *small.values()),
             stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
+            source=source.absolute(),
+            ignored=binding.ignored,
         )
+
+    def _of_the_chosen_model(self, kind: Any) -> None:
+        """
+        Raises:
+            PlanError: the option that was chosen is not for `kind`, the checkpoint's model_type.
+        """
+        if not self.model_types or kind is None or kind in self.model_types:
+            return
+        from pipeline.overrides import model_types
+
+        right = f"no option is for that, and model.model_types=[{kind}] applies the chosen one's rules to it"
+        if option := model_types().get(str(kind)):
+            right = f"model={option} is for it, and is chosen when model= is left out"
+        text = (
+            f"the option that was chosen is for model_type {' and '.join(self.model_types)}, and the config.json of "
+            f"{self.source} says {kind!r}; {right}"
+        )
+        raise PlanError([Problem("model", text)], exit_code=SourceError.exit_code)
 
     def _found(self, ctx: Context) -> Fetched:
         """The source on this machine.
@@ -129,13 +159,30 @@ def _spoken(dialect: Dialect) -> str:
     return f"{type(dialect).__module__.rpartition('.')[2]}.{type(dialect).__name__}"
 
 
-def _input_file(path: Path) -> InputFile:
-    stat = path.stat()
-    return InputFile(path, stat.st_size, stat.st_mtime_ns)
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """The JSON files of a folder.
 
+    Attributes:
+        folder: it.
+        inputs: those that were read, by path, as they were then.
+    """
 
-def _json_object(path: Path) -> dict[str, Any]:
-    return read_object(path, SETTINGS_NBYTES) if exists(path) else {}
+    folder: Path
+    inputs: dict[Path, InputFile] = field(default_factory=dict)
+
+    def objects(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Of `names` those that are there, each a JSON object.
+
+        Raises:
+            SourceError: one cannot be read, or holds something else.
+        """
+        return {n: self._object(self.folder / n) for n in names if exists(self.folder / n)}
+
+    def _object(self, path: Path) -> dict[str, Any]:
+        content = read_whole(path, SETTINGS_NBYTES)
+        self.inputs[path] = small_input(path, content)
+        return parse_object(content, spoken(path))
 
 
 def _neighbours(path: Path) -> str:

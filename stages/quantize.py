@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import block_grain, outward, whole_blocks
+from pipeline.tensors.blocks import block_grain, common, grain_of, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
@@ -51,6 +51,8 @@ class Quantize:
         methods: the methods that rules name, beside `quant`.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
+        plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
+            that they decode to.
     """
 
     method: Method
@@ -59,23 +61,38 @@ class Quantize:
     methods: Mapping[str, Method] = field(default_factory=dict)
     measure: bool = True
     allow_requantize: bool = False
+    plain: Literal["bf16", "keep"] = "bf16"
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
-            PlanError: a rule matches nothing, or a selected tensor does not fit its scheme; all of them at once.
+            PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
+                quantization is asked for, and no tensor would have any.
         """
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
         chosen, problems = choose(self.rules, self.roles, known, specs)
         for name, to in chosen.items():
             problems += self._misfits(name, specs[name], known[to].scheme)
+        problems += [] if problems else self._nothing(known[to].scheme for to in chosen.values())
         if problems:
             raise PlanError(problems)
         todo = {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
         if not todo:
             return checkpoint
-        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure))
+        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
+
+    def _nothing(self, schemes: Iterable[Scheme | None]) -> list[Problem]:
+        """A problem when the method makes codes and the rules give none to any tensor."""
+        if self.method.scheme is None or any(schemes):
+            return []
+        wanted = TensorSpec((), "BF16", self.method.scheme).encoding
+        rules = "; ".join(f"{rule} to {rule.to}" for rule in self.rules) or "none"
+        text = (
+            f"asks for {wanted}, and no tensor would be quantized (rules: {rules}); add a rule with `to: quant` to "
+            "model.rules, or say quant=none"
+        )
+        return [Problem("quant", text)]
 
     def _misfits(self, name: str, spec: TensorSpec, scheme: Scheme | None) -> list[Problem]:
         if scheme is None or spec.scheme == scheme:
@@ -130,22 +147,39 @@ class CodedStore:
         store: what is read.
         methods: tensor → its method.
         measure: add up what encoding loses.
-        extremes: of whole matrices, for methods that need them.
+        plain: as in `Quantize`.
+        extremes: of whole matrices and rows, for methods that need them.
     """
 
     store: TensorStore
     methods: Mapping[str, Method]
     measure: bool
+    plain: Literal["bf16", "keep"] = "bf16"
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        coded = {n: replace(self.store.specs[n], dtype="BF16", scheme=m.scheme) for n, m in self.methods.items()}
+        plain = "F32" if self.plain == "keep" else "BF16"
+        coded = {
+            n: replace(self.store.specs[n], dtype="BF16" if m.scheme is not None else plain, scheme=m.scheme)
+            for n, m in self.methods.items()
+        }
         return {n: coded.get(n, spec) for n, spec in self.store.specs.items()}
 
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self.store.metadata
+
+    def grain(self, name: str) -> tuple[int, ...]:
+        """As of the source and of the scheme; whole rows, where a scale that they share wants to see them."""
+        found, method = grain_of(self.store, name), self.methods.get(name)
+        if method is None or method.scheme is None:
+            return found
+        shape = self.specs[name].shape
+        found = common(found, block_grain(method.scheme, shape))
+        if method.scheme.block_elems == 0 and method.scheme.block_rows and not getattr(method, "cuts_rows", False):
+            found = (*found[:-1], max(1, shape[-1]))
+        return found
 
     def read(self, name: str, index: Index = ()) -> Any:
         """
@@ -163,7 +197,8 @@ class CodedStore:
         outer = outward(box, spec.shape, block_grain(self.store.specs[name].scheme, spec.shape))
         value = self.store.read(name, outer)
         if isinstance(value, QTensor):
-            value = method.decode(value, "BF16")
+            # What is encoded again is encoded, and its error measured, from what was held exactly.
+            value = method.decode(value, "F32" if spec.scheme is not None else spec.dtype)
         if outer != box:  # the source has larger blocks
             value = value[tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))]
         if spec.scheme is None:
@@ -183,6 +218,8 @@ class CodedStore:
         more: dict[str, Any] = {}
         if method.needs_extremes:
             more["observed"] = self.extremes.box(self.store, name, box, method.decode)
+        if getattr(method, "cuts_rows", False) and (scheme := method.scheme) is not None and scheme.block_elems == 0:
+            more["rows"] = self.extremes.bands(self.store, name, box, scheme.block_rows, method.decode)
         if getattr(method, "needs_place", False):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
         return more

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from math import exp
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pipeline import live, texts
-from pipeline.engine import Engine, Windows
+from pipeline.engine import Engine, Windows, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.plots import bars
 from pipeline.stage import Checkpoint, Context, Needs, Table
@@ -23,6 +23,7 @@ class Sensitivities:
         perplexity: of the unquantized model.
         plot: the picture of it.
         windows: how the text was cut.
+        facts: device, dtypes, bytes on the device.
         figures: for comparisons.
         tables: for people.
     """
@@ -31,6 +32,7 @@ class Sensitivities:
     perplexity: float
     plot: str
     windows: Mapping[str, Any]
+    facts: Mapping[str, Any]
     figures: Mapping[str, str]
     tables: tuple[Table, ...]
 
@@ -55,13 +57,16 @@ class Sensitivity:
     by: Literal["layer", "role", "tensor"] = "layer"
     roles: Mapping[str, tuple[str, ...]] | None = None
 
+    writes: ClassVar[tuple[str, ...]] = ("sensitivity.npz", "sensitivity.partial.npz", "sensitivity.png")
+
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
-        base = self.engine.plan(decode)
+        base, plain = (self.engine.plan(decode, plain=p) for p in (False, True))
         values = sum(s.size for s in decode.store.specs.values())
-        return Needs(4 * values, base.host_nbytes + 4 * values)
+        inputs = (*base.inputs, texts.input_file(self.text))
+        return Needs(plain.device_nbytes, base.host_nbytes + 4 * values, inputs, plain.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
         """
@@ -99,8 +104,9 @@ class Sensitivity:
         columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1 agreement")
         head = Table(f"Quantized alone, worst first (unquantized: {before:.3f})", columns, lines)
         return Sensitivities(
-            found, before, str(plot), asdict(self.windows), {"worst": ranked[0]},
-            (head, Table("Picture", ("",), ((str(plot),),))),
+            found, before, str(plot), asdict(self.windows), session.facts, {"worst": ranked[0]},
+            (head, Table("On the device", ("", ""), tuple(weights_rows(session.facts))),
+             Table("Picture", ("",), ((str(plot),),))),
         )  # fmt: skip
 
     def groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:

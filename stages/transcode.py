@@ -9,7 +9,7 @@ from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import component_box
+from pipeline.tensors.blocks import component_box, grain_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
@@ -32,11 +32,18 @@ class Transcode:
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
-            PlanError: a packed tensor whose shape the scheme cannot hold.
+            PlanError: a packed tensor whose shape the scheme cannot hold; or no tensor is packed.
         """
         scheme = self.method.scheme
         if scheme is None:
             return checkpoint
+        if not any(s.scheme for s in checkpoint.store.specs.values()):
+            wanted = TensorSpec((), "BF16", scheme).encoding
+            text = (
+                f"asks for {wanted}, and none of the {len(checkpoint.store.specs)} tensors is packed: transcoding "
+                "changes how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming only"
+            )
+            raise PlanError([Problem("quant", text)])
         todo = {n: s for n, s in checkpoint.store.specs.items() if s.scheme not in (None, scheme)}
         problems = [Problem(n, why) for n, s in todo.items() if (why := scheme.problem(s.shape))]
         if problems:
@@ -64,6 +71,13 @@ class Recoded:
     def metadata(self) -> Mapping[str, Any]:
         return self.store.metadata
 
+    def grain(self, name: str) -> tuple[int, ...]:
+        """A scale may depend on the whole matrix, so whole matrices are recoded (packed, they are small)."""
+        found = grain_of(self.store, name)
+        if name not in self.names:
+            return found
+        return (*found[:-2], *(max(1, n) for n in self.specs[name].shape[-2:]))
+
     def read(self, name: str, index: Index = ()) -> Any:
         """
         Raises:
@@ -73,7 +87,6 @@ class Recoded:
             return self.store.read(name, index)
         spec = self.specs[name]
         box = normalize(index, spec.shape)
-        # A scale may depend on the whole matrix, so whole matrices are recoded (packed, they are small) and then cut.
         wide = (*box[:-2], *(slice(0, n) for n in spec.shape[-2:]))
         packed = self.store.read(name, wide)
         try:

@@ -12,6 +12,7 @@ from pipeline import meter
 from pipeline.chunks import pack
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Piece, Work
+from pipeline.tensors.blocks import common, grain_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.stats import ErrorStats
@@ -97,7 +98,8 @@ class VerifyWork:
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
         theirs = self.b.specs
-        return tuple(self._chunk(p, theirs) for p in pack(self.shared, self.chunk_nbytes // 4))
+        grains = {n: common(grain_of(self.a, n), grain_of(self.b, n)) for n in self.shared}
+        return tuple(self._chunk(p, theirs) for p in pack(self.shared, self.chunk_nbytes // 4, grains))
 
     def _chunk(self, pieces: tuple[Piece, ...], theirs: Mapping[str, TensorSpec]) -> Chunk:
         nbytes = peak = 0

@@ -17,6 +17,8 @@ import hypothesis
 import numpy as np
 import pytest
 
+from pipeline import held
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -49,8 +51,7 @@ def _seeds() -> None:
 def _memory() -> Iterator[None]:
     """What a module's tests compiled and loaded is let go of: processes of pytest would grow to gigabytes."""
     yield
-    if (start := sys.modules.get("plugins.engine.start")) is not None:
-        start.release()
+    held.release()
     if (jax := sys.modules.get("jax")) is not None:
         jax.clear_caches()
         gc.collect()

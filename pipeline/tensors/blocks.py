@@ -4,6 +4,7 @@ What a box of a tensor is in its components, and how arrays and QTensors alike a
 schemes, and nothing of leaves or dialects.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from pipeline.formats import Part
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.store import Index, normalize
+from pipeline.tensors.store import Index, TensorStore, normalize
 
 Box = tuple[slice, ...]
 
@@ -71,6 +72,22 @@ def block_grain(scheme: Scheme | None, shape: tuple[int, ...]) -> tuple[int, ...
         return tuple(max(1, n) for n in shape)
     blocks = [scheme.block_rows or 1, scheme.column_grain][-min(2, len(shape)) :]
     return (1,) * (len(shape) - len(blocks)) + tuple(blocks)
+
+
+def grain_of(store: TensorStore, name: str) -> tuple[int, ...]:
+    """For each dimension, what the bounds of a box must be multiples of so that reading it takes no more than the box.
+
+    A store that knows more than its specs say (how leaves lie, what a method must see whole) has a method `grain`.
+    """
+    if (own := getattr(store, "grain", None)) is not None:
+        return tuple(own(name))
+    spec = store.specs[name]
+    return block_grain(spec.scheme, spec.shape)
+
+
+def common(*grains: tuple[int, ...]) -> tuple[int, ...]:
+    """The least grain that is a multiple of all of these."""
+    return tuple(math.lcm(*sides) for sides in zip(*grains, strict=True))
 
 
 def outward(box: Box, shape: tuple[int, ...], grain: tuple[int, ...]) -> Box:

@@ -1,9 +1,11 @@
-"""Extremes of whole matrices, for scales that a whole matrix shares, without holding the matrix.
+"""Extremes of whole matrices and of whole rows, for scales that they share, without holding them.
 
-A task sees a slice of rows; a per-tensor scale depends on all rows. The first task that needs it scans the matrix in
-slices and keeps two numbers a matrix for the others of its process. A matrix that fits one task is not read twice.
+A task sees a box; a scale of the whole tensor depends on all rows, and one of a row on all of the row. The first task
+that needs it scans the matrix, or the rows, in slices and keeps two numbers for the others of its process. What fits
+one task is not read twice.
 """
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,18 +13,25 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.chunks import cut
+from pipeline.tensors.blocks import grain_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.store import Index, TensorStore, normalize
 
 SLICE_ELEMS = 4 << 20
 
+Box = tuple[slice, ...]
+Decode = Callable[[QTensor, str], Any]
+_Region = tuple[str, tuple[int, ...], tuple[int, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Extremes:
-    """Smallest and largest value of every matrix of a box.
+    """Smallest and largest value of every matrix of a box, or of every band of rows of one.
 
     Attributes:
-        low, high: float32 `[..., 1, 1]` over the box's leading dimensions (`[1]` for a vector).
+        low, high: float32 `[..., 1, 1]` over the box's leading dimensions (`[1]` for a vector), `[..., bands, 1]` of
+            bands. NaN where there is one.
     """
 
     low: Any
@@ -41,50 +50,73 @@ class Extremes:
 
 
 class ExtremesOf:
-    """Extremes of the matrices of one store, scanned once a process. Pickles empty."""
+    """Extremes of the matrices and rows of one store, scanned once a process. Pickles empty."""
 
     def __init__(self) -> None:
-        self._found: dict[tuple[str, tuple[int, ...]], tuple[float, float]] = {}
-        self._locks: dict[tuple[str, tuple[int, ...]], threading.Lock] = {}
+        self._found: dict[_Region, tuple[float, float]] = {}
+        self._locks: dict[_Region, threading.Lock] = {}
         self._guard = threading.Lock()
 
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()
 
-    def box(self, store: TensorStore, name: str, box: Index, decode: Callable[[QTensor, str], Any]) -> Extremes | None:
+    def box(self, store: TensorStore, name: str, box: Index, decode: Decode) -> Extremes | None:
         """Of the matrices that `box` touches; None when it holds them whole, so that the caller sees for itself."""
         shape = store.specs[name].shape
         whole = normalize(box, shape)
         if all((s.start, s.stop) == (0, n) for s, n in zip(whole[-2:], shape[-2:], strict=True)):
             return None
-        lead = whole[:-2]
-        grid = tuple(s.stop - s.start for s in lead)
-        low = np.empty((*grid, *(1,) * min(2, len(shape))), np.float32)
+        return self._of(store, name, whole, max(1, math.prod(shape[-2:-1])), decode)
+
+    def bands(self, store: TensorStore, name: str, box: Index, rows: int, decode: Decode) -> Extremes | None:
+        """Of each `rows` rows, from end to end, that `box` touches; None when it holds them whole.
+
+        Args:
+            box: a box of whole bands.
+        """
+        shape = store.specs[name].shape
+        whole = normalize(box, shape)
+        if (whole[-1].start, whole[-1].stop) == (0, shape[-1]):
+            return None
+        return self._of(store, name, whole, rows, decode)
+
+    def _of(self, store: TensorStore, name: str, box: Box, rows: int, decode: Decode) -> Extremes:
+        """Of whole rows, `rows` together."""
+        shape = store.specs[name].shape
+        *lead, n = shape
+        tall = box[-2] if lead else slice(0, 1)
+        height = lead[-1] if lead else 1
+        first, last = tall.start // rows, -(-tall.stop // rows)
+        if rows >= height:
+            first, last = 0, 1
+        grid = tuple(s.stop - s.start for s in box[:-2])
+        low = np.empty((*grid, last - first, 1) if lead else (1,), np.float32)
         high = np.empty_like(low)
         for at in np.ndindex(*grid):
-            matrix = tuple(s.start + i for s, i in zip(lead, at, strict=True))
-            low[at], high[at] = self._matrix(store, name, matrix, decode)
+            matrix = tuple(slice(s.start + i, s.start + i + 1) for s, i in zip(box[:-2], at, strict=True))
+            for band in range(first, last):
+                across = (slice(band * rows, min((band + 1) * rows, height)),) if lead else ()
+                where = (*at, band - first, 0) if lead else (0,)
+                low[where], high[where] = self._region(store, name, (*matrix, *across, slice(0, n)), decode)
         return Extremes(low, high)
 
-    def _matrix(self, store: TensorStore, name: str, matrix: tuple[int, ...], decode: Any) -> tuple[float, float]:
-        key = (name, matrix)
+    def _region(self, store: TensorStore, name: str, region: Box, decode: Decode) -> tuple[float, float]:
+        key = (name, tuple(s.start for s in region), tuple(s.stop for s in region))
         with self._guard:
             lock = self._locks.setdefault(key, threading.Lock())
         with lock:  # one task scans, the others wait for what it finds
             if key not in self._found:
-                self._found[key] = _scan(store, name, matrix, decode)
+                self._found[key] = _scan(store, name, region, decode)
             return self._found[key]
 
 
-def _scan(store: TensorStore, name: str, matrix: tuple[int, ...], decode: Any) -> tuple[float, float]:
-    shape = store.specs[name].shape
-    rows = shape[-2] if len(shape) > 1 else shape[0]
-    step = max(1, SLICE_ELEMS // shape[-1]) if len(shape) > 1 else SLICE_ELEMS
-    step = -(-step // 128) * 128  # whole blocks of rows
-    low, high = np.inf, -np.inf
-    for start in range(0, rows, step):
-        box = (*(slice(i, i + 1) for i in matrix), slice(start, min(start + step, rows)))
+def _scan(store: TensorStore, name: str, region: Box, decode: Decode) -> tuple[float, float]:
+    """Of a box, read in slices."""
+    low, high = np.float32(np.inf), np.float32(-np.inf)
+    shape = tuple(s.stop - s.start for s in region)
+    for piece in cut(name, shape, SLICE_ELEMS, grain_of(store, name)):
+        box = tuple(slice(r.start + s.start, r.start + s.stop) for r, s in zip(region, piece.index, strict=True))
         x = store.read(name, box)
-        x = decode(x, "BF16") if isinstance(x, QTensor) else x
-        low, high = min(low, float(np.min(x))), max(high, float(np.max(x)))
-    return low, high
+        x = decode(x, "F32") if isinstance(x, QTensor) else x  # as `CodedStore.read` does
+        low, high = np.minimum(low, np.float32(np.min(x))), np.maximum(high, np.float32(np.max(x)))  # NaN stays
+    return float(low), float(high)

@@ -13,9 +13,19 @@ from typing import Any, Protocol
 
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.formats import Binding, Bound, Part
-from pipeline.tensors.blocks import block_grain, component_box, inner_box, lane_of, outward, together, whole_blocks
+from pipeline.tensors.blocks import (
+    block_grain,
+    common,
+    component_box,
+    grain_of,
+    inner_box,
+    lane_of,
+    outward,
+    together,
+    whole_blocks,
+)
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 
 Box = tuple[slice, ...]
@@ -41,6 +51,9 @@ class JoinedStore:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return self.leaves.metadata
+
+    def grain(self, name: str) -> tuple[int, ...]:
+        return grain(self.binding.tensors[name])
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The box `index` of `name`, owned by the caller.
@@ -111,6 +124,10 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
 def grain(bound: Bound) -> tuple[int, ...]:
     """For each dimension, what the bounds of a box must be multiples of to be written (the end may be the end)."""
     out = list(block_grain(bound.spec.scheme, bound.spec.shape))
+    if bound.spec.scheme is None and out and (bits := DTYPE_BITS[bound.spec.dtype]) < 8:
+        if bound.spec.shape[-1] * bits % 8:  # rows do not fill bytes: such a tensor is read and written whole
+            return tuple(max(1, n) for n in bound.spec.shape)
+        out[-1] = 8 // math.gcd(8, bits)
     for part in bound.parts:
         if part.packing is not None and out:
             rows = -2 if len(out) > 1 else -1
@@ -236,6 +253,10 @@ class MappedStore:
     def metadata(self) -> Mapping[str, Any]:
         return self.store.metadata
 
+    def grain(self, name: str) -> tuple[int, ...]:
+        spec = self.specs[name]
+        return common(grain_of(self.store, name), block_grain(spec.scheme, spec.shape))
+
     def read(self, name: str, index: Index = ()) -> Any:
         """The transformed box.
 
@@ -249,8 +270,8 @@ class MappedStore:
         if spec.scheme is not None:
             whole_blocks(spec.scheme, spec.shape, box)
         source = self.store.specs[name].scheme
-        both = zip(block_grain(source, spec.shape), block_grain(spec.scheme, spec.shape), strict=True)
-        outer = box if source is None else outward(box, spec.shape, tuple(math.lcm(*pair) for pair in both))
+        both = common(block_grain(source, spec.shape), block_grain(spec.scheme, spec.shape))
+        outer = box if source is None else outward(box, spec.shape, both)
         value = checked(self.transform.apply(name, self.store.read(name, outer), outer), spec, outer, name)
         if outer == box:
             return value

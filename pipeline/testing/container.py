@@ -1,6 +1,7 @@
 """What every container promises, as tests: what is written, in any order, is what is read; all else is an error."""
 
 import pickle
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import SourceError
+from pipeline.errors import SourceError, StorageError
 from pipeline.formats import Container, Layout
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from pipeline.testing.memory import cut, random_boxes, random_bytes, same
@@ -91,7 +92,10 @@ class ContainerContract:
         store = pickle.loads(pickle.dumps(container.open(written.folder)))
         assert {n: store.specs[n] for n in written.arrays} == self.leaves()
         assert store.metadata.items() >= self.metadata().items()
-        assert all(p.is_absolute() and p.is_file() for p in store.paths)
+        files = {written.folder / f.name for f in written.layout.files}
+        assert files <= {*store.paths}, "a data file is not among `paths`"
+        beside = {written.folder / name for name in written.layout.extra}
+        assert beside == {*store.metadata_paths}, "`metadata_paths` are not the files beside the data that are read"
         rng = np.random.default_rng(0)
         for name, array in written.arrays.items():
             for box in random_boxes(store.specs[name], rng):
@@ -135,6 +139,24 @@ class ContainerContract:
                     raise AssertionError(f"{path.name} cut to {nbytes} of {len(content)} bytes was read")
                 assert path.name in str(why.value), f"the error does not name {path.name}: {why.value}"
             path.write_bytes(content)
+
+    def test_what_is_finished_verifies_and_nothing_else_does(self, written: Written) -> None:
+        """A file that is cut short, or gone, or whose first byte was changed."""
+        container = self.container()
+        container.verify(written.folder, written.layout)
+        for file in written.layout.files:
+            path = written.folder / file.name
+            content = path.read_bytes()
+            spoilt = [content[:-1], content + b"\0"] + [bytes([content[0] ^ 1]) + content[1:]] * bool(file.prefix)
+            for wrong in spoilt:
+                path.write_bytes(wrong)
+                with pytest.raises(StorageError, match=re.escape(path.name)):
+                    container.verify(written.folder, written.layout)
+            path.unlink()
+            with pytest.raises(StorageError, match=re.escape(path.name)):
+                container.verify(written.folder, written.layout)
+            path.write_bytes(content)
+        container.verify(written.folder, written.layout)
 
     def test_a_file_that_changes_is_an_error(self, written: Written) -> None:
         store = self.container().open(written.folder)

@@ -2,20 +2,25 @@
 
 import os
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline.digest import described
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, Needs
+from pipeline.stage import Checkpoint, InputFile, Needs
+from pipeline.units import parse_bytes
 from plugins.models.common.ops import Ops
-from plugins.models.device import Hold, device_nbytes
+from plugins.models.device import Hold, device_nbytes, left_out, unused
 from plugins.models.family import Family, family_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak: the main job takes 658 MiB in all, and
 # evaluating SmolLM2-135M with 231 MiB of weights and a head of 108 MiB 1259 MiB.
 HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
+
+LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")  # that compute
 
 
 class Tokenizers(Protocol):
@@ -25,8 +30,20 @@ class Tokenizers(Protocol):
         """Raises SourceError when the checkpoint has none."""
         ...
 
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """The files that `load` reads beside those of the checkpoint."""
+        ...
+
+    def exists(self, checkpoint: Checkpoint) -> bool:
+        """Whether it has one, broken or not."""
+        ...
+
     def load(self, checkpoint: Checkpoint) -> Any:
         """A `plugins.tokenizers.tokenizer.Tokenizer`."""
+        ...
+
+    def ends(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """Ids that end a generation, as far as the checkpoint says without a tokenizer."""
         ...
 
 
@@ -46,6 +63,8 @@ class Engine:
         device: `auto` is JAX's default; or `cpu`, `gpu`, `tpu`, with a number: `gpu:1`.
         programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says,
             or else weightmill/jax in the user's cache folder; None: nowhere.
+        programs_most: bytes that they may take there; those not used for longest go first. Where
+            JAX_COMPILATION_CACHE_DIR says the folder, JAX_COMPILATION_CACHE_MAX_SIZE says this.
     """
 
     families: tuple[Family, ...]
@@ -58,15 +77,19 @@ class Engine:
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
     programs: str | None = "auto"
+    programs_most: str = "2GiB"
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True) -> Needs:
+    def __post_init__(self) -> None:
+        parse_bytes(self.programs_most, "engine.programs_most")
+
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Needs:
         """
         Raises:
             PlanError: no family knows the model, or (with `text`) there is no tokenizer.
         """
         problems: list[Problem] = []
         try:
-            family_of(checkpoint.config, self.families)
+            device, ignored = self.weights(checkpoint, plain=plain)
         except PlanError as why:
             problems += why.problems
         if text:
@@ -76,14 +99,25 @@ class Engine:
                 problems.append(Problem("tokenizer", str(why)))
         if problems:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
-        nbytes = device_nbytes(checkpoint.store.specs, checkpoint.config, self.hold)
         largest = max((s.nbytes for s in checkpoint.store.specs.values()), default=0)
         # Scoring, after loading: the baseline's head is there as it is held, a packed one as fp32.
         vocab = checkpoint.config.get("vocab_size")
         heads = [s for s in checkpoint.store.specs.values() if s.shape[:1] == (vocab,)]
         head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
         host = HOST_NBYTES + max(2 * largest, SCORES_NBYTES + head)
-        return Needs(nbytes, host + (nbytes if self._on_host else 0))
+        taken = host + (device if self._on_host else 0)
+        return Needs(device, taken, self.tokenizer.inputs(checkpoint), ignored)
+
+    def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
+        """Bytes that the weights will take on the device, and the tensors that the model does not read, with reasons.
+
+        Raises:
+            PlanError: no family knows the model.
+        """
+        family = family_of(checkpoint.config, self.families)
+        tied = bool(checkpoint.config.get("tie_word_embeddings", family.tied))
+        ignored = left_out(checkpoint.store.specs, unused(tied=tied))
+        return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.hold), ignored
 
     @property
     def _on_host(self) -> bool:
@@ -92,6 +126,19 @@ class Engine:
         if wanted:
             return wanted.startswith("cpu")
         return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
+
+    def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """See `pipeline.engine.Engine.identity`; imports JAX."""
+        from plugins.engine.start import resolved
+
+        device, dtype, cache = resolved(self)
+        kind = f"{device.platform} ({device.device_kind})"  # whichever of several equal ones
+        here = replace(self, device=kind, dtype=dtype, cache=cache, programs=None)
+        return {
+            "engine": described(here),
+            "files": [f.identity for f in self.tokenizer.inputs(checkpoint)],
+            "versions": {name: metadata.version(name) for name in LIBRARIES},
+        }
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
         """A `plugins.engine.session.Model`.

@@ -1,6 +1,7 @@
 """Text from prompts: prefill in a few static lengths, then one token a step, streamed as it comes."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
 from pipeline.errors import ConfigError
 from plugins.engine import sampling as samplers
@@ -110,7 +112,7 @@ def generate(
     streams: Sequence[Stream] | None = None,
     on_text: Callable[[int, str], None] = lambda row, text: None,
 ) -> tuple[list[Completion], Timings]:
-    """Continue every prompt.
+    """Continue every prompt. The same prompt several times gives several texts, unless sampling is greedy.
 
     Args:
         prompts: token ids; of any lengths, in one batch.
@@ -131,7 +133,7 @@ def generate(
     batch = power_of_two(len(prompts))
     lengths = [len(p) for p in prompts]
     cache = runtime.new_cache(batch, max(lengths) + sampling.max_tokens)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(sampling.seed), jnp.zeros(batch, jnp.int32))
+    keys = _keys(sampling.seed, prompts, batch)
     numbers, kind = samplers.numbers(sampling), sampling.kind
     seen = _seen(runtime, prompts, batch) if sampling.penalizes else jnp.zeros((batch, 0), bool)
     jax.block_until_ready((cache, keys, numbers, seen))  # type: ignore[no-untyped-call]
@@ -177,6 +179,22 @@ def _check(runtime: Runtime, prompts: Sequence[Sequence[int]], sampling: Samplin
             raise ConfigError(f"prompt {i} has token {outside[0]}; the vocabulary is 0 to {runtime.vocab - 1}")
     if sampling.stop and tokenizer is None:
         raise ConfigError("stop strings need a tokenizer")
+
+
+def _keys(seed: int, prompts: Sequence[Sequence[int]], batch: int) -> Any:
+    """A random key for each row, [batch]: of the seed, the prompt, and how often the same prompt stands before it.
+
+    So the texts of one prompt differ, and what else is in the batch, or where, changes none of them.
+    """
+    words = np.zeros((batch, 2), np.uint32)
+    before: Counter[bytes] = Counter()
+    for i, prompt in enumerate(prompts):
+        ids = np.asarray(prompt, "<i4").tobytes()
+        digest = xxhash.xxh3_64_digest(ids, seed=before[ids])
+        words[i] = np.frombuffer(digest, ">u4")
+        before[ids] += 1
+    fold = jax.vmap(jax.random.fold_in)
+    return fold(fold(jnp.broadcast_to(jax.random.key(seed), batch), words[:, 0]), words[:, 1])
 
 
 def _prefilled(runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], batch: int) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ from flax import nnx
 from pipeline.chunks import cut
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
-from pipeline.tensors.blocks import block_grain, component_box
+from pipeline.tensors.blocks import component_box, grain_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales
@@ -76,7 +76,7 @@ def _read(
 ) -> None:
     """Fill the arrays `into`, which lie as `held` says, with tensor `name`."""
     spec = checkpoint.store.specs[name]
-    for piece in cut(name, spec.shape, BOX_ELEMS, block_grain(spec.scheme, spec.shape)):
+    for piece in cut(name, spec.shape, BOX_ELEMS, grain_of(checkpoint.store, name)):
         value = checkpoint.store.read(name, piece.index)
         if held.scheme is None:
             if isinstance(value, QTensor):

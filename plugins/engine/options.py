@@ -18,7 +18,8 @@ class Sampling:
         max_tokens: to generate at most.
         stop: strings that end the text; they are not part of it.
         stop_tokens: ids that end it, beside those that the checkpoint says.
-        seed: the same seed, prompt and options give the same tokens, whatever else is in the batch.
+        seed: the same seed, prompt and options give the same tokens, whatever else is in the batch; the second time
+            that a prompt stands in a batch it gets others.
     """
 
     temperature: float = 0.0

@@ -47,11 +47,21 @@ class Runtime:
     Attributes:
         config: config.json.
         device_nbytes: bytes of the weights on the device.
+        eager: whether programs run op by op, uncompiled.
         load_s, compile_s: seconds spent loading, and compiling so far.
         compiled: keys of the programs compiled so far, in order.
     """
 
-    def __init__(self, model: Decoder, config: Mapping[str, Any], cache_dtype: CacheDtype, device: Any, load_s: float):
+    def __init__(
+        self,
+        model: Decoder,
+        config: Mapping[str, Any],
+        cache_dtype: CacheDtype,
+        device: Any,
+        load_s: float,
+        eager: bool = False,
+    ):
+        self.eager = eager
         self.config, self.cache_dtype, self.device, self.load_s = config, cache_dtype, device, load_s
         self.vocab, self.remembers = model.vocab, model.remembers
         self.dtype = model.dtype
@@ -70,11 +80,14 @@ class Runtime:
     def call(
         self, name: str, fn: Callable[..., Any], *args: Any, static: Hashable = (), donate: tuple[int, ...] = ()
     ) -> Any:
-        """`fn(model, *args)`, compiled once for each name, `static` and shapes of `args`.
+        """`fn(model, *args)`, compiled once for each name, `static` and shapes of `args`; not at all when eager.
 
         Args:
             donate: indices of `args` whose memory the result may take.
         """
+        if self.eager:
+            with jax.disable_jit():
+                return fn(self._model(self._leaves), *args)
         shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(args))
         key = (name, static, shapes)
         if key not in self._programs:

@@ -180,4 +180,10 @@ def _by_blocks(fn: Any, args: Any, vocab: int) -> Any:
     """`fn` over blocks of positions, so that logits of all of them never stand in memory together."""
     flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
     size = max(1, BLOCK_NBYTES // (4 * vocab))
-    return jax.lax.map(fn, flat, batch_size=size) if flat[0].shape[0] > size else fn(flat)
+    rows = flat[0].shape[0]
+    if rows <= size:
+        return fn(flat)
+    if not isinstance(flat[0], jax.core.Tracer):  # not compiled (see `eager`), where mapping would trace
+        parts = [fn(tuple(a[i : i + size] for a in flat)) for i in range(0, rows, size)]
+        return jax.tree.map(lambda *found: jnp.concatenate(found), *parts)
+    return jax.lax.map(fn, flat, batch_size=size)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.engine import Score, Windows
-from pipeline.errors import ConfigError, SourceError, did_you_mean
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 from plugins.engine.generate import Completion, Timings, generate
@@ -54,13 +54,20 @@ class Model:
         runtime: the model on its device.
     """
 
-    def __init__(self, runtime: Runtime, checkpoint: Checkpoint, engine: Engine):
+    def __init__(
+        self, runtime: Runtime, checkpoint: Checkpoint, engine: Engine, planned: int, ignored: Mapping[str, str]
+    ):
+        """
+        Args:
+            planned: bytes that the weights should take on the device.
+            ignored: tensors of the checkpoint that the model does not read, with the reasons.
+        """
         self.runtime = runtime
-        self._checkpoint, self._engine = checkpoint, engine
+        self._checkpoint, self._engine, self._planned, self._ignored = checkpoint, engine, planned, ignored
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Raises SourceError when the checkpoint has none."""
+        """Raises SourceError when the checkpoint has none; prompts of token ids need none."""
         found: Tokenizer = self._engine.tokenizer.load(self._checkpoint)
         return found
 
@@ -70,7 +77,8 @@ class Model:
         device = getattr(r.device, "device_kind", r.device.platform)
         return {
             "device": device if device == r.device.platform else f"{r.device.platform} ({device})",
-            "device_nbytes": r.device_nbytes, "activations": r.dtype, "kv_cache": r.cache_dtype, "load_s": r.load_s,
+            "device_nbytes": r.device_nbytes, "planned_nbytes": self._planned, "ignored": dict(self._ignored),
+            "activations": r.dtype, "kv_cache": r.cache_dtype, "load_s": r.load_s,
         }  # fmt: skip
 
     def score(
@@ -132,7 +140,7 @@ class Model:
         ids = [self.encode(p, chat=chat) for p in (prompt if many else [prompt])]
         needs_text = not all(_is_ids(p) for p in (prompt if many else [prompt])) or chosen.stop
         tokenizer = self.tokenizer if needs_text else self.tokenizer_if_any
-        ends = tokenizer.eos if tokenizer else ()
+        ends = tokenizer.eos if tokenizer else self._engine.tokenizer.ends(self._checkpoint)
         channels = [ChannelText(self.tokenizer) for _ in ids] if self._in_channels(prompt, chat, many=many) else None
         done, timings = generate(
             self.runtime, ids, chosen, ends=ends, tokenizer=tokenizer, streams=channels, on_text=on_text
@@ -164,11 +172,7 @@ class Model:
     @property
     def tokenizer_if_any(self) -> Tokenizer | None:
         """See `pipeline.engine.Session.tokenizer_if_any`."""
-        try:
-            self._engine.tokenizer.check(self._checkpoint)
-        except SourceError:
-            return None
-        return self.tokenizer
+        return self.tokenizer if self._engine.tokenizer.exists(self._checkpoint) else None
 
 
 def _is_ids(prompt: Any) -> bool:

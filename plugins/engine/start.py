@@ -7,8 +7,11 @@ from typing import Any, Literal
 
 import jax
 
+from pipeline import held, live
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
+from pipeline.units import parse_bytes, show_bytes
+from plugins.engine.eager import is_eager, on_arrays
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
@@ -18,54 +21,69 @@ from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
-_last: tuple[Engine, Any, Model] | None = None
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`. The model that was loaded last is handed out again when it is asked for again.
-
-    That is what evaluating and then generating does. Nothing else keeps a model alive.
-    """
-    global _last
-    if _last is not None and _last[0] == engine and _last[1] is checkpoint.store:
-        return _last[2]
-    _last = None  # before the next one is loaded: two need not fit
-    model = _started(engine, checkpoint)
-    _last = (engine, checkpoint.store, model)
-    return model
-
-
-def release() -> None:
-    """Let go of the model that was loaded last."""
-    global _last
-    _last = None
+    """See `Engine.load`. What is held already (`pipeline.held`) is handed out again."""
+    found: Model = held.model(engine, checkpoint.store, lambda: _started(engine, checkpoint))
+    return found
 
 
 def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     began = time.perf_counter()
-    keep_programs(engine.programs)
+    keep_programs(engine.programs, engine.programs_most)
+    device, dtype, kept = resolved(engine)
+    weights = Weights(checkpoint.store.specs, engine.hold)
+    family = family_of(checkpoint.config, engine.families)
+    eager = is_eager(engine.ops)
+    ops = on_arrays(engine.ops) if eager else engine.ops
+    model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
+    ignored = weights.check()
+    fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
+    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager)
+    planned, _ = engine.weights(checkpoint)
+    if runtime.device_nbytes != planned:
+        taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
+        live.write(f"the weights take {taken}; please report it\n")
+    return Model(runtime, checkpoint, engine, planned, ignored)
+
+
+def resolved(engine: Engine) -> tuple[Any, Literal["bf16", "f32"], CacheDtype]:
+    """The device, the dtype of activations and that of the KV cache that the engine's options mean on this machine.
+
+    Raises:
+        ConfigError: no such device.
+    """
     device = find_device(engine.device)
     dtype: Literal["bf16", "f32"]
     dtype = ("f32" if device.platform == "cpu" else "bf16") if engine.dtype == "auto" else engine.dtype
-    kept: CacheDtype = dtype if engine.cache == "auto" else engine.cache
-    weights = Weights(checkpoint.store.specs, engine.hold)
-    family = family_of(checkpoint.config, engine.families)
-    model: Decoder = family.build(checkpoint.config, weights, engine.ops, _DTYPES[dtype])
-    weights.check()
-    fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
-    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began)
-    return Model(runtime, checkpoint, engine)
+    return device, dtype, dtype if engine.cache == "auto" else engine.cache
 
 
-def keep_programs(folder: str | None) -> None:
+def keep_programs(folder: str | None, most: str) -> None:
     """Let JAX keep what it compiles; see `Engine.programs`. What JAX was told before stays."""
     if folder == "auto":
         if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
             return
         folder = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "jax")
         _set("jax_persistent_cache_min_compile_time_secs", 0.5)
+    if folder is not None:
+        _date_programs(Path(folder))
+        _set("jax_compilation_cache_max_size", parse_bytes(most, "engine.programs_most"))
     _set("jax_compilation_cache_dir", folder)
+
+
+def _date_programs(folder: Path) -> None:
+    """When a program was last used stands in a file beside it (jax/_src/lru_cache.py), without which JAX removes
+    nothing and keeps nothing new: programs of a cache that had no bound, or of a process that was killed, have none."""
+    for program in folder.glob("*-cache"):
+        used = program.with_name(program.name.removesuffix("-cache") + "-atime")
+        try:
+            if not used.exists():
+                used.write_bytes(program.stat().st_mtime_ns.to_bytes(8, "little"))
+        except OSError:  # removed meanwhile, or a folder that only others may write
+            continue
 
 
 def _set(option: str, value: Any) -> None:

@@ -41,12 +41,14 @@ class FileLeaves:
         places: leaf → where it lies, in file order.
         stamps: file → what it was when its header was read.
         metadata: JSON-able facts the container found.
+        metadata_paths: small files beside the data that were read, absolute.
     """
 
     folder: Path
     places: Mapping[str, Place]
     stamps: Mapping[str, Stamp]
     metadata: Mapping[str, Any]
+    metadata_paths: tuple[Path, ...] = ()
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:

@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from pipeline.errors import SourceError, StorageError
 from pipeline.files import is_inner
 from pipeline.formats import Fetched
+from pipeline.terminal import say
 from pipeline.units import show_bytes
 from plugins.formats.hub_files import SCHEME, SETTINGS, UNWANTED, Address, settings, weights
 from plugins.formats.hub_preview import outline
@@ -87,11 +88,11 @@ def _online(hub: Hub, address: Address, whole: bool) -> Fetched:
         return _outlined(hub, address, commit, small, large, missing)
     _room(hub, address, missing)
     if missing:
-        _say(f"{address.at(commit)}: downloading {_much(missing)} into {_cache_folder(hub)}")
+        say(f"{address.at(commit)}: downloading {_much(missing)} into {_cache_folder(hub)}")
     for number, name in enumerate(missing, 1):
         _of_size(address, _one(hub, address, commit, name), missing[name])
         if not sys.stderr.isatty():  # a terminal has seen bars
-            _say(f"{number} of {len(missing)} files, {name}, {show_bytes(missing[name])}")
+            say(f"{number} of {len(missing)} files, {name}, {show_bytes(missing[name])}")
     root = _confirmed(hub, address, commit, [*small, *large])
     return Fetched(_entry(root, address, list(large)), address.at(commit))
 
@@ -286,7 +287,3 @@ def _silent() -> Any:
         tqdm.__init__(self, *args, **{**options, "disable": True})
 
     return type("Silent", (tqdm,), {"__init__": init})
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from plugins.formats.boxes import read_box, storage_error, write_box, write_byte
 
 
 class InPlace:
-    """`begin`, `write` and `read_back` of a `pipeline.formats.Container`."""
+    """`begin`, `write`, `read_back` and `verify` of a `pipeline.formats.Container`."""
 
     def begin(self, folder: Path, layout: Layout) -> None:
         """Create, size and head every file of `layout`, and write its `extra` files whole.
@@ -56,6 +56,20 @@ class InPlace:
                 return read_box(fd, place.offset, place.spec, index, f"{path}: tensor {leaf!r}")
         except SourceError as e:  # to the user this is the output, not a source
             raise StorageError(str(e)) from e
+
+    def verify(self, folder: Path, layout: Layout) -> None:
+        """Every file has its size and begins with its header. A container whose format has a reader asks that, too.
+
+        Raises:
+            StorageError: one has not.
+        """
+        for plan in layout.files:
+            path = folder / plan.name
+            with _opened(path, os.O_RDONLY) as fd:
+                if (nbytes := os.fstat(fd).st_size) != plan.nbytes:
+                    raise StorageError(f"{path}: has {nbytes:,} bytes; {plan.nbytes:,} were laid out")
+                if os.pread(fd, len(plan.prefix), 0) != plan.prefix:
+                    raise StorageError(f"{path}: its header is no longer what was written")
 
 
 def _begin_file(path: Path, plan: FilePlan) -> None:

@@ -10,7 +10,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,7 @@ class Npy(InPlace):
         shared = [f for f, n in Counter(f for f, _ in wanted.values()).items() if n > 1]
         if shared:
             raise SourceError(f"{path}: file {shared[0]!r} is given to more than one tensor")
-        return _open_files(folder, wanted, metadata)
+        return replace(_open_files(folder, wanted, metadata), metadata_paths=(path,))
 
     def layout(
         self, leaves: Mapping[str, TensorSpec], metadata: Mapping[str, Any], max_shard_bytes: int | None

@@ -9,7 +9,7 @@ where the dialect puts it (`dialects.pytree`).
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from plugins.formats.leafspecs import leaf_problems
 from plugins.formats.orbax_metadata import (
     ARRAY,
     CHECKPOINT,
+    METADATA_FILES,
     OCDBT,
     TREE,
     Keys,
@@ -95,7 +96,10 @@ class Orbax(InPlace):
         custom = read_custom(folder, tree)
         config = source / "config.json"
         described = {**(read_object(config) if exists(config) else {}), KEY: custom.get(KEY, {})}
-        return _raw(folder, tree, custom, described) or open_stored(folder, tree, custom, described)
+        leaves = _raw(folder, tree, custom, described) or open_stored(folder, tree, custom, described)
+        beside = [p for p in (config, folder.parent / CHECKPOINT) if p.is_file()]
+        told = [p for p in leaves.paths if p.name in METADATA_FILES]
+        return replace(leaves, metadata_paths=(*beside, *told))
 
     def layout(
         self, leaves: Mapping[str, TensorSpec], metadata: Mapping[str, Any], max_shard_bytes: int | None
@@ -190,4 +194,4 @@ def _raw(folder: Path, tree: Tree, custom: Mapping[str, Any], described: Mapping
     for file in told:
         with opened(folder / file) as fd:
             stamps[file] = Stamp.of(fd)
-    return OrbaxLeaves(folder, places, stamps, custom, described)
+    return OrbaxLeaves(folder, places, stamps, custom, described=described)

@@ -19,6 +19,8 @@ from pipeline.strictjson import read_object
 TREE = "_METADATA"
 CHECKPOINT = "_CHECKPOINT_METADATA"
 OCDBT = "manifest.ocdbt"
+# Small files that say what the others hold; of an array in zarr version 3 or 2 these are beside its chunks.
+METADATA_FILES = (TREE, CHECKPOINT, OCDBT, "zarr.json", ".zarray", ".zattrs", ".zgroup")
 HANDLER = "orbax.checkpoint._src.handlers.standard_checkpoint_handler.StandardCheckpointHandler"
 SEQUENCE, DICT = 1, 2  # key types
 EMPTY: Mapping[str, Any] = {

@@ -40,6 +40,7 @@ class TensorStoreLeaves:
         stamps: every file of the checkpoint and what it was when it was opened.
         metadata: JSON-able facts the container found.
         described: what `config` gives.
+        metadata_paths: the small files that were read, absolute.
     """
 
     folder: Path
@@ -50,6 +51,7 @@ class TensorStoreLeaves:
     stamps: Mapping[str, Stamp]
     metadata: Mapping[str, Any]
     described: Mapping[str, Any]
+    metadata_paths: tuple[Path, ...] = ()
 
     @property
     def paths(self) -> tuple[Path, ...]:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from plugins.formats.filestore import FileLeaves, Stamp
 from plugins.formats.inplace import InPlace
 from plugins.formats.leafspecs import leaf_problems
+from plugins.formats.safetensors_check import check_file
 from plugins.formats.safetensors_header import (
     LENGTH_NBYTES,
     MAX_HEADER_NBYTES,
@@ -128,6 +129,16 @@ class SafeTensors(InPlace):
             extra[f"{self.stem}{INDEX_SUFFIX}"] = (json.dumps(index, indent=2, ensure_ascii=False) + "\n").encode()
         return Layout(tuple(files), places, extra)
 
+    def verify(self, folder: Path, layout: Layout) -> None:
+        """Every file opened by the `safetensors` library, which must see what was laid out; it reads no data.
+
+        Raises:
+            StorageError: it sees other names, shapes, dtypes, places or metadata, or cannot open a file.
+        """
+        super().verify(folder, layout)
+        for file in layout.files:
+            check_file(folder / file.name, file, {n: p for n, p in layout.places.items() if p.file == file.name})
+
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
@@ -226,7 +237,7 @@ def _open_index(path: Path) -> FileLeaves:
     actual = sum(s.nbytes for s in leaves.specs.values())
     if stated is not None and stated != actual:
         log.warning("%s: total_size is %s, the tensors have %d bytes", path, stated, actual)
-    return leaves
+    return replace(leaves, metadata_paths=(path,))
 
 
 def _check_inside(index: Path, file: str) -> None:

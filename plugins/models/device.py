@@ -1,9 +1,9 @@
 """How tensors lie on the device, and what they take there; known from specs alone, without a framework."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Literal
 
 from pipeline.tensors.spec import TensorSpec
 
@@ -29,15 +29,24 @@ def device_spec(spec: TensorSpec, hold: Hold = "keep") -> TensorSpec:
     return replace(spec, scheme=replace(spec.scheme, scale="f32", second=None))
 
 
-def unused(config: Mapping[str, Any]) -> dict[str, str]:
-    """Patterns of tensors that a checkpoint may hold and no model reads, with the reasons."""
+def unused(*, tied: bool) -> dict[str, str]:
+    """Patterns of tensors that a checkpoint may hold and no model reads, with the reasons.
+
+    Args:
+        tied: the embedding is the output matrix as well.
+    """
     found = {"model.layers.*.self_attn.rotary_emb.inv_freq": "computed from config.json"}
-    if config.get("tie_word_embeddings"):
-        found["lm_head.weight"] = "config.json says tie_word_embeddings"
+    if tied:
+        found["lm_head.weight"] = "the embedding is the head as well (tie_word_embeddings)"
     return found
 
 
-def device_nbytes(specs: Mapping[str, TensorSpec], config: Mapping[str, Any], hold: Hold = "keep") -> int:
-    """Bytes that a model's weights take on the device."""
-    skip = unused(config)
-    return sum(device_spec(s, hold).nbytes for n, s in specs.items() if not any(fnmatchcase(n, p) for p in skip))
+def left_out(names: Iterable[str], patterns: Mapping[str, str]) -> dict[str, str]:
+    """Those of `names` that one of `patterns` matches, with its reason."""
+    found = ((n, next((r for p, r in patterns.items() if fnmatchcase(n, p)), None)) for n in names)
+    return {n: reason for n, reason in found if reason is not None}
+
+
+def device_nbytes(specs: Mapping[str, TensorSpec], ignored: Container[str], hold: Hold = "keep") -> int:
+    """Bytes that a model's weights take on the device, without those tensors that are `ignored`."""
+    return sum(device_spec(s, hold).nbytes for n, s in specs.items() if n not in ignored)

@@ -9,10 +9,12 @@ from pipeline.errors import PlanError, Problem, did_you_mean
 class Family(Protocol):
     """A plugin node. Its module imports no framework; `build` may.
 
-    `model_types` are those of config.json that it builds.
+    `model_types` are those of config.json that it builds; `tied`: whether the embedding is the head as well where
+    config.json does not say (tie_word_embeddings).
     """
 
     model_types: ClassVar[tuple[str, ...]]
+    tied: ClassVar[bool]
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         """The model, a `plugins.models.common.decoder.Decoder` of shapes, without its weights.

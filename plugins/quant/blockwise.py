@@ -12,7 +12,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
-from plugins.kernels.quantize.recipe import CodesFrom, Quotient, Recipe, Search
+from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
 from plugins.quant.like import Like, filled
@@ -40,11 +40,13 @@ class Blockwise:
     ties: Ties | None = None
     zero: Zero | None = None
     nonfinite: Nonfinite = "error"
+    overflow: Overflow = "error"
     tiny: Tiny | None = None
     quotient: Quotient | None = None
     codes_from: CodesFrom | None = None
     least_scale: float | None = None
     zero_scale: float | None = None
+    zero_block: ZeroBlock | None = None
     search: Search = "none"
     search_steps: int = 1
     search_grid: tuple[float, ...] = ()
@@ -74,15 +76,23 @@ class Blockwise:
         return self.second in ("f32", "inverse_f32") or self.block_rows == 0
 
     @property
+    def cuts_rows(self) -> bool:
+        """Whether a row that shares a scale may come in parts."""
+        return self.recipe.cuts_rows(self.scheme)
+
+    @property
     def needs_place(self) -> bool:
         """Random numbers belong to places in the tensor."""
         return self.stochastic
 
-    def encode(self, x: Any, *, measure: bool = False, observed: Any = None, place: Any = None) -> Any:
+    def encode(
+        self, x: Any, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None
+    ) -> Any:
         """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats).
 
         Args:
             observed: Extremes of the matrices that `x` is a part of; None when it holds them whole.
+            rows: Extremes of the bands of `block_rows` rows that `x` is a part of; None when it holds them whole.
             place: (name, shape of the tensor, where `x` starts in it), for stochastic rounding; None: `x` is all of it.
 
         Raises:
@@ -92,7 +102,7 @@ class Blockwise:
         options = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
         if self.stochastic:
             options["place"] = place or ("", x.shape, (0,) * x.ndim)
-        return self.quantize(x, self.scheme, measure=measure, observed=observed, **options)
+        return self.quantize(x, self.scheme, measure=measure, observed=observed, rows=rows, **options)
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` in this scheme with exactly its values; NotLossless when that cannot be."""

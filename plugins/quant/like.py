@@ -58,7 +58,7 @@ _DIVIDE: Final = {"ties": "even", "quotient": "divide", "codes_from": "stored"}
 _GGML: Final = {"quotient": "reciprocal", "codes_from": "unrounded"}
 DEFAULTS: Final[_Fields] = {
     "ties": "even", "zero": "signed", "tiny": "spec", "quotient": "divide", "codes_from": "stored",
-    "least_scale": 0.0, "zero_scale": 0.0,
+    "least_scale": 0.0, "zero_scale": 0.0, "zero_block": "least",
 }  # fmt: skip
 
 
@@ -77,8 +77,9 @@ def _of(like: str, s: Scheme) -> _Fields | None:
         # helpers.calculate_qparams: a scale that would be 0 is the epsilon of its dtype.
         epsilon = {"e4m3": 0.125, "f32": 2.0**-23, "bf16": 2.0**-7, "f16": 2.0**-10}.get(s.scale)
         if epsilon is not None and element(s.element).family != "table":
-            rule = "minmax" if s.zero == "int" else "half_range"
-            return {**_DIVIDE, "scale_rule": rule, "zero_scale": epsilon}
+            if s.zero == "int":  # 0 / 0 is NaN, and that the integer 0, which is halfway up its signed codes
+                return {**_DIVIDE, "scale_rule": "minmax", "zero_scale": epsilon, "zero_block": "middle"}
+            return {**_DIVIDE, "scale_rule": "half_range", "zero_scale": epsilon}
     if like == "ggml" and s.scale == "f16":
         if s.element == "int8":  # quantize_row_q8_0_ref
             return {**_GGML, "scale_rule": "amax", "ties": "away"}

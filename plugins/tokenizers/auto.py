@@ -3,11 +3,14 @@
 import os
 from dataclasses import dataclass
 
+from pipeline.digest import small_input
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, InputFile
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.encodings import ENCODINGS
-from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer
+from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer, outside
+from plugins.tokenizers.ranks import VARIABLES
+from plugins.tokenizers.settings import Settings
 from plugins.tokenizers.tokenizer import Tokenizer
 
 
@@ -42,9 +45,31 @@ class Auto:
         Raises:
             SourceError: there is not; the files looked for are named.
         """
-        kinds = tuple(LOOKED_FOR) if self.kind == "auto" else (self.kind,)
-        if not any(Companions(checkpoint.files).match(LOOKED_FOR[kind]) for kind in kinds):
+        if not self._files(checkpoint):
             self.load(checkpoint)
+
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """The files that `load` reads beside those of the checkpoint."""
+        paths = outside(checkpoint.files, kind=self.kind, vocabulary=self.vocabulary, chat_template=self.chat_template)
+        return tuple(map(small_input, paths))
+
+    def exists(self, checkpoint: Checkpoint) -> bool:
+        """Whether there is one, whole or broken: files of it, or a folder with gpt-oss's vocabulary is named."""
+        harmony = checkpoint.config.get("model_type") == "gpt_oss" or self.encoding == "o200k_harmony"
+        named = [self.vocabulary, *map(os.environ.get, VARIABLES)] if self.kind in ("auto", "tiktoken") else []
+        return self._files(checkpoint) or (harmony and any(named))
+
+    def ends(self, checkpoint: Checkpoint) -> tuple[int, ...]:
+        """Ids that end a generation by generation_config.json and config.json: what is known without a tokenizer.
+
+        Raises:
+            SourceError: they say something else than ids.
+        """
+        return Settings.read(Companions(checkpoint.files, checkpoint.origin), checkpoint.config).ends
+
+    def _files(self, checkpoint: Checkpoint) -> bool:
+        kinds = tuple(LOOKED_FOR) if self.kind == "auto" else (self.kind,)
+        return any(Companions(checkpoint.files).match(LOOKED_FOR[kind]) for kind in kinds)
 
     def load(self, checkpoint: Checkpoint) -> Tokenizer:
         """

@@ -1,19 +1,17 @@
 """Chat templates: jinja2 programs that come with a checkpoint and turn a conversation into text.
 
-A template is written against what transformers offers it (utils/chat_template_utils.py), so the same is offered here:
-the immutable sandbox, blocks trimmed, `raise_exception`, `strftime_now`, a `tojson` that escapes no HTML, `break` and
-`continue`, `generation` blocks. Templates are code from strangers; they see plain JSON values only.
+A template is written against what transformers offers it (utils/chat_template_utils.py), so the same is offered in
+`jinja_process.py`: the immutable sandbox, blocks trimmed, `raise_exception`, `strftime_now`, a `tojson` that escapes no
+HTML, `break` and `continue`, `generation` blocks. Templates are code from strangers: they see plain JSON values only,
+and run in a process of their own, which the system bounds.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from functools import lru_cache
-from traceback import walk_tb
-from typing import Any, NoReturn
+from typing import Any
 
 from pipeline.errors import ConfigError, SourceError, did_you_mean
+from plugins.tokenizers import chat_process
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.settings import CONFIG
 from plugins.tokenizers.tokenizer import Tokenizer
@@ -34,25 +32,18 @@ class Template:
     def render(self, variables: Mapping[str, Any]) -> str:
         """
         Raises:
-            SourceError: a mistake in the template; file and line are named.
+            SourceError: a mistake in the template, whose file and line are named; or it takes more time, memory or text
+                than `chat_process` allows.
             ConfigError: the template refused what it was given, by `raise_exception`.
         """
-        import jinja2
-
-        try:
-            return str(_compiled(self.text).render(variables))
-        except Refused as why:
-            raise ConfigError(f"{self.where}: the chat template refuses these messages: {why}") from None
-        except jinja2.TemplateSyntaxError as why:
-            raise SourceError(f"{self.where}, line {why.lineno}: mistake in the chat template: {why.message}") from None
-        except Exception as why:  # a template can raise whatever Python can
-            lines = [line for frame, line in walk_tb(why.__traceback__) if frame.f_code.co_filename == "<template>"]
-            line = f", line {lines[-1]}" if lines else ""
-            raise SourceError(f"{self.where}{line}: the chat template failed: {type(why).__name__}: {why}") from None
-
-
-class Refused(Exception):
-    """What `raise_exception` raises in a template."""
+        said = chat_process.render(self.text, variables, self.where)
+        if "refused" in said:
+            raise ConfigError(f"{self.where}: the chat template refuses these messages: {said['refused']}")
+        if "error" in said:
+            line = f", line {said['line']}" if said["line"] else ""
+            what = f"the chat template failed: {said['kind']}: " if said["kind"] else "mistake in the chat template: "
+            raise SourceError(f"{self.where}{line}: {what}{said['error']}")
+        return str(said["text"])
 
 
 @dataclass(frozen=True)
@@ -142,45 +133,6 @@ def read_templates(files: Companions) -> dict[str, Template]:
         except (TypeError, KeyError):
             raise SourceError(f"{where}: chat_template should be a text, or a list of `name` and `template`") from None
     return {}
-
-
-@lru_cache(maxsize=16)
-def _compiled(text: str) -> Any:
-    """The template, ready to run. Imported here: planning needs no jinja2."""
-    from jinja2 import nodes
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """`{% generation %}` marks what the assistant wrote, for training; here the mark means nothing."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> list[nodes.Node]:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return [nodes.Scope(body, lineno=line)]
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {"raise_exception": _refuse, "strftime_now": _strftime_now}
-    return environment.from_string(text)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise Refused(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
-
-
-def _tojson(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _reasoning(message: dict[str, Any]) -> dict[str, Any]:

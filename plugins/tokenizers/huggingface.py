@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.errors import SourceError
 from plugins.tokenizers.companions import Companions
+from plugins.tokenizers.patience import has_pattern, no_panic, patiently
 from plugins.tokenizers.settings import Settings
 from plugins.tokenizers.streams import ByteStream, WindowStream
 from plugins.tokenizers.tokenizer import Stream
@@ -37,16 +38,21 @@ class HuggingFace:
         self._where = files.where(FILE)
         raw = files.read(FILE)
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+            with no_panic(self._where):
+                self._tokenizer = tokenizers.Tokenizer.from_buffer(raw)
+        except SourceError:
+            raise
         except Exception as why:  # the package raises nothing narrower
             raise SourceError(f"{self._where}: not a tokenizer: {why}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._add(settings)
+        with no_panic(self._where):
+            self._add(settings)
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, t in added.items() if t.special)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self._decoders = _flat(files.json(FILE).get("decoder"))
+        self._decoders = _flat(decoder := files.json(FILE).get("decoder"))
+        self._decodes_by_pattern = has_pattern(decoder)
 
     def _add(self, settings: Settings) -> None:
         """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has otherwise."""
@@ -74,7 +80,10 @@ class HuggingFace:
 
     def encode(self, text: str, special: bool, plain: bool) -> list[int]:
         tokenizer = self._blind if plain else self._tokenizer
-        return list(tokenizer.encode(text, add_special_tokens=special).ids)
+        # Of one text, because the package lets nobody else run while it encodes a text that is no batch.
+        return patiently(
+            self._where, len(text), lambda: list(tokenizer.encode_batch([text], add_special_tokens=special)[0].ids)
+        )
 
     @cached_property
     def _blind(self) -> Any:
@@ -86,7 +95,13 @@ class HuggingFace:
         return blind
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        if not self._decodes_by_pattern:
+            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+        return patiently(
+            self._where,
+            len(ids),
+            lambda: str(self._tokenizer.decode_batch([list(ids)], skip_special_tokens=skip_special)[0]),
+        )
 
     def stream(self, skip_special: bool) -> Stream:
         """

@@ -66,6 +66,17 @@ def load_tokenizer(
     return Loaded(backend, bos, eos, _chats(found, tokens, backend, chat_template))
 
 
+def outside(
+    files: Mapping[str, Path | bytes], *, kind: Kind, vocabulary: str | None, chat_template: str | None
+) -> list[Path]:
+    """The files that are no companions of the checkpoint and that `load_tokenizer` reads for these options."""
+    kinds = tuple(LOOKED_FOR) if kind == "auto" else (kind,)
+    own = any(Companions(files).match(LOOKED_FOR[one]) for one in kinds)
+    template = Path(chat_template).expanduser() if chat_template is not None else None
+    ranked = None if own or "tiktoken" not in kinds else ranks.harmony_file(vocabulary)
+    return [p.absolute() for p in (template, ranked) if p is not None and p.is_file()]
+
+
 def _backend(
     files: Companions,
     config: Mapping[str, Any],

@@ -12,6 +12,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from pipeline.errors import ConfigError, SourceError, did_you_mean
@@ -25,6 +26,7 @@ from plugins.tokenizers.encodings import (
     HARMONY_VOCABULARY,
     Encoding,
 )
+from plugins.tokenizers.patience import no_panic, patiently
 from plugins.tokenizers.settings import Settings, is_id
 from plugins.tokenizers.streams import ByteStream
 from plugins.tokenizers.tokenizer import Stream
@@ -45,21 +47,30 @@ def is_ranks(head: bytes) -> bool:
 class Ranks:
     """See `loaded.Backend`."""
 
-    def __init__(self, name: str, ranks: Mapping[bytes, int], known: Encoding, settings: Settings):
+    def __init__(self, name: str, where: str, ranks: Mapping[bytes, int], known: Encoding, settings: Settings):
         """
         Args:
             name: for people.
+            where: the file, for errors.
             ranks: the byte strings and their ids.
             known: splitting, special tokens, what begins and ends.
             settings: tokens of tokenizer_config.json take the places of `known`'s.
+
+        Raises:
+            SourceError: ranks or pattern are none.
         """
         import tiktoken
 
         special = {t: i for t, i in known.special.items() if i not in {a.id for a in settings.added}}
         special |= {a.text: a.id for a in settings.added if a.id is not None}
-        self._encoding = tiktoken.Encoding(
-            name, pat_str=known.pattern, mergeable_ranks=dict(ranks), special_tokens=special
-        )
+        self._where = where
+        try:
+            with no_panic(where):
+                self._encoding = tiktoken.Encoding(
+                    name, pat_str=known.pattern, mergeable_ranks=dict(ranks), special_tokens=special
+                )
+        except (AssertionError, ValueError, OverflowError) as why:
+            raise SourceError(f"{where}: not a vocabulary: {type(why).__name__}: {why}") from None
         self._special_ids = special
         kept = {a.id for a in settings.added if not a.special}
         self.special = frozenset(special.values()) - kept
@@ -75,7 +86,8 @@ class Ranks:
         self._after = [end] if settings.about.get("add_eos_token") and end is not None else []
 
     def encode(self, text: str, special: bool, plain: bool) -> list[int]:
-        ids = self._encoding.encode_ordinary(text) if plain else self._encoding.encode(text, allowed_special="all")
+        encode = self._encoding.encode_ordinary if plain else partial(self._encoding.encode, allowed_special="all")
+        ids: list[int] = patiently(self._where, len(text), lambda: encode(text))
         return [*self._before, *ids, *self._after] if special else ids
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
@@ -116,21 +128,33 @@ def harmony(settings: Settings, vocabulary: str | None, looked_for: str) -> Rank
     Raises:
         SourceError: no folder is given, the file is not there, or its SHA-256 is not that of the vocabulary.
     """
-    given = [("tokenizer.vocabulary", vocabulary), *((v, os.environ.get(v)) for v in VARIABLES)]
-    folder = next(((n, Path(f).expanduser()) for n, f in given if f), None)
+    folder = _harmony_folder(vocabulary)
     if folder is None:
         raise SourceError(
             f"{looked_for}; gpt-oss's original release needs the vocabulary o200k_harmony beside it: let "
             f"tokenizer.vocabulary (or {' or '.join(VARIABLES)}) name a folder with {HARMONY_VOCABULARY}"
         )
     option, at = folder
-    path = next((at / n for n in (HARMONY_VOCABULARY, HARMONY_CACHED) if (at / n).is_file()), None)
+    path = harmony_file(vocabulary)
     if path is None:
         raise SourceError(f"{option}={at}: holds neither {HARMONY_VOCABULARY} nor {HARMONY_CACHED} (tiktoken's cache)")
     raw = read_whole(path)
     if (found := hashlib.sha256(raw).hexdigest()) != HARMONY_SHA256:
         raise SourceError(f"{path}: not the vocabulary of o200k_harmony: SHA-256 is {found}, not {HARMONY_SHA256}")
     return _ranks(str(path), raw, settings, "o200k_harmony")
+
+
+def harmony_file(vocabulary: str | None) -> Path | None:
+    """The file that `harmony` reads; None when there is none."""
+    folder = _harmony_folder(vocabulary)
+    names = (HARMONY_VOCABULARY, HARMONY_CACHED) if folder else ()
+    return next((p for n in names if folder and (p := folder[1] / n).is_file()), None)
+
+
+def _harmony_folder(vocabulary: str | None) -> tuple[str, Path] | None:
+    """(what names it, the folder)."""
+    given = [("tokenizer.vocabulary", vocabulary), *((v, os.environ.get(v)) for v in VARIABLES)]
+    return next(((n, Path(f).expanduser()) for n, f in given if f), None)
 
 
 def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> Ranks:
@@ -156,7 +180,7 @@ def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> 
     elif encoding not in ENCODINGS:
         raise ConfigError(f"tokenizer.encoding={encoding!r}: no such encoding{did_you_mean(encoding, ENCODINGS)}")
     _check(where, ranks)
-    return Ranks(encoding, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
+    return Ranks(encoding, where, ranks, _moved(ENCODINGS[encoding], len(ranks)), settings)
 
 
 def _check(where: str, ranks: Mapping[bytes, int]) -> None:
@@ -214,7 +238,7 @@ def from_tekken(files: Companions, settings: Settings) -> Ranks:
     taken = set(special.values())
     special |= {f"<SPECIAL_{i}>": i for i in range(first) if i not in taken}
     known = Encoding(pattern, len(ranks), special, "<s>", True, ("</s>",))
-    return Ranks(TEKKEN, ranks, known, settings)
+    return Ranks(TEKKEN, where, ranks, known, settings)
 
 
 # The special tokens of a tekken.json that lists none: mistral-common, tokens/tokenizers/tekken.py.

@@ -13,8 +13,13 @@ from typing import Any
 import pytest
 
 import pipeline as weightmill
+from pipeline import held
+from pipeline.config import compose_run
 from pipeline.errors import ConfigError, PlanError, SourceError, StorageError
-from plugins.engine import start
+from pipeline.fit import plan_run
+from pipeline.stage import Checkpoint, Needs
+from pipeline.testing.memory import MemoryStore
+from stages.parity import Parity
 from tests.cli.run import MAIN, ROOT, pipeline
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
@@ -28,11 +33,22 @@ SHORT = ["evaluate.windows.tokens=512", "evaluate.windows.batch=2", "progress=fa
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    start.release()
+    held.release()
 
 
 def run(*overrides: str) -> Any:
     return weightmill.run(["+model=gpt_oss", *overrides])
+
+
+def assert_as_planned(report: Any, *overrides: str) -> None:
+    """Every stage that ran a model had on the device what its plan says."""
+    plan = plan_run(compose_run(["+model=gpt_oss", *overrides]), Path(report.run))
+    needs = {n: node.result for n, node in plan.nodes.items() if isinstance(node.result, Needs)}
+    assert needs
+    for name, need in needs.items():
+        facts = report.results[name]["facts"]
+        assert max(facts["device_nbytes"], facts.get("baseline_nbytes", 0)) == need.device_nbytes, name
+        assert facts["planned_nbytes"] == facts["device_nbytes"], name
 
 
 def test_the_main_job_says_what_quantization_did(tmp_path: Path) -> None:
@@ -162,6 +178,7 @@ def test_overlapping_windows_score_every_token_once(here: Path) -> None:
     alone = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300").results["evaluate"]["texts"]
     overlap = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300", "evaluate.windows.stride=64")
     more = overlap.results["evaluate"]["texts"]
+    assert_as_planned(overlap, "flow=evaluate", *SHORT)
     bos = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300", "evaluate.windows.bos=true").results["evaluate"][
         "texts"
     ]
@@ -174,9 +191,10 @@ def test_overlapping_windows_score_every_token_once(here: Path) -> None:
 
 def test_generate_is_the_quick_way_to_text(here: Path) -> None:
     options = ("flow=generate", "quant=mxfp4", "sampling.max_tokens=12", "progress=false")
-    report = run(*options, "prompt=[The people, Our army and navy]")
+    report = run(*options, "prompts=[The people, Our army and navy]")
     found = report.results["generate"]
     assert found["prompts"] == ["The people", "Our army and navy"]
+    assert_as_planned(report, *options)
     alone = run(*options, "prompt=Our army and navy").results["generate"]
     assert alone["texts"] == found["texts"][1:]
     assert not (here / "outputs").joinpath("model").exists()
@@ -232,6 +250,7 @@ def test_sensitivity_names_the_layer_that_hurts(here: Path) -> None:
     assert found["groups"][worst]["kl"] == pytest.approx(alone["kl"], rel=1e-3)
     roles = run("flow=sensitivity", "quant=mxfp4", "sensitivity.by=role", *SHORT).results["sensitivity"]
     assert list(roles["groups"]) == ["experts"]
+    assert_as_planned(report, "flow=sensitivity", "quant=mxfp4", *SHORT)
 
 
 def test_load_model_in_a_notebook(here: Path) -> None:
@@ -269,6 +288,53 @@ def test_load_model_keeps_what_is_wider_than_bf16(here: Path) -> None:
     assert wide.facts["device_nbytes"] == 4 * 5_107_032
 
 
+def test_load_model_without_a_tokenizer(here: Path) -> None:
+    """Prompts of ids need none; what ends a text is in config.json too; a tokenizer that is broken is not none."""
+    whole = weightmill.load_model(TINY)
+    ids = whole.tokenizer.encode("The people")
+    source = without_tokenizer(here / "bare")
+    bare = weightmill.load_model(source)
+    found = bare.generate([ids, ids[:2]], max_tokens=5)
+    assert [m.completion.tokens for m in found] == [
+        m.completion.tokens for m in whole.generate([ids, ids[:2]], max_tokens=5)
+    ]
+    for prompt in ("The people", [{"role": "user", "content": "Hello"}]):
+        with pytest.raises(SourceError, match=r"bare .*has no tokenizer \(looked for: tokenizer.json, "):
+            bare.generate(prompt)
+    with pytest.raises(SourceError, match="has no tokenizer"):
+        bare.generate(ids, stop=["a"])
+    end = found[0].completion.tokens[2]
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    ended = weightmill.load_model(source).generate(ids, max_tokens=5).completion
+    assert (ended.finish, len(ended.tokens)) == ("end", 1 + found[0].completion.tokens.index(end))
+    (source / "tokenizer.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"tokenizer.json: not a tokenizer"):
+        weightmill.load_model(source).generate(ids)
+
+
+def test_parity_takes_random_tokens_only_where_there_is_no_tokenizer(here: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    source = without_tokenizer(here / "bare")
+    config = json.loads((source / "config.json").read_text())
+    parity = Parity(None, None, str(ROOT / "plugins/texts/sotu_eval.txt"), tokens=9)  # type: ignore[arg-type]
+    checkpoint = Checkpoint(MemoryStore({}), config)
+
+    def ids(**options: Any) -> tuple[list[int], str]:
+        session = weightmill.load_model(source, overrides=[f"tokenizer.{k}={v}" for k, v in options.items()])
+        return parity._ids(session, checkpoint, 0)
+
+    found, prompt = ids()
+    assert (len(found), prompt) == (9, "random tokens: the checkpoint has no tokenizer")
+    assert ids()[0] == found
+    with pytest.raises(SourceError, match="holds neither o200k_base"):  # named, and not there: broken
+        ids(vocabulary=here)
+    (source / "tokenizer.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"tokenizer.json: not a tokenizer"):
+        ids()
+    shutil.copy(TINY / "tokenizer.json", source)
+    assert ids()[1] == "sotu_eval.txt"
+
+
 def without_tokenizer(folder: Path) -> Path:
     folder.mkdir()
     for file in TINY.iterdir():
@@ -286,7 +352,7 @@ def test_what_cannot_run_is_said_before_anything_is_written(here: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**config, "model_type": "gpt_os"}))
     with pytest.raises(PlanError, match=r"'gpt_os' is no model that can run; did you mean 'gpt_oss'.*flow=convert"):
-        run("quant=mxfp4", f"model.source={source}", "flow=evaluate")
+        run("quant=mxfp4", f"model.source={source}", "model.model_types=[gpt_os]", "flow=evaluate")
 
 
 @pytest.mark.parametrize(
@@ -301,7 +367,8 @@ def test_what_cannot_run_is_said_before_anything_is_written(here: Path) -> None:
         ("sampling.tempreature=1", "tempreature"),
         ("engine.dtype=fp32", "f32"),
         ("engine.cache=int4", "int8"),
-        ("prompt=''", "empty"),
+        ("prompt=", "empty"),
+        ("prompts=[]", "empty"),
         ("tokenizer.vocabulary=nowhere", "no such folder"),
         ("tokenizer.encoding=o200k", "no such encoding; did you mean 'o200k_harmony'"),
     ],
@@ -322,6 +389,8 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
     assert list(found["layers"]) == ["embed", *(f"layers.{i}" for i in range(4)), "norm", "logits"]
     assert max(d["relative"] for d in found["layers"].values()) < 1e-5
     assert found["top1"] == 1
+    assert found["prompt"] == "sotu_eval.txt"
+    assert_as_planned(report, "flow=parity")
     # A layer that computes something else is named.
     from plugins.models.gpt_oss import model
 
@@ -332,7 +401,7 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
         return right(h, **options) * (1.001 if next(calls) == 2 else 1)
 
     monkeypatch.setattr(model, "swiglu", wrong_in_layer_two)
-    start.release()
+    held.release()
     again = run("flow=parity", "progress=false", "paths.run=outputs/wrong")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.2"

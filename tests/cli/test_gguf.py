@@ -9,6 +9,7 @@ from gguf import GGUFReader
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from pipeline.target import MARKER
 from tests.cases import toy_llama
 from tests.cli.run import MAIN, pipeline
 
@@ -39,7 +40,7 @@ def written(tmp_path_factory) -> Path:
 
 
 def test_one_file_that_the_package_reads(written):
-    assert [p.name for p in written.iterdir()] == ["model.gguf"]
+    assert sorted(p.name for p in written.iterdir()) == [MARKER, "model.gguf"]
     reader = GGUFReader(written / "model.gguf")
     assert reader.fields["general.architecture"].contents() == "gpt-oss"
     assert len(reader.fields["tokenizer.ggml.tokens"].contents()) == 4096
@@ -70,7 +71,7 @@ def test_small_chunks_make_the_same_file(written, tmp_path):
 
 def test_a_split_set(written, tmp_path):
     folder = run(tmp_path, *MAIN, "export=gguf", "export.max_shard_size=1MB")
-    files = sorted(p.name for p in folder.iterdir())
+    files = sorted(p.name for p in folder.glob("*.gguf"))
     assert len(files) > 3
     whole = {t.name: t.data.tobytes() for t in GGUFReader(written / "model.gguf").tensors}
     parts = {t.name: t.data.tobytes() for f in files for t in GGUFReader(folder / f).tensors}

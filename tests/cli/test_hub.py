@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.api import _model_option
 from pipeline.api import run as pipeline_run
+from pipeline.overrides import model_option
 from tests.cases import runs
 from tests.cases.hub_server import HubServer, Repo, files_of, serving
 from tests.cli.run import pipeline
@@ -75,9 +75,33 @@ def test_what_is_said_of_sources_that_are_not_there(env: dict[str, str], tmp_pat
     assert "nothing here fetches from hff://; did you mean 'hf://'?" in said.err
 
 
+def test_the_model_of_an_address_is_detected(server: HubServer, env: dict[str, str], tmp_path: Path) -> None:
+    """By its config.json, which is fetched once; what no option is for is not downloaded."""
+    typed = ("model.source=hf://org/tiny", "quant=mxfp4", "flow=convert", f"paths.run={tmp_path / 'run'}")
+    planned = pipeline("plan", *typed, cwd=tmp_path, env=env)
+    assert planned.code == 0, planned.err
+    assert len([p for method, p, _ in server.requests if method == "GET" and p.endswith("/config.json")]) == 1
+    assert not [*(tmp_path / "home").rglob("*.safetensors")]
+    server.forget()
+    ran = pipeline(*typed, cwd=tmp_path, env=env)
+    assert ran.code == 0, ran.err
+    whole = [p.rpartition("/")[2] for method, p, part in server.requests if method == "GET" and part is None]
+    assert sorted(n for n in whole if n.endswith("tensors")) == [
+        f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)
+    ]
+    files = files_of(TINY)
+    server.repos["org/lama"] = Repo({**files, "config.json": files["config.json"].replace(b"gpt_oss", b"lama")})
+    server.forget()
+    refused = pipeline("model.source=hf://org/lama", "quant=mxfp4", cwd=tmp_path, env=env)
+    assert refused.code == 2
+    assert "its model_type is 'lama', and no model option is for that; did you mean 'llama'" in refused.err
+    assert "downloading" not in refused.err
+    assert not [*(tmp_path / "home").rglob("models--org--lama/**/*.safetensors")]
+
+
 def test_the_api_takes_addresses_and_where_they_lead(server: HubServer, tmp_path: Path) -> None:
     where = [f"hub.endpoint={server.url}", f"hub.cache={tmp_path / 'cache'}"]
-    assert _model_option("hf://org/tiny", where) == "gpt_oss"
+    assert model_option("hf://org/tiny", where) == "gpt_oss"
     assert (tmp_path / "cache" / "models--org--tiny").is_dir()
     report = pipeline_run(["flow=verify", "a=hf://org/tiny", f"b={TINY}", f"paths.run={tmp_path / 'run'}", *where])
     assert report.exit_code == 0

@@ -1,9 +1,13 @@
 """A run takes no more memory than its plan says, and its plan says no more than it may."""
 
+import json
 import re
 import sys
 from dataclasses import replace
+from math import prod
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from pipeline.testing.peak import watch
@@ -106,3 +110,78 @@ def test_too_little_memory_says_how_much_would_do(source, tmp_path, how):
     assert pipeline("plan", *args, f"dask.memory={enough}MiB", cwd=ROOT).code == 0
     assert pipeline("plan", *args, f"dask.memory={enough - 2}MiB", cwd=ROOT).code == 3
     assert not (tmp_path / "run").exists()
+
+
+KEPT = ["+model=llama", "flow=convert", "dask.workers=1", "progress=false"]
+
+
+@pytest.fixture(scope="module")
+def long_rows(tmp_path_factory):
+    """Two rows of 48 MB, a vector of 24: none of them fits what a task may take."""
+    return plain_llama(tmp_path_factory.mktemp("long"), {"model.layers.0.w.weight": (2, 24 << 20), "b": (12 << 20,)})
+
+
+def plain_llama(folder, shapes):
+    places, at = {}, 0
+    for name, shape in shapes.items():
+        nbytes = 2 * prod(shape)
+        places[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + nbytes]}
+        at += nbytes
+    head = json.dumps(places).encode()
+    rng = np.random.default_rng(0)
+    block = rng.standard_normal(1 << 20).astype(ml_dtypes.bfloat16).tobytes()
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(len(head).to_bytes(8, "little") + head)
+        for start in range(0, at, len(block)):
+            file.write(block[: at - start])
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    return folder
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["model.rules=[{match: '*', to: keep}]", "quant=none"],
+        ["model.rules=[{match: '*.weight', to: quant}]", "quant=int8", "export=compressed_tensors"],
+    ],
+    ids=["kept", "a scale a row"],
+)
+def test_a_row_need_not_fit(long_rows, tmp_path, args):
+    args = [*KEPT, *args, f"model.source={long_rows}", f"paths.run={tmp_path}", "dask.memory=112MiB"]
+    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    assert seen.process_nbytes[0] <= 112 << 20
+
+
+@pytest.mark.parametrize("how", [["dask.workers=2"], DISTRIBUTED], ids=["threads", "distributed"])
+def test_tensors_are_counted(tmp_path, how):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    plain_llama(folder, {f"model.layers.{i}.norm.weight": (64,) for i in range(10_000)})
+    args = [
+        "model.rules=[{match: '*', to: keep}]",
+        "quant=none",
+        f"model.source={folder}",
+        f"paths.run={tmp_path / 'run'}",
+    ]
+    args = [*KEPT, *args, *how]
+    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    said = pipeline("plan", *args, cwd=ROOT)
+    number, unit = re.search(r"peak memory ([\d.]+) (\w+) of", said.out.replace("\n", " ")).groups()
+    assert seen.tree_nbytes <= float(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize("kernels", ["xla", "reference"])
+def test_every_backend_keeps_to_the_plan(tmp_path, kernels):
+    folder = tmp_path / "source"
+    folder.mkdir()
+    rows = {"xla": 4096, "reference": 96}[kernels]  # slow, and tens of times its input at once
+    plain_llama(folder, {f"model.layers.{i}.w.weight": (rows, 1024) for i in range(2)})
+    args = ["model.rules=[{match: '*', to: quant}]", "quant=int8", "export=compressed_tensors", f"kernels={kernels}"]
+    args = [*KEPT, *args, f"model.source={folder}", f"paths.run={tmp_path / 'run'}", "dask.workers=2"]
+    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    said = pipeline("plan", *args, cwd=ROOT)
+    number, unit = re.search(r"peak memory ([\d.]+) (\w+) of", said.out.replace("\n", " ")).groups()
+    assert seen.process_nbytes[0] <= float(number) * UNITS[unit]

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 import pytest
 import xxhash
 
+from pipeline.target import MARKER
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.views import JoinedStore
@@ -29,7 +30,9 @@ def export(folder: Path, *args: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    """All but the marker, which names the run."""
+    found = (p for p in folder.rglob("*") if p.is_file() and p.name != MARKER)
+    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
 
 
 @pytest.fixture(scope="module")

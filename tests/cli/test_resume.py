@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.target import KEY_CHARS, read_marker
 from tests.cases import big_gpt_oss
 from tests.cases.runs import (
     ROOT,
@@ -79,6 +80,10 @@ def command(source, run, *more):
     return [f"model.source={source}", f"paths.run={run}", *HOW, *more]
 
 
+def partials(target):
+    return list(target.parent.glob(f"{target.name}.*.partial"))
+
+
 # Killed
 
 
@@ -94,7 +99,7 @@ def test_killed_on_threads(source, expected, tmp_path):
     chunks = done(*command(source, tmp_path))["chunks"]
     assert chunks["reused"] == had < chunks["all"]
     assert digests(tmp_path / "model") == expected
-    assert not (tmp_path / "model.partial").exists()
+    assert not partials(tmp_path / "model")
 
 
 def test_killed_twice_and_resumed_another_way(source, expected, tmp_path):
@@ -162,7 +167,8 @@ def test_a_torn_journal_line_is_ignored(nearly, source, expected):
     journal = nearly / "journal.jsonl"
     lines = sorted(journal.read_bytes().splitlines(keepends=True), key=lambda line: b'"export-' in line)
     journal.write_bytes(b"".join(lines)[:-20])
-    os.rename(nearly / "model", nearly / "model.partial")
+    key = read_marker(nearly / "model").key
+    os.rename(nearly / "model", nearly / f"model.{key[:KEY_CHARS]}.partial")
     chunks = done(*command(source, nearly))["chunks"]
     assert chunks["reused"] == chunks["all"] - 1
     assert digests(nearly / "model") == expected
@@ -400,17 +406,52 @@ def test_two_runs_in_one_folder(source, expected, tmp_path):
     assert digests(tmp_path / "model") == expected
 
 
+def test_two_runs_with_one_target(source, expected, tmp_path):
+    """The lock holds until the target is in place, dies with its process, and leaves nothing behind."""
+    target = tmp_path / "shelf" / "model"
+    first = command(source, tmp_path / "first", f"export.path={target}")
+    second = command(source, tmp_path / "second", f"export.path={target}", "quant.scale_rule=even")
+    process = start(*first)
+    after_chunks(tmp_path / "first", 3, process)
+    process.send_signal(signal.SIGSTOP)
+    for more in ([], ["overwrite=true"]):
+        result = weightmill(*second, *more)
+        assert result.returncode == 5
+        assert f"{target}: another run is writing there" in result.stderr
+    process.kill()
+    end(process)
+    [half] = partials(target)
+    before = digests(half)
+    done(*second)  # the lock is free, and the other's half is not touched
+    assert digests(half) == before
+    result = weightmill(*first)
+    assert result.returncode == 5
+    assert f"{target} exists already" in result.stderr
+    assert done(*first, "overwrite=true")["chunks"]["reused"] >= 3
+    assert digests(target) == expected
+    assert [p.name for p in target.parent.iterdir()] == ["model"]
+
+
 def test_an_existing_target(source, expected, tmp_path):
     target = tmp_path / "elsewhere" / "model"
     target.mkdir(parents=True)
     (target / "precious").write_text("x")
     to = command(source, tmp_path / "run", f"export.path={target}")
-    result = weightmill(*to)
+    for more in ([], ["overwrite=true"]):  # nothing says that it is ours
+        result = weightmill(*to, *more)
+        assert result.returncode == 5
+        assert f"export.path: {target} exists already, and has no .weightmill.json" in result.stderr
+    assert [p.name for p in target.iterdir()] == ["precious"]
+    (target / "precious").unlink()
+    target.rmdir()
+    done(*to)
+    other = [*to, f"paths.run={tmp_path / 'other'}", "quant.scale_rule=even"]
+    result = weightmill(*other)
     assert result.returncode == 5
-    assert f"export.path: {target} exists already" in result.stderr
-    assert (target / "precious").exists()
-    done(*to, "overwrite=true")
+    assert f"export.path: {target} exists already; choose another, or overwrite=true" in result.stderr
     assert digests(target) == expected
+    done(*other, "overwrite=true")
+    assert digests(target) != expected
     assert sorted(p.name for p in target.parent.iterdir()) == ["model"]
 
 
@@ -421,7 +462,7 @@ def test_a_target_that_appears_while_a_run_is_down(source, tmp_path):
     after_chunks(tmp_path / "run", 3, process)
     process.kill()
     end(process)
-    target.with_name("model.partial").rename(target)  # as if another run had finished there
+    partials(target)[0].rename(target)  # as if another run had finished there
     before = digests(target)
     result = weightmill(*to)
     assert result.returncode == 5

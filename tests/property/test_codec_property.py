@@ -116,7 +116,13 @@ def outcome(method: Blockwise, backend: str, x: Any) -> Any:
 @given(MADE)
 def test_backends_agree(made: Any) -> None:
     method, x = made
-    a, b = (outcome(method, k, x) for k in ("reference", "numpy"))
+    a = outcome(method, "reference", x)
+    if x.size:
+        b = outcome(method, "numpy", x)
+    else:
+        with pytest.raises(StageError, match="numpy goes over the elements of an array, and this one has none"):
+            outcome(method, "numpy", x)
+        b = a
     if not isinstance(a, QTensor) or not isinstance(b, QTensor):
         assert a == b
         return

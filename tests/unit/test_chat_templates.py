@@ -1,11 +1,14 @@
 """Chat templates: where they are read from, what they are given, what they may do, and errors with file and line."""
 
 import json
+import os
+import signal
 from datetime import datetime
 
 import pytest
 
 from pipeline.errors import ConfigError, SourceError
+from plugins.tokenizers import chat_process
 from plugins.tokenizers.chat import Template, Templates
 from plugins.tokenizers.load import load_tokenizer
 from tests.cases import chats
@@ -138,6 +141,85 @@ def test_templates_are_strangers(template):
         SourceError, match=r"chat_template\), line 1: the chat template failed: (Security|Undefined)Error"
     ):
         loaded({"chat_template": template}).chat(USER)
+
+
+ENDLESS = {
+    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "a filtered loop": "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
+    "macros": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "recursive loops": "{% set a = [[], []] %}"
+    + "{% set a = [a, a] %}" * 40
+    + "{% for x in a recursive %}{{ loop(x) }}{% endfor %}",
+    "a power": "{% set n = (10 ** 9) * (messages | length) %}{{ 10 ** n }}",
+    "a folded power": "{{ 10 ** (10 ** 9) }}",
+    "lipsum": "{{ lipsum(n=99999, min=9999, max=99999) }}",
+    "a comparison": "{% set a = [1] %}{% set b = [1] %}"
+    + "{% set a = [a, a] %}{% set b = [b, b] %}" * 60
+    + "{{ a == b }}",
+}
+LARGE = {
+    "text times a number": "{{ messages[0].content * 10 ** 10 }}",
+    "doubled text": "{% set x = messages[0].content %}" + "{% set x = x ~ x %}" * 50 + "{{ x }}",
+    "doubled lists": "{% set x = messages %}" + "{% set x = x + x %}" * 50 + "{{ x }}",
+    "center": "{{ messages[0].content | center(10 ** 10) }}",
+    "indent": "{{ '\n'.join(['a'] * 20000) | indent(10 ** 6) }}",
+    "ljust": "{{ messages[0].content.ljust(10 ** 10) }}",
+    "a width": "{{ '{:10000000000}'.format(1) }}",
+    "a width in percent": "{{ '%9999999999d' % (messages | length) }}",
+    "replace": "{{ ('a' * 99999).replace('', 'a' * 99999) }}",
+    "join": "{{ range(99999) | join('a' * 99999) }}",
+    "a list's text": "{% set a = [1] %}" + "{% set a = [a, a] %}" * 40 + "{{ a }}",
+    "output": "{% for i in range(99999) %}{{ 'a' * 999 }}{% endfor %}",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ends():
+    yield
+    chat_process.stop()
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_endless_templates_are_stopped(name, monkeypatch):
+    monkeypatch.setattr(chat_process, "SECONDS", 0)  # the system counts whole seconds: up to one
+    with pytest.raises(
+        SourceError, match=r"x: the chat template was stopped: it takes more than (0 s of CPU|2.* MiB of m)"
+    ):
+        Template(ENDLESS[name], "x").render({"messages": USER})
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_templates_that_grow_are_stopped(name, monkeypatch):
+    monkeypatch.setattr(chat_process, "NBYTES", 64 << 20)
+    with pytest.raises(SourceError, match=r"x: the chat template was stopped: it takes more than .* of (memory|text)"):
+        Template(LARGE[name], "x").render({"messages": USER})
+
+
+def test_after_a_template_was_stopped_others_run(monkeypatch):
+    own = loaded({"chat_template": chats.TEMPLATES["chatml"]})
+    before = said(own)
+    with pytest.raises(SourceError, match="was stopped"):
+        Template(LARGE["center"], "x").render({"messages": USER})
+    assert said(own) == before
+    monkeypatch.setattr(chat_process, "CHARS", 10)
+    monkeypatch.setattr(chat_process, "CHARS_PER_CHAR", 0)
+    with pytest.raises(SourceError, match="takes more than 10 characters of text"):
+        said(own)
+
+
+def test_a_process_that_is_gone_is_started_again():
+    template = Template("{{ messages[0].content }}", "x")
+    assert template.render({"messages": USER}) == "hi"
+    os.kill(chat_process._process.pid, signal.SIGKILL)
+    chat_process._process.wait()
+    assert template.render({"messages": USER}) == "hi"
+
+
+def test_long_conversations_are_let_through():
+    """What is given counts beside the bounds: a book, in characters that JSON spells with six."""
+    long = [{"role": "user", "content": "é\ud800" * 3_000_000}] * 3
+    shown = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert len(Template(shown, "x").render({"messages": long})) == 18_000_000
 
 
 def test_values_become_plain():

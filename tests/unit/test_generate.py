@@ -12,7 +12,7 @@ import pytest
 from pipeline.errors import ConfigError
 from plugins.engine import runtime as runtimes
 from plugins.engine import sampling as samplers
-from plugins.engine.generate import generate
+from plugins.engine.generate import _keys, generate
 from plugins.engine.options import Sampling
 from tests.cases import model_runs
 from tests.cases.toy_models import VOCAB, read, taps, toy
@@ -87,7 +87,26 @@ def test_company_changes_nothing(model: Any, prompts: list[list[int]]) -> None:
     together = tokens(model, company, seed=3, **WARM)
     for alone, among in zip(company[:-1], together, strict=False):
         assert tokens(model, [alone], seed=3, **WARM) == [among]
-    assert together[-1] == together[-2]
+    assert together[-1] != together[-2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_best_of_n(model: Any, prompts: list[list[int]]) -> None:
+    """The same prompt n times is n texts, and the k-th is the same whatever n is and whatever stands between."""
+    first, other = prompts[:2]
+    four = tokens(model, [first] * 4, seed=5, **WARM)
+    assert len(set(four)) == 4
+    assert tokens(model, [first, first], seed=5, **WARM) == four[:2]
+    mixed = tokens(model, [other, first, other, first, first], seed=5, **WARM)
+    assert [mixed[i] for i in (1, 3, 4)] == four[:3]
+    assert mixed[0] != mixed[2]
+    assert len(set(tokens(model, [first] * 4, max_tokens=12))) == 1  # greedy
+
+
+def test_keys_differ_by_seed_prompt_and_turn() -> None:
+    prompts = [[1, 2, 3], [1, 2], [3, 2, 1], [1, 2, 3], [1, 2, 3], [1], [0, 1]]
+    found = [np.asarray(jax.random.key_data(_keys(seed, prompts, 8)))[:7] for seed in (0, 1)]
+    assert len({tuple(key) for keys in found for key in keys.tolist()}) == 14
 
 
 def test_seeds(model: Any, prompts: list[list[int]]) -> None:

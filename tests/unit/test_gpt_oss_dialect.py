@@ -378,15 +378,35 @@ def test_plain_keeps_names_and_drops_the_quantization_config() -> None:
     assert all(same(store.read(n), a) for n, a in toy.leaves.items())
 
 
-def test_plain_carries_canonical_tensors_there_and_back() -> None:
+def test_plain_writes_what_the_names_mean() -> None:
     toy = toys.make()
     first = join(HF, toy.leaves, toy.config)
     there = PLAIN.encode(first.specs, first.binding.config)
     leaves = write_all(there, first.read)
-    assert not HF.recognizes(specs_of(leaves), there.config)
-    second = join(PLAIN, leaves, dict(there.config))
-    back = HF.encode(second.specs, second.binding.config)
-    assert all(same(a, toy.leaves[n]) for n, a in write_all(back, second.read).items())
+    assert leaves.keys() == toy.leaves.keys()
+    assert all(same(a, toy.leaves[n]) for n, a in leaves.items())
+    assert HF.recognizes(specs_of(leaves), there.config)
+    for dialect in (HF, PLAIN):
+        again = join(dialect, leaves, dict(there.config))
+        assert again.specs == first.specs
+        assert all(same(again.read(n), first.read(n)) for n in first.specs)
+
+
+@pytest.mark.parametrize(("hidden", "inter"), [(96, 64), (64, 64), (128, 64), (64, 128)])
+def test_plain_exports_from_before_stacks_were_turned_are_told_by_their_shapes(
+    monkeypatch: pytest.MonkeyPatch, hidden: int, inter: int
+) -> None:
+    """They had [E, out, in] under Hugging Face's names. One of both matrices always tells, square or not the other."""
+    monkeypatch.setattr(toys, "HIDDEN", hidden)
+    monkeypatch.setattr(toys, "INTER", inter)
+    toy = toys.make()
+    config = {**toy.config, "hidden_size": hidden, "intermediate_size": inter}
+    older = dict(toy.logical)
+    assert not HF.recognizes(specs_of(older), config)
+    assert HF.recognizes(specs_of(toy.leaves), config)
+    for leaves, dialect in ((older, PLAIN), (toy.leaves, PLAIN), (toy.leaves, HF)):
+        store = join(dialect, leaves, config)
+        assert all(same(store.read(n), a) for n, a in toy.logical.items())
 
 
 def test_plain_refuses_schemes() -> None:

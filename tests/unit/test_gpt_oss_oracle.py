@@ -20,6 +20,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.views import JoinedStore
 from plugins.formats.dialects.gpt_oss import HuggingFace, Original
+from plugins.formats.dialects.plain import Plain
 from tests.cases import toy_gpt_oss as toys
 from tests.cases.memory_store import MemoryStore, spec_of, write_all
 from tests.oracles.mxfp4_by_hand import decode
@@ -72,19 +73,36 @@ def hf_model():
     return load
 
 
-@pytest.mark.parametrize("v4", [False, True], ids=["rope_parameters", "rope_scaling"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_transformers_loads_what_we_write(tmp_path: Path, hf_model: Any, kind: str, v4: bool) -> None:
-    toy = toys.make(**KINDS[kind], v4=v4)
-    model = hf_model(write(tmp_path / "hf", HuggingFace(), toy))
+def assert_loaded(model: Any, toy: toys.Toy) -> None:
+    """Every parameter has the bits it should, in the orientation that transformers computes with."""
     state = {n: p.detach().float().numpy() for n, p in model.state_dict().items()}
     want = values(toy)
     assert state.keys() == want.keys()
     for name, value in want.items():
         stored = value.transpose(0, 2, 1) if value.ndim == 3 else value
         assert (bits(state[name]) == bits(stored)).all(), name
+
+
+@pytest.mark.parametrize("v4", [False, True], ids=["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_transformers_loads_what_we_write(tmp_path: Path, hf_model: Any, kind: str, v4: bool) -> None:
+    toy = toys.make(**KINDS[kind], v4=v4)
+    model = hf_model(write(tmp_path / "hf", HuggingFace(), toy))
+    assert_loaded(model, toy)
     assert model.config.rope_parameters["rope_theta"] == 10000.0
     assert model.config.rope_parameters["factor"] == toys.FACTOR
+
+
+@pytest.mark.parametrize("inter", [toys.INTER, toys.HIDDEN], ids=["all sizes differ", "hidden = intermediate"])
+def test_transformers_loads_plain_exports(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hf_model: Any, inter: int
+) -> None:
+    """Where hidden and intermediate size are the same (20b, 120b) a transposed down_proj would load as well."""
+    monkeypatch.setattr(toys, "INTER", inter)
+    monkeypatch.setitem(toys.HF_CONFIG, "intermediate_size", inter)
+    toy = toys.make()
+    model = hf_model(write(tmp_path / "plain", Plain(), toy))
+    assert_loaded(model, toy)
 
 
 def test_modules_to_not_convert_means_what_we_think() -> None:

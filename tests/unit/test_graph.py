@@ -18,8 +18,8 @@ from pipeline.graph import Failure, Ref, Resources, Task, attempt, connect, run_
 from pipeline.spine import Dask
 
 CONF = Dask(
-    scheduler="threads", address=None, workers=4, threads_per_worker=4, memory="1GiB", chunk="1MiB", retries=0,
-    keep_going=False, resources={"device": 1, "pair": 2}, dashboard=False,
+    scheduler="threads", address=None, tls=False, workers=4, threads_per_worker=4, memory="1GiB", chunk="1MiB",
+    retries=0, keep_going=False, resources={"device": 1, "pair": 2}, dashboard=False,
 )  # fmt: skip
 
 Run = Callable[..., dict[str, Any]]

@@ -34,10 +34,10 @@ def test_other_models_lie_under_their_names() -> None:
 def test_what_is_packed_and_has_no_packing_is_refused_with_the_cure() -> None:
     name = "model.layers.1.mlp.up_proj.weight"
     specs = {**LLAMA, name: TensorSpec(LLAMA[name].shape, "BF16", MXFP4)}
-    with pytest.raises(PlanError, match=r"is quantized \(e2m1/32/e8m0\).*'llama'.*export\.dtype=bf16.*compressed_ten"):
+    with pytest.raises(PlanError, match=r"is quantized \(e2m1/32/e8m0\).*'llama'.*export\.dtype=bf16.*export=auto"):
         HuggingFace().encode(specs, toy_llama.CONFIG)
 
 
 def test_it_is_what_export_hf_writes() -> None:
-    assert compose_run(["+model=gpt_oss"]).stages["export"].dialect == HuggingFace()
+    assert compose_run(["+model=gpt_oss", "export=hf"]).stages["export"].dialect == HuggingFace()
     assert compose_run(["+model=gpt_oss", "export=plain"]).stages["export"].dialect == Plain()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,29 +62,60 @@ def test_appending_where_one_cannot_write_is_a_storage_error(tmp_path: Path) -> 
         Journal(tmp_path / "gone" / "j").append("a", 1)
 
 
-def test_a_folder_has_one_holder(tmp_path: Path) -> None:
-    with (
-        locked(tmp_path / "run"),
-        pytest.raises(StorageError, match="another run is at work"),
-        locked(tmp_path / "run"),
-    ):
+def test_a_lock_has_one_holder_and_leaves_nothing(tmp_path: Path) -> None:
+    lock = tmp_path / "run" / ".lock"
+    with locked(lock, "busy"), pytest.raises(StorageError, match="busy"), locked(lock, "busy"):
         pass
-    with locked(tmp_path / "run"):  # and it is free again
+    with locked(lock, "busy"):  # and it is free again
+        assert lock.exists()
+    assert not lock.parent.exists()  # nor the folder, which came with it
+    with locked(lock, "busy"):
+        (lock.parent / "config.yaml").write_text("")
+    assert [p.name for p in lock.parent.iterdir()] == ["config.yaml"]
+
+
+def test_a_lock_that_its_holder_removes_meanwhile_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opened before the holder removes it, locked after: such a lock keeps nobody off, and another is made."""
+    lock, opened = tmp_path / ".lock", os.open
+
+    def open_late(*args: Any) -> int:
+        fd = opened(*args)
+        if not seen:
+            seen.append(fd)
+            lock.unlink()
+        return fd
+
+    seen: list[int] = []
+    monkeypatch.setattr(os, "open", open_late)
+    with locked(lock, "busy"):
+        assert seen
+        assert lock.exists()
+        with pytest.raises(StorageError, match="busy"), locked(lock, "busy"):
+            pass
+
+
+def test_a_file_of_the_name_of_a_lock_stays(tmp_path: Path) -> None:
+    (tmp_path / ".lock").write_text("mine")
+    with locked(tmp_path / ".lock", "busy"):
         pass
+    assert (tmp_path / ".lock").read_text() == "mine"
 
 
 def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
     lines = ("import os", "from pathlib import Path", "from pipeline.journal import locked",
-             f"with locked(Path({str(tmp_path)!r})): os._exit(9)")  # fmt: skip
+             f"with locked(Path({str(tmp_path)!r}) / '.lock', 'busy'): os._exit(9)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, check=False).returncode == 9
-    with locked(tmp_path):
+    with locked(tmp_path / ".lock", "busy"):
         pass
 
 
-def test_a_folder_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
+def test_a_lock_that_cannot_be_made_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError), locked(tmp_path / "file" / "run"):
-        pass
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for path in (tmp_path / "file" / ".lock", tmp_path, tmp_path / "link"):
+        with pytest.raises(StorageError, match=path.name), locked(path, "busy"):
+            pass
+    assert not (tmp_path / "elsewhere").exists()
 
 
 def test_json_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,3 +131,13 @@ def test_json_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_json(path, {"ü": 2})
     assert json.loads(path.read_bytes()) == {"ü": 1}
     assert os.listdir(tmp_path)
+
+
+def test_json_shows_no_escape_sequence_and_keeps_every_name(tmp_path):
+    names = {"\x1b[2J \x9b31m \u202e \u2028 \x7f \udcff ü → 😀": "\t\n"}
+    path = tmp_path / "a.json"
+    write_json(path, names)
+    text = path.read_text(encoding="utf-8")
+    assert "ü → 😀" in text
+    assert not any(c in text for c in "\x1b\x9b\u202e\u2028\x7f")
+    assert json.loads(text) == names

@@ -1,17 +1,28 @@
 """What does not fit is said before anything is loaded: everything at once, by name, with what was expected."""
 
+import json
+import shutil
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline import live
+from pipeline.config import compose_run
+from pipeline.console import plan_tables
+from pipeline.engine import grouped, weights_rows
 from pipeline.errors import ConfigError, PlanError, WeightmillError
+from pipeline.fit import plan_run
 from pipeline.stage import Checkpoint
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import MemoryStore
+from pipeline.units import show_bytes
+from plugins.models.gemma.family import Gemma
+from plugins.models.llama.family import Llama
 from tests.cases import model_runs, toy_gpt_oss, toy_llama
 from tests.cases.quantized import quantized
 
@@ -71,6 +82,57 @@ def test_tensors_that_no_model_reads() -> None:
     assert nbytes == engine.load(llama()).runtime.device_nbytes - head
     assert nbytes == sum(a.nbytes for a in toy_llama.weights(tied=True).values())
     assert "is missing" in problems(llama(toy_llama.weights(tied=True)))["lm_head.weight"]
+
+
+def test_what_is_not_read_is_said_with_the_reason() -> None:
+    tensors = toy_llama.weights()
+    for i in (0, 1):
+        tensors[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+    checkpoint, engine = llama(tensors, tie_word_embeddings=True), model_runs.engine()
+    planned, facts = engine.plan(checkpoint, text=False), engine.load(checkpoint).facts
+    assert set(planned.ignored) == {n for n in tensors if "lm_head" in n or "inv_freq" in n}
+    assert facts["ignored"] == planned.ignored
+    assert facts["planned_nbytes"] == facts["device_nbytes"] == planned.device_nbytes
+    said = [
+        "lm_head.weight: the embedding is the head as well (tie_word_embeddings)",
+        "model.layers.*.self_attn.rotary_emb.inv_freq ×2: computed from config.json",
+    ]
+    assert sorted(grouped(planned.ignored)) == said
+    (label, size), *rest = weights_rows(facts)
+    assert (label, size) == ("weights on the device", f"{show_bytes(planned.device_nbytes)} (cpu)")
+    assert sorted(rest) == [("not read", line) for line in said]
+
+
+@dataclass(frozen=True)
+class Ties(Llama):
+    """Builds what the config does not say, as Gemma does; and as the plan does not know, when `tied` is wrong."""
+
+    tied: ClassVar[bool] = True
+
+    def build(self, config: Any, weights: Any, ops: Any, dtype: str) -> Any:
+        return super().build({**config, "tie_word_embeddings": True}, weights, ops, dtype)
+
+
+@dataclass(frozen=True)
+class TiesUnseen(Ties):
+    tied: ClassVar[bool] = False
+
+
+def test_a_plan_that_was_wrong_is_said() -> None:
+    checkpoint = llama(tie_word_embeddings=None)
+    right = replace(model_runs.engine(), families=(Ties(),))
+    facts = right.load(checkpoint).facts
+    assert facts["planned_nbytes"] == facts["device_nbytes"] == right.plan(checkpoint, text=False).device_nbytes
+    wrong = replace(model_runs.engine(), families=(TiesUnseen(),))
+    shown: list[str] = []
+    with live.to(shown.append):
+        facts = wrong.load(checkpoint).facts
+    head = toy_llama.weights()["lm_head.weight"].nbytes
+    assert facts["planned_nbytes"] == facts["device_nbytes"] + head == wrong.plan(checkpoint, text=False).device_nbytes
+    [said] = shown
+    assert "on the device, where" in said
+    assert ("but planned were", f"{show_bytes(facts['planned_nbytes'])}; please report it") in weights_rows(facts)
+    assert (Gemma.tied, Llama.tied) == (True, False)
 
 
 def test_experts_of_different_encodings_cannot_be_stacked() -> None:
@@ -183,3 +245,17 @@ def test_devices() -> None:
     with pytest.raises(ConfigError, match=r"'gpu:7'.*no such device"):
         replace(model_runs.engine(), device="gpu:7").load(llama())
     assert replace(model_runs.engine(), device="cpu:3").load(llama()).runtime.device.id == 3
+
+
+def test_the_plan_says_what_is_not_read(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({n: a.astype(np.float32) for n, a in toy_llama.weights().items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**toy_llama.CONFIG, "tie_word_embeddings": True}))
+    shutil.copy(Path(model_runs.CONF).parent / "plugins/models/gpt_oss/tiny/tokenizer.json", tmp_path)
+    line = "the model does not read lm_head.weight: the embedding is the head as well (tie_word_embeddings)"
+    for flow, said in (("generate", [line]), ("convert", [])):
+        run = compose_run(["+model=llama", f"model.source={tmp_path}", "quant=none", f"flow={flow}"])
+        plan = plan_run(run, tmp_path / "run")
+        assert not plan.problems
+        assert [t for t in plan_tables(plan) if "does not read" in str(t)] == said

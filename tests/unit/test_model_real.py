@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pipeline
+from pipeline import held
 from pipeline.engine import Windows
-from plugins.engine.start import release
 
 MODELS = Path(os.environ.get("WEIGHTMILL_MODELS", ".models")).absolute()
 TEXTS = Path(__file__).parents[2] / "plugins/texts"
@@ -30,7 +30,7 @@ def _let_go():
     yield
     ours.cache_clear()
     theirs.cache_clear()
-    release()
+    held.release()
 
 
 def needed(name: str) -> None:

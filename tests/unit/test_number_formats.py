@@ -399,3 +399,16 @@ def test_a_minimum_of_zero_has_the_sign_of_the_first(backend):
     zeros = on(built("q4_1"), backend).encode(x).zeros
     assert np.signbit(zeros[1:]).tolist() == [[False, True]] * 5
     assert (zeros[0] > 0).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", "numpy", "xla"])
+def test_the_zero_point_of_a_zero_block_is_the_librarys(backend):
+    """In the middle for compressed-tensors, which divides 0 by 0; the least code for qwix, and for us."""
+    for like, zero in (("compressed_tensors", 8), ("qwix", 0), (None, 0)):
+        method = on(built("uint4 with a zero point", like=like, zero_scale=None), backend)
+        q = method.encode(np.zeros((2, 64), np.float32))
+        assert q.zeros.tolist() == [[zero] * 2] * 2
+        assert bits.unpack(q.codes, 4).tolist() == [[zero] * 64] * 2
+        assert not method.decode(q, "F32").any()
+    with pytest.raises(ConfigError, match="zero_block=middle is where the zero point"):
+        Blockwise("int4", 32, "f32", scale_rule="amax", zero_block="middle")

@@ -12,7 +12,7 @@ from plugins.kernels.codecs import bits, dynamic8
 from plugins.kernels.codecs.elements import element
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.mx import MX
-from tests.unit.test_number_formats import built, spread
+from tests.unit.test_number_formats import built, on, same, spread
 
 BF16 = ml_dtypes.bfloat16
 
@@ -130,8 +130,9 @@ def test_ggml_bytes(name, dtype):
 def test_compressed_tensors_integers(torch, nbits, symmetric, strategy):
     x = spread((70, 128), -6, 3, nbits, np.float32)
     x[3] = np.abs(x[3])
-    if symmetric:  # it casts 0 / 0 to a zero point, which is nobody's promise
-        x[5] = 0
+    x[5], x[9] = 0, -0.0  # its zero point is 0 / 0, cast to an integer
+    x[11], x[13], x[15] = -1e-45, 1e-45, 0
+    x[15, ::2] = -1e-45  # too small for a scale: minus a few over 0 is an infinity, clamped
     x[7] = np.round(x[7] * 2) / 2 + 1
     elems, rows = {"group": (32, 1), "channel": (0, 1), "tensor": (0, 0)}[strategy]
     kind = {"element": f"int{nbits}"} if symmetric else {"element": f"uint{nbits}", "zero_point": "int"}
@@ -145,6 +146,15 @@ def test_compressed_tensors_integers(torch, nbits, symmetric, strategy):
     theirs = codes.astype(int)
     assert np.array_equal(ours, theirs & ((1 << nbits) - 1) if symmetric else theirs + (1 << (nbits - 1)))
     assert np.array_equal(method.decode(q, "F32"), decoded)
+    if not symmetric:
+        nothing = np.zeros_like(x)
+        q = method.encode(nothing)
+        _, zero, codes, _ = by_compressed_tensors(torch, nothing, nbits, "int", symmetric, strategy)
+        assert np.array_equal(q.zeros.reshape(zero.shape).astype(int), zero.astype(int) + (1 << (nbits - 1)))
+        assert np.array_equal(bits.unpack(q.codes, nbits).astype(int), codes.astype(int) + (1 << (nbits - 1)))
+        for backend in ("reference", "xla"):
+            same(on(method, backend).encode(x), method.encode(x))
+            same(on(method, backend).encode(nothing), q)
 
 
 @pytest.mark.oracle

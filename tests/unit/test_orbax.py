@@ -266,6 +266,11 @@ def test_we_read_what_orbax_saves(options, ours, tmp_path):
             for box in random_boxes(spec_of(value), rng, 3):
                 assert same(store.read(name, box), cut(value, box)), f"{name}{list(box)}"
     assert {p.name for p in store.leaves.paths} >= {"_METADATA", "_CHECKPOINT_METADATA"}
+    says = {"use_ocdbt": "manifest.ocdbt", "zarr3": "zarr.json", "zarr": ".zarray"}
+    how = "use_ocdbt" if options.get("use_ocdbt", True) else "zarr3" if options.get("use_zarr3") else "zarr"
+    told = store.leaves.metadata_paths
+    assert {p.name for p in told} == {"_METADATA", "_CHECKPOINT_METADATA", says[how]}
+    assert how == "use_ocdbt" or len(told) == 2 + len(store.leaves.specs)
 
 
 def test_describe_is_what_an_export_writes(ours):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.budget import Budget
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.plan import MemoryPlan, Plan, StageStore, make_plan, wire
 from pipeline.stage import Checkpoint, Chunk, Context, InputFile, OutputFile, Piece, Work
@@ -308,4 +309,4 @@ def test_chunks_outputs_and_inputs_of_the_whole_plan() -> None:
 
 
 def test_peak_memory() -> None:
-    assert MemoryPlan(base=100, task=7, tasks=3, bound=200).peak == 121
+    assert MemoryPlan(base=100, task=7, tasks=3, budget=Budget(200, 200, "200 B")).peak == 121

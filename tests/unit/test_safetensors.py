@@ -7,6 +7,7 @@ import os
 import pickle
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
 from plugins.formats.boxes import held_shape
 from plugins.formats.safetensors import SafeTensors
+from plugins.formats.safetensors_check import check_file
 from tests.cases.hostile.safetensors_files import entry, raw
 
 # Odd byte counts between wide elements, so that order and alignment matter; an empty leaf, a scalar, every dtype.
@@ -47,6 +49,68 @@ def write(folder, leaves=LEAVES, most=None, metadata=None, container=SafeTensors
     for name, spec in leaves.items():
         container.write(folder, layout, name, (), values(name, spec))
     return layout
+
+
+@pytest.mark.parametrize("most", [None, 400])
+def test_the_library_sees_what_was_laid_out(most, tmp_path):
+    """Every dtype, an empty leaf, a scalar, in one file and in many; metadata, too."""
+    layout = write(tmp_path, most=most, metadata={"format": "pt", "who": 'ü"'})
+    SafeTensors().verify(tmp_path, layout)
+
+
+DISAGREE = {
+    "another dtype": (lambda head: head["all.F32"].update(dtype="I32"), r"'all.F32' was laid out as F32.* sees I32"),
+    "another shape": (lambda head: head["w.wide"].update(shape=[7, 2]), r"F32\[2, 7\], the .* sees F32\[7, 2\]"),
+    "another name": (lambda head: head.update(new=head.pop("scalar")), r"'new' was laid out as nothing.*\(2 of"),
+    "places swapped": (lambda head: swap(head, "all.F32", "all.I32"), "lies elsewhere to the safetensors library"),
+    "metadata": (lambda head: head["__metadata__"].update(who="else"), "safetensors library sees .*else"),
+    "no such dtype": (
+        lambda head: head["all.U8"].update(dtype="U7"),
+        r"\(\d.*\) cannot open it: .*U7.*dtypes in it: BF16",
+    ),
+    "a gap": (lambda head: head.pop("scalar"), "cannot open it"),
+}
+
+
+def swap(head, *names):
+    a, b = (head[n]["data_offsets"] for n in names)
+    head[names[0]]["data_offsets"], head[names[1]]["data_offsets"] = b, a
+
+
+@pytest.mark.parametrize("case", DISAGREE)
+def test_what_the_library_sees_otherwise_stops_the_run(case, tmp_path):
+    """A header that is another than we think, though it is the one that was laid out: a mistake of ours."""
+    leaves = {n: s for n, s in LEAVES.items() if not n.startswith("all.")}
+    leaves |= {f"all.{d}": TensorSpec((6,), d) for d in ("F32", "I32", "U8")}
+    layout = write(tmp_path, leaves, metadata={"who": "we"})
+    change, said = DISAGREE[case]
+    [plan] = layout.files
+    head = json.loads(plan.prefix[8:])
+    change(head)
+    prefix = raw(head)
+    (tmp_path / plan.name).write_bytes(prefix + bytes(plan.nbytes - len(plan.prefix)))
+    wrong = replace(plan, prefix=prefix, nbytes=len(prefix) + plan.nbytes - len(plan.prefix))
+    if case == "metadata":  # what we think it says is what was laid out
+        with pytest.raises(StorageError, match=said):
+            check_file(tmp_path / plan.name, plan, layout.places)
+        return
+    with pytest.raises(StorageError, match=said):
+        SafeTensors().verify(tmp_path, replace(layout, files=(wrong,)))
+
+
+def test_verifying_reads_no_data(tmp_path):
+    """A file of a terabyte, all hole."""
+    layout = SafeTensors().layout({"w": TensorSpec((1 << 30, 256), "F32")}, {}, None)
+    [plan] = layout.files
+    with (tmp_path / plan.name).open("wb") as file:
+        file.write(plan.prefix)
+        file.truncate(plan.nbytes)
+    SafeTensors().verify(tmp_path, layout)
+
+
+def test_planning_does_not_import_the_library():
+    said = "import sys, plugins.formats.safetensors, stages.export; assert 'safetensors' not in sys.modules"
+    subprocess.run([sys.executable, "-c", said], check=True)
 
 
 @pytest.mark.parametrize("most", [None, 2000, 400, 1])

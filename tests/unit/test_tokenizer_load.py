@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.digest import digest
 from pipeline.errors import ConfigError, SourceError
 from pipeline.stage import Checkpoint, InputFile
 from plugins.tokenizers.auto import Auto
@@ -186,6 +187,26 @@ def test_the_node(tmp_path):
     with pytest.raises(SourceError) as error:
         Auto(kind="sentencepiece").load(checkpoint)
     assert f"{tmp_path} (SafeTensors · plain.Plain): has no tokenizer" in str(error.value)
+
+
+def test_what_the_node_reads_beside_the_checkpoint(tmp_path, monkeypatch):
+    for variable in ("TIKTOKEN_ENCODINGS_BASE", "TIKTOKEN_CACHE_DIR"):
+        monkeypatch.delenv(variable, raising=False)
+    template, ranks = tmp_path / "own.jinja", tmp_path / "o200k_base.tiktoken"
+    for path in (template, ranks):
+        path.write_text(path.name)
+    own, none = Checkpoint(MemoryStore({}), files=bpe()), Checkpoint(MemoryStore({}))
+
+    def read(node, checkpoint):
+        return {f.path: f.xxh3_128 for f in node.inputs(checkpoint)}
+
+    assert read(Auto(), own) == read(Auto(chat_template="rag"), own) == read(Auto(), none) == {}
+    assert read(Auto(chat_template=str(template)), own) == {template: digest(b"own.jinja")}
+    assert read(Auto(vocabulary=str(tmp_path)), none) == {ranks: digest(b"o200k_base.tiktoken")}
+    assert read(Auto(vocabulary=str(tmp_path)), own) == {}  # which has one of its own
+    assert read(Auto(kind="sentencepiece", vocabulary=str(tmp_path)), none) == {}
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
+    assert read(Auto(), none) == {ranks: digest(b"o200k_base.tiktoken")}
 
 
 def test_harmony_vocabulary(tmp_path, monkeypatch):

@@ -96,6 +96,39 @@ def stack_of(name: str, shape: tuple[int, ...]) -> re.Match[str] | None:
     return stack if stack is not None and len(shape) == (2 if stack["bias"] else 3) else None
 
 
+def plain_parts(name: str, spec: TensorSpec, config: Mapping[str, Any]) -> tuple[Part, ...]:
+    """A leaf of a plain tensor's own name, as Hugging Face's names mean it: gpt-oss's stacked matrices are transposed
+    in it, [E, in, out] (`GptOssExperts` of transformers)."""
+    return (Part(name, transpose=len(spec.shape) == 3 and is_stack(name, spec.shape, config)),)
+
+
+def plain_bound(name: str, leaf: TensorSpec, config: Mapping[str, Any]) -> Bound:
+    """A plain leaf as a logical tensor: the inverse of `plain_parts`."""
+    parts = plain_parts(name, leaf, config)
+    spec = replace(leaf, shape=(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2])) if parts[0].transpose else leaf
+    return Bound(spec, parts)
+
+
+def are_unturned(leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
+    """Whether plain stacks lie as [E, out, in], which `export=plain` and `export=numpy` wrote before they transposed.
+
+    Shapes tell: a folder's stacks all lie alike, gate_up_proj is square only where hidden is twice inter, down_proj
+    only where both are equal, and those exports hold both. Where none tells, stacks are what their names mean.
+    """
+    inter, hidden = (config.get(key) for key in ("intermediate_size", "hidden_size"))
+    if not is_family(config) or type(inter) is not int or type(hidden) is not int:
+        return False
+    unturned = {"gate_up_proj": (2 * inter, hidden), "down_proj": (hidden, inter)}
+    for name, spec in leaves.items():
+        stack = stack_of(name, spec.shape)
+        if stack is None or stack["bias"]:
+            continue
+        rows, n = unturned[stack["matrix"]]
+        if rows != n:
+            return spec.shape[1:] == (rows, n)
+    return False
+
+
 def home_of(name: str, shape: tuple[int, ...]) -> Home | None:
     """The modules of a stack, or None when it is none, or has no even number of gate and up rows."""
     stack = stack_of(name, shape)

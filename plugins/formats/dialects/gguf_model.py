@@ -12,6 +12,7 @@ import numpy as np
 
 from pipeline.errors import PlanError, Problem, did_you_mean, strangers
 from pipeline.formats import PEEKED, Binding, Bound, Packing, Part
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.dialects.gguf_archs import ARCHS
@@ -43,6 +44,7 @@ class Gguf:
     companions: ClassVar[tuple[str, ...]] = ()
     peeks: ClassVar[tuple[str, ...]] = (ROPE_FREQS, "*_exps.scale")
     takes: ClassVar[tuple[str, ...]] = (*TAKES, METADATA)
+    own: ClassVar[tuple[Scheme, ...]] = tuple(SCHEMES[kind] for kind in ("Q8_0", "Q4_0", "Q4_1"))
 
     pre: str | None = None
 

@@ -15,6 +15,7 @@ from pipeline.formats import Binding, Bound, Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
+from plugins.formats.dialects import experts
 from plugins.formats.dialects.gpt_oss_bind import TORCH_NAMES, bind, express
 from plugins.formats.dialects.gpt_oss_config import ORIGINAL_KEYS, WHERE, from_original, sizes_of, to_original
 from plugins.formats.dialects.gpt_oss_table import Entry
@@ -35,16 +36,10 @@ class HuggingFace:
     companions: ClassVar[tuple[str, ...]] = ()
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
-        """By model_type; not when leaves have original names, nor when experts lie as [E, out, in] (`Plain`'s)."""
+        """By model_type; not when leaves have original names, nor when experts lie as [E, out, in] (see `Plain`)."""
         if config.get("model_type") != "gpt_oss" or _original_names(leaves):
             return False
-        gate_up = leaves.get("model.layers.0.mlp.experts.gate_up_proj")
-        canonical = (
-            config.get("num_local_experts"),
-            *_twice(config.get("intermediate_size")),
-            config.get("hidden_size"),
-        )
-        return gate_up is None or gate_up.shape != canonical
+        return not experts.are_unturned(leaves, config)
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`. The config passes through in the spelling it has."""
@@ -182,10 +177,6 @@ def hugging_face_config(config: Mapping[str, Any], tensors: int) -> dict[str, An
 
 def _original_names(leaves: Mapping[str, TensorSpec]) -> bool:
     return any(n in leaves for n in ("block.0.attn.qkv.weight", "block.0.mlp.mlp1_bias", "unembedding.weight"))
-
-
-def _twice(n: Any) -> tuple[int, ...]:
-    return (2 * n,) if isinstance(n, int) else ()
 
 
 def _without(config: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -14,10 +14,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.formats.dialects.gpt_oss import HuggingFace as GptOss
 from plugins.formats.dialects.plain import Plain
 
-CURE = (
-    "export.dtype=bf16 writes its values; it stays packed with quant=…, "
-    "export=compressed_tensors, modelopt, bitsandbytes or gguf"
-)
+CURE = "export.dtype=bf16 writes its values, and export=auto takes what can hold it"
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,7 +44,7 @@ def express(
         if home is not None and home.parameter == "weight":
             modules |= dict.fromkeys((m.name for m in home.modules), spec.scheme)
         if spec.scheme is None:
-            parts = as_it_is(name, spec, config)
+            parts = experts.plain_parts(name, spec, config)
             if home is not None:
                 parts = home.parts(spec, lambda module, p=home.parameter: (Part(f"{module}.{p}"),))  # type: ignore[misc]
             bounds[name] = Bound(spec, parts)
@@ -69,27 +69,15 @@ def express(
     return bounds, modules, problems
 
 
-def as_it_is(name: str, spec: TensorSpec, config: Mapping[str, Any]) -> tuple[Part, ...]:
-    """A leaf of the tensor's own name; gpt-oss's stacked matrices are transposed in it."""
-    return (Part(name, transpose=len(spec.shape) == 3 and experts.is_stack(name, spec.shape, config)),)
-
-
 def gather(matrices: Mapping[str, Bound], config: Mapping[str, Any]) -> tuple[dict[str, Bound], list[Problem]]:
     """The inverse of taking stacks apart: logical tensors of matrices and plain leaves, by leaf name."""
     if not experts.is_family(config):
         return dict(matrices), []
     turned = {
-        name: bound if bound.spec.scheme is not None else _turned(name, bound.spec, config)
+        name: bound if bound.spec.scheme is not None else experts.plain_bound(name, bound.spec, config)
         for name, bound in matrices.items()
     }
     return experts.gather(turned)
-
-
-def _turned(name: str, leaf: TensorSpec, config: Mapping[str, Any]) -> Bound:
-    """A plain leaf as a logical tensor."""
-    parts = as_it_is(name, leaf, config)
-    spec = replace(leaf, shape=(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2])) if parts[0].transpose else leaf
-    return Bound(spec, parts)
 
 
 def _home_of(name: str, shape: tuple[int, ...], apart: bool) -> Home | None:

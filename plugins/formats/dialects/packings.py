@@ -62,6 +62,11 @@ class Words:
     dtype: str = "I32"
     row_multiple: int = 1
 
+    @property
+    def column_multiple(self) -> int:
+        """Elements that fill whole words; all of a row where rows do not."""
+        return self.nbytes * 8 // self.bits if self.nbytes % WORD_NBYTES else 32 // gcd(self.bits, 32)
+
     def box(self, box: Box) -> Box:
         """
         Raises:
@@ -182,12 +187,12 @@ class Flat:
     def box(self, box: Box) -> Box:
         """
         Raises:
-            IndexError: the box is not of whole rows.
+            IndexError: the box is neither of whole rows nor part of a single one.
         """
         rows, last = box
-        if last != slice(0, self.width):
+        if last != slice(0, self.width) and rows.stop - rows.start != 1:
             raise IndexError(f"columns {last.start}:{last.stop} of {self.width}: a flat leaf is cut at whole rows")
-        flat = slice(rows.start * self.width, rows.stop * self.width)
+        flat = slice(rows.start * self.width + last.start, (rows.stop - 1) * self.width + last.stop)
         return (flat, slice(0, 1)) if self.column else (flat,)
 
     def pack(self, value: Any) -> Any:
@@ -195,7 +200,7 @@ class Flat:
         return _swapped(flat) if self.swap else flat
 
     def unpack(self, array: Any) -> Any:
-        rows = np.ascontiguousarray(array).reshape(-1, self.width)
+        rows = np.ascontiguousarray(array).reshape(-1, min(self.width, array.size) or 1)  # or part of one
         return _swapped(rows) if self.swap else rows
 
 
@@ -205,8 +210,8 @@ def offset_binary(codes: Any, bits: int) -> Any:
     period = bits // gcd(bits, 8)  # bytes after which elements begin at bit 0 again
     tops = np.zeros(period * 8, np.uint8)
     tops[bits - 1 :: bits] = 1
-    mask = np.resize(np.packbits(tops, bitorder="little"), codes.shape[-1])
-    return codes ^ mask
+    mask = np.packbits(tops, bitorder="little")  # rows of whole bytes are whole periods
+    return (codes.reshape(*codes.shape[:-1], -1, period) ^ mask).reshape(codes.shape) if codes.size else codes
 
 
 def _swapped(array: Any) -> Any:

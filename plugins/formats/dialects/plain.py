@@ -1,7 +1,8 @@
-"""No dialect: logical tensors are the leaves, by name, shape and orientation.
+"""No dialect: every logical tensor is a leaf of its own name, and lies in it as Hugging Face's names mean it.
 
-For exchanging canonical tensors (`numpy` folders) and for checkpoints that no other dialect knows. It knows no model
-and no packing, so it can neither check a checkpoint nor hold a quantized tensor.
+That is as it is, but for gpt-oss's stacks of experts, which transformers keep transposed, [E, in, out] (see `experts`).
+For exchanging tensors (`numpy` folders) and for checkpoints that no other dialect knows. It knows no packing and no
+model's table, so it can neither check a checkpoint nor hold a quantized tensor.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from typing import Any, ClassVar
 from pipeline.errors import PlanError, Problem
 from pipeline.formats import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.views import stored_leaves
+from plugins.formats.dialects import experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,8 +27,11 @@ class Plain:
         return True
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
-        """See `Dialect.decode`; accepts any leaves."""
-        return _bind(leaves, config)
+        """See `Dialect.decode`; accepts any leaves. Stacks of experts that lie as [E, out, in] (older exports) are told
+        by their shapes and taken as they are."""
+        if experts.are_unturned(leaves, config):
+            return _binding({name: Bound(spec, (Part(name),)) for name, spec in leaves.items()}, leaves, config)
+        return _binding({n: experts.plain_bound(n, spec, config) for n, spec in leaves.items()}, leaves, config)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`; refuses every scheme."""
@@ -38,12 +44,10 @@ class Plain:
         ]
         if problems:
             raise PlanError(problems)
-        return _bind(tensors, config)
+        bounds = {n: Bound(spec, experts.plain_parts(n, spec, config)) for n, spec in tensors.items()}
+        return _binding(bounds, stored_leaves(bounds), config)
 
 
-def _bind(specs: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
-    return Binding(
-        tensors={name: Bound(spec, (Part(name),)) for name, spec in specs.items()},
-        leaves=dict(specs),
-        config={k: v for k, v in config.items() if k != "quantization_config"},
-    )
+def _binding(tensors: Mapping[str, Bound], leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+    without = {k: v for k, v in config.items() if k != "quantization_config"}
+    return Binding(tensors=tensors, leaves=dict(leaves), config=without)

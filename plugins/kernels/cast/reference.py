@@ -44,13 +44,14 @@ def cast(x: Any, dtype: str, *, overflow: Overflow = "error") -> Any:
     if given == dtype:
         return x
     source, target = FORMATS[given], FORMATS[dtype]
-    out = []
-    for i, bits in enumerate(np.ascontiguousarray(x).view(f"u{source.nbits // 8}").ravel().tolist()):
+    patterns = np.ascontiguousarray(x).view(f"u{source.nbits // 8}").ravel()
+    out = np.empty(patterns.shape, f"u{target.nbits // 8}")
+    for i, bits in enumerate(map(int, patterns)):
         rounded, overflowed = cast_bits(bits, source, target)
         if overflowed and overflow == "error":
             raise ValueRangeError(f"flat index {i}: {np.asarray(x).flat[i]} is out of range of {dtype}")
-        out.append(rounded - 1 if overflowed and overflow == "clamp" else rounded)
-    return np.array(out, f"u{target.nbits // 8}").view(numpy_dtype(dtype)).reshape(x.shape)
+        out[i] = rounded - 1 if overflowed and overflow == "clamp" else rounded
+    return out.view(numpy_dtype(dtype)).reshape(x.shape)
 
 
 def cast_bits(bits: int, source: Format, target: Format) -> tuple[int, bool]:

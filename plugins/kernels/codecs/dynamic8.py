@@ -55,4 +55,5 @@ def decode(codes: Any, second: Any) -> Any:
     """float32 scales of uint8 `codes`, each operation rounded to float32."""
     flat = table()[np.asarray(codes).reshape(-1)]
     largest = np.repeat(np.asarray(second)[:-1], DYNAMIC8_BLOCK)[: flat.size]
-    return (flat * largest + np.asarray(second)[-1]).reshape(codes.shape)
+    with np.errstate(over="ignore"):
+        return (flat * largest + np.asarray(second)[-1]).reshape(codes.shape)

@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Literal
 
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.ops import Kernel, Op
+from plugins.kernels import JAX_NBYTES
 
 Overflow = Literal["error", "clamp"]
 DTYPES = ("BF16", "F32", "F16")
@@ -33,6 +34,7 @@ OP = Op(
         "numpy": "plugins.kernels.dequantize.blockwise:dequantize",
         "xla": "plugins.kernels.dequantize.xla_backend:dequantize",
     },
+    {"xla": JAX_NBYTES},
 )
 
 

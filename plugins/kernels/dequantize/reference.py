@@ -10,14 +10,20 @@ from plugins.kernels.codecs import dynamic8
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize import Overflow, check
 from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
+from plugins.kernels.pieces import dequantized
 
 F32: Any = np.float32
+PIECE = 1 << 14  # elements: numbers of Python's, some 150 bytes for each
 
 
 def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> Any:
     """See the op's docstring."""
+    check(q.scheme, dtype, overflow)
+    return dequantized(_dequantize, q, dtype, PIECE, overflow=overflow)
+
+
+def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
     scheme: Scheme = q.scheme
-    check(scheme, dtype, overflow)
     bits, n = scheme.element_bits, q.shape[-1]
     packed = np.ascontiguousarray(q.codes)
     stream = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], n, bits).astype(np.uint8)

@@ -18,7 +18,9 @@ from plugins.kernels.codecs import scales
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize import Overflow, check
 from plugins.kernels.dequantize.jax_decode import decode
+from plugins.kernels.pieces import dequantized
 
+PIECE = 1 << 18  # elements: see quantize
 _DTYPES = {"BF16": jnp.bfloat16, "F32": jnp.float32}
 _decode = jax.jit(decode, static_argnums=1)
 
@@ -30,6 +32,10 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
         raise Unsupported(f"xla decodes to BF16 and F32, not to {dtype}, whose overflows it cannot report")
     if q.scheme.scale != "e8m0":
         _refuse_subnormals(q)
+    return dequantized(_dequantize, q, dtype, PIECE, overflow=overflow)
+
+
+def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
     return np.asarray(_decode(QTensor(scheme=q.scheme, **q.components), _DTYPES[dtype]))
 
 
@@ -43,4 +49,4 @@ def _refuse_subnormals(q: Any) -> None:
     factors = np.abs(scales.totals(q))
     factors = factors[factors > 0]
     if factors.size and float(factors.min()) * least < 2.0**-126:
-        raise Unsupported(f"xla flushes values below 2^-126, and a factor of {factors.min()} makes such ones")
+        raise Unsupported("xla flushes values below 2^-126, and the smallest scales make such ones")

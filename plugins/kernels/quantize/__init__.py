@@ -1,6 +1,7 @@
 """quantize: an array becomes a QTensor, one shared scale a block.
 
-    quantize(x, scheme, *, measure=False, observed=None, place=None, **recipe) -> QTensor, or (QTensor, ErrorStats)
+    quantize(x, scheme, *, measure=False, observed=None, rows=None, place=None, **recipe)
+        -> QTensor, or (QTensor, ErrorStats)
 
 `x` is an array `[..., n]` of bfloat16 (ml_dtypes), float32 or float16, contiguous or not. The recipe is the *method*
 (how codes are chosen), never needed to decode; combinations that mean nothing are a ConfigError that says why:
@@ -18,6 +19,8 @@
 - quotient: `divide` by the scale that the decoder will use, or multiply by its float32 `reciprocal` (torchao's NVFP4,
   ggml, bitsandbytes). codes_from: the `stored` scale, or the `unrounded` one (ggml, bitsandbytes).
 - least_scale, zero_scale: real scales below the first are raised to it; what a zero scale is stored as.
+- zero_block: the zero point of a block whose scale is 0: the `least` code, or the one in the `middle`; then the largest
+  where values below 0 are too small for a scale (compressed-tensors, which divides by that scale).
 - ties: a value halfway between two codes: `even` to the code with mantissa 0 (OCP, torchao, compressed-tensors,
   Triton), `zero` to the smaller magnitude (ggml's MXFP4, ModelOpt's), `away` to the larger (microxcaling's default),
   `down` to the smaller value (bitsandbytes' NF4), `up` (integers): floor(v + 1/2), added in float32 as ggml does.
@@ -25,6 +28,8 @@
 - nonfinite: `error` raises ValueRangeError at the first NaN or infinity. `poison` gives its block scale NaN (0xFF in
   E8M0) and zero codes, so that the whole block decodes to NaN (section 5.1: a NaN scale makes every element NaN; what
   a conversion does with NaN and infinity section 6.3 leaves open).
+- overflow: a finite value that would decode to an infinity in BF16 or F32, at the end of the range, is an `error`;
+  `inf` writes the codes that libraries write, which decode to that.
 - tiny: E8M0 blocks whose scale clamps to byte 0, i.e. 2^-127. `spec` divides by 2^-127, as the decoder multiplies.
   `torchao` reproduces its codes, which decode wrong: it divides by 2^-126 (rceil: by 1, so all codes are 0).
 - search: `mse` tries other scales and keeps the one with the least sum of squared errors, the earlier of equals: the
@@ -33,10 +38,11 @@
   the value's `place` = (tensor name, its shape, where x starts in it) only: chunks and threads change nothing.
 
 `observed` (pipeline.tensors.matrices.Extremes) are those of the whole matrices that `x` is a part of, for scales that a
-matrix shares. `measure` also gives the ErrorStats of the decoded values against `x`; poisoned blocks, which have no
-values, are left out.
+matrix shares; `rows` those of the whole rows, for scales that a row shares. `measure` also gives the ErrorStats of the
+decoded values against `x`; poisoned blocks, which have no values, are left out.
 
-Raises ValueRangeError (its message starts with the flat index; the caller names the tensor), ConfigError for an option
+Raises ValueRangeError (its message starts with the flat index; the caller names the tensor; a scale or minimum past its
+encoding is one too), ConfigError for an option
 that does not exist or a shape that does not fill blocks.
 """
 
@@ -44,6 +50,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from pipeline.ops import Kernel, Op
+from plugins.kernels import JAX_NBYTES
 from plugins.kernels.quantize.recipe import Nonfinite, ScaleRule, Ties, Tiny, Zero, checked
 
 __all__ = ["OP", "Nonfinite", "Quantize", "ScaleRule", "Ties", "Tiny", "Zero", "check"]
@@ -55,6 +62,7 @@ OP = Op(
         "numpy": "plugins.kernels.quantize.blockwise:quantize",
         "xla": "plugins.kernels.quantize.xla_backend:quantize",
     },
+    {"xla": JAX_NBYTES},
 )
 
 
@@ -63,6 +71,7 @@ class Quantize(Kernel):
     """The quantize op with its backends, as a plugin node."""
 
     op: ClassVar[Op] = OP
+    backends: tuple[str, ...] = ("numpy", "reference")
 
 
 def check(shape: tuple[int, ...], scheme: Any, **options: Any) -> None:

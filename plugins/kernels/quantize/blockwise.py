@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ConfigError, ValueRangeError
+from pipeline.errors import ConfigError, Unsupported, ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import numpy_dtype
@@ -29,29 +29,33 @@ from plugins.kernels.codecs.blocks import (
 )
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
-from plugins.kernels.quantize import numpy_backend, reference
+from plugins.kernels.quantize import numpy_backend
 from plugins.kernels.quantize.measure import compared
+from plugins.kernels.quantize.reach import refuse_infinities, unstorable
 from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
 from plugins.kernels.quantize.scale import Found, block_scales, quotients
 
 
 def quantize(
-    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
-) -> Any:
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
-    if not x.size:  # nothing to go over, and yet a matrix may have a scale
-        return reference.quantize(x, scheme, measure=measure, observed=observed, place=place, **options)
+    if not x.size:
+        raise Unsupported("numpy goes over the elements of an array, and this one has none")
     if is_fast(scheme, recipe):
-        names = ("scale_rule", "ties", "zero", "nonfinite", "tiny")
+        names = ("scale_rule", "ties", "zero", "nonfinite", "overflow", "tiny")
         return numpy_backend.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
     q = empty(x.shape, scheme)
-    coder = _Coder(scheme, recipe, x, q, observed, place)
+    coder = _Coder(scheme, recipe, x, q, observed, rows, place)
     for lead, matrix in as_matrices(x):
         coder.matrix(lead, matrix)
     if scheme.second == "dynamic8":
         codes, second = dynamic8.encode(q.scales)
         q = QTensor(q.codes, codes, scheme, second=second)
+    if recipe.overflow == "error":
+        refuse_infinities(x, q)
     return (q, measured(x, q)) if measure else q
 
 
@@ -73,6 +77,7 @@ class _Coder:
     x: Any
     q: QTensor
     observed: Any
+    bands: Any
     place: Any
 
     def matrix(self, lead: tuple[int, ...], matrix: Any) -> None:
@@ -99,7 +104,7 @@ class _Coder:
                 codes,
                 scale[down, across],
                 None if zeros is None else zeros[down, across],
-                (whole, second, lead),
+                (whole if self.bands is None else self._bands(lead, down), second, lead),
             )
 
     def _box(self, matrix: Any, box: Any, codes: Any, scale: Any, zeros: Any, of: Any) -> None:
@@ -113,6 +118,8 @@ class _Coder:
         blocks = loaded(matrix[box]).reshape(shape) if one else None
         if self.scheme.block_rows == 0 and self.scheme.block_elems == 0:
             ends = tuple(np.asarray(v, np.float32).reshape(1, 1, 1, 1) for v in whole)
+        elif self.bands is not None:
+            ends = whole
         elif blocks is not None and self.recipe.scale_rule in ("signed", "minmax"):
             ends = extremes(blocks)
         elif blocks is not None:
@@ -175,6 +182,11 @@ class _Coder:
             return matrix_extremes(matrix)
         return None
 
+    def _bands(self, lead: tuple[int, ...], down: slice) -> Any:
+        """(low, high) `[down, 1, 1, 1]` of the whole rows that these bands of a matrix are a part of."""
+        ends = (np.asarray(v, np.float32)[lead] for v in (self.bands.low, self.bands.high))
+        return tuple(v.reshape(-1)[down].reshape(-1, 1, 1, 1) for v in ends)
+
     def _finite(self, amax: Any) -> None:
         if np.isfinite(amax).all():
             return
@@ -193,12 +205,10 @@ def refuse_unstorable(found: Found, amax: Any, scheme: Scheme) -> None:
     """Refuse finite blocks whose scale or minimum is past its encoding."""
     if scheme.scale == "e8m0":
         return
-    parts = [found.stored] if found.zeros is None else [found.stored, found.zeros]
-    for part in parts:
-        bad = np.isfinite(amax) & ~np.isfinite(np.asarray(part).astype(np.float32))
+    for what, part in (("scales", found.stored), ("zeros", found.zeros)):
+        bad = np.isfinite(amax) & ~np.isfinite(np.asarray(0 if part is None else part).astype(np.float32))
         if bad.any():
-            worst = amax[bad].max()
-            raise ValueRangeError(f"a block with amax {worst}: its scale or minimum is out of range of F16 or BF16")
+            raise unstorable(amax[bad].max(), what, scheme)
 
 
 def measured(x: Any, q: QTensor) -> ErrorStats:

@@ -20,6 +20,8 @@ from pipeline.tensors.spec import dtype_name
 from plugins.kernels.elements import E8M0_NAN
 from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero, check, tile
 from plugins.kernels.quantize.measure import Measure
+from plugins.kernels.quantize.reach import refuse_infinities
+from plugins.kernels.quantize.recipe import Overflow
 from plugins.kernels.tiles import matrices, spans
 
 _local = threading.local()
@@ -33,11 +35,14 @@ def quantize(
     ties: Ties = "even",
     zero: Zero = "signed",
     nonfinite: Nonfinite = "error",
+    overflow: Overflow = "error",
     tiny: Tiny = "spec",
     measure: bool = False,
 ) -> Any:
     """See the op's docstring."""
-    check(x.shape, scheme, scale_rule=scale_rule, ties=ties, zero=zero, nonfinite=nonfinite, tiny=tiny)
+    check(
+        x.shape, scheme, scale_rule=scale_rule, ties=ties, zero=zero, nonfinite=nonfinite, overflow=overflow, tiny=tiny
+    )
     if sys.byteorder != "little":
         raise Unsupported("the packing views bytes as little-endian words")
     most = max(tile.TILE, scheme.block_elems)
@@ -48,6 +53,8 @@ def quantize(
     for source, codes, scales in matrices(x, q.codes, q.scales):
         if not encoder.matrix(source, codes, scales, most):
             _raise_nonfinite(x)
+    if overflow == "error":
+        refuse_infinities(x, q)
     return (q, meter.stats) if meter is not None else q
 
 

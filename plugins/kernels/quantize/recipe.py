@@ -12,10 +12,12 @@ ScaleRule = Literal["floor", "ceil", "even", "rceil", "amax", "half_range", "sig
 Ties = Literal["even", "zero", "away", "down", "up"]
 Zero = Literal["signed", "positive", "minus"]
 Nonfinite = Literal["error", "poison"]
+Overflow = Literal["error", "inf"]
 Tiny = Literal["spec", "torchao"]
 Quotient = Literal["divide", "reciprocal"]
 CodesFrom = Literal["stored", "unrounded"]
 Search = Literal["none", "mse"]
+ZeroBlock = Literal["least", "middle"]
 
 POWER_RULES = ("floor", "ceil", "even", "rceil")
 SEARCH_ELEMS = 1 << 16  # the largest block whose scale is searched for, but for rows
@@ -30,11 +32,13 @@ class Recipe:
     ties: Ties = "even"
     zero: Zero = "signed"
     nonfinite: Nonfinite = "error"
+    overflow: Overflow = "error"
     tiny: Tiny = "spec"
     quotient: Quotient = "divide"
     codes_from: CodesFrom = "stored"
     least_scale: float = 0.0
     zero_scale: float = 0.0
+    zero_block: ZeroBlock = "least"
     search: Search = "none"
     search_steps: int = 1
     search_grid: tuple[float, ...] = ()
@@ -61,6 +65,14 @@ class Recipe:
     def is_narrow(self) -> bool:
         """Whether codes of integers are symmetric about 0, so that the most negative one is never written."""
         return self.scale_rule not in ("half_range", "signed")
+
+    def cuts_rows(self, scheme: Scheme) -> bool:
+        """Whether the extremes of a row that shares a scale say all that the scale must know of it.
+
+        They do not where the first of several equal values counts (`signed`, a minimum that is ±0) or a sum (`search`).
+        """
+        shares = scheme.block_elems == 0 and scheme.block_rows > 0
+        return shares and scheme.zero != "min_f16" and self.scale_rule != "signed" and self.search == "none"
 
     def problem(self, scheme: Scheme) -> str | None:
         """Why this recipe and `scheme` make no codec, or None."""
@@ -97,6 +109,8 @@ class Recipe:
     def _more(self, scheme: Scheme, e: Any) -> str | None:
         if self.tiny != "spec" and scheme.scale != "e8m0":
             return f"tiny={self.tiny} is about the least scale of e8m0; {scheme.scale} scales have no such case"
+        if self.zero_block != "least" and scheme.zero != "int":
+            return f"zero_block={self.zero_block} is where the zero point of a zero block lies; this scheme has none"
         if self.ties == "up" and e.family not in ("fixed", "unsigned"):
             return f"ties up is ggml's rounding of integers, not of {scheme.element}"
         if self.zero == "minus" and e.family != "float":

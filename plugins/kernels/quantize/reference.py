@@ -20,19 +20,30 @@ from plugins.kernels.codecs import dynamic8, scales, uniform
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.dequantize.reference import dequantize
 from plugins.kernels.elements import E8M0_NAN
-from plugins.kernels.quantize.recipe import checked
+from plugins.kernels.pieces import quantized
+from plugins.kernels.quantize.reach import may_overflow, refuse
+from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.reference_block import code_of, shared_of
 
 F32: Any = np.float32
+PIECE = 1 << 14  # elements: numbers of Python's, some 150 bytes for each
 
 
 def quantize(
-    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
-) -> Any:
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
     if recipe.stochastic and place is None:
         raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")
+    return quantized(
+        _quantize, x, scheme, PIECE, cuts_rows=recipe.cuts_rows(scheme), measure=measure, observed=observed, rows=rows,
+        place=place, recipe=recipe,
+    )  # fmt: skip
+
+
+def _quantize(x: Any, scheme: Scheme, *, measure: bool, observed: Any, rows: Any, place: Any, recipe: Recipe) -> Any:
     e = element(scheme.element)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other here
         values = np.ascontiguousarray(x).astype(np.float32)
@@ -40,6 +51,7 @@ def quantize(
         for first in np.flatnonzero(~np.isfinite(values)):
             raise ValueRangeError(f"flat index {first}: {values.flat[first]} has no {e.name.upper()} value")
     *lead, n = x.shape
+    bands = rows
     rows = lead[-1] if lead else 1
     matrices = values.reshape(-1, rows, n) if values.size else np.zeros((math.prod(lead[:-1]), rows, n), np.float32)
     places = _places(x.shape, place).reshape(matrices.shape) if recipe.stochastic else None
@@ -55,7 +67,12 @@ def quantize(
             for j in range(across):
                 at = (slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width))
                 block = matrix[at].ravel().tolist()
-                ends = (low, high) if scheme.block_rows == scheme.block_elems == 0 else (_least(block), _most(block))
+                if scheme.block_rows == scheme.block_elems == 0:
+                    ends = low, high
+                elif bands is not None:  # the row goes on beyond `x`
+                    ends = _observed(matrix, bands, m * down + i)
+                else:
+                    ends = _least(block), _most(block)
                 with np.errstate(all="ignore"):
                     shared = shared_of(block, ends, scheme, recipe, second)
                 if shared is None:
@@ -91,10 +108,15 @@ def quantize(
     if second_values is not None:
         parts["second"] = second_values.reshape(shapes["second"])
     q = QTensor(scheme=scheme, **parts)
+    if not measure and not may_overflow(q):
+        return q
+    decoded = dequantize(q, "F32")
+    if recipe.overflow == "error":
+        refuse(values, decoded, q)
     if not measure:
         return q
     finite = ~poisoned.reshape(x.shape)
-    return q, ErrorStats.between(values[finite], dequantize(q, "F32")[finite])
+    return q, ErrorStats.between(values[finite], decoded[finite])
 
 
 def _pack(codes: Any, bits: int) -> Any:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import ValueRangeError
 from pipeline.tensors.scheme import SCALE_DTYPES, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.codecs import scales
 from plugins.kernels.codecs.elements import Element, element
 from plugins.kernels.dequantize.reference import value_of
 from plugins.kernels.elements import E8M0_BIAS, E8M0_MAX
+from plugins.kernels.quantize.reach import unstorable
 from plugins.kernels.quantize.recipe import Recipe
 
 F32: Any = np.float32
@@ -139,11 +139,15 @@ def _real(raw: Any, low: float, scheme: Scheme, recipe: Recipe, second: Any, ama
         half = F32(1 << (e.bits - 1))
         point = np.rint(-half - F32(min(low, 0.0)) / stored) + half if stored else F32(0)
         zero = int(min(max(point, F32(0)), F32(e.most)))
+        if recipe.zero_block == "middle" and raw == 0:
+            zero = e.most if low < 0 else int(half)
     elif scheme.zero == "min_f16":
         zero = np.float16(F32(low))
         minimum = F32(low) if recipe.codes_from == "unrounded" else F32(zero)
-    if not math.isfinite(stored) or (minimum is not None and not np.isfinite(zero)):
-        raise ValueRangeError(f"a block with amax {amax}: its scale or minimum is out of range of F16 or BF16")
+    if not math.isfinite(stored):
+        raise unstorable(amax, "scales", scheme)
+    if minimum is not None and not np.isfinite(zero):
+        raise unstorable(amax, "zeros", scheme)
     return Shared(stored, total, divisor, zero, minimum)
 
 

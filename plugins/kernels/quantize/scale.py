@@ -105,6 +105,9 @@ def _real(raw: Any, ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> F
         point = np.rint(np.where(value == 0, np.float32(0), -half - ends[0] / value) + half)
         found.zeros = np.nan_to_num(np.clip(point, 0, e.most)).astype(np.uint8)
         found.zeros = np.where(value == 0, np.uint8(0), found.zeros)
+        if recipe.zero_block == "middle":
+            instead = np.where(ends[0] < 0, np.uint8(e.most), np.uint8(half))
+            found.zeros = np.where(raw == 0, instead, found.zeros)
     elif scheme.zero == "min_f16":
         found.zeros = ends[0].astype(np.float16)
         found.minimum = ends[0] if recipe.codes_from == "unrounded" else found.zeros.astype(np.float32)

@@ -23,28 +23,40 @@ from plugins.kernels.codecs import bits, dynamic8, scales
 from plugins.kernels.codecs.blocks import floats
 from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied, parts, subtracted
+from plugins.kernels.pieces import quantized
 from plugins.kernels.quantize.blockwise import empty, measured, refuse_unstorable
+from plugins.kernels.quantize.reach import refuse_infinities
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.scale import Found, block_scales
 
+PIECE = 1 << 18  # elements: some forty bytes for each are a task's scratch
 _INFINITY = 0x7F800000
 _SIGN = np.uint32(0x80000000)
 
 
 def quantize(
-    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, place: Any = None, **options: Any
-) -> Any:
+    x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
+    **options: Any,
+) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
     if recipe.search != "none" or recipe.stochastic:
         raise Unsupported("xla neither searches nor rounds at random")
     if not x.size:
         raise Unsupported("xla has nothing to do for an array without elements")
+    return quantized(
+        _quantize, x, scheme, PIECE, cuts_rows=recipe.cuts_rows(scheme), measure=measure, observed=observed, rows=rows,
+        place=None, recipe=recipe,
+    )  # fmt: skip
+
+
+def _quantize(x: Any, scheme: Scheme, *, measure: bool, observed: Any, rows: Any, place: Any, recipe: Recipe) -> Any:
     values = floats(np.asarray(x))
     if recipe.nonfinite == "error" and not np.isfinite(_most(values.view(np.uint32))):
         at = int(np.flatnonzero(~np.isfinite(values))[0])
         raise ValueRangeError(f"flat index {at}: {values.flat[at]} has no {scheme.element.upper()} value")
     q = empty(x.shape, scheme)
+    bands_of = rows
     rows, n = (x.shape[-2] if x.ndim > 1 else 1), x.shape[-1]
     matrices = values.view(np.uint32).reshape(-1, rows, n)
     whole = _whole(matrices, scheme, observed)
@@ -68,7 +80,8 @@ def quantize(
         band = matrices[:, top:bottom].reshape(-1, r, across, n // across)
         bands = slice(top // height, -(-bottom // height))
         count = len(band) // len(matrices)
-        found, coded = _band(band, whole, second, count, scheme, recipe)
+        ends = whole if bands_of is None else _of_rows(bands_of, len(matrices), bands)
+        found, coded = _band(band, ends, second, count, scheme, recipe, given=bands_of is not None)
         codes[:, top:bottom] = coded.reshape(len(matrices), bottom - top, n)
         scale[:, bands] = found.stored.reshape(len(matrices), count, across)
         if zeros is not None:
@@ -77,6 +90,8 @@ def quantize(
     if scheme.second == "dynamic8":
         stored, second = dynamic8.encode(q.scales)
         q = QTensor(q.codes, stored, scheme, second=second)
+    if recipe.overflow == "error":
+        refuse_infinities(x, q)
     return (q, measured(x, q)) if measure else q
 
 
@@ -100,9 +115,20 @@ def _whole(matrices: Any, scheme: Scheme, observed: Any) -> Any:
     return None
 
 
-def _band(band: Any, whole: Any, second: Any, count: int, scheme: Scheme, recipe: Recipe) -> tuple[Found, Any]:
-    """(scales, uint8 codes) of `count` bands of blocks of every matrix, `[matrices · count, r, across, e]`."""
-    if scheme.block_rows == 0 and scheme.block_elems == 0:
+def _of_rows(rows: Any, matrices: int, bands: slice) -> tuple[Any, ...]:
+    """(low, high) float32 of some bands of every matrix."""
+    return tuple(np.asarray(v, np.float32).reshape(matrices, -1)[:, bands] for v in (rows.low, rows.high))
+
+
+def _band(
+    band: Any, whole: Any, second: Any, count: int, scheme: Scheme, recipe: Recipe, *, given: bool
+) -> tuple[Found, Any]:
+    """(scales, uint8 codes) of `count` bands of blocks of every matrix, `[matrices · count, r, across, e]`.
+
+    Args:
+        whole: extremes of the matrices, or (`given`) of the rows that these bands are a part of.
+    """
+    if given or (scheme.block_rows == 0 and scheme.block_elems == 0):
         ends = tuple(v.reshape(-1, 1, 1, 1) for v in whole)
     else:
         rule = "first" if scheme.zero == "min_f16" else recipe.scale_rule

@@ -44,7 +44,7 @@ class Decoder(nnx.Module):
         self.layers = nnx.List([block(m.scope(f"layers.{i}"), i) for i in range(layers)])
         self.norm = RMSNorm(m, "norm", hidden, "embed", eps, plus_one=plus_one)
         self.lm_head = None if tied else w.param("lm_head.weight", (vocab, hidden), ("vocab", "embed"))
-        w.ignore(unused({"tie_word_embeddings": tied}))
+        w.ignore(unused(tied=tied))
         self.vocab, self.dtype, self.ops = vocab, dtype, ops
         self.embed_scale, self.softcap = embed_scale, softcap
 

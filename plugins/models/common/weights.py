@@ -8,7 +8,6 @@ no module asked for is an error, unless `ignore` names it with the reason; so is
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
 from pipeline.errors import MOST_HINTS, PlanError, Problem, did_you_mean, strangers
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from plugins.models.device import Hold, device_spec
+from plugins.models.device import Hold, device_spec, left_out
 
 Axes = tuple[str, ...]
 
@@ -126,15 +125,10 @@ class Weights:
         Raises:
             PlanError: tensors missing, of a wrong shape or dtype, or left over; all of them at once.
         """
-        record, ignored = self._record, {}
-        unknown = []
-        for name in record.specs:
-            if name not in record.taken:
-                reason = next((r for p, r in record.ignored.items() if fnmatchcase(name, p)), None)
-                if reason is None:
-                    unknown.append(name)
-                else:
-                    ignored[name] = reason
+        record = self._record
+        rest = [name for name in record.specs if name not in record.taken]
+        ignored = left_out(rest, record.ignored)
+        unknown = [name for name in rest if name not in ignored]
         record.problems += strangers(unknown, record.taken, "no part of the model takes it")
         if record.problems:
             raise PlanError(record.problems, exit_code=4)

@@ -10,6 +10,7 @@ class Gemma:
     """A `plugins.models.family.Family`."""
 
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
+    tied: ClassVar[bool] = True
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.gemma.model import build

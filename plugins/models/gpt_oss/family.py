@@ -10,6 +10,7 @@ class GptOss:
     """A `plugins.models.family.Family`."""
 
     model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
+    tied: ClassVar[bool] = False
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.gpt_oss.model import build

@@ -10,6 +10,7 @@ class Llama:
     """A `plugins.models.family.Family`."""
 
     model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral")
+    tied: ClassVar[bool] = False
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.llama.model import build

@@ -10,6 +10,7 @@ class Qwen:
     """A `plugins.models.family.Family`."""
 
     model_types: ClassVar[tuple[str, ...]] = ("qwen2", "qwen3", "qwen3_moe")
+    tied: ClassVar[bool] = False
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.qwen.model import build

@@ -1,0 +1,100 @@
+"""Paths on disk: whether something can be made there, what lies in what, and what else lies in a folder of ours."""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+MOST_NAMED = 5  # in a message
+
+
+def reason(why: OSError) -> str:
+    """What the system said; what `shutil` says by itself has no number."""
+    return why.strerror or str(why)
+
+
+def hindrance(path: Path) -> str | None:
+    """Why nothing can be made at `path`, whose parents need not be there yet; None where something can."""
+    try:
+        nbytes = len(os.fsencode(path))
+        there = nearest_folder(path)
+        if not there.is_dir():
+            return f"{there} is {'not a folder' if there.exists() else 'a link that leads nowhere'}"
+        if not os.access(there, os.W_OK | os.X_OK):
+            return f"{there} is not writable"
+        if "\0" in str(path):
+            return f"{str(path)!r:.300}: no name can hold a zero byte"
+        most = os.pathconf(there, "PC_NAME_MAX")
+        if long := [part for part in path.relative_to(there).parts if len(os.fsencode(part)) > most]:
+            return f"{long[0]:.60}… in {there}: {len(os.fsencode(long[0]))} bytes; a name there has at most {most}"
+        if nbytes >= (most := os.pathconf(there, "PC_PATH_MAX")):
+            return f"{path!s:.60}…: {nbytes} bytes; a path has at most {most - 1}"
+    except OSError as why:
+        return f"{path!s:.300}: {reason(why)}"
+    except UnicodeEncodeError:
+        return f"{str(path)!r:.300} cannot be a name on disk"
+    return None
+
+
+def nearest_folder(path: Path) -> Path:
+    """The nearest parent of `path` that is there; a folder, unless something else is in the way."""
+    there = path.parent
+    while not os.path.lexists(there):  # False for names that are too long, too
+        there = there.parent
+    return there
+
+
+def within(inner: Path, outer: Path) -> bool:
+    """Whether `inner` is `outer` or lies in it, whatever links, dots, mounts and capitals lead to either."""
+    real, holder = Path(os.path.realpath(inner)), Path(os.path.realpath(outer))
+    if real.is_relative_to(holder):
+        return True
+    try:
+        there = os.stat(holder)
+    except OSError:
+        return False
+    return any(os.path.exists(p) and os.path.samestat(os.stat(p), there) for p in (real, *real.parents))
+
+
+def unlisted(folder: Path, files: Collection[str]) -> list[str]:
+    """What lies in `folder` beside `files` (relative, with slashes) and the folders that these are in.
+
+    A folder is named once, with a slash; links are not followed, and one to a folder is never ours.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+
+    def fail(why: OSError) -> None:
+        raise why
+
+    known = set(files)
+    folders = {parent.as_posix() for name in known for parent in Path(name).parents}
+    found = []
+    for base, inner, names in os.walk(folder, onerror=fail):
+        here = Path(base).relative_to(folder)
+        links = [d for d in inner if (Path(base) / d).is_symlink()]
+        strange = [d for d in inner if d not in links and (here / d).as_posix() not in folders]
+        found += [name for n in names if (name := (here / n).as_posix()) not in known]
+        found += [f"{(here / d).as_posix()}/" for d in (*links, *strange)]
+        inner[:] = [d for d in inner if d not in links and d not in strange]
+    return sorted(found)
+
+
+def named(names: Collection[str]) -> str:
+    """A few of them, and how many more."""
+    more = len(names) - MOST_NAMED
+    return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def nbytes_on_disk(folder: Path) -> int:
+    """Blocks that the files in `folder` take; 0 when it is not there."""
+    return sum((Path(base) / n).lstat().st_blocks * 512 for base, _, names in os.walk(folder) for n in names)
+
+
+def sync(folder: Path) -> None:
+    """Make durable what the folder lists."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

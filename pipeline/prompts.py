@@ -1,0 +1,55 @@
+"""What is to be continued: `prompt`, a text; `prompts`, a list of them; or `prompt_file`, a file or standard input.
+
+Files are read when the config is resolved, so that their content is part of what a run is.
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.units import show_bytes
+
+MOST_NBYTES = 16 << 20  # a hundred times the longest context there is
+STDIN = "-"
+
+
+def continued(prompt: Any, prompts: Any, prompt_file: Any) -> Any:
+    """The text or texts; of the three, those that are not set are None, and `prompt` has a default.
+
+    Raises:
+        ConfigError: as `read`; `prompts` that are no list.
+    """
+    if prompts is not None and (isinstance(prompts, str) or not hasattr(prompts, "__iter__")):
+        raise ConfigError(f"""prompts={prompts!r}: a list is expected, such as prompts='["One text", "Another"]'""")
+    return read(str(prompt_file)) if prompt_file is not None else prompt if prompts is None else prompts
+
+
+def read(file: str) -> str:
+    """The text in a file, or for `-` on standard input, without the line break that ends it.
+
+    Raises:
+        ConfigError: it cannot be read, is no UTF-8, or larger than any prompt.
+    """
+    where = f"prompt_file={file}"
+    try:
+        content = _stdin() if file == STDIN else _read(Path(file).expanduser())
+        text = content.decode()
+    except (OSError, ValueError, RuntimeError) as why:  # RuntimeError: ~ of nobody
+        said = why.strerror if isinstance(why, OSError) else str(why)
+        raise ConfigError(f"{where}: cannot be read: {said}") from None
+    if len(content) > MOST_NBYTES:
+        raise ConfigError(f"{where}: is larger than {show_bytes(MOST_NBYTES)}, the most that a prompt may be")
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+@cache
+def _stdin() -> bytes:
+    """Read once: the jobs of a sweep all continue the same text."""
+    return sys.stdin.buffer.read(MOST_NBYTES + 1)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MOST_NBYTES + 1)

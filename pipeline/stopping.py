@@ -1,0 +1,50 @@
+"""Being told to stop: Ctrl-C, a terminal that closes, a supervisor that terminates.
+
+The first signal unwinds like Ctrl-C, so that workers are let go of and journals closed; a second one ends at once, and
+takes the worker processes along.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+from pipeline.terminal import say
+
+SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+_seen: list[int] = []  # signals that arrived, in order
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal of `SIGNALS`; a KeyboardInterrupt, which libraries let pass."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum = signum
+
+
+def listen() -> None:
+    """Take the signals that this process was not started to ignore (`nohup`, a shell's background jobs)."""
+    for signum in SIGNALS:
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, _take)
+
+
+def _take(signum: int, frame: FrameType | None) -> None:
+    _seen.append(signum)
+    if len(_seen) > 1:
+        end(_seen[0])
+    raise Stopped(signum)
+
+
+def end(signum: int) -> NoReturn:
+    """Say so and exit, now: `sys.exit` would wait for threads, and so for a model to finish scoring or its text."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    with contextlib.suppress(RuntimeError):  # the signal came in the middle of a write
+        say(f"{SIGNALS[signal.Signals(signum)]}; the same command goes on from here")
+        sys.stdout.flush()
+    os._exit(128 + signum)

@@ -1,0 +1,74 @@
+"""Told to stop: at once, with nothing left behind, whichever signal and however often."""
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from tests.cases import big_gpt_oss
+from tests.cases.runs import after_chunks, done, end, journaled, start, until, workers_of
+
+SIZES = big_gpt_oss.Sizes(
+    layers=1, experts=4, hidden=1024, inter=1088, heads=8, kv_heads=2, head_dim=64, vocab=512
+)  # 28 MB
+HOW = ["quant=mxfp4", "dask.chunk=512KiB", "dask.workers=2"]
+DISTRIBUTED = ["dask=distributed", "dask.dashboard=false"]
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+SAID = {INT: "interrupted", TERM: "terminated", HUP: "hung up"}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    return big_gpt_oss.write(tmp_path_factory.mktemp("source"), SIZES)
+
+
+def ended(process, signum, children):
+    result = end(process, 30)
+    assert result.returncode == 128 + signum, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("Dask cluster")]
+    assert lines == [f"{SAID[signum]}; the same command goes on from here"]
+    assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+@pytest.mark.parametrize(
+    ("signals", "how", "everybody"),
+    [
+        ([TERM], [], False),
+        ([TERM], DISTRIBUTED, False),
+        ([HUP], DISTRIBUTED, True),  # as a terminal that closes does
+        ([INT, INT], DISTRIBUTED, True),
+    ],
+)
+def test_stopped(source, tmp_path, signals, how, everybody):
+    args = [f"model.source={source}", f"paths.run={tmp_path}", *HOW]
+    process = start(*args, *how)
+    after_chunks(tmp_path, 2, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert bool(children) == bool(how)
+    for signum in signals:
+        (os.killpg if everybody else os.kill)(process.pid, signum)
+    ended(process, signals[0], children)
+    had = len(journaled(tmp_path))
+    assert had >= 2
+    assert done(*args)["chunks"]["reused"] == had
+
+
+def test_stopped_while_workers_start(source, tmp_path):
+    process = start(f"model.source={source}", f"paths.run={tmp_path}", *HOW, *DISTRIBUTED)
+    until(lambda: workers_of(process), process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(TERM)
+    ended(process, TERM, children)
+
+
+def test_what_is_ignored_stays_ignored(source, tmp_path):
+    """`nohup`: a terminal that closes does not stop the run."""
+    before = signal.signal(HUP, signal.SIG_IGN)
+    try:
+        process = start(f"model.source={source}", f"paths.run={tmp_path}", *HOW)
+    finally:
+        signal.signal(HUP, before)
+    after_chunks(tmp_path, 1, process)
+    process.send_signal(HUP)
+    assert end(process).returncode == 0

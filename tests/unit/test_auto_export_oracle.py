@@ -1,0 +1,57 @@
+"""What export=auto chooses for other people's models, loaded and run by the program it was chosen for."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.api import run
+from tests.cases import toy_models
+
+pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
+torch = pytest.importorskip("torch")
+pytest.importorskip("compressed_tensors")
+TOKENS = [[5, 100, 0, 17, 3, 42]]
+
+
+@pytest.mark.parametrize(("kind", "quant"), [
+    ("llama3", "int4"), ("llama3", "fp8_e4m3"), ("qwen3", "nvfp4"), ("gemma3", "int8"), ("mistral", "mxfp4"),
+    ("qwen2", "none"),
+])  # fmt: skip
+def test_transformers_loads_what_was_chosen(
+    kind: str, quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Values are what we read there, to the last bits, which test_compressed_tensors_oracle.py is about."""
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    toy_models.make(tmp_path / "source", kind)
+    report = run([f"model.source={tmp_path / 'source'}", "flow=convert", f"quant={quant}", "paths.run=packed"])
+    assert report.chosen["export"].startswith("hf, " if quant == "none" else "compressed_tensors, ")
+    values = ["flow=convert", "quant=none", "export=plain", "export.dtype=fp32", "paths.run=values"]
+    run(["model.source=packed/model", *values])
+    loaded, info = AutoModelForCausalLM.from_pretrained("packed/model", dtype=torch.bfloat16, output_loading_info=True)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        logits = loaded(torch.tensor(TOKENS)).logits  # decompresses
+    assert torch.isfinite(logits).all()
+    state: dict[str, Any] = {n: p.detach().float().numpy() for n, p in loaded.named_parameters()}
+    want = load_file("values/model/model.safetensors")
+    assert want.keys() <= state.keys()
+    for name, value in want.items():
+        assert np.allclose(state[name], value, rtol=2**-7, atol=0), name  # theirs multiplies in bf16
+
+
+def test_gguf_opens_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf")
+    monkeypatch.chdir(tmp_path)
+    toy_models.make(tmp_path / "source", "llama2")
+    report = run([f"model.source={tmp_path / 'source'}", "flow=convert", "quant=q8_0", "paths.run=run"])
+    assert report.chosen == {"export": "gguf, chosen for int8/32/f16"}
+    reader = gguf.GGUFReader(tmp_path / "run" / "model" / "model.gguf")
+    kinds = {t.name: t.tensor_type.name for t in reader.tensors}
+    assert kinds["blk.1.attn_q.weight"] == kinds["blk.2.ffn_down.weight"] == "Q8_0"
+    back = run(["model.source=run/model/model.gguf", "flow=convert", "paths.run=back"])
+    assert back.chosen == {"export": "hf, chosen for plain values"}

@@ -1,0 +1,59 @@
+"""A run that asks for a quantization and would quantize nothing stops in the plan, and says what would help."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pipeline.errors import PlanError
+from pipeline.stage import Checkpoint, Context
+from pipeline.testing.memory import checkpoint, same
+from plugins.quant.blockwise import Blockwise
+from plugins.quant.mx import MX
+from plugins.quant.none import Unquantized
+from stages.quantize import Quantize, Rule
+from stages.transcode import Transcode
+
+X = np.ones((4, 64), ml_dtypes.bfloat16)
+INT8 = Blockwise("int8", 0, "f32", scale_rule="amax")
+
+
+def quantized(source: Checkpoint, method: Any, *rules: Rule, **more: Any) -> Checkpoint:
+    return Quantize(method, rules, **more).run(Context(Path()), source)
+
+
+@pytest.mark.parametrize("rules", [(), (Rule("keep", "*"),), (Rule("keep", "*"), Rule("quant", "w"))])
+def test_rules_that_only_keep(rules: tuple[Rule, ...]) -> None:
+    with pytest.raises(
+        PlanError, match=r"quant: asks for e2m1/32/e8m0, and no tensor .*to: quant.*quant=none"
+    ) as found:
+        quantized(checkpoint({"w": X, "v": X}), MX(), *rules)
+    assert len(found.value.problems) == 1
+
+
+def test_rules_that_only_unpack() -> None:
+    source = checkpoint({"w": MX().encode(X)})
+    with pytest.raises(PlanError, match=r"no tensor would be quantized .*to none"):
+        quantized(source, INT8, Rule("none", "*"), methods={"none": Unquantized()})
+
+
+def test_what_is_asked_for_or_there_already_is_no_error() -> None:
+    plain, packed = checkpoint({"w": X, "v": X}), checkpoint({"w": MX().encode(X)})
+    keep = Rule("keep", "*")
+    assert quantized(plain, Unquantized(), keep) is plain
+    assert quantized(packed, MX(), Rule("quant", "*")) is packed
+    other = quantized(plain, MX(), Rule("int8", "w"), keep, methods={"int8": INT8})
+    assert other.store.specs["w"].scheme == INT8.scheme
+
+
+def test_transcoding_packs_nothing() -> None:
+    with pytest.raises(PlanError, match=r"quant: asks for e2m1/32/e8m0, and none of the 2 tensors is packed.*flow=con"):
+        Transcode(MX()).run(Context(Path()), checkpoint({"w": X, "v": X}))
+    plain, packed = checkpoint({"w": X}), checkpoint({"w": MX().encode(X), "v": X})
+    assert Transcode(Unquantized()).run(Context(Path()), plain) is plain
+    assert Transcode(MX()).run(Context(Path()), packed) is packed
+    recoded: Any = Transcode(INT8, allow_requantize=True).run(Context(Path()), packed).store
+    assert recoded.specs["w"].scheme == INT8.scheme
+    assert same(recoded.read("v"), X)
