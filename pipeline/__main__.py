@@ -45,7 +45,7 @@ def job(cfg: DictConfig) -> Any:
 def _job(cfg: DictConfig) -> Any:
     """Plan, and run unless the verb says otherwise."""
     run = load_run(cfg)
-    run_dir = Path(run.spine.paths.run).expanduser().absolute()
+    run_dir = Path(os.path.expanduser(run.spine.paths.run)).absolute()
     if _verb in ("plan", "graph"):
         plan = plan_run(run, run_dir, fetch=False)
         if _verb == "graph":

@@ -9,6 +9,7 @@
 `import pipeline` imports nothing else; these functions do when they are called.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r}: a list of them is expected, one string each")
     with _composed(overrides, config_dir) as (config, settled):
-        run_dir = Path(config.spine.paths.run).expanduser().absolute()
+        run_dir = Path(os.path.expanduser(config.spine.paths.run)).absolute()
         if not progress:
             return execute(config, run_dir, settled, Events())
         with console.progress(config.spine.progress) as events:
@@ -90,7 +91,7 @@ def load_model(
 
 def _place(source: str | Path) -> str:
     """What `model.source=` is to be: an absolute path, or an address as it is."""
-    return str(source) if "://" in str(source) else str(Path(source).expanduser().absolute())
+    return str(source) if "://" in str(source) else str(Path(os.path.expanduser(source)).absolute())
 
 
 @contextmanager

@@ -94,17 +94,17 @@ def of_source(what: str) -> Iterator[None]:
 
 
 def placed(text: str) -> Path:
-    """The absolute path that somebody typed, `~` expanded.
+    """The absolute path that somebody typed, `~` expanded where somebody's home is meant.
 
     Raises:
-        SourceError: no path: a zero byte, a home that nobody has.
+        SourceError: no path: a zero byte in it, a lone surrogate.
     """
     try:
         os.fsencode(text)
         if "\0" in text:
             raise ValueError("a path has no zero byte")
-        return Path(text).expanduser().absolute()
-    except (ValueError, RuntimeError) as e:
+        return Path(os.path.expanduser(text)).absolute()
+    except ValueError as e:
         raise SourceError(f"{spoken(text)}: is no path: {e}") from None
 
 

@@ -3,6 +3,7 @@
 Files are read when the config is resolved, so that their content is part of what a run is.
 """
 
+import os
 import sys
 from functools import cache
 from pathlib import Path
@@ -34,7 +35,7 @@ def read(file: str) -> str:
     """
     where = f"prompt_file={file}"
     try:
-        content = _stdin() if file == STDIN else _read(Path(file).expanduser())
+        content = _stdin() if file == STDIN else _read(Path(os.path.expanduser(file)))
         text = content.decode()
     except (OSError, ValueError, RuntimeError) as why:  # RuntimeError: ~ of nobody
         said = why.strerror if isinstance(why, OSError) else str(why)

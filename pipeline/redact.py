@@ -44,7 +44,7 @@ def learn(values: Mapping[str, str], places: Iterable[str] = ()) -> None:
 
 def _is_place(value: str) -> bool:
     """Whether it is a path: of something there is, or below a folder other than the root."""
-    path = Path(value).expanduser()
+    path = Path(os.path.expanduser(value))
     try:
         return path.exists() or (path.is_absolute() and Path(*path.parts[:2]).is_dir())
     except (OSError, ValueError):

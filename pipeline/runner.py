@@ -5,6 +5,7 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 """
 
 import json
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -68,7 +69,7 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
             return earlier
         resuming = earlier == "unfinished" and journal.path.exists()
         known = journal.read() if resuming else {}
-        outputs = Path(run.spine.paths.outputs).expanduser().absolute()
+        outputs = Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
         _stop(obstacles(plan, outputs, identity(what), known))
         for work in plan.works.values():
             if hasattr(work, "lock"):
@@ -106,7 +107,7 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
         if not same:
             _earlier(run_dir, what, run.spine.overwrite, Events())
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        return obstacles(plan, Path(run.spine.paths.outputs).expanduser().absolute(), identity(what), known)
+        return obstacles(plan, Path(os.path.expanduser(run.spine.paths.outputs)).absolute(), identity(what), known)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
 

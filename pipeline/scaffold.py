@@ -124,7 +124,7 @@ def _parse(args: list[str]) -> tuple[str, Path | None]:
             given = next(rest, "") if arg == "--dir" else arg.removeprefix("--dir=")
             if not given:
                 raise ConfigError(f"--dir needs a folder; {USAGE}")
-            folder = Path(given).expanduser()
+            folder = Path(os.path.expanduser(given))
         elif arg.startswith("-"):
             raise ConfigError(f"{arg!r} is no option; {USAGE}")
         else:

@@ -24,7 +24,7 @@ def check(name: str, where: str) -> None:
 
 def input_file(name: str) -> InputFile:
     """Raises SourceError when it cannot be read."""
-    return small_input(Path(name).expanduser().absolute())
+    return small_input(Path(os.path.expanduser(name)).absolute())
 
 
 def read(name: str) -> str:

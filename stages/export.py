@@ -1,6 +1,7 @@
 """Export: lay a checkpoint out on disk, fill it chunk by chunk, and move it into place in one rename."""
 
 import json
+import os
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -101,7 +102,7 @@ class Export:
             binding=binding,
             container=container,
             layout=layout,
-            target=Path(self.path).expanduser().absolute() if self.path else ctx.run_dir / "model",
+            target=Path(os.path.expanduser(self.path)).absolute() if self.path else ctx.run_dir / "model",
             companions=files,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,

@@ -8,6 +8,7 @@ A file is the unit that survives an interruption: huggingface_hub goes on with a
 nothing of one when the process ends.
 """
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -257,7 +258,7 @@ def _room(hub: Hub, address: Address, missing: Mapping[str, int]) -> None:
 def _cache_folder(hub: Hub) -> Path:
     from huggingface_hub import constants
 
-    return Path(hub.cache or constants.HF_HUB_CACHE).expanduser().absolute()
+    return Path(os.path.expanduser(hub.cache or constants.HF_HUB_CACHE)).absolute()
 
 
 def _root(found: tuple[str, Path]) -> Path:

@@ -72,7 +72,7 @@ def outside(
     """The files that are no companions of the checkpoint and that `load_tokenizer` reads for these options."""
     kinds = tuple(LOOKED_FOR) if kind == "auto" else (kind,)
     own = any(Companions(files).match(LOOKED_FOR[one]) for one in kinds)
-    template = Path(chat_template).expanduser() if chat_template is not None else None
+    template = Path(os.path.expanduser(chat_template)) if chat_template is not None else None
     ranked = None if own or "tiktoken" not in kinds else ranks.harmony_file(vocabulary)
     return [p.absolute() for p in (template, ranked) if p is not None and p.is_file()]
 

@@ -154,7 +154,7 @@ def harmony_file(vocabulary: str | None) -> Path | None:
 def _harmony_folder(vocabulary: str | None) -> tuple[str, Path] | None:
     """(what names it, the folder)."""
     given = [("tokenizer.vocabulary", vocabulary), *((v, os.environ.get(v)) for v in VARIABLES)]
-    return next(((n, Path(f).expanduser()) for n, f in given if f), None)
+    return next(((n, Path(os.path.expanduser(f))) for n, f in given if f), None)
 
 
 def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> Ranks:
