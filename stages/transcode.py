@@ -41,7 +41,8 @@ class Transcode:
             wanted = TensorSpec((), "BF16", scheme).encoding
             text = (
                 f"asks for {wanted}, and none of the {len(checkpoint.store.specs)} tensors is packed: transcoding "
-                "changes how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming only"
+                "changes how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming "
+                "only"
             )
             raise PlanError([Problem("quant", text)])
         todo = {n: s for n, s in checkpoint.store.specs.items() if s.scheme not in (None, scheme)}
