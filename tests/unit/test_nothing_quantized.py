@@ -35,7 +35,7 @@ def test_rules_that_only_keep(rules: tuple[Rule, ...]) -> None:
 
 def test_rules_that_only_unpack() -> None:
     source = checkpoint({"w": MX().encode(X)})
-    with pytest.raises(PlanError, match="no tensor would be quantized .*to none"):
+    with pytest.raises(PlanError, match=r"no tensor would be quantized .*to none"):
         quantized(source, INT8, Rule("none", "*"), methods={"none": Unquantized()})
 
 
