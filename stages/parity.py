@@ -35,6 +35,7 @@ class Compared:
         kl: mean KL divergence of our next-token distributions from the reference's, nats; max over positions beside it.
         top1: share of positions at which both find the same token likeliest.
         tokens: of the prompt.
+        prompt: name of the text, or that there was none.
         facts: device, dtypes, bytes on the device, of our model.
         tables: for people.
     """
@@ -47,6 +48,7 @@ class Compared:
     kl_max: float
     top1: float
     tokens: int
+    prompt: str
     facts: Mapping[str, Any]
     tables: tuple[Table, ...]
 
@@ -86,8 +88,8 @@ class Parity:
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
         session = self.engine.load(checkpoint, plain=True)
-        ids = self._ids(session, checkpoint, ctx.seed)
-        live.write(f"{len(ids)} tokens, our model\n")
+        ids, prompt = self._ids(session, checkpoint, ctx.seed)
+        live.write(f"{len(ids)} tokens ({prompt}), our model\n")
         ours, facts = session.taps(ids), session.facts
         del session
         held.release()
@@ -106,20 +108,31 @@ class Parity:
         tables = (
             Table("Layer by layer", ("after", "max abs difference", "largest value", "relative"), rows),
             Table("Parity", ("", ""), (
-                ("summary", summary), ("KL", f"{kl.mean():.2e} mean, {kl.max():.2e} at most"),
+                ("summary", summary), ("prompt", prompt), ("KL", f"{kl.mean():.2e} mean, {kl.max():.2e} at most"),
                 ("top-1 agreement", f"{100 * top1:.2f} % of {len(ids)} positions"), *weights_rows(facts),
             )),
         )  # fmt: skip
         return Compared(
-            first is None, summary, first, layers, float(kl.mean()), float(kl.max()), top1, len(ids), facts, tables
+            first is None,
+            summary,
+            first,
+            layers,
+            float(kl.mean()),
+            float(kl.max()),
+            top1,
+            len(ids),
+            prompt,
+            facts,
+            tables,
         )
 
-    def _ids(self, session: Any, checkpoint: Checkpoint, seed: int) -> list[int]:
+    def _ids(self, session: Any, checkpoint: Checkpoint, seed: int) -> tuple[list[int], str]:
+        """What both models are shown, and what it is."""
         if (tokenizer := session.tokenizer_if_any) is not None:
-            return list(tokenizer.encode(texts.read(self.text)))[: self.tokens]
-        live.write("no tokenizer: random tokens\n")
+            return list(tokenizer.encode(texts.read(self.text)))[: self.tokens], Path(self.text).name
         vocab = int(checkpoint.config["vocab_size"])
-        return [int(t) for t in np.random.default_rng(seed).integers(0, vocab, self.tokens)]
+        ids = [int(t) for t in np.random.default_rng(seed).integers(0, vocab, self.tokens)]
+        return ids, "random tokens: the checkpoint has no tokenizer"
 
 
 def _apart(ours: Any, theirs: Any) -> dict[str, float]:

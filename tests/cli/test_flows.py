@@ -14,7 +14,12 @@ import pytest
 
 import pipeline as weightmill
 from pipeline import held
+from pipeline.config import compose_run
 from pipeline.errors import ConfigError, PlanError, SourceError, StorageError
+from pipeline.fit import plan_run
+from pipeline.stage import Checkpoint, Needs
+from pipeline.testing.memory import MemoryStore
+from stages.parity import Parity
 from tests.cli.run import MAIN, ROOT, pipeline
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
@@ -33,6 +38,17 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def run(*overrides: str) -> Any:
     return weightmill.run(["+model=gpt_oss", *overrides])
+
+
+def assert_as_planned(report: Any, *overrides: str) -> None:
+    """Every stage that ran a model had on the device what its plan says."""
+    plan = plan_run(compose_run(["+model=gpt_oss", *overrides]), Path(report.run))
+    needs = {n: node.result for n, node in plan.nodes.items() if isinstance(node.result, Needs)}
+    assert needs
+    for name, need in needs.items():
+        facts = report.results[name]["facts"]
+        assert max(facts["device_nbytes"], facts.get("baseline_nbytes", 0)) == need.device_nbytes, name
+        assert facts["planned_nbytes"] == facts["device_nbytes"], name
 
 
 def test_the_main_job_says_what_quantization_did(tmp_path: Path) -> None:
@@ -162,6 +178,7 @@ def test_overlapping_windows_score_every_token_once(here: Path) -> None:
     alone = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300").results["evaluate"]["texts"]
     overlap = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300", "evaluate.windows.stride=64")
     more = overlap.results["evaluate"]["texts"]
+    assert_as_planned(overlap, "flow=evaluate", *SHORT)
     bos = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300", "evaluate.windows.bos=true").results["evaluate"][
         "texts"
     ]
@@ -177,6 +194,7 @@ def test_generate_is_the_quick_way_to_text(here: Path) -> None:
     report = run(*options, "prompt=[The people, Our army and navy]")
     found = report.results["generate"]
     assert found["prompts"] == ["The people", "Our army and navy"]
+    assert_as_planned(report, *options)
     alone = run(*options, "prompt=Our army and navy").results["generate"]
     assert alone["texts"] == found["texts"][1:]
     assert not (here / "outputs").joinpath("model").exists()
@@ -232,6 +250,7 @@ def test_sensitivity_names_the_layer_that_hurts(here: Path) -> None:
     assert found["groups"][worst]["kl"] == pytest.approx(alone["kl"], rel=1e-3)
     roles = run("flow=sensitivity", "quant=mxfp4", "sensitivity.by=role", *SHORT).results["sensitivity"]
     assert list(roles["groups"]) == ["experts"]
+    assert_as_planned(report, "flow=sensitivity", "quant=mxfp4", *SHORT)
 
 
 def test_load_model_in_a_notebook(here: Path) -> None:
@@ -293,6 +312,29 @@ def test_load_model_without_a_tokenizer(here: Path) -> None:
         weightmill.load_model(source).generate(ids)
 
 
+def test_parity_takes_random_tokens_only_where_there_is_no_tokenizer(here: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", "")
+    source = without_tokenizer(here / "bare")
+    config = json.loads((source / "config.json").read_text())
+    parity = Parity(None, None, str(ROOT / "plugins/texts/sotu_eval.txt"), tokens=9)  # type: ignore[arg-type]
+    checkpoint = Checkpoint(MemoryStore({}), config)
+
+    def ids(**options: Any) -> tuple[list[int], str]:
+        session = weightmill.load_model(source, overrides=[f"tokenizer.{k}={v}" for k, v in options.items()])
+        return parity._ids(session, checkpoint, 0)
+
+    found, prompt = ids()
+    assert (len(found), prompt) == (9, "random tokens: the checkpoint has no tokenizer")
+    assert ids()[0] == found
+    with pytest.raises(SourceError, match="holds neither o200k_base"):  # named, and not there: broken
+        ids(vocabulary=here)
+    (source / "tokenizer.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"tokenizer.json: not a tokenizer"):
+        ids()
+    shutil.copy(TINY / "tokenizer.json", source)
+    assert ids()[1] == "sotu_eval.txt"
+
+
 def without_tokenizer(folder: Path) -> Path:
     folder.mkdir()
     for file in TINY.iterdir():
@@ -346,6 +388,8 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
     assert list(found["layers"]) == ["embed", *(f"layers.{i}" for i in range(4)), "norm", "logits"]
     assert max(d["relative"] for d in found["layers"].values()) < 1e-5
     assert found["top1"] == 1
+    assert found["prompt"] == "sotu_eval.txt"
+    assert_as_planned(report, "flow=parity")
     # A layer that computes something else is named.
     from plugins.models.gpt_oss import model
 

@@ -9,11 +9,12 @@ import pytest
 
 import pipeline as weightmill
 from pipeline import held, runner
+from pipeline.errors import ConfigError
 from pipeline.tasks import run_stage
 from tests.cases import model_runs
 
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
-QUICK = ["evaluate.windows.tokens=64", "evaluate.windows.window=32", "evaluate.windows.batch=1", "sampling.max_tokens=2"]
+QUICK = [f"evaluate.windows.{o}" for o in ("tokens=64", "window=32", "batch=1")] + ["sampling.max_tokens=2"]
 
 
 def loaded() -> int:
@@ -62,8 +63,8 @@ def test_a_run_lets_go_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     run("stages=[load,decode,quantize,evaluate,generate]")
     assert len(loads) == 2  # the baseline's, and one for evaluating and generating
     assert loaded() == before
-    with pytest.raises(weightmill.errors.ConfigError, match="tokens, nothing to predict"):
-        (tmp_path / "short.txt").write_text("a")
+    (tmp_path / "short.txt").write_text("a")
+    with pytest.raises(ConfigError, match="tokens, nothing to predict"):
         run("flow=evaluate", "evaluate.texts=[short.txt]", "paths.run=again")
     assert held._held is None
     assert loaded() == before  # the error has gone, and took what it knew along

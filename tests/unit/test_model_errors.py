@@ -1,17 +1,22 @@
 """What does not fit is said before anything is loaded: everything at once, by name, with what was expected."""
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline import live
+from pipeline.engine import grouped, weights_rows
 from pipeline.errors import ConfigError, PlanError, WeightmillError
 from pipeline.stage import Checkpoint
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import MemoryStore
+from pipeline.units import show_bytes
+from plugins.models.gemma.family import Gemma
+from plugins.models.llama.family import Llama
 from tests.cases import model_runs, toy_gpt_oss, toy_llama
 from tests.cases.quantized import quantized
 
@@ -71,6 +76,57 @@ def test_tensors_that_no_model_reads() -> None:
     assert nbytes == engine.load(llama()).runtime.device_nbytes - head
     assert nbytes == sum(a.nbytes for a in toy_llama.weights(tied=True).values())
     assert "is missing" in problems(llama(toy_llama.weights(tied=True)))["lm_head.weight"]
+
+
+def test_what_is_not_read_is_said_with_the_reason() -> None:
+    tensors = toy_llama.weights()
+    for i in (0, 1):
+        tensors[f"model.layers.{i}.self_attn.rotary_emb.inv_freq"] = np.zeros(8, np.float32)
+    checkpoint, engine = llama(tensors, tie_word_embeddings=True), model_runs.engine()
+    planned, facts = engine.plan(checkpoint, text=False), engine.load(checkpoint).facts
+    assert set(planned.ignored) == {n for n in tensors if "lm_head" in n or "inv_freq" in n}
+    assert facts["ignored"] == planned.ignored
+    assert facts["planned_nbytes"] == facts["device_nbytes"] == planned.device_nbytes
+    said = [
+        "lm_head.weight: the embedding is the head as well (tie_word_embeddings)",
+        "model.layers.*.self_attn.rotary_emb.inv_freq ×2: computed from config.json",
+    ]
+    assert sorted(grouped(planned.ignored)) == said
+    (label, size), *rest = weights_rows(facts)
+    assert (label, size) == ("weights on the device", f"{show_bytes(planned.device_nbytes)} (cpu)")
+    assert sorted(rest) == [("not read", line) for line in said]
+
+
+@dataclass(frozen=True)
+class Ties(Llama):
+    """Builds what the config does not say, as Gemma does; and as the plan does not know, when `tied` is wrong."""
+
+    tied: ClassVar[bool] = True
+
+    def build(self, config: Any, weights: Any, ops: Any, dtype: str) -> Any:
+        return super().build({**config, "tie_word_embeddings": True}, weights, ops, dtype)
+
+
+@dataclass(frozen=True)
+class TiesUnseen(Ties):
+    tied: ClassVar[bool] = False
+
+
+def test_a_plan_that_was_wrong_is_said() -> None:
+    checkpoint = llama(tie_word_embeddings=None)
+    right = replace(model_runs.engine(), families=(Ties(),))
+    facts = right.load(checkpoint).facts
+    assert facts["planned_nbytes"] == facts["device_nbytes"] == right.plan(checkpoint, text=False).device_nbytes
+    wrong = replace(model_runs.engine(), families=(TiesUnseen(),))
+    shown: list[str] = []
+    with live.to(shown.append):
+        facts = wrong.load(checkpoint).facts
+    head = toy_llama.weights()["lm_head.weight"].nbytes
+    assert facts["planned_nbytes"] == facts["device_nbytes"] + head == wrong.plan(checkpoint, text=False).device_nbytes
+    [said] = shown
+    assert "on the device, where" in said
+    assert ("but planned were", f"{show_bytes(facts['planned_nbytes'])}; please report it") in weights_rows(facts)
+    assert (Gemma.tied, Llama.tied) == (True, False)
 
 
 def test_experts_of_different_encodings_cannot_be_stacked() -> None:
