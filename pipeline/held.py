@@ -15,10 +15,12 @@ def model(engine: Any, store: Any, load: Callable[[], Any]) -> Any:
     """What `load()` gives; the same again for an equal engine and the same store. What was held before is let go of
     first: two need not fit."""
     global _held
-    if _held is None or _held[0] != engine or _held[1] is not store:
+    found = _held  # another task of this worker may end, and let go, at any time
+    if found is None or found[0] != engine or found[1] is not store:
+        found = None
         release()
-        _held = (engine, store, load())
-    return _held[2]
+        found = _held = (engine, store, load())
+    return found[2]
 
 
 def release() -> None:

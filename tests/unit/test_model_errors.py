@@ -1,7 +1,10 @@
 """What does not fit is said before anything is loaded: everything at once, by name, with what was expected."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -9,8 +12,11 @@ import numpy as np
 import pytest
 
 from pipeline import live
+from pipeline.config import compose_run
+from pipeline.console import plan_tables
 from pipeline.engine import grouped, weights_rows
 from pipeline.errors import ConfigError, PlanError, WeightmillError
+from pipeline.fit import plan_run
 from pipeline.stage import Checkpoint
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import MemoryStore
@@ -239,3 +245,17 @@ def test_devices() -> None:
     with pytest.raises(ConfigError, match=r"'gpu:7'.*no such device"):
         replace(model_runs.engine(), device="gpu:7").load(llama())
     assert replace(model_runs.engine(), device="cpu:3").load(llama()).runtime.device.id == 3
+
+
+def test_the_plan_says_what_is_not_read(tmp_path: Path) -> None:
+    from safetensors.numpy import save_file
+
+    save_file({n: a.astype(np.float32) for n, a in toy_llama.weights().items()}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({**toy_llama.CONFIG, "tie_word_embeddings": True}))
+    shutil.copy(Path(model_runs.CONF).parent / "plugins/models/gpt_oss/tiny/tokenizer.json", tmp_path)
+    line = "the model does not read lm_head.weight: the embedding is the head as well (tie_word_embeddings)"
+    for flow, said in (("generate", [line]), ("convert", [])):
+        run = compose_run(["+model=llama", f"model.source={tmp_path}", "quant=none", f"flow={flow}"])
+        plan = plan_run(run, tmp_path / "run")
+        assert not plan.problems
+        assert [t for t in plan_tables(plan) if "does not read" in str(t)] == said
