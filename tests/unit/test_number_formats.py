@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from pipeline.errors import ConfigError, NotLossless, ValueRangeError
 from pipeline.resolve import Resolver
