@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import SourceError
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.patience import has_pattern, no_panic, patiently
-from plugins.tokenizers.settings import Settings
+from plugins.tokenizers.settings import MOST_IDS, Settings
 from plugins.tokenizers.streams import ByteStream, WindowStream
 from plugins.tokenizers.tokenizer import Stream
 
@@ -51,7 +51,11 @@ class HuggingFace:
         added = self._tokenizer.get_added_tokens_decoder()
         self.special = frozenset(i for i, t in added.items() if t.special)
         self.vocab_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        self._decoders = _flat(decoder := files.json(FILE).get("decoder"))
+        if self.vocab_size > MOST_IDS:
+            raise SourceError(
+                f"{self._where}: a token has id {self.vocab_size - 1:,}; they have to be below {MOST_IDS:,}"
+            )
+        self._decoders = _flat(decoder := files.json(FILE).get("decoder"), self._where)
         self._decodes_by_pattern = has_pattern(decoder)
 
     def _add(self, settings: Settings) -> None:
@@ -90,13 +94,20 @@ class HuggingFace:
         """A second tokenizer that finds no special token in text; the setting is the tokenizer's, not the call's."""
         import tokenizers
 
-        blind = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        try:
+            with no_panic(self._where):
+                blind = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        except SourceError:
+            raise
+        except Exception as why:  # the package reads files that it then writes in a way that it does not read
+            raise SourceError(f"{self._where}: a tokenizer that cannot be copied: {why}") from None
         blind.encode_special_tokens = True
         return blind
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         if not self._decodes_by_pattern:
-            return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
+            with no_panic(self._where):
+                return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         return patiently(
             self._where,
             len(ids),
@@ -138,11 +149,19 @@ class HuggingFace:
         return spelled.encode() if None in values else bytes(v for v in values if v is not None)
 
 
-def _flat(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+def _flat(decoder: Any, where: str) -> list[Mapping[str, Any]]:
+    """The decoders of a sequence, of sequences too; each with a `type`.
+
+    Raises:
+        SourceError: something else stands where a decoder should; the package takes several things for one.
+    """
     if decoder is None:
         return []
-    if decoder.get("type") == "Sequence":
-        return [d for inner in decoder.get("decoders") or () for d in _flat(inner)]
+    if not isinstance(decoder, Mapping) or not isinstance(decoder.get("type"), str):
+        raise SourceError(f"{where}: {decoder!r:.80} is no decoder with a type")
+    if decoder["type"] == "Sequence":
+        inner = decoder.get("decoders")
+        return [d for one in (inner if isinstance(inner, list) else ()) for d in _flat(one, where)]
     return [decoder]
 
 

@@ -36,12 +36,12 @@ class SentencePiece:
         raw = files.read(name)
         try:
             model.LoadFromSerializedProto(raw)
-        except RuntimeError as why:
+            size = model.vocab_size()
+            self._pieces: list[str] = [model.id_to_piece(i) for i in range(size)]
+            self._bytes = {i: int(self._pieces[i][3:5], 16) for i in range(size) if model.is_byte(i)}
+        except (RuntimeError, ValueError) as why:  # the latter of pieces that are no text, or no byte
             raise SourceError(f"{where}: not a sentencepiece model: {why}") from None
-        size = model.vocab_size()
-        self._pieces: list[str] = [model.id_to_piece(i) for i in range(size)]
         self._ids = {piece: i for i, piece in reversed(list(enumerate(self._pieces)))}
-        self._bytes = {i: int(self._pieces[i][3:5], 16) for i in range(size) if model.is_byte(i)}
         control = {i for i in range(size) if model.is_control(i) or model.is_unknown(i)}
         self._unknown = {i: model.decode([i]) for i in range(size) if model.is_unknown(i)}  # " ⁇ " as a rule
         self._dummy = "".join(model.encode("a", out_type=str)).startswith(SPACE)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.settings import LARGEST
 from pipeline.settings import Settings as Typed
 from plugins.tokenizers.companions import Companions
 
+MOST_IDS = 10_000_000  # the largest vocabularies have a fortieth; libraries make tables up to the largest id
 ID = re.compile(r"0|[1-9][0-9]{0,9}")
 CONFIG, MAP, ADDED, GENERATION = (
     "tokenizer_config.json",
@@ -77,7 +77,7 @@ class Settings:
                 named[name] = _spelling(given, f"{where}: {name}")
         added = {a.id: a for a in _decoder(about.get("added_tokens_decoder") or {}, where)}
         for text, token in files.json(ADDED).items():
-            if not is_id(token):
+            if not is_id(token) or not text:
                 raise SourceError(f"{files.where(ADDED)}: {text!r:.80} should have an id, has {token!r:.80}")
             added.setdefault(token, Added(text, token))
         keys = ("extra_special_tokens", "additional_special_tokens")
@@ -139,7 +139,7 @@ def _decoder(found: Any, where: str) -> list[Added]:
         raise SourceError(f"{where} is {found!r:.80}; it should map ids to objects with `content`")
     tokens = []
     for key, token in found.items():
-        if not ID.fullmatch(key) or int(key) > LARGEST or not isinstance(token, Mapping):
+        if not ID.fullmatch(key) or not is_id(int(key)) or not isinstance(token, Mapping):
             raise SourceError(f"{where} should map ids to objects with `content`, has {key!r:.80}: {token!r:.80}")
         s = Typed(token, f"{where} {key} ")
         flags = [s.get(name, bool, False) for name in ("special", "lstrip", "rstrip")]
@@ -159,4 +159,4 @@ def _ids(found: Any, key: str, origin: str) -> tuple[int, ...]:
 
 def is_id(value: Any) -> bool:
     """Whether a JSON value can be the id of a token."""
-    return type(value) is int and 0 <= value <= LARGEST
+    return type(value) is int and 0 <= value < MOST_IDS

@@ -58,11 +58,12 @@ def config(name: str) -> dict[str, Any]:
 
 @cache
 def load() -> Load:
-    """conf/stages/load.yaml without a remote."""
+    """conf/stages/load.yaml without a remote, for any model."""
     node = OmegaConf.to_container(OmegaConf.load(CONF / "stages" / "load.yaml"))
     assert isinstance(node, dict)
     resolver = Resolver()
-    built = resolver.build({**node, "source": "", "remotes": []}, "load")
+    alone = {key: node[key] for key in ("_target_", "containers", "dialects", "carry")}
+    built = resolver.build({**alone, "source": ""}, "load")
     assert isinstance(built, Load), resolver.problems
     return built
 

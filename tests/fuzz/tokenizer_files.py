@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from plugins.tokenizers import patience
 from plugins.tokenizers.load import load_tokenizer
 from tests.cases import tokenizers as cases
 from tests.fuzz.driver import Files
@@ -79,6 +80,7 @@ def changed(rng: random.Random, part: Any) -> bytes:
 
 
 def run(files: Mapping[str, bytes], folder: Path) -> None:
+    patience.PATIENCE_S = 5.0  # before the driver loses its own
     encoding = "llama3" if "x.tiktoken" in files else None
     tokenizer = load_tokenizer(dict(files), {"eos_token_id": 2}, "here", encoding=encoding)
     for text in TEXTS:

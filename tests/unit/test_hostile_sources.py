@@ -226,6 +226,14 @@ def test_tokens_of_the_wrong_type(name: str, content: Any, said: str) -> None:
     assert said in refusal(lambda: load_tokenizer(own, {}))
 
 
+def test_ids_that_no_vocabulary_has() -> None:
+    """The package makes a table of all ids up to the largest when it copies a tokenizer."""
+    found = json.loads(tokenizers.tokenizer_json("byte_level"))
+    found["model"]["vocab"]["far"] = 2**31
+    said = refusal(lambda: load_tokenizer({"tokenizer.json": json.dumps(found).encode()}, {}))
+    assert "a token has id 2,147,483,648; they have to be below 10,000,000" in said
+
+
 def test_a_text_config_that_is_none() -> None:
     own = {"tokenizer.json": tokenizers.tokenizer_json("byte_level")}
     assert "text_config is 5" in refusal(lambda: load_tokenizer(own, {"text_config": 5}))
