@@ -34,7 +34,7 @@ def test_a_transposed_leaf_is_cut_along_its_own_rows(tmp_path: Path, chunk_nbyte
     export = Export(Turned(), SafeTensors(), Dequantize(), Cast())
     work = export.run(Context(tmp_path, chunk_nbytes=chunk_nbytes), Checkpoint(MemoryStore(TENSORS)))
     pieces = [p for c in work.chunks for p in c.pieces if p.tensor == "w"]
-    long = 20_000 > chunk_nbytes // 2
+    long = chunk_nbytes // 2 < 20_000
     assert (len(pieces) > 1) == (chunk_nbytes < 1 << 20)
     assert all((p.index[0] == slice(0, 3)) == (long or len(pieces) == 1) for p in pieces)
     work.begin(fresh=True)
