@@ -71,7 +71,7 @@ def loader(source: Path) -> Load:
     node = yaml.safe_load(LOADER.read_text())
     resolver = Resolver()
     own = {k: v for k, v in node.items() if not str(v).startswith("${")}
-    load = resolver.build({**own, "source": str(source)}, "stages.load")
+    load = resolver.build({**own, "source": str(source), "remotes": []}, "stages.load")
     assert not resolver.problems
     return load
 
