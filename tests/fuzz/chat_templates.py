@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
+from plugins.tokenizers import chat_process
 from plugins.tokenizers.load import load_tokenizer
 from tests.cases import tokenizers as cases
 from tests.fuzz.driver import Files
@@ -84,6 +85,7 @@ def _rest() -> Files:
 
 
 def run(files: Mapping[str, bytes], folder: Path) -> None:
+    chat_process.SECONDS = 1  # of CPU time: the driver's patience is of a clock, on a machine that may be busy
     tokenizer = load_tokenizer({**_rest(), **files}, {}, "here")
     for chat in CHATS:
         tokenizer.chat(chat, add_generation_prompt=True)

@@ -75,7 +75,7 @@ def make(rng: random.Random) -> Files:
         files["generation_config.json"] = changed_json(rng, {"eos_token_id": [1, 2], "bos_token_id": 0})
     if rng.random() < 0.3 and kind:
         content = {**content, one(rng, tuple(content)): value(rng)}
-    files["config.json"] = changed_json(rng, content) if rng.random() < 0.9 else json.dumps(content).encode()
+    files["config.json"] = changed_json(rng, content, least=rng.random() < 0.9)
     return files
 
 

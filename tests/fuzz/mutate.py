@@ -95,9 +95,9 @@ def _at(tree: Any, path: tuple[Any, ...]) -> Any:
     return tree
 
 
-def changed_json(rng: random.Random, tree: Any) -> bytes:
-    """A JSON text: a few changes to the value, and now and then some to its spelling."""
-    for _ in range(one(rng, (0, 1, 1, 1, 2, 3, 6))):
+def changed_json(rng: random.Random, tree: Any, least: int = 0) -> bytes:
+    """A JSON text: a few changes to the value, `least` or more, and now and then some to its spelling."""
+    for _ in range(max(least, one(rng, (0, 1, 1, 1, 2, 3, 6)))):
         tree = change(rng, tree)
     try:
         raw = json.dumps(tree, ensure_ascii=rng.random() < 0.8).encode()

@@ -286,7 +286,11 @@ def _rope_kv(
         if numbers["low_freq_factor"] == numbers["high_freq_factor"]:
             problems.append(Problem(WHERE, "low_freq_factor and high_freq_factor of llama3 must differ"))
             return None
-        return llama3_factors({**numbers, "rope_theta": theta}, sizes.head_dim)
+        with np.errstate(all="ignore"):
+            factors = llama3_factors({**numbers, "rope_theta": theta}, sizes.head_dim)
+        if not np.isfinite(factors).all():
+            problems.append(Problem(WHERE, "the numbers of llama3 rope scaling make factors that are not finite"))
+        return factors
     if kind not in ("linear", "yarn") or numbers["factor"] is None:
         problems.append(Problem(WHERE, f"rope_type {kind!r:.60}: GGUF can say default, linear, yarn and llama3"))
         return None

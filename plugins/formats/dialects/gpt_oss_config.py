@@ -192,6 +192,8 @@ def from_original(config: Mapping[str, Any], tensors: int) -> dict[str, Any]:
     ]
     if not problems:
         problems += too_many_layers(WHERE, "num_hidden_layers", full["num_hidden_layers"], tensors)
+        if not is_a(full["initial_context_length"] * full["rope_scaling_factor"], float):
+            problems.append(Problem(WHERE, "initial_context_length times rope_scaling_factor is beyond all numbers"))
     if problems:
         raise PlanError(problems)
     factor, context = full["rope_scaling_factor"], full["initial_context_length"]
