@@ -1,6 +1,5 @@
 """config.json and its companions beside the weights of tiny models: through load, every writer and every family."""
 
-import json
 import random
 from collections.abc import Mapping
 from functools import cache
