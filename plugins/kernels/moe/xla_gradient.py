@@ -61,10 +61,10 @@ def gradients(
         g = dout[token].astype(jnp.float32)
         dp = _put(dp, t, jnp.sum(jnp.where(own, y.astype(jnp.float32) * g, 0), axis=1, keepdims=True))
         dy = jnp.where(own, g * flat[t.assignment][:, None], 0).astype(x.dtype)
-        dw_out, db_out = _added(dw_out, t, lambda: weight_gradient(dy, h)), _added(db_out, t, lambda: _over_rows(dy))
+        dw_out, db_out = _added(dw_out, t, weight_gradient, dy, h), _added(db_out, t, _over_rows, dy)
         dh = turn(input_gradient(dy, w_out, x.dtype, t.expert).astype(h.dtype))
-        dw_in = tuple(_added(a, t, lambda d=d: weight_gradient(d, tile_x)) for a, d in zip(dw_in, dh, strict=True))
-        db_in = tuple(_added(a, t, lambda d=d: _over_rows(d)) for a, d in zip(db_in, dh, strict=True))
+        dw_in = tuple(_added(a, t, weight_gradient, d, tile_x) for a, d in zip(dw_in, dh, strict=True))
+        db_in = tuple(_added(a, t, _over_rows, d) for a, d in zip(db_in, dh, strict=True))
         if dx is not None:
             dx = _put(dx, t, sum(input_gradient(d, w, x.dtype, t.expert) for d, w in zip(dh, w_in, strict=True)))
         return dx, dp, dw_in, db_in, dw_out, db_out
@@ -83,9 +83,9 @@ def _put(rows: Any, t: Any, new: Any) -> Any:
     return lax.dynamic_update_slice_in_dim(rows, new, t.start, 0)
 
 
-def _added(total: Any, t: Any, new: Callable[[], Any]) -> Any:
-    """`total` with `new()` added to the tile's expert; None, and nothing computed, where nobody asks."""
-    return None if total is None else total.at[t.expert].add(new())
+def _added(total: Any, t: Any, new: Callable[..., Any], *args: Any) -> Any:
+    """`total` with `new(*args)` added to the tile's expert; None, and nothing computed, where nobody asks."""
+    return None if total is None else total.at[t.expert].add(new(*args))
 
 
 def _over_rows(dy: Any) -> Any:
