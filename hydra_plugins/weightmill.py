@@ -50,7 +50,7 @@ class Sweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None
         HydraConfig.instance().set_config(self.config)  # the sweep's folder is named after its overrides
-        _check_folder(Path(str(self.config.hydra.sweep.dir)).absolute())
+        check_folder(Path(str(self.config.hydra.sweep.dir)).absolute())
         # What Hydra does with it here is write it down; the launcher has one of its own.
         self.config = OmegaConf.create(redact.tree(OmegaConf.to_container(self.config)))
         return super().sweep(arguments)
@@ -59,13 +59,13 @@ class Sweeper(BasicSweeper):
         """A job that does not compose fails by itself, in the launcher."""
 
 
-def _check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> None:
     """Raises StorageError when a sweep's files cannot be written there, or would overwrite what is not a sweep's.
 
     A sweep of ours is known by multirun.yaml, which Hydra writes first, and in which our sweeper stands.
     """
     if why := hindrance(folder / FILES[0]):
-        raise StorageError(f"hydra.sweep.dir: {why}")
+        raise StorageError(f"hydra.sweep.dir: {folder}: {why}")
     there = [name for name in FILES if os.path.lexists(folder / name)]
     known = folder / FILES[0]
     ours = known.is_file() and f"{Sweeper.__module__}.{Sweeper.__name__}" in known.read_text(errors="replace")

@@ -43,7 +43,7 @@ def run_folder(plan: Plan) -> Iterator[Problem]:
     """Why the run's folder cannot be made, or written without overwriting what is not ours."""
     folder = plan.context.run_dir
     if why := hindrance(folder / f"{max(RECORDS, key=len)}.partial"):
-        yield Problem("paths.run", why)
+        yield Problem("paths.run", f"{folder!s:.300}: {why}")
         return
     writes = {*RECORDS, *(w for node in plan.nodes.values() for w in getattr(node.stage, "writes", ()))}
     there = {name for name in writes if os.path.lexists(folder / name)}

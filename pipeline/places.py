@@ -22,16 +22,16 @@ def hindrance(path: Path) -> str | None:
         if not os.access(there, os.W_OK | os.X_OK):
             return f"{there} is not writable"
         if "\0" in str(path):
-            return f"{str(path)!r:.300}: no name can hold a zero byte"
+            return "no name can hold a zero byte"
         most = os.pathconf(there, "PC_NAME_MAX")
         if long := [part for part in path.relative_to(there).parts if len(os.fsencode(part)) > most]:
-            return f"{long[0]:.60}… in {there}: {len(os.fsencode(long[0]))} bytes; a name there has at most {most}"
+            return f"{long[0]:.60}…: {len(os.fsencode(long[0]))} bytes; a name in {there} has at most {most}"
         if nbytes >= (most := os.pathconf(there, "PC_PATH_MAX")):
-            return f"{path!s:.60}…: {nbytes} bytes; a path has at most {most - 1}"
+            return f"{nbytes} bytes; a path has at most {most - 1}"
     except OSError as why:
-        return f"{path!s:.300}: {reason(why)}"
+        return reason(why)
     except UnicodeEncodeError:
-        return f"{str(path)!r:.300} cannot be a name on disk"
+        return "it cannot be a name on disk"
     return None
 
 

@@ -95,7 +95,7 @@ class Target:
         """
         longest = max(self.files, key=len)
         if why := hindrance(self.partial / longest):
-            yield why
+            yield f"{self.path!s:.300}: {why}"
             return
         try:
             if os.path.lexists(self.path) and not self.own(finished=finished) and (why := self._standing()):

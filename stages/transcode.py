@@ -38,10 +38,10 @@ class Transcode:
         if scheme is None:
             return checkpoint
         if not any(s.scheme for s in checkpoint.store.specs.values()):
-            wanted = TensorSpec((), "BF16", scheme).encoding
+            wanted, count = TensorSpec((), "BF16", scheme).encoding, len(checkpoint.store.specs)
             text = (
-                f"asks for {wanted}, and none of the {len(checkpoint.store.specs)} tensors is packed: transcoding "
-                "changes how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming only"
+                f"asks for {wanted}, and none of the {count} tensors is packed: transcoding changes "
+                "how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming only"
             )
             raise PlanError([Problem("quant", text)])
         todo = {n: s for n, s in checkpoint.store.specs.items() if s.scheme not in (None, scheme)}

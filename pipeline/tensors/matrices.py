@@ -118,5 +118,6 @@ def _scan(store: TensorStore, name: str, region: Box, decode: Decode) -> tuple[f
         box = tuple(slice(r.start + s.start, r.start + s.stop) for r, s in zip(region, piece.index, strict=True))
         x = store.read(name, box)
         x = decode(x, "F32") if isinstance(x, QTensor) else x  # as `CodedStore.read` does
-        low, high = np.minimum(low, np.float32(np.min(x))), np.maximum(high, np.float32(np.max(x)))  # NaN stays
+        with np.errstate(invalid="ignore"):  # NaN stays
+            low, high = np.minimum(low, np.float32(np.min(x))), np.maximum(high, np.float32(np.max(x)))
     return float(low), float(high)

@@ -10,7 +10,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from pipeline.ops import Kernel
 from plugins.models.common.ops import Ops
 
 UNTRACEABLE = "reference"
@@ -18,7 +17,7 @@ UNTRACEABLE = "reference"
 
 def is_eager(ops: Ops) -> bool:
     """Whether a kernel among `ops` may run a backend that is no JAX program."""
-    return any(UNTRACEABLE in kernel.backends for kernel in _kernels(ops).values())
+    return any(UNTRACEABLE in getattr(kernel, "backends", ()) for kernel in _kernels(ops).values())
 
 
 def on_arrays(ops: Ops) -> Ops:
@@ -35,5 +34,5 @@ class _OnArrays:
         return jnp.asarray(self.kernel(*args, **options))
 
 
-def _kernels(ops: Ops) -> dict[str, Kernel]:
+def _kernels(ops: Ops) -> dict[str, Callable[..., Any]]:
     return {f.name: getattr(ops, f.name) for f in fields(ops)}

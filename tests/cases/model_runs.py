@@ -34,9 +34,7 @@ def engine() -> Engine:
 
 def checkpoint(source: Path, *overrides: str, quant: str = "none", rules: str = KEEP) -> Checkpoint:
     """What the main job quantizes and would write, of the folder `source`."""
-    run = compose_run(
-        ["+model=smollm2", f"model.source={source}", f"quant={quant}", f"model.rules={rules}", STAGES, *overrides]
-    )
+    run = compose_run([f"model.source={source}", f"quant={quant}", f"model.rules={rules}", STAGES, *overrides])
     plan = plan_run(run, source / "none")
     assert not plan.problems, plan.problems
     found = list(plan.nodes.values())[-1].result

@@ -11,10 +11,10 @@ import pytest
 import xxhash
 
 import pipeline as weightmill
+from pipeline import held
 from pipeline.api import _composed
 from pipeline.errors import SourceError
 from pipeline.runner import Events, execute
-from plugins.engine import start
 from tests.cli.run import ROOT
 from tests.cli.run import pipeline as command
 
@@ -28,7 +28,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("The state of the Union is what the people of it make of it. " * 12)
     yield tmp_path
-    start.release()
+    held.release()
 
 
 @pytest.fixture
@@ -121,7 +121,7 @@ def test_a_companion_that_changes_during_a_run(own: Path, here: Path) -> None:
         edit(own / "vocab.json", "{}", "[]")
 
     with (
-        _composed(["+model=gpt_oss", "flow=convert", f"model.source={own}", "dask.workers=1"], None) as config,
+        _composed(["+model=gpt_oss", "flow=convert", f"model.source={own}", "dask.workers=1"], None) as (config, _),
         pytest.raises(SourceError, match=f"{own / 'vocab.json'}: changed while it was being read"),
     ):
         execute(config, here / "run", [], Events(chunk=spoil))
@@ -138,14 +138,14 @@ def test_a_tokenizer_that_changes_during_an_evaluation(own: Path, here: Path) ->
         edit(path, *CHANGES["tokenizer.json"])
 
     with (
-        _composed(["+model=gpt_oss", *args], None) as config,
+        _composed(["+model=gpt_oss", *args], None) as (config, _),
         pytest.raises(SourceError, match=f"{path}: changed while it was being read"),
     ):
         execute(config, here / "run", [], Events(text=_once(spoil)))
     assert not [*(here / "outputs" / "baselines").glob("*.json")]
     path.write_bytes(content)
     with (
-        _composed(["+model=gpt_oss", *args], None) as config,
+        _composed(["+model=gpt_oss", *args], None) as (config, _),
         pytest.raises(SourceError, match=f"{here / 'text.txt'}: changed while it was being read"),
     ):
         execute(config, here / "run", [], Events(text=_once(lambda _: edit(here / "text.txt", "state", "stake"))))

@@ -40,7 +40,7 @@ def test_what_a_source_holds_and_is_not_read(tmp_path: Path, capsys: pytest.Capt
     toy.leaves.update(dict.fromkeys(names, np.ones(12, np.float32)))
     source = toy_gpt_oss.write(tmp_path / "source", toy)
     args = ["+model=gpt_oss", "flow=convert", f"model.source={source}", f"paths.run={tmp_path / 'run'}"]
-    with _composed(args, None) as config:
+    with _composed(args, None) as (config, _):
         plan = plan_run(config, tmp_path / "run")
     expected = [{"stage": "load", "tensor": n, "reason": REASON} for n in names]
     assert left_out(plan) == expected
@@ -112,9 +112,7 @@ def test_what_an_export_has_no_place_for(tmp_path: Path) -> None:
     assert left_out(plan) == [{"stage": "export", "tensor": "a.buffer", "reason": "is no weight"}]
     [work] = plan.works.values()
     work.begin(fresh=True)
-    for chunk in work.chunks:
-        work.do(chunk)
-    work.finish([])
+    work.finish([{"digest": work.do(chunk)} for chunk in work.chunks])
     assert {*Npy().open(tmp_path / "run" / "model").specs} == {"a.weight"}
 
 

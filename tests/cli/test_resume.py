@@ -445,7 +445,7 @@ def test_an_existing_target(source, expected, tmp_path):
     (target / "precious").unlink()
     target.rmdir()
     done(*to)
-    other = [*to, f"paths.run={tmp_path / 'other'}", "quant.scale_rule=even"]
+    other = command(source, tmp_path / "other", f"export.path={target}", "quant.scale_rule=even")
     result = weightmill(*other)
     assert result.returncode == 5
     assert f"export.path: {target} exists already; choose another, or overwrite=true" in result.stderr

@@ -2,7 +2,7 @@
 is mixed, and a run succeeds with the right bytes only.
 
 Every value of a source is its version's number, so that one look tells which version an output holds, and whether it
-holds two. Two of the runs write the same target.
+holds two. Two of the runs write the same target, from sources of the same names and sizes.
 """
 
 import os
@@ -24,12 +24,15 @@ from safetensors.numpy import load_file, save_file
 
 from pipeline.config import compose_run
 from pipeline.errors import WeightmillError
+from pipeline.report import Report, build_report
 from pipeline.runner import Events, execute
 from pipeline.spine import RunConfig
 from pipeline.target import MARKER
 from plugins.formats.safetensors import SafeTensors
 
 SHAPES = {"model.embed_tokens.weight": (24, 16), "model.norm.weight": (16,), "lm_head.weight": (24, 16)}
+SOURCES = {"source": 0, "other": 1000}  # what is added to the version
+READS = {"a": "source", "b": "other", "c": "source", "d": "source"}
 SHELF = "shelf/model"
 FILES = {"model.safetensors", "config.json", "generation_config.json", MARKER}
 RUNS = {"a": SHELF, "b": SHELF, "c": "out/c/model", "d": "shelf/other"}
@@ -49,7 +52,7 @@ def world() -> Path:
 @cache
 def config(name: str) -> RunConfig:
     to = [] if RUNS[name] == f"out/{name}/model" else [f"export.path={world() / RUNS[name]}"]
-    source = [f"model.source={world() / 'source'}", f"paths.outputs={world() / 'out'}", "dask.chunk=512", *to]
+    source = [f"model.source={world() / READS[name]}", f"paths.outputs={world() / 'out'}", "dask.chunk=512", *to]
     stages = ["+model=llama", "stages=[load,export]", "export=plain", "export.dtype=keep", "dask.workers=1"]
     return compose_run([*stages, *source])
 
@@ -86,20 +89,24 @@ class Outputs(RuleBasedStateMachine):
             shutil.rmtree(path)
         self.version = 0
         self.foreign: dict[Path, bytes] = {}
+        self.begun = 0  # runs
         self.drops = 0
-        for folder in ("shelf", "source"):
+        (world() / "shelf").mkdir()
+        for folder in SOURCES:
             (world() / folder).mkdir()
-        (world() / "source/config.json").write_text('{"model_type": "llama"}')
-        (world() / "source/generation_config.json").write_text("{}")
+            (world() / folder / "config.json").write_text('{"model_type": "llama"}')
+            (world() / folder / "generation_config.json").write_text("{}")
         self.change_source()
 
     @rule()
     def change_source(self) -> None:
         self.version += 1
-        path = world() / "source/model.safetensors"
-        save_file({n: np.full(s, self.version, np.float32) for n, s in SHAPES.items()}, path.with_suffix(".new"))
-        path.with_suffix(".new").replace(path)
-        os.utime(path, ns=(self.version * 10**9,) * 2)
+        for folder, more in SOURCES.items():
+            path = world() / folder / "model.safetensors"
+            arrays = {n: np.full(s, self.version + more, np.float32) for n, s in SHAPES.items()}
+            save_file(arrays, path.with_suffix(".new"))
+            os.utime(path.with_suffix(".new"), ns=(self.version * 10**9,) * 2)
+            path.with_suffix(".new").replace(path)
 
     @rule(
         where=st.sampled_from(
@@ -167,13 +174,40 @@ class Outputs(RuleBasedStateMachine):
         with suppress(WeightmillError, Killed), at_step(step, happens):
             self.executed(name, overwrite)
 
+    @rule(
+        pair=st.sampled_from(["ab", "ba", "aa"]), overwrite=st.tuples(st.booleans(), st.booleans()),
+        step=st.integers(12, 26), killed=st.integers(8, 30),
+    )  # fmt: skip
+    def at_once(self, pair: str, overwrite: tuple[bool, bool], step: int, killed: int) -> None:
+        """In the middle of one run another that writes the same target, which may be killed before its end."""
+
+        def happens() -> None:
+            def kill() -> None:
+                raise Killed
+
+            with suppress(WeightmillError, Killed), at_step(killed, kill):
+                self.executed(pair[1], overwrite[1])
+
+        with suppress(WeightmillError), at_step(step, happens):
+            self.executed(pair[0], overwrite[0])
+
     def executed(self, name: str, overwrite: bool) -> None:
-        """Run it; when that succeeds, the target must hold exactly the source, as it was when the run began."""
-        found, version = config(name), self.version
-        execute(replace(found, spine=replace(found.spine, overwrite=overwrite)), world() / "out" / name, [], Events())
-        target = world() / RUNS[name]
-        assert {p.name for p in target.rglob("*") if p.is_file() and p not in self.foreign} == FILES
-        assert held(target) == {version}
+        """Run it; when it is done, the target must hold exactly the source, as it was when the run began."""
+        found, target = config(name), world() / RUNS[name]
+        version = self.version + SOURCES[READS[name]]
+        self.begun = begun = self.begun + 1
+
+        def done(*args: Any) -> Report:
+            """While the target is still locked: later another run may be let in."""
+            assert {p.name for p in target.rglob("*") if p.is_file() and p not in self.foreign} == FILES
+            assert held(target) == {version}
+            return build_report(*args)
+
+        run = replace(found, spine=replace(found.spine, overwrite=overwrite))
+        with mock.patch("pipeline.runner.build_report", done):
+            report = execute(run, world() / "out" / name, [], Events())
+        if report.reused and self.begun == begun:  # it holds no target that another run could not have
+            assert held(target) == {version}
 
     @invariant()
     def nothing_foreign_is_touched(self) -> None:
@@ -201,7 +235,7 @@ def free(folder: Path) -> bool:
 
 def test_outputs_are_safe_whatever_happens() -> None:
     quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    how = settings(max_examples=60, stateful_step_count=15, deadline=None, suppress_health_check=quiet)
+    how = settings(max_examples=60, stateful_step_count=12, deadline=None, suppress_health_check=quiet)
     try:
         run_state_machine_as_test(Outputs, settings=how)
     finally:

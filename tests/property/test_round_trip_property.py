@@ -70,7 +70,8 @@ def loader(source: Path) -> Load:
     """Load with the containers and dialects of conf/."""
     node = yaml.safe_load(LOADER.read_text())
     resolver = Resolver()
-    load = resolver.build({**node, "source": str(source), "remotes": []}, "stages.load")
+    own = {k: v for k, v in node.items() if not str(v).startswith("${")}
+    load = resolver.build({**own, "source": str(source), "remotes": []}, "stages.load")
     assert not resolver.problems
     return load
 

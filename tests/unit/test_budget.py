@@ -15,8 +15,8 @@ from tests.cases.runs import ROOT
 
 GIB = 1 << 30
 CONF = Dask(
-    scheduler="threads", address=None, workers=None, threads_per_worker=1, memory="auto", chunk="32MiB", retries=0,
-    keep_going=False, resources={}, dashboard=False,
+    scheduler="threads", address=None, tls=False, workers=None, threads_per_worker=1, memory="auto", chunk="32MiB",
+    retries=0, keep_going=False, resources={}, dashboard=False,
 )  # fmt: skip
 
 

@@ -97,10 +97,9 @@ def test_best_of_n(model: Any, prompts: list[list[int]]) -> None:
     four = tokens(model, [first] * 4, seed=5, **WARM)
     assert len(set(four)) == 4
     assert tokens(model, [first, first], seed=5, **WARM) == four[:2]
-    mixed = tokens(model, [other, first, other, first, first], seed=5, **WARM)
-    assert [mixed[i] for i in (1, 3, 4)] == four[:3]
+    mixed = tokens(model, [other, first, other, first], seed=5, **WARM)
+    assert [mixed[1], mixed[3]] == four[:2]
     assert mixed[0] != mixed[2]
-    assert len(set(tokens(model, [first] * 4, max_tokens=12))) == 1  # greedy
 
 
 def test_keys_differ_by_seed_prompt_and_turn() -> None:

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import yaml
+from omegaconf import OmegaConf
 
 from pipeline.errors import ConfigError, NotLossless, ValueRangeError
 from pipeline.resolve import Resolver
@@ -53,8 +54,10 @@ def built(name, **changes):
     """The method of conf/quant/NAME.yaml, or of VARIANTS."""
     if name in VARIANTS:
         return Blockwise(**{**VARIANTS[name], **changes})
-    node = yaml.safe_load((CONF / f"{name}.yaml").read_text())
-    node = {k: v for k, v in node.items() if k not in ("quantize", "dequantize", "seed")}
+    tree = OmegaConf.create({"quant": OmegaConf.load(CONF / f"{name}.yaml")})
+    for elsewhere in {"quantize", "dequantize", "seed"} & set(tree.quant):
+        del tree.quant[elsewhere]
+    node = OmegaConf.to_container(tree.quant, resolve=True)
     resolver = Resolver()
     method = resolver.build({**node, **changes}, "quant")
     assert not resolver.problems

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from hydra_plugins.weightmill import FILES, check_folder
 from pipeline.config import compose_run
-from pipeline.errors import PlanError
+from pipeline.errors import PlanError, StorageError
 from pipeline.fit import plan_run
 from pipeline.obstacles import RECORDS, clashes
 from pipeline.runner import Events, execute, obstacles_ahead
@@ -188,6 +189,28 @@ def test_what_changes_in_the_partial_folder_is_not_put_in_place(here: Path, monk
     monkeypatch.undo()
     os.chdir(here)
     assert not execute(run, here / "run", [], Events()).reused
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_sweep_overwrites_no_other_files(here: Path, name: str) -> None:
+    """Its folder is known by Hydra's multirun.yaml, in which our sweeper stands, also after a kill."""
+    check_folder(here / "new")
+    (here / name).write_text("_target_: somebody.else")
+    with pytest.raises(StorageError, match=f"{here} holds {name}, which no sweep of Weightmill wrote"):
+        check_folder(here)
+    (here / "multirun.yaml").write_text("hydra:\n  sweeper:\n    _target_: hydra_plugins.weightmill.Sweeper\n")
+    check_folder(here)
+    with pytest.raises(StorageError, match="not a folder"):
+        check_folder(here / name / "sweep")
+
+
+def test_baselines_that_cannot_be_kept_are_in_the_plan(here: Path) -> None:
+    (here / "outputs").mkdir()
+    (here / "outputs" / "baselines").write_text("mine")
+    run = compose_run(["+model=gpt_oss", "flow=evaluate", "quant=mxfp4", "tokenizer=auto"])
+    [problem] = plan_run(run, here / "outputs/run").problems
+    assert "the baseline cannot be kept" in str(problem)
+    assert f"{here / 'outputs/baselines'} is not a folder" in str(problem)
 
 
 def test_inputs_are_what_counts_not_their_names(here: Path) -> None:

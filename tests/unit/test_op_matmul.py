@@ -13,7 +13,7 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.embed.xla_backend import embed
-from plugins.kernels.matmul import MatMul, planes, xla_backend
+from plugins.kernels.matmul import MatMul, planes, weights, xla_backend
 from plugins.kernels.matmul.reference import matmul as reference
 from tests.cases.ops import BF16, SCHEMES, normal
 from tests.cases.quantized import quantized
@@ -25,8 +25,8 @@ from tests.unit.test_op_definitions import check
 @pytest.mark.parametrize("rows", [1, 3])
 def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: str, rows: int, elsewhere: bool) -> None:
     """22 rows in bands of 5 or 6, and the rest; the same from the middle of a stack."""
-    monkeypatch.setattr(xla_backend, "CPU_BAND_NBYTES", 6 * 128 * 4)
-    monkeypatch.setattr(xla_backend, "BAND_NBYTES", 6 * 128 * 4)
+    monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 128 * 4)
+    monkeypatch.setattr(weights, "BAND_NBYTES", 6 * 128 * 4)
     x = normal(np.random.default_rng(0), rows, 128)
     stack = quantized(SCHEMES[name], (3, 22, 128))
     whole = Dequantize()(stack, "F32")
@@ -40,7 +40,7 @@ def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: s
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch, rows: int, dtype: Any) -> None:
-    monkeypatch.setattr(xla_backend, "CPU_BAND_NBYTES", 6 * 40 * 4)
+    monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 40 * 4)
     rng = np.random.default_rng(0)
     x, w = normal(rng, rows, 40, dtype=dtype), normal(rng, 23, 40, dtype=BF16 if dtype == np.float32 else np.float32)
     check(reference(x, w), jax.jit(MatMul())(x, w))

@@ -14,7 +14,7 @@ import pipeline.tensors.pytree  # noqa: F401
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from plugins.kernels.moe import MoE
-from plugins.kernels.moe.xla_backend import tile_rows
+from plugins.kernels.moe.schedule import tile_rows
 from tests.cases.ops import interleaved, normal
 from tests.cases.quantized import quantized
 from tests.unit.test_op_matmul import shaped

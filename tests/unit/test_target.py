@@ -272,8 +272,8 @@ def test_places_that_cannot_be_written(target: Target, tmp_path: Path) -> None:
     for path, why in {
         tmp_path / "file" / "deep" / "model": "file is not a folder",
         tmp_path / "link" / "model": "link is a link that leads nowhere",
-        tmp_path / ("n" * 250): "bytes; a name there has at most 255",
-        tmp_path / ("n" * 256) / "model": "bytes; a name there has at most 255",
+        tmp_path / ("n" * 250): "has at most 255",
+        tmp_path / ("n" * 256) / "model": "256 bytes; a name in .* has at most 255",
         Path(f"{tmp_path}/{'deep/' * 900}model"): "bytes; a path has at most 4095",
         tmp_path / "zero\0byte": "no name can hold a zero byte",
         tmp_path / "lone\ud800": "cannot be a name on disk",

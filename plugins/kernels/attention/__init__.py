@@ -16,7 +16,7 @@ B batch, T queries, S key slots, H query heads, K key heads (a divisor of H), D 
   they give is finite.
 - Products are summed in float32 and the softmax is float32; a backend may round p to v's dtype before it multiplies.
 
-Extra memory is bounded: logits exist for a block of queries at a time.
+Extra memory is bounded: logits exist for a block of queries at a time, in gradients too, which sinks have as well.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,11 @@
-"""attention in jnp: a scan over blocks of queries, so that the logits of a long prompt never exist together."""
+"""attention in jnp: a scan over blocks of queries, so that the logits of a long prompt never exist together.
+
+Nor do they for gradients: what a block computes is computed again on the way back.
+"""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -31,6 +35,7 @@ def attention(
     q = q.reshape(batch, queries, key_heads, heads // key_heads, dims)
     extra = None if sinks is None else jnp.asarray(sinks).astype(jnp.float32).reshape(1, key_heads, -1, 1, 1)
 
+    @jax.checkpoint
     def block(q_BTKGD: Any, at: Any) -> Any:
         logits = jnp.einsum(
             "btkgd,bskd->bkgts", q_BTKGD, k, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32

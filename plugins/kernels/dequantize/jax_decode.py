@@ -13,6 +13,7 @@ Codes are taken out of their bytes by shifting each byte (or group of three) by 
 and vectorizes, where stacking low and high halves makes it write both first.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,6 +26,7 @@ from plugins.kernels.codecs import dynamic8
 from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied
 from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
+from plugins.kernels.gradients import given, wanted
 
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 _SMALLEST = np.float32(2.0**-126)
@@ -40,13 +42,30 @@ def decode(q: Any, dtype: Any = jnp.bfloat16) -> Any:
     Raises:
         ConfigError: another dtype. (float16 would need an error for values past its range, which a traced program
             cannot raise.)
+        Unsupported: a gradient with respect to `q` is asked for; see `plugins/kernels/gradients.py`.
     """
     name = jnp.dtype(dtype).name
     if name not in _DTYPES:
         raise ConfigError(f"decode gives {' or '.join(_DTYPES)} inside jit, not {name}; cast what it gives")
-    codes = unpacked(q.codes, q.scheme.element_bits)
-    y = _scaled(codes, q)
+    return _decode(q, name)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _decode(q: Any, name: str) -> Any:
+    y = _scaled(unpacked(q.codes, q.scheme.element_bits), q)
     return y if name == "float32" else to_bfloat16(y)
+
+
+def _forward(q: Any, name: str) -> tuple[Any, None]:
+    wanted(q)
+    return _decode(given(q), name), None
+
+
+def _backward(name: str, kept: None, dy: Any) -> tuple[None]:
+    return (None,)
+
+
+_decode.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def unpacked(packed: Any, bits: int) -> Any:

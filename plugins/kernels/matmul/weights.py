@@ -16,6 +16,11 @@ from pipeline.tensors.scheme import DYNAMIC8_BLOCK
 from plugins.kernels.codecs import dynamic8
 from plugins.kernels.dequantize.jax_decode import decode
 
+# Bytes of decoded weights at a time. On CPUs a few times a core's L2: smaller bands pay more for starting the threads
+# than larger ones do for L3. Elsewhere enough to keep the device busy.
+CPU_BAND_NBYTES = 4 << 20
+BAND_NBYTES = 64 << 20
+
 
 def decoded(w: Any, dtype: Any) -> Any:
     """An array or a QTensor as an array of `dtype`."""
@@ -33,6 +38,16 @@ def needs_decoding(w: Any, dtype: Any) -> bool:
 def row_grain(w: Any) -> int:
     """Bands of rows start at multiples of this."""
     return w.scheme.block_rows or 1 if isinstance(w, QTensor) else 1
+
+
+def band_rows(w: Any, dtype: Any, nbytes: int) -> int:
+    """Rows of a band of `w` that has at most about `nbytes` in `dtype`; bands of even size where that is near."""
+    n_out, n_in = w.shape[-2:]
+    grain = row_grain(w)
+    most = max(1, nbytes // max(1, n_in * jnp.dtype(dtype).itemsize * grain)) * grain
+    if most >= n_out:
+        return int(n_out)
+    return next((r for r in range(most, most // 2, -grain) if n_out % r == 0), most)
 
 
 def band(w: Any, start: Any, rows: int, at: Any = None) -> Any:

@@ -4,30 +4,60 @@ Compiled for the platform it runs on (`lax.platform_dependent`), because CPUs di
 should be, how codes become values (`planes`), and what a product with a single row costs.
 """
 
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pipeline.tensors.qtensor import QTensor
 from plugins.kernels.dequantize import is_mxfp4
+from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.matmul import weights
 from plugins.kernels.matmul.planes import count, planes
-
-# Bytes of decoded weights at a time. On CPUs a few times a core's L2: smaller bands pay more for starting the threads
-# than larger ones do for L3. Elsewhere enough to keep the device busy.
-CPU_BAND_NBYTES = 4 << 20
-BAND_NBYTES = 64 << 20
+from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
     x = jnp.asarray(x)
     lead, n_in = x.shape[:-1], x.shape[-1]
-    y = product(x.reshape(-1, n_in), w)
+    dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
+    y = differentiable(x.reshape(-1, n_in), w, dtype)
     if bias is not None:
         y = y + jnp.asarray(bias).astype(jnp.float32)[None]
-    return y.astype(x.dtype if out_dtype is None else out_dtype).reshape(*lead, w.shape[-2])
+    return y.astype(dtype).reshape(*lead, w.shape[-2])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def differentiable(x: Any, w: Any, exact_dtype: Any) -> Any:
+    """`product(x, w)`, with gradients.
+
+    Args:
+        exact_dtype: what the result is rounded to afterwards: its cotangents are exact in that dtype, so that products
+            with them may be taken in it.
+    """
+    return product(x, w)
+
+
+def _forward(x: Any, w: Any, exact_dtype: Any) -> tuple[Any, Any]:
+    asked = wanted(x, w)
+    x, w = given(x), given(w)
+    return product(x, w), (x, w, asked)
+
+
+@once
+def _backward(exact_dtype: Any, kept: Any, dy: Any) -> tuple[Any, Any]:
+    x, w, asked = kept
+    dy = cotangent(dy).astype(x.dtype if exact_dtype == x.dtype else jnp.float32)
+    for_x, for_w = asked.flags
+    dx = input_gradient(dy, w, x.dtype).astype(x.dtype) if for_x else None
+    dw = weight_gradient(dy, x).astype(w.dtype) if for_w else None
+    return dx, dw
+
+
+differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def product(x: Any, w: Any, at: Any = None) -> Any:
@@ -52,7 +82,7 @@ def _elsewhere(x: Any, w: Any, at: Any) -> Any:
 
     if at is None and not weights.needs_decoding(w, x.dtype):
         return contract(x, w)
-    return banded(one, x, w, BAND_NBYTES)
+    return banded(one, x, w, weights.BAND_NBYTES)
 
 
 def _on_cpu(x: Any, w: Any, at: Any) -> Any:
@@ -64,7 +94,7 @@ def _on_cpu(x: Any, w: Any, at: Any) -> Any:
         def plain(start: Any, rows: int) -> Any:
             return _contract_on_cpu(x, weights.decoded(weights.band(w, start, rows, at), x.dtype))
 
-        return banded(plain, x, w, CPU_BAND_NBYTES)
+        return banded(plain, x, w, weights.CPU_BAND_NBYTES)
     # A single row is multiplied in float32, for which there are kernels (see below). MXFP4 is made in bfloat16 at once.
     half = x.dtype == jnp.bfloat16 and (x.shape[0] > 1 or is_mxfp4(w.scheme))
     dtype = jnp.bfloat16 if half else jnp.float32
@@ -75,7 +105,7 @@ def _on_cpu(x: Any, w: Any, at: Any) -> Any:
         y = sum(_contract_on_cpu(part, plane) for part, plane in zip(parts, found, strict=True))
         return y if after is None else y * after[None]
 
-    return banded(one, parts[0], w, CPU_BAND_NBYTES)
+    return banded(one, parts[0], w, weights.CPU_BAND_NBYTES)
 
 
 def _contract_on_cpu(x: Any, w: Any) -> Any:
@@ -88,12 +118,10 @@ def _contract_on_cpu(x: Any, w: Any) -> Any:
 
 def banded(one: Any, x: Any, w: Any, nbytes: int) -> Any:
     """`[N, out]` of `one(start, rows)`, over bands of rows whose decoded form has at most about `nbytes`."""
-    n_out, n_in = w.shape[-2:]
-    grain = weights.row_grain(w)
-    most = max(1, nbytes // max(1, n_in * x.dtype.itemsize * grain)) * grain
-    if most >= n_out:
+    n_out = w.shape[-2]
+    rows = weights.band_rows(w, x.dtype, nbytes)
+    if rows >= n_out:
         return one(0, n_out)
-    rows = next((r for r in range(most, most // 2, -grain) if n_out % r == 0), most)
     whole = n_out // rows * rows
     y = lax.map(lambda start: one(start, rows), jnp.arange(0, whole, rows))  # [bands, N, rows]
     y = jnp.moveaxis(y, 0, 1).reshape(x.shape[0], whole)

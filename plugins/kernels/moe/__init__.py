@@ -17,6 +17,7 @@ where e = chosen[n, j] and the activation has an argument for each i.
 - Products are those of the op `matmul`: rounded to x's dtype after each projection; the weighted sum is float32, in the
   order of j, rounded once.
 - A choice of weight 0 is no choice: its expert is neither read nor decoded on its account. Padding has weights 0.
+- Gradients as `matmul` has them, and with respect to `weights`; that of a weight of 0 is 0.
 """
 
 from dataclasses import dataclass

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 
 def softmax(x: Any, *, axis: int = -1, sinks: Any = None, where: Any = None) -> Any:
@@ -17,6 +18,7 @@ def softmax(x: Any, *, axis: int = -1, sinks: Any = None, where: Any = None) -> 
         extra = jnp.asarray(sinks).astype(jnp.float32)
         top = jnp.maximum(top, extra)
     top = jnp.where(jnp.isneginf(top), 0.0, top)  # nothing takes part: no -inf - -inf
+    top = lax.stop_gradient(top)  # the result does not depend on it
     weights = jnp.exp(lowest - top)
     total = jnp.sum(weights, axis=axis, keepdims=True)
     if extra is not None:
