@@ -28,15 +28,17 @@ VERBS = ("plan", "graph", "new-stage")
 _verb = "run"
 _debug = False
 _outcome: Any = None  # of a single run: its report, or the error that ended it
+_code = 0  # the largest exit code that a report of this process asks for
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def job(cfg: DictConfig) -> Any:
     """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way."""
-    global _debug, _outcome
+    global _code, _debug, _outcome
     _debug = bool(cfg.get("debug"))
     try:
         _outcome = _job(cfg)
+        _code = max(_code, getattr(_outcome, "exit_code", 0))
     except Exception as why:
         _outcome = why
     return _outcome
@@ -87,8 +89,8 @@ def main() -> NoReturn:
 
 def _main(args: list[str]) -> int:
     """The exit code of what `args` ask for."""
-    global _verb
-    _verb = "run"
+    global _code, _verb
+    _code, _verb = 0, "run"
     if args and args[0] in VERBS:
         _verb = args.pop(0)
     if _verb == "new-stage":
@@ -97,7 +99,7 @@ def _main(args: list[str]) -> int:
         new_stage(args)
         return 0
     _run_hydra(args)
-    return int(getattr(_outcome, "exit_code", 0))
+    return _code
 
 
 def _run_hydra(args: list[str]) -> None:

@@ -2,8 +2,8 @@
 
 One list of tasks, two lowerings: a dict of `dask.task_spec` tasks for the threaded scheduler, and `client.submit` with
 content-hash keys on a cluster. The threaded scheduler knows neither retries nor resources nor what a crash forgot;
-those are ours, here and in run.py. Results of tasks are small and printable; they live with the caller, so that a lost
-worker loses nothing that was done.
+those are ours, here and in the runner. Results of tasks are small and printable; they live with the caller, so that a
+lost worker loses nothing that was done.
 """
 
 import heapq

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline import held, live
 from pipeline.digest import digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
+from pipeline.files import read_whole
 from pipeline.fit import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
 from pipeline.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.journal import Journal, locked, write_json
@@ -25,6 +26,8 @@ from pipeline.recipes import code_of, nodes_of
 from pipeline.report import Report, build_report, write_config, write_records
 from pipeline.spine import RunConfig
 from pipeline.tasks import build_tasks, digest_input, do_chunk, run_stage
+
+MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +63,9 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         kinds = {w.exit_code for w in plan.failures}
         raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
     what = describe(run, plan)
-    with ExitStack() as held:
+    with ExitStack() as locks:
         _stop(run_folder(plan))
-        held.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
+        locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
         journal = Journal(run_dir / "journal.jsonl")
         earlier = _earlier(run_dir, what, run.spine.overwrite, events)
         if isinstance(earlier, Report):
@@ -73,7 +76,7 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         _stop(obstacles(plan, outputs, identity(what), known))
         for work in plan.works.values():
             if hasattr(work, "lock"):
-                held.enter_context(work.lock())
+                locks.enter_context(work.lock())
         _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):
@@ -98,8 +101,8 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
         return found
     what = describe(run, plan)
     try:
-        same = json.loads((run_dir / "run.json").read_bytes()) == json.loads(json.dumps(what))
-    except (OSError, ValueError):
+        same = json.loads(read_whole(run_dir / "run.json")) == json.loads(json.dumps(what))
+    except (SourceError, ValueError):
         same = False
     if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
         return []  # complete: running it again does nothing
@@ -126,8 +129,8 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
         ConfigError: the folder holds another run, or outputs that are no longer what this run wrote.
     """
     try:
-        before = json.loads((run_dir / "run.json").read_bytes())
-    except (OSError, ValueError):
+        before = dict(json.loads(read_whole(run_dir / "run.json")))
+    except (SourceError, ValueError, TypeError):
         return None
     now = json.loads(json.dumps(what))
     if before != now:
@@ -146,8 +149,8 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
             "overwrite=true replaces it, paths.run=DIR puts this one elsewhere"
         )
     try:
-        report = Report.from_json(json.loads((run_dir / "manifest.json").read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError):
+        report = Report.from_json(json.loads(read_whole(run_dir / "manifest.json", MOST_RECORD_NBYTES)))
+    except (SourceError, ValueError, KeyError, TypeError, AttributeError):
         return "unfinished"
     if overwrite:
         return None
@@ -201,8 +204,8 @@ def _graph(
         workers = worker_count(conf)
         assert plan.memory is not None
         share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
-        if plan.memory.model:  # one worker at a time holds a model
-            share = max(share, BASE_WORKER + plan.memory.model)
+        if plan.memory.model:  # one worker at a time holds a model, while it works on chunks too
+            share = max(share, BASE_WORKER + plan.memory.model + plan.memory.task * conf.threads_per_worker)
         with connect(conf, workers, share, events.say) as client:
             if plan.memory.budget.total is None:
                 fits_workers(plan.memory, worker_limits(client))

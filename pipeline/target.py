@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError
+from pipeline.errors import SourceError, StorageError
+from pipeline.files import read_whole
 from pipeline.journal import locked, write_json
 from pipeline.places import hindrance, named, nbytes_on_disk, reason, sync, unlisted
 
@@ -108,7 +109,7 @@ class Target:
 
     def own(self, *, finished: bool) -> bool:
         """Whether what stands there is what this run put there, before it was killed."""
-        if not finished or self.overwrite or os.path.lexists(self.partial) or _strange(self.path):
+        if not finished or os.path.lexists(self.partial) or _strange(self.path):
             return False
         marker = read_marker(self.path)
         return marker is not None and marker.key == self.key
@@ -195,6 +196,8 @@ class Target:
             for folder in (self.partial, *(p for p in self.partial.rglob("*") if p.is_dir())):
                 sync(folder)
             if replaces is not None:
+                if os.path.lexists(self.replaced):  # of an earlier try that was killed while it removed this
+                    _remove(self.replaced)
                 self.path.rename(self.replaced)
                 moved = _stamp(self.replaced)
                 if moved is None or moved[0] != replaces[0] or _strange(self.replaced):
@@ -217,15 +220,15 @@ def read_marker(folder: Path) -> Marker | None:
     """What the folder's marker says; None when it has none, or one that says nothing."""
     path = folder / MARKER
     try:
-        if path.is_symlink() or not path.is_file() or path.stat().st_size > MAX_MARKER_NBYTES:
+        if path.is_symlink():
             return None
-        said = json.loads(path.read_bytes())
+        said = json.loads(read_whole(path, MAX_MARKER_NBYTES))
         replaces = said.get("replaces")
         files = tuple(said["files"])
         if said["weightmill"] != VERSION or not isinstance(said["key"], str) or not all(map(_inside, files)):
             return None
         return Marker(said["key"], files, said.get("run"), tuple(replaces) if replaces else None)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (SourceError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -236,10 +239,10 @@ def _with_marker(files: Sequence[str]) -> set[str]:
 def _of_manifest(folder: Path) -> Marker | None:
     """For an export from before there were markers: by the manifest of the run in whose folder it lies."""
     try:
-        said = json.loads((folder.parent / "manifest.json").read_bytes())
+        said = json.loads(read_whole(folder.parent / "manifest.json"))
         paths = [Path(f["path"]) for f in said["outputs"]] if said["weightmill"] == 1 else []
         made = Path(said["run"]) / folder.name  # where it was made; the run's folder may have been moved
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (SourceError, ValueError, KeyError, TypeError, RecursionError):
         return None
     files = tuple(p.relative_to(made).as_posix() for p in paths if p.is_relative_to(made))
     return Marker("", files) if files and all(map(_inside, files)) else None

@@ -11,6 +11,7 @@ from pipeline import live, texts
 from pipeline.digest import digest, digest_file, identity, unchanged
 from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.files import read_whole
 from pipeline.places import hindrance
 from pipeline.stage import Checkpoint, Context, Needs, Table
 
@@ -145,6 +146,8 @@ class Evaluate:
                 partial.replace(record)
             except OSError as why:
                 raise StorageError(f"{folder}: the baseline cannot be kept: {why.strerror or why}") from None
+            finally:
+                mine.unlink(missing_ok=True)  # where it was not put in its place
         return kept, scores, facts
 
 
@@ -165,7 +168,7 @@ def _read(record: Path, kept: Path | None) -> tuple[Score, dict[str, Any]] | Non
     if not record.exists() or (kept is not None and not kept.exists()):
         return None
     try:
-        before = json.loads(record.read_bytes())
+        before = json.loads(read_whole(record))
         found = Score(**before["score"]), dict(before["facts"])
         whole = kept is None or digest_file(kept).xxh3_128 == before["xxh3_128"]
     except (OSError, ValueError, KeyError, TypeError, SourceError):

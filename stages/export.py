@@ -102,7 +102,7 @@ class Export:
             binding=binding,
             container=container,
             layout=layout,
-            target=Path(os.path.expanduser(self.path)).absolute() if self.path else ctx.run_dir / "model",
+            target=Path(os.path.abspath(os.path.expanduser(self.path))) if self.path else ctx.run_dir / "model",
             companions=files,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
@@ -279,6 +279,8 @@ class ExportWork:
         Raises:
             StorageError: what lies in the partial folder is not what was written, or something came in its way.
         """
+        if self.place.own(finished=True):  # put in place by a worker that died before it could say so
+            self.place.begin(fresh=False)
         replaces = self.place.check()
         try:
             for name, source in self.companions.items():

@@ -35,13 +35,19 @@ def serve() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         before = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + request["nbytes"], before[1]))
+        _limit(resource.RLIMIT_AS, _address_space() + request["nbytes"])
         try:
             said = answer(request)
         except MemoryError:
             said = {"beyond": "nbytes"}
         resource.setrlimit(resource.RLIMIT_AS, before)
         print(json.dumps(said), flush=True)
+
+
+def _limit(what: int, wanted: int) -> None:
+    """Allow `wanted` of it, or what this process may have at all, if that is less."""
+    hard = resource.getrlimit(what)[1]
+    resource.setrlimit(what, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     used = resource.getrusage(resource.RUSAGE_SELF)
     last = math.ceil(used.ru_utime + used.ru_stime + request["seconds"])
-    resource.setrlimit(resource.RLIMIT_CPU, (last, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    _limit(resource.RLIMIT_CPU, last)
     try:
         parts, chars = [], 0
         for part in _compiled(request["template"]).generate(request["variables"]):

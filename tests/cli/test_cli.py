@@ -280,3 +280,16 @@ def test_the_oracles_know_numpy_only() -> None:
         names |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
         tops = {n.partition(".")[0] for n in names if not n.startswith("tests.oracles")}
         assert tops <= {"numpy", *sys.stdlib_module_names}, path
+
+
+def test_a_sweep_ends_with_the_largest_exit_code_of_its_jobs(tmp_path: Path) -> None:
+    """The comparison that finds a difference is not the last one."""
+    tiny = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
+    other = Path(shutil.copytree(tiny, tmp_path / "other"))
+    shard = sorted(other.glob("*.safetensors"))[0]
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    found = pipeline("-m", "flow=verify", f"a={tiny}", f"b={other},{tiny}", cwd=tmp_path)
+    assert found.code == 7, found.err
+    assert pipeline("-m", "flow=verify", f"a={tiny}", f"b={tiny},{tiny}", cwd=tmp_path).code == 0

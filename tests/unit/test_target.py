@@ -225,6 +225,57 @@ def test_killed_while_replacing(target: Target, monkeypatch: pytest.MonkeyPatch)
     assert [p.name for p in target.path.parent.iterdir()] == ["model"]
 
 
+@pytest.mark.parametrize("removed", [0, 1])
+def test_killed_while_removing_what_was_replaced(target: Target, monkeypatch: pytest.MonkeyPatch, removed: int) -> None:
+    """The new folder is in place, and the old one half gone: the same run finds its own, and tidies up."""
+    make(target)
+    again = other(target, overwrite=True)
+    again.begin(fresh=True)
+    replaces = again.check()
+    fill(again, "new")
+    real, count = Path.unlink, 0
+
+    def killed(path: Path, missing_ok: bool = False) -> None:
+        nonlocal count
+        if path.parent == again.replaced:
+            count += 1
+            if count > removed:
+                raise KeyboardInterrupt
+        real(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", killed)
+    with pytest.raises(KeyboardInterrupt):
+        again.put_in_place(replaces)
+    monkeypatch.undo()
+    assert again.replaced.exists()
+    assert again.own(finished=True)
+    assert not list(again.obstacles(finished=True))
+    again.begin(fresh=False)
+    assert (again.partial / FILES[0]).read_text() == "new"
+    again.put_in_place(again.check())
+    assert (target.path / FILES[0]).read_text() == "new"
+    assert [p.name for p in target.path.parent.iterdir()] == ["model"]
+
+
+def test_replaced_again_after_a_kill(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begun afresh beside what an earlier try left half removed."""
+    make(target)
+    again = other(target, overwrite=True)
+    again.begin(fresh=True)
+    replaces = again.check()
+    fill(again, "new")
+    monkeypatch.setattr("pipeline.target._remove", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        again.put_in_place(replaces)
+    monkeypatch.undo()
+    again.begin(fresh=True)
+    replaces = again.check()
+    fill(again, "newer")
+    again.put_in_place(replaces)
+    assert (target.path / FILES[0]).read_text() == "newer"
+    assert [p.name for p in target.path.parent.iterdir()] == ["model"]
+
+
 def test_what_an_earlier_run_left(target: Target) -> None:
     """A fresh start removes partial folders of this run's folder and of its key, and no other's."""
     old = replace(target, key="1" * 32)
