@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pipeline as weightmill
-from pipeline.errors import ConfigError, PlanError, SourceError, StorageError
+from pipeline.errors import ConfigError, PlanError, SourceError
 from plugins.engine import start
 from tests.cli.run import MAIN, ROOT, pipeline
 
@@ -112,8 +112,9 @@ def test_a_damaged_baseline_is_made_again(here: Path) -> None:
 def test_a_baseline_that_cannot_be_kept(here: Path) -> None:
     (here / "outputs").mkdir()
     (here / "outputs" / "baselines").write_text("in the way")
-    with pytest.raises(StorageError, match="outputs/baselines: the baseline cannot be kept: File exists"):
+    with pytest.raises(PlanError, match=r"baseline cannot be kept: .*outputs/baselines is not a folder") as why:
         run("flow=evaluate", "quant=mxfp4", *SHORT)
+    assert why.value.exit_code == 5
 
 
 def test_what_any_stage_changes_is_evaluated(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def params(written: Path) -> dict[str, Any]:
 
 def test_every_file_is_in_the_manifest_and_the_model_beside_the_weights(written: Path, direct: Path) -> None:
     found = {o["path"]: o["xxh3_128"] for o in manifest(written.parent)["outputs"]}
+    assert found.pop(str(written / MARKER)) == xxhash.xxh3_128_hexdigest((written / MARKER).read_bytes())
     assert found == {str(written / n): xxhash.xxh3_128_hexdigest(b) for n, b in files(written).items()}
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (written / name).read_bytes() == (direct / name).read_bytes()
