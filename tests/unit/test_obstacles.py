@@ -207,7 +207,7 @@ def test_a_sweep_overwrites_no_other_files(here: Path, name: str) -> None:
 def test_baselines_that_cannot_be_kept_are_in_the_plan(here: Path) -> None:
     (here / "outputs").mkdir()
     (here / "outputs" / "baselines").write_text("mine")
-    run = compose_run(["+model=gpt_oss", "flow=evaluate", "quant=mxfp4", "tokenizer=auto"])
+    run = compose_run(["+model=gpt_oss", "flow=evaluate", "quant=mxfp4"])
     [problem] = plan_run(run, here / "outputs/run").problems
     assert "the baseline cannot be kept" in str(problem)
     assert f"{here / 'outputs/baselines'} is not a folder" in str(problem)
