@@ -5,10 +5,10 @@ takes the worker processes along.
 """
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import sys
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
@@ -42,8 +42,14 @@ def _take(signum: int, frame: FrameType | None) -> None:
 
 def end(signum: int) -> NoReturn:
     """Say so and exit, now: `sys.exit` would wait for threads, and so for a model to finish scoring or its text."""
-    for process in multiprocessing.active_children():
-        process.kill()
+    import psutil  # type: ignore[import-untyped]
+
+    # Not multiprocessing's active_children, which does not know one that is only just being started; it would complain.
+    tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # it ends by itself, and cleans up
+    for process in psutil.Process().children(recursive=True):
+        if process.pid != tracker:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
     with contextlib.suppress(RuntimeError):  # the signal came in the middle of a write
         say(f"{SIGNALS[signal.Signals(signum)]}; the same command goes on from here")
         sys.stdout.flush()

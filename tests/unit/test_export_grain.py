@@ -40,7 +40,7 @@ def test_a_transposed_leaf_is_cut_along_its_own_rows(tmp_path: Path, chunk_nbyte
     work.begin(fresh=True)
     digests = [work.do(chunk) for chunk in work.chunks]
     assert [work.digest(chunk) for chunk in work.chunks] == digests
-    work.finish([])
+    work.finish([{"digest": digest} for digest in digests])
     written = SafeTensors().open(tmp_path / "model")
     assert np.array_equal(written.read("w"), TENSORS["w"].T)
     assert written.read("one") == 7

@@ -21,7 +21,7 @@ def loaded() -> int:
     """Models in this process, whoever refers to them."""
     gc.collect()
     runtime = sys.modules.get("plugins.engine.runtime")
-    return sum(isinstance(o, runtime.Runtime) for o in gc.get_objects()) if runtime else 0
+    return sum(type(o) is runtime.Runtime for o in gc.get_objects()) if runtime else 0
 
 
 def run(*overrides: str) -> Any:
