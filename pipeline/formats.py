@@ -106,7 +106,8 @@ class Binding:
         files: small companion files, name → content: to write beside the tensors, or, when reading, made from what the
             source itself holds (the tokenizer in a GGUF file).
         metadata: writing: what the container's header is to say, as `Container.layout` takes it.
-        notes: reading: what a person should know of it (types that are decoded because no scheme describes them).
+        notes: what a person should know of it: reading, types that are decoded because no scheme describes them;
+            writing, what a program that reads it makes of it and does not say.
         drop: names of companion files of the source that must not be carried over.
     """
 

@@ -54,7 +54,7 @@ class Report:
         ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
-        chosen: stage → which option it took, and why, where that was left to it.
+        chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
@@ -217,7 +217,8 @@ def left_out(plan: Plan) -> list[dict[str, Any]]:
 
 def chosen(plan: Plan) -> dict[str, str]:
     """See `Report.chosen`."""
-    return {name: text for name, work in plan.works.items() if (text := getattr(work, "chosen", ""))}
+    said = {name: (getattr(work, "chosen", ""), *getattr(work, "notes", ())) for name, work in plan.works.items()}
+    return {name: text for name, parts in said.items() if (text := "; ".join(filter(None, parts)))}
 
 
 def _stage_row(name: str) -> dict[str, Any]:

@@ -16,14 +16,14 @@ import xxhash
 
 from pipeline import meter
 from pipeline.chunks import pack
-from pipeline.digest import digest_file, identity
+from pipeline.digest import digest_file, identity, unchanged
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import read_whole, spoken
 from pipeline.formats import Binding, Container, Dialect, Layout
 from pipeline.holding import Option, choose, hold
 from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
-from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, OutputFile, Piece, Work
+from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, InputFile, OutputFile, Piece, Work
 from pipeline.strictjson import parse_object
 from pipeline.target import MARKER, Target
 from pipeline.tensors.blocks import common, grain_of
@@ -104,6 +104,7 @@ class Export:
             layout=layout,
             target=Path(os.path.abspath(os.path.expanduser(self.path))) if self.path else ctx.run_dir / "model",
             companions=files,
+            inputs=checkpoint.inputs,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
             key=identity([ctx.recipes, ctx.seed, [f.identity for f in checkpoint.inputs]]),
@@ -145,6 +146,7 @@ class ExportWork:
     Attributes:
         companions: files to carry along, name → path or content.
         stored: bytes that each tensor takes where it is read.
+        inputs: every file behind the store and the companions.
         key: identity of what is written.
         chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
     """
@@ -155,12 +157,18 @@ class ExportWork:
     layout: Layout
     target: Path
     companions: Mapping[str, Path | bytes]
+    inputs: tuple[InputFile, ...]
     stored: Mapping[str, int]
     chunk_nbytes: int
     key: str
     run_dir: Path
     overwrite: bool
     chosen: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """For people: what to know of what is written."""
+        return self.binding.notes
 
     @property
     def nbytes(self) -> int:
@@ -278,6 +286,7 @@ class ExportWork:
         """
         Raises:
             StorageError: what lies in the partial folder is not what was written, or something came in its way.
+            SourceError: an input changed meanwhile.
         """
         if self.place.own(finished=True):  # put in place by a worker that died before it could say so
             self.place.begin(fresh=False)
@@ -294,6 +303,7 @@ class ExportWork:
             raise StorageError(f"{self.target}: cannot be finished: {reason(why)} ({why.filename})") from None
         self.container.verify(self.partial, self.layout)
         files = self._digested(records)
+        unchanged(*self.inputs)  # companions were copied just now, and nothing that mixes two versions may look whole
         self.place.put_in_place(replaces)
         return Exported(
             self.target, tuple(replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files)

@@ -76,7 +76,9 @@ class Load:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
         self._of_the_chosen_model(binding.config.get("model_type"))
-        carried = {n: p for n, p in self._carried(folder, set(leaves.paths)).items() if n not in binding.files}
+        # A file that describes itself (GGUF) has its tokenizer inside; what else lies in its folder is of other models.
+        beside_it = {} if leaves.config() and source != folder else self._carried(folder, set(leaves.paths))
+        carried = {n: p for n, p in beside_it.items() if n not in binding.files}
         small = {p: small_input(p) for p in {**dict.fromkeys(leaves.metadata_paths), **dict.fromkeys(carried.values())}}
         small |= beside.inputs  # as they were when they were read
         return Checkpoint(

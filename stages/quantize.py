@@ -72,6 +72,9 @@ class Quantize:
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
         chosen, problems = choose(self.rules, self.roles, known, specs)
+        if self.method.scheme is None:  # then nothing stays packed but what a rule keeps
+            kept = {n for n in specs if any(r.to == "keep" and self._is_about(r, n) for r in self.rules)}
+            chosen |= {n: "quant" for n, s in specs.items() if s.scheme is not None and n not in {*chosen, *kept}}
         for name, to in chosen.items():
             problems += self._misfits(name, specs[name], known[to].scheme)
         problems += [] if problems else self._nothing(known[to].scheme for to in chosen.values())
@@ -81,6 +84,10 @@ class Quantize:
         if not todo:
             return checkpoint
         return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
+
+    def _is_about(self, rule: Rule, name: str) -> bool:
+        wanted = self.roles.get(rule.role, ()) if rule.role is not None else (rule.match or "",)
+        return any(fnmatchcase(name, w) for w in wanted)
 
     def _nothing(self, schemes: Iterable[Scheme | None]) -> list[Problem]:
         """A problem when the method makes codes and the rules give none to any tensor."""

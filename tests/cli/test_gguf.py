@@ -1,6 +1,7 @@
 """GGUF on the command line: written, read by the gguf package, and read back without a changed byte."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,11 @@ from gguf import GGUFReader
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from pipeline.stage import Context
 from pipeline.target import MARKER
+from plugins.formats.dialects.gguf_model import Gguf
+from plugins.formats.gguf_file import Gguf as GgufFile
+from stages.load import Load
 from tests.cases import toy_llama
 from tests.cli.run import MAIN, pipeline
 
@@ -48,6 +53,19 @@ def test_one_file_that_the_package_reads(written):
     assert kinds["blk.3.ffn_gate_exps.weight"] == kinds["blk.0.ffn_down_exps.weight"] == "MXFP4"
     assert kinds["blk.0.attn_q.weight"] == kinds["token_embd.weight"] == "BF16"
     assert {kinds[f"blk.0.{n}.weight"] for n in ("attn_norm", "ffn_gate_inp", "attn_sinks")} == {"F32"}
+
+
+def test_other_files_of_its_folder_are_other_models(written, tmp_path):
+    """As in a folder of downloads; what a GGUF file needs is inside."""
+    for name in ("tokenizer.model.v1", "o200k_base.tiktoken", "config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    source = Load(
+        str(shutil.copy(written / "model.gguf", tmp_path / "one.gguf")), (GgufFile(),), (Gguf(),), ("*.json", "*")
+    )
+    found = source.run(Context(tmp_path))
+    assert [p.path.name for p in found.inputs] == ["one.gguf"]
+    assert all(isinstance(content, bytes) for content in found.files.values())
+    assert found.config["model_type"] == "gpt_oss"
 
 
 @pytest.mark.oracle

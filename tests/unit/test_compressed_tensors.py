@@ -214,6 +214,8 @@ def test_mixed_schemes_are_config_groups() -> None:
         "float-quantized": ["lm_head"],
     }
     assert quant["ignore"] == ["re:model\\.layers\\.[0-9]+\\.self_attn\\.v_proj$"]
+    [note] = there.notes
+    assert "the embedding is packed, which transformers cannot load" in note
     store = read(CT, leaves_of(there, tensors), there.config)
     assert dict(store.specs) == specs_of(tensors)
     assert all(same(store.read(n), v) for n, v in tensors.items())

@@ -48,6 +48,17 @@ def test_what_is_asked_for_or_there_already_is_no_error() -> None:
     assert other.store.specs["w"].scheme == INT8.scheme
 
 
+def test_no_quantization_unpacks_all_that_no_rule_keeps() -> None:
+    """An embedding that came as Q8_0, say, which no rule is about."""
+    packed = MX().encode(X)
+    source = checkpoint({"a": packed, "b": packed, "c": packed, "d": X})
+    found = quantized(source, Unquantized(), Rule("quant", "a"), Rule("keep", "c")).store
+    assert {n: s.scheme is None for n, s in found.specs.items()} == {"a": True, "b": True, "c": False, "d": True}
+    assert same(found.read("b"), X)
+    assert quantized(source, Unquantized(), Rule("keep", "*")) is source
+    assert quantized(source, INT8, Rule("quant", "d")).store.specs["b"].scheme == MX().scheme  # as it came
+
+
 def test_transcoding_packs_nothing() -> None:
     with pytest.raises(PlanError, match=r"quant: asks for e2m1/32/e8m0, and none of the 2 tensors is packed.*flow=con"):
         Transcode(MX()).run(Context(Path()), checkpoint({"w": X, "v": X}))

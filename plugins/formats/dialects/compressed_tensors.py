@@ -96,7 +96,24 @@ class CompressedTensors:
         kinds = {m: None if s is None else (s, format_of(s, self.int8)) for m, s in modules.items()}
         out["quantization_config"] = write_groups(kinds)
         shapes = {n: TensorSpec((2,), "I64") for n in constants}
-        return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants)
+        return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants, notes=_notes(tensors))
+
+
+def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:
+    """What another program makes of this and does not say (transformers 5.23 with compressed-tensors 0.20)."""
+    packed = {n for n, spec in tensors.items() if spec.scheme is not None}
+    found = []
+    if any(n.endswith(".experts.gate_up_proj") for n in packed):
+        found.append(
+            "experts are written one by one, as llm-compressor has them; transformers by itself does not find them "
+            "there and makes random ones"
+        )
+    if "model.embed_tokens.weight" in packed:
+        found.append(
+            "the embedding is packed, which transformers cannot load; a rule {match: model.embed_tokens.weight, "
+            "to: none} before the others makes it plain"
+        )
+    return tuple(found)
 
 
 class _Reader:
