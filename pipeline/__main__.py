@@ -89,8 +89,8 @@ def main() -> NoReturn:
 
 def _main(args: list[str]) -> int:
     """The exit code of what `args` ask for."""
-    global _code, _verb
-    _code, _verb = 0, "run"
+    global _code, _outcome, _verb
+    _code, _outcome, _verb = 0, None, "run"
     if args and args[0] in VERBS:
         _verb = args.pop(0)
     if _verb == "new-stage":

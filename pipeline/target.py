@@ -173,10 +173,7 @@ class Target:
         if marker is None or marker.key != self.key:
             raise StorageError(f"{self.partial}: was moved or removed while this run was writing there")
         try:
-            if extra := unlisted(self.partial, _with_marker(self.files)):
-                raise StorageError(
-                    f"{self.partial}: holds {named(extra)}, which this run did not write; move that away"
-                )
+            self._check_listed()
             if _stamp(self.path) != marker.replaces:
                 raise StorageError(
                     f"{self.path}: changed while this run was at work, and is left as it is; "
@@ -185,6 +182,10 @@ class Target:
         except OSError as why:
             raise StorageError(f"{self.path}: {reason(why)}") from None
         return marker.replaces
+
+    def _check_listed(self) -> None:
+        if extra := unlisted(self.partial, _with_marker(self.files)):
+            raise StorageError(f"{self.partial}: holds {named(extra)}, which this run did not write; move that away")
 
     def put_in_place(self, replaces: Stamp | None) -> None:
         """Rename the partial folder to the target; whatever `replaces` names makes room, and is removed after.
@@ -195,6 +196,7 @@ class Target:
         try:
             for folder in (self.partial, *(p for p in self.partial.rglob("*") if p.is_dir())):
                 sync(folder)
+            self._check_listed()  # again, as the digests may have taken minutes
             if replaces is not None:
                 if os.path.lexists(self.replaced):  # of an earlier try that was killed while it removed this
                     _remove(self.replaced)
