@@ -1,6 +1,7 @@
 """GGUF files of tiny models of every architecture: metadata, tensor entries and bytes changed; then through load and
 everything that follows it."""
 
+import math
 import random
 import struct
 from collections.abc import Mapping
@@ -83,7 +84,8 @@ def _packed(kind: str, value: Any) -> bytes:
         except (OverflowError, ValueError, TypeError):
             return struct.pack("<" + FIXED[kind], float("inf"))
     size = struct.calcsize("<" + FIXED[kind])
-    return (int(value) if isinstance(value, int | float) else 7).to_bytes(16, "little", signed=True)[:size]
+    number = int(value) if isinstance(value, int | float) and math.isfinite(value) else 7
+    return (number & (1 << 128) - 1).to_bytes(16, "little")[:size]
 
 
 def file(kv: KV, tensors: Tensors) -> bytes:

@@ -372,3 +372,18 @@ def test_a_checkpoint_is_still_a_checkpoint() -> None:
     found = opened(TINY)
     assert isinstance(found, Checkpoint)
     assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} <= set(found.files)
+
+
+def test_heads_wider_than_any() -> None:
+    """Rope factors of half a billion dims would take gigabytes; found by the fuzzer of config.json."""
+    from plugins.formats.dialects.gguf_archs import ARCHS
+    from plugins.formats.dialects.gguf_config import to_kv
+
+    rope = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    config = {
+        "model_type": "llama", "hidden_size": 1 << 30, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "num_hidden_layers": 1, "intermediate_size": 8, "vocab_size": 8, "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 64, "rope_parameters": {**rope, "original_max_position_embeddings": 64},
+    }  # fmt: skip
+    _, _, [problem] = to_kv(ARCHS["llama"], config)
+    assert f"{1 << 29} dims" in problem.message

@@ -286,6 +286,9 @@ def _rope_kv(
         if numbers["low_freq_factor"] == numbers["high_freq_factor"]:
             problems.append(Problem(WHERE, "low_freq_factor and high_freq_factor of llama3 must differ"))
             return None
+        if sizes.head_dim > MAX_HEAD_DIM:  # of hidden_size and heads, where config.json names none
+            problems.append(Problem(WHERE, f"heads have {sizes.head_dim} dims; at most {MAX_HEAD_DIM} are possible"))
+            return None
         with np.errstate(all="ignore"):
             factors = llama3_factors({**numbers, "rope_theta": theta}, sizes.head_dim)
         if not np.isfinite(factors).all():
