@@ -50,7 +50,7 @@ fuzz: $(VENV)/.dev  ## feed all readers of files with broken ones; what they stu
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
 bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, and the main job on a layer of real size (5 GB of disk)
-	set -e; for b in plugins/kernels/*/bench*.py plugins/engine/bench*.py pipeline/testing/bench_*.py; do \
+	set -e; for b in $$(grep -l __main__ plugins/bench/*.py); do \
 		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
 
 golden: $(VENV)/.dev  ## write the expected digests of the embedded model's exports anew

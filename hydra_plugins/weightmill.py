@@ -23,11 +23,12 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from pipeline import console, redact, terminal
-from pipeline.config import plugin_folder, plugins
+from pipeline import redact, terminal
+from pipeline.config.compose import plugin_folder, plugins
+from pipeline.config.overrides import with_model
 from pipeline.errors import StageError, StorageError, WeightmillError
-from pipeline.overrides import with_model
 from pipeline.places import hindrance
+from pipeline.reporting import console
 
 FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder: Hydra the first of them
 
@@ -109,7 +110,7 @@ class Launcher(HydraLauncher):
             result = ret._return_value
             if isinstance(result, Exception):
                 if not isinstance(result, WeightmillError):
-                    from pipeline.explain import explain
+                    from pipeline.config.explain import explain
 
                     result = explain(result, list(overrides))
                 console.error(result)

@@ -3,7 +3,7 @@
 `run` and `load_model` are the command line as functions; see `pipeline.api`.
 """
 
-from pipeline import extend as extend  # isort: skip  # first of all: it settles where `stages` and `plugins` come from
+from pipeline.config import extend as extend  # isort: skip  # first of all: where `stages` and `plugins` come from
 from pipeline.api import load_model, run
 
 __all__ = ["load_model", "run"]

@@ -17,12 +17,14 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline import console, stopping, terminal
-from pipeline.config import CONF, load_run, register, unresolved
+from pipeline import terminal
+from pipeline.config.compose import CONF, load_run, register, unresolved
+from pipeline.config.overrides import as_typed, with_model
 from pipeline.errors import PlanError, WeightmillError
-from pipeline.fit import plan_run
-from pipeline.overrides import as_typed, with_model
-from pipeline.runner import execute, obstacles_ahead
+from pipeline.planning.memory import plan_run
+from pipeline.reporting import console
+from pipeline.running import stopping
+from pipeline.running.runner import execute, obstacles_ahead
 
 VERBS = ("plan", "graph", "new-stage")
 _verb = "run"
@@ -62,7 +64,7 @@ def _job(cfg: DictConfig) -> Any:
     command = unresolved(HydraConfig.get().overrides.task)
     with console.progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
-    from pipeline.report import tables
+    from pipeline.reporting.manifest import tables
 
     console.out(*tables(report), str(run_dir))
     return report
@@ -94,7 +96,7 @@ def _main(args: list[str]) -> int:
     if args and args[0] in VERBS:
         _verb = args.pop(0)
     if _verb == "new-stage":
-        from pipeline.scaffold import new_stage
+        from pipeline.config.scaffold import new_stage
 
         new_stage(args)
         return 0
@@ -119,7 +121,7 @@ def _run_hydra(args: list[str]) -> None:
         if isinstance(_outcome, Exception) and "-m" not in args and "--multirun" not in args:
             raise _outcome
     except Exception as why:
-        from pipeline.explain import explain
+        from pipeline.config.explain import explain
 
         overrides = [a for a in args if not a.startswith("-") and a != config_dir]
         said = explain(why, overrides)

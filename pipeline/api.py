@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipeline.report import Report
-    from pipeline.spine import RunConfig
+    from pipeline.config.spine import RunConfig
+    from pipeline.reporting.manifest import Report
 
 
 def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progress: bool = False) -> "Report":
@@ -33,9 +33,10 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
     Raises:
         ConfigError, PlanError, SourceError, StorageError, StageError: what the command line would say and exit with.
     """
-    from pipeline import console
     from pipeline.errors import ConfigError
-    from pipeline.runner import Events, execute
+    from pipeline.events import Events
+    from pipeline.reporting import console
+    from pipeline.running.runner import execute
 
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r}: a list of them is expected, one string each")
@@ -66,11 +67,11 @@ def load_model(
     """
     from dataclasses import replace
 
-    from pipeline import held
+    from pipeline.config.overrides import quoted
     from pipeline.engine import Loads
     from pipeline.errors import PlanError
-    from pipeline.fit import plan_run
-    from pipeline.overrides import quoted
+    from pipeline.planning.memory import plan_run
+    from pipeline.running import held
 
     chosen = [] if model is None else [f"model={model}"]
     as_it_is = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
@@ -108,9 +109,9 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
     from omegaconf import open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    from pipeline.config import CONF, load_run, register, search_override
-    from pipeline.explain import explain
-    from pipeline.overrides import as_typed, with_model
+    from pipeline.config.compose import CONF, load_run, register, search_override
+    from pipeline.config.explain import explain
+    from pipeline.config.overrides import as_typed, with_model
 
     register()
     folder = Path(config_dir).absolute() if config_dir else None

@@ -3,17 +3,48 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from pipeline.errors import SourceError
-from pipeline.stage import Digested, InputFile
 
 BUFFER_NBYTES = 4 << 20
 SMALL_NBYTES = 256 << 20  # the largest tokenizers have 40 MiB; more than this is read for its digest in the run only
+
+
+@dataclass(frozen=True, slots=True)
+class Digested:
+    """A file with its whole-content digest (`xxhsum -H2` prints the same)."""
+
+    path: Path
+    nbytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file that a run reads, and what shows that it is still the same one.
+
+    Attributes:
+        path: absolute.
+        nbytes: its size.
+        mtime_ns: when it was modified.
+        xxh3_128: digest of the content of a small file (settings, tokenizers, texts), and then all that counts. None
+            for weights, whose digest takes as long as reading them: size and time stand for it.
+    """
+
+    path: Path
+    nbytes: int
+    mtime_ns: int
+    xxh3_128: str | None = None
+
+    @property
+    def identity(self) -> list[str | int]:
+        """JSON-able; of the same file with the same content it is the same."""
+        return [str(self.path), self.nbytes, self.xxh3_128 or self.mtime_ns]
 
 
 def digest_file(path: Path, *, sync: bool = False) -> Digested:

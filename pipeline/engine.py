@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.report import group_of
-from pipeline.stage import Checkpoint, Context, Needs
+from pipeline.reporting.manifest import group_of
+from pipeline.stage import Checkpoint, Context, Footprint
 from pipeline.units import show_bytes
 
 
@@ -143,7 +143,7 @@ def grouped(ignored: Mapping[str, str]) -> list[str]:
 class Engine(Protocol):
     """A plugin node."""
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Needs:
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
         """What `load` will take.
 
         Raises:
@@ -181,7 +181,7 @@ class Loads:
 
     engine: Engine
 
-    def plan(self, checkpoint: Checkpoint) -> Needs:
+    def plan(self, checkpoint: Checkpoint) -> Footprint:
         return self.engine.plan(checkpoint, text=False)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Any:

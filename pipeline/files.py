@@ -2,15 +2,19 @@
 
 A path may lead to a pipe (opening it would wait for ever), to a device (reading it would never end), to a folder, to
 nothing, or be no path at all (too long, a zero byte in it). Here each of these is a SourceError, and nothing else.
+What we write for programs to read is written here too, whole or not at all.
 """
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from typing import Any
 
-from pipeline.errors import SourceError
+from pipeline.errors import SourceError, StorageError
+from pipeline.terminal import STEERS
 
 MAX_NBYTES = 100_000_000  # of a file that is read whole; the largest vocabularies and indexes have a third of it
 _SHOWN_CHARS = 300  # of a path in an error
@@ -116,3 +120,16 @@ def is_inner(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not {*name} & {"\\", "\0"}
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write in one rename, so that a reader sees all of it or none."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+        # As JSON's escapes what would steer a terminal that shows the file, and what a name that is no Unicode has.
+        text = STEERS.sub(lambda m: f"\\u{ord(m[0]):04x}", text)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(path)
+    except OSError as why:
+        raise StorageError(f"{path}: {why.strerror}") from None

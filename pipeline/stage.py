@@ -21,7 +21,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from pipeline.digest import Digested, InputFile
 from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.tensors.pieces import Piece
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
 
@@ -53,29 +55,6 @@ class Context:
 @runtime_checkable
 class Stage(Protocol):
     run: Callable[..., Any]
-
-
-@dataclass(frozen=True, slots=True)
-class InputFile:
-    """A file that a run reads, and what shows that it is still the same one.
-
-    Attributes:
-        path: absolute.
-        nbytes: its size.
-        mtime_ns: when it was modified.
-        xxh3_128: digest of the content of a small file (settings, tokenizers, texts), and then all that counts. None
-            for weights, whose digest takes as long as reading them: size and time stand for it.
-    """
-
-    path: Path
-    nbytes: int
-    mtime_ns: int
-    xxh3_128: str | None = None
-
-    @property
-    def identity(self) -> list[str | int]:
-        """JSON-able; of the same file with the same content it is the same."""
-        return [str(self.path), self.nbytes, self.xxh3_128 or self.mtime_ns]
 
 
 @dataclass(frozen=True)
@@ -146,7 +125,7 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class Footprint:
     """What a stage that computes in one piece will take, as its `plan` may say; such stages run one after another.
 
     Attributes:
@@ -184,15 +163,6 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
-class Digested:
-    """A file with its whole-content digest (`xxhsum -H2` prints the same)."""
-
-    path: Path
-    nbytes: int
-    xxh3_128: str
-
-
-@dataclass(frozen=True, slots=True)
 class Table:
     """A table for people, in a stage's result: shown on the console as it is.
 
@@ -203,18 +173,6 @@ class Table:
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A box of one tensor."""
-
-    tensor: str
-    index: Index
-
-    def __str__(self) -> str:
-        box = ",".join(f"{s.start}:{s.stop}" for s in self.index)
-        return f"{self.tensor}[{box}]" if box else self.tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,9 @@
 import os
 from pathlib import Path
 
-from pipeline.digest import small_input
+from pipeline.digest import InputFile, small_input
 from pipeline.errors import ConfigError, SourceError, did_you_mean
 from pipeline.files import read_whole, spoken
-from pipeline.stage import InputFile
 
 MAX_NBYTES = 1 << 30
 

@@ -7,13 +7,14 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from pipeline import live, texts
+from pipeline import texts
 from pipeline.digest import digest, digest_file, identity, unchanged
 from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.files import read_whole
 from pipeline.places import hindrance
-from pipeline.stage import Checkpoint, Context, Needs, Table
+from pipeline.running import text_stream
+from pipeline.stage import Checkpoint, Context, Footprint, Table
 
 LEAST = 2  # tokens of a text
 
@@ -63,7 +64,7 @@ class Evaluate:
         for text in self.texts:
             texts.check(text, "evaluate.texts")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
         """The larger of both models, one of which is loaded at a time.
 
         Raises:
@@ -74,7 +75,7 @@ class Evaluate:
         ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
         read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
         device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
-        return Needs(device, host, read, ours.ignored)
+        return Footprint(device, host, read, ours.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
         """
@@ -91,7 +92,7 @@ class Evaluate:
             session = self.engine.load(checkpoint)
             found = {}
             for name, text in written.items():
-                live.write(f"scoring {name}\n")
+                text_stream.write(f"scoring {name}\n")
                 ids = _ids(session, name, text)
                 found[name] = session.score(ids, self.windows, keep=None, against=kept[name])
             facts = session.facts
@@ -128,7 +129,7 @@ class Evaluate:
                 scores[name], facts = before
                 continue
             session = session or self.engine.load(decode)
-            live.write(f"scoring {name} with the unquantized model\n")
+            text_stream.write(f"scoring {name} with the unquantized model\n")
             ids = _ids(session, name, text)
             # Named after the run, whose folder is locked: runs at the same time do not write the same file.
             mine = folder / f"{key}.{identity(str(ctx.run_dir))[:8]}.npz"
@@ -174,7 +175,7 @@ def _read(record: Path, kept: Path | None) -> tuple[Score, dict[str, Any]] | Non
     except (OSError, ValueError, KeyError, TypeError, SourceError):
         whole = False
     if not whole:
-        live.write(f"{record}: is damaged; made again\n")
+        text_stream.write(f"{record}: is damaged; made again\n")
         return None
     return found
 

@@ -15,18 +15,20 @@ import numpy as np
 import xxhash
 
 from pipeline import meter
-from pipeline.chunks import pack
-from pipeline.digest import digest_file, identity, unchanged
+from pipeline.digest import Digested, InputFile, digest_file, identity, unchanged
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import read_whole, spoken
-from pipeline.formats import Binding, Container, Dialect, Layout
-from pipeline.holding import Option, choose, hold
+from pipeline.formats import Container, Dialect, Layout
 from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
-from pipeline.stage import Checkpoint, Chunk, Context, Digested, Exported, InputFile, OutputFile, Piece, Work
+from pipeline.planning.holding import Option, choose, hold
+from pipeline.running.target import MARKER, Target
+from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Work
 from pipeline.strictjson import parse_object
-from pipeline.target import MARKER, Target
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.blocks import common, grain_of
+from pipeline.tensors.chunks import pack
+from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, numpy_dtype
@@ -141,7 +143,7 @@ class AsValues:
 
 @dataclass(frozen=True)
 class ExportWork:
-    """The tasks of an export. Files are written beside the target until all are whole (`pipeline.target`).
+    """The tasks of an export. Files are written beside the target until all are whole (`pipeline.running.target`).
 
     Attributes:
         companions: files to carry along, name → path or content.

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline import live
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
-from pipeline.stage import Checkpoint, Context, Needs, Table
+from pipeline.running import text_stream
+from pipeline.stage import Checkpoint, Context, Footprint, Table
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Generate:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
 
-    def plan(self, checkpoint: Checkpoint) -> Needs:
+    def plan(self, checkpoint: Checkpoint) -> Footprint:
         return self.engine.plan(checkpoint)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Generated:
@@ -63,10 +63,10 @@ class Generate:
         alone = len(prompts) == 1
 
         def on_text(row: int, text: str) -> None:
-            live.write(text if alone else f"[{row}] {text}\n")
+            text_stream.write(text if alone else f"[{row}] {text}\n")
 
         found = session.generate(list(prompts), self.sampling, chat=self.chat, on_text=on_text)
-        live.write("\n")
+        text_stream.write("\n")
         t = found[0].timings
         facts = session.facts
         prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"

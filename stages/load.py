@@ -10,11 +10,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from pipeline.digest import small_input, stamped
+from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
-from pipeline.stage import Checkpoint, Context, InputFile
+from pipeline.stage import Checkpoint, Context
 from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
 
@@ -99,7 +99,7 @@ class Load:
         """
         if not self.model_types or kind is None or kind in self.model_types:
             return
-        from pipeline.overrides import model_types
+        from pipeline.config.overrides import model_types
 
         right = f"no option is for that, and model.model_types=[{kind}] applies the chosen one's rules to it"
         if option := model_types().get(str(kind)):

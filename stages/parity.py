@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline import held, live, texts
+from pipeline import texts
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
-from pipeline.stage import Checkpoint, Context, Exported, Needs, Table
+from pipeline.running import held, text_stream
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
 LEAST = 2  # tokens
 
@@ -80,21 +81,21 @@ class Parity:
         if self.tokens < LEAST:
             raise ConfigError(f"stages.parity.tokens={self.tokens}: at least {LEAST}")
 
-    def plan(self, checkpoint: Checkpoint, exported: Exported) -> Needs:
+    def plan(self, checkpoint: Checkpoint, exported: Exported) -> Footprint:
         """Ours and theirs, which are not in memory together, in fp32."""
         needs, plain = (self.engine.plan(checkpoint, text=False, plain=p) for p in (False, True))
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())
         inputs = (*needs.inputs, texts.input_file(self.text))
-        return Needs(plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored)
+        return Footprint(plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
         session = self.engine.load(checkpoint, plain=True)
         ids, prompt = self._ids(session, checkpoint, ctx.seed)
-        live.write(f"{len(ids)} tokens ({prompt}), our model\n")
+        text_stream.write(f"{len(ids)} tokens ({prompt}), our model\n")
         ours, facts = session.taps(ids), session.facts
         del session
         held.release()
-        live.write("the reference\n")
+        text_stream.write("the reference\n")
         theirs = self.reference.taps(exported.path, ids)
         layers = {name: _apart(ours[name], theirs[name]) for name in ours}
         first = next((n for n, d in layers.items() if not d["relative"] <= self.tolerance), None)

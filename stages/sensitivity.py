@@ -6,11 +6,12 @@ from fnmatch import fnmatchcase
 from math import exp
 from typing import Any, ClassVar, Literal
 
-from pipeline import live, texts
+from pipeline import texts
 from pipeline.engine import Engine, Windows, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.plots import bars
-from pipeline.stage import Checkpoint, Context, Needs, Table
+from pipeline.reporting.plots import bars
+from pipeline.running import text_stream
+from pipeline.stage import Checkpoint, Context, Footprint, Table
 
 
 @dataclass(frozen=True)
@@ -62,11 +63,11 @@ class Sensitivity:
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Needs:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
         base, plain = (self.engine.plan(decode, plain=p) for p in (False, True))
         values = sum(s.size for s in decode.store.specs.values())
         inputs = (*base.inputs, texts.input_file(self.text))
-        return Needs(plain.device_nbytes, base.host_nbytes + 4 * values, inputs, plain.ignored)
+        return Footprint(plain.device_nbytes, base.host_nbytes + 4 * values, inputs, plain.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
         """
@@ -80,7 +81,7 @@ class Sensitivity:
         base = session.score(ids, self.windows, keep=kept, against=None)
         found: dict[str, dict[str, Any]] = {}
         for name, tensors in groups.items():
-            live.write(f"quantizing {name} alone ({len(tensors)} tensors)\n")
+            text_stream.write(f"quantizing {name} alone ({len(tensors)} tensors)\n")
             with session.replaced(tensors, checkpoint):
                 score = session.score(ids, self.windows, keep=None, against=kept)
             specs = [checkpoint.store.specs[t] for t in tensors]

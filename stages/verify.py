@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from pipeline import meter
-from pipeline.chunks import pack
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Piece, Work
+from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Work
 from pipeline.tensors.blocks import common, grain_of
+from pipeline.tensors.chunks import pack
+from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.stats import ErrorStats

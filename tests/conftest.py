@@ -17,7 +17,7 @@ import hypothesis
 import numpy as np
 import pytest
 
-from pipeline import held
+from pipeline.running import held
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.formats import Part
+from pipeline.tensors.binding import Part
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chunks import cut
 from pipeline.tensors.blocks import grain_of
+from pipeline.tensors.chunks import cut
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.store import Index, TensorStore, normalize
 

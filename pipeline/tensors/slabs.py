@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chunks import cut
+from pipeline.tensors.chunks import cut
 from pipeline.tensors.store import Index
 
 SLAB_NBYTES = 2 << 20

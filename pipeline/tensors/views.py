@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
-from pipeline.formats import Binding, Bound, Part
+from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.blocks import (
     block_grain,
     common,

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.formats import PEEKED, Binding, Dialect
+from pipeline.formats import PEEKED, Dialect
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore, random_boxes, same, spec_of

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import extend
-from pipeline.config import compose_run
-from pipeline.plan import Plan, make_plan
+from pipeline.config import extend
+from pipeline.config.compose import compose_run
+from pipeline.planning.wiring import Plan, make_plan
+from pipeline.running.tasks import do_chunk, run_stage
 from pipeline.stage import Checkpoint, Context, Work
-from pipeline.tasks import do_chunk, run_stage
 from pipeline.tensors.store import TensorStore
 from pipeline.testing.memory import checkpoint, holds, random_boxes, same
 
@@ -53,8 +53,8 @@ class Given:
 class StageContract:
     """Tests of one stage on the artefacts of `inputs`.
 
-    A view, and whatever an eager stage gives, is read whole and in random boxes; work is done chunk by chunk in a
-    random order, by copies, and begun again in between.
+    A view, and whatever a stage that computes gives, is read whole and in random boxes; work is done chunk by chunk
+    in a random order, by copies, and begun again in between.
     """
 
     whole_rows = False
@@ -83,7 +83,7 @@ class StageContract:
     def result(self, plan: Plan) -> Any:
         """What the stage gives when the graph runs."""
         node = plan.nodes["under_test"]
-        if not node.eager:
+        if not node.computes:
             return node.result
         promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
         inputs = [plan.nodes[source].result for source in node.inputs.values()]
@@ -105,7 +105,7 @@ class StageContract:
     def test_plans_without_reading(self, plan: Plan) -> None:
         node = plan.nodes["under_test"]
         assert node.gives is not Any, "`run` does not say what it gives; annotate its result"
-        if not isinstance(node.result, Checkpoint) and not node.eager:
+        if not isinstance(node.result, Checkpoint) and not node.computes:
             assert isinstance(node.gives, type), f"`run` says it gives {node.gives}, which is no type"
 
     def test_planning_twice_gives_the_same(self, plan: Plan) -> None:

@@ -6,13 +6,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline.digest import described
+from pipeline.digest import InputFile, described
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, InputFile, Needs
+from pipeline.stage import Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.models.common.ops import Ops
-from plugins.models.device import Hold, device_nbytes, left_out, unused
+from plugins.models.device import WeightsDtype, device_nbytes, left_out, unused
 from plugins.models.family import Family, family_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak: the main job takes 658 MiB in all, and
@@ -54,11 +54,11 @@ class Engine:
     Attributes:
         families: the first whose `model_types` name the checkpoint's builds the model.
         ops: kernels of the model.
-        cast: widens or narrows plain weights that `hold` wants in another dtype.
+        cast: widens or narrows plain weights that `weights_dtype` wants in another dtype.
         unpack: decodes packed tensors for whoever wants them plain.
         tokenizer: finds the checkpoint's.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
-        hold: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
+        weights_dtype: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
         device: `auto` is JAX's default; or `cpu`, `gpu`, `tpu`, with a number: `gpu:1`.
         programs: folder where compiled programs are kept for later runs; `auto`: what JAX_COMPILATION_CACHE_DIR says,
@@ -73,7 +73,7 @@ class Engine:
     unpack: Kernel
     tokenizer: Tokenizers
     dtype: Literal["auto", "bf16", "f32"] = "auto"
-    hold: Hold = "keep"
+    weights_dtype: WeightsDtype = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
     programs: str | None = "auto"
@@ -82,7 +82,7 @@ class Engine:
     def __post_init__(self) -> None:
         parse_bytes(self.programs_most, "engine.programs_most")
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Needs:
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
         """
         Raises:
             PlanError: no family knows the model, or (with `text`) there is no tokenizer.
@@ -106,7 +106,7 @@ class Engine:
         head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
         host = HOST_NBYTES + max(2 * largest, SCORES_NBYTES + head)
         taken = host + (device if self._on_host else 0)
-        return Needs(device, taken, self.tokenizer.inputs(checkpoint), ignored)
+        return Footprint(device, taken, self.tokenizer.inputs(checkpoint), ignored)
 
     def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
         """Bytes that the weights will take on the device, and the tensors that the model does not read, with reasons.
@@ -117,7 +117,7 @@ class Engine:
         family = family_of(checkpoint.config, self.families)
         tied = bool(checkpoint.config.get("tie_word_embeddings", family.tied))
         ignored = left_out(checkpoint.store.specs, unused(tied=tied))
-        return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.hold), ignored
+        return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.weights_dtype), ignored
 
     @property
     def _on_host(self) -> bool:
@@ -153,4 +153,4 @@ class Engine:
         """
         from plugins.engine.start import start
 
-        return start(replace(self, hold="f32", dtype="f32") if plain else self, checkpoint)
+        return start(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)

@@ -8,10 +8,10 @@ import jax
 import numpy as np
 from flax import nnx
 
-from pipeline.chunks import cut
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import component_box, grain_of
+from pipeline.tensors.chunks import cut
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales

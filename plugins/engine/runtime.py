@@ -17,7 +17,7 @@ from flax import nnx
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes
 from plugins.engine.sampling import choose
-from plugins.kernels.dequantize.jax_decode import decode
+from plugins.kernels.dequantize.traced import decode
 from plugins.models.common.cache import Cache, CacheDtype
 from plugins.models.common.decoder import Decoder, Tap
 
@@ -63,7 +63,7 @@ class Runtime:
     ):
         self.eager = eager
         self.config, self.cache_dtype, self.device, self.load_s = config, cache_dtype, device, load_s
-        self.vocab, self.remembers = model.vocab, model.remembers
+        self.vocab, self.cache_shapes = model.vocab, model.cache_shapes
         self.dtype = model.dtype
         self.device_nbytes = device_nbytes(model)
         graphdef, state = nnx.split(model)
@@ -129,10 +129,10 @@ class Runtime:
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens, in a size that programs are compiled for."""
-        return Cache.create(self.remembers, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
+        return Cache.create(self.cache_shapes, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
 
     def cache_nbytes(self, batch: int, length: int) -> int:
-        return Cache.nbytes(self.remembers, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
+        return Cache.nbytes(self.cache_shapes, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
 
     def prefill(
         self, cache: Cache, tokens: Any, positions: Any, pick: Any, last: Any, *, fresh: bool

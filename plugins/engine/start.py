@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import jax
 
-from pipeline import held, live
 from pipeline.errors import ConfigError, did_you_mean
+from pipeline.running import held, text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
 from plugins.engine.eager import is_eager, on_arrays
@@ -25,7 +25,7 @@ _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`. What is held already (`pipeline.held`) is handed out again."""
+    """See `Engine.load`. What is held already (`pipeline.running.held`) is handed out again."""
     found: Model = held.model(engine, checkpoint.store, lambda: _started(engine, checkpoint))
     return found
 
@@ -34,7 +34,7 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     began = time.perf_counter()
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, kept = resolved(engine)
-    weights = Weights(checkpoint.store.specs, engine.hold)
+    weights = Weights(checkpoint.store.specs, engine.weights_dtype)
     family = family_of(checkpoint.config, engine.families)
     eager = is_eager(engine.ops)
     ops = on_arrays(engine.ops) if eager else engine.ops
@@ -45,7 +45,7 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     planned, _ = engine.weights(checkpoint)
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
-        live.write(f"the weights take {taken}; please report it\n")
+        text_stream.write(f"the weights take {taken}; please report it\n")
     return Model(runtime, checkpoint, engine, planned, ignored)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.chunks import cut
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.blocks import Box, block_grain, component_box, inner_box
+from pipeline.tensors.chunks import cut
 from pipeline.tensors.matrices import Extremes, ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme

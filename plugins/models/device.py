@@ -7,11 +7,11 @@ from typing import Literal
 
 from pipeline.tensors.spec import TensorSpec
 
-Hold = Literal["keep", "bf16", "f32"]
+WeightsDtype = Literal["keep", "bf16", "f32"]
 _HELD = {"bf16": "BF16", "f32": "F32"}
 
 
-def device_spec(spec: TensorSpec, hold: Hold = "keep") -> TensorSpec:
+def device_spec(spec: TensorSpec, weights_dtype: WeightsDtype = "keep") -> TensorSpec:
     """How a tensor lies on the device.
 
     Packed tensors stay packed, byte for byte; double quantization alone is resolved into the fp32 scales that it stands
@@ -23,7 +23,7 @@ def device_spec(spec: TensorSpec, hold: Hold = "keep") -> TensorSpec:
         hold: the dtype that plain tensors get; `keep`: as stored.
     """
     if spec.scheme is None:
-        return spec if hold == "keep" else replace(spec, dtype=_HELD[hold])
+        return spec if weights_dtype == "keep" else replace(spec, dtype=_HELD[weights_dtype])
     if not spec.scheme.whole_only:
         return spec
     return replace(spec, scheme=replace(spec.scheme, scale="f32", second=None))
@@ -47,6 +47,8 @@ def left_out(names: Iterable[str], patterns: Mapping[str, str]) -> dict[str, str
     return {n: reason for n, reason in found if reason is not None}
 
 
-def device_nbytes(specs: Mapping[str, TensorSpec], ignored: Container[str], hold: Hold = "keep") -> int:
+def device_nbytes(
+    specs: Mapping[str, TensorSpec], ignored: Container[str], weights_dtype: WeightsDtype = "keep"
+) -> int:
     """Bytes that a model's weights take on the device, without those tensors that are `ignored`."""
-    return sum(device_spec(s, hold).nbytes for n, s in specs.items() if n not in ignored)
+    return sum(device_spec(s, weights_dtype).nbytes for n, s in specs.items() if n not in ignored)

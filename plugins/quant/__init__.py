@@ -1,3 +1,3 @@
-from pipeline.extend import extended
+from pipeline.config.extend import extended
 
 __path__ = extended(__name__, __path__)

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.errors import NotLossless
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
+from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_NAN
 
 _LEAST, _MOST = -9, 8
 

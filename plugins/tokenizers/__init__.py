@@ -1,5 +1,5 @@
 """Tokenizers: text to ids and back, chats to prompts, by the files that came with a checkpoint."""
 
-from pipeline.extend import extended
+from pipeline.config.extend import extended
 
 __path__ = extended(__name__, __path__)

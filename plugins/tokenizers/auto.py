@@ -3,9 +3,9 @@
 import os
 from dataclasses import dataclass
 
-from pipeline.digest import small_input
+from pipeline.digest import InputFile, small_input
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.stage import Checkpoint, InputFile
+from pipeline.stage import Checkpoint
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.encodings import ENCODINGS
 from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer, outside

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.formats import Binding
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.store import Index, normalize

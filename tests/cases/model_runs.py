@@ -9,9 +9,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.config import compose_run
-from pipeline.fit import plan_run
-from pipeline.resolve import Resolver
+from pipeline.config.compose import compose_run
+from pipeline.config.resolve import Resolver
+from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 

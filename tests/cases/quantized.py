@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.formats import PEEKED, Binding, Dialect
+from pipeline.formats import PEEKED, Dialect
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.safetensors.container import SafeTensors
 
 
 def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:

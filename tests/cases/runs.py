@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import xxhash
 
-from pipeline.target import MARKER
+from pipeline.running.target import MARKER
 from tests.cli.run import converting
 
 ROOT = Path(__file__).parents[2]

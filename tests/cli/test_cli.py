@@ -123,7 +123,7 @@ def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "target", ["os.system", "subprocess.run", "builtins.exec", "pipeline.journal.Journal", "shutil.rmtree"]
+    "target", ["os.system", "subprocess.run", "builtins.exec", "pipeline.running.journal.Journal", "shutil.rmtree"]
 )
 @pytest.mark.parametrize("key", ["quant._target_", "stages.load._target_", "export.container._target_"])
 def test_yaml_cannot_reach_other_code(tmp_path: Path, key: str, target: str) -> None:

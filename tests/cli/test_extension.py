@@ -77,7 +77,8 @@ from pathlib import Path
 
 import xxhash
 
-from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Piece, Work
+from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Work
+from pipeline.tensors.pieces import Piece
 
 
 @dataclass(frozen=True)
@@ -395,8 +396,8 @@ def test_new_stage_in_a_folder(tmp_path: Path) -> None:
 def test_names_are_checked(
     args: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pipeline.config.scaffold import new_stage
     from pipeline.errors import ConfigError
-    from pipeline.scaffold import new_stage
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError) as why:
@@ -407,8 +408,8 @@ def test_names_are_checked(
 
 
 def test_nothing_is_written_when_one_file_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.config.scaffold import new_stage
     from pipeline.errors import ConfigError
-    from pipeline.scaffold import new_stage
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "test_fine.py").write_text("mine")

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import pipeline as weightmill
-from pipeline import held
-from pipeline.config import compose_run
+from pipeline.config.compose import compose_run
 from pipeline.errors import ConfigError, PlanError, SourceError
-from pipeline.fit import plan_run
-from pipeline.stage import Checkpoint, Needs
+from pipeline.planning.memory import plan_run
+from pipeline.running import held
+from pipeline.stage import Checkpoint, Footprint
 from pipeline.testing.memory import MemoryStore
 from stages.parity import Parity
 from tests.cli.run import MAIN, ROOT, pipeline
@@ -43,7 +43,7 @@ def run(*overrides: str) -> Any:
 def assert_as_planned(report: Any, *overrides: str) -> None:
     """Every stage that ran a model had on the device what its plan says."""
     plan = plan_run(compose_run(["+model=gpt_oss", *overrides]), Path(report.run))
-    needs = {n: node.result for n, node in plan.nodes.items() if isinstance(node.result, Needs)}
+    needs = {n: node.result for n, node in plan.nodes.items() if isinstance(node.result, Footprint)}
     assert needs
     for name, need in needs.items():
         facts = report.results[name]["facts"]

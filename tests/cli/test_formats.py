@@ -17,9 +17,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from pipeline import __main__ as command_line
-from pipeline.config import compose_run
-from pipeline.fit import plan_run
-from pipeline.target import MARKER
+from pipeline.config.compose import compose_run
+from pipeline.planning.memory import plan_run
+from pipeline.running.target import MARKER
 from tests.cases import toy_gpt_oss, toy_llama
 
 OPTIONS = {p.stem for p in (Path(__file__).parents[2] / "conf" / "quant").glob("*.yaml")}

@@ -10,10 +10,10 @@ from gguf import GGUFReader
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+from pipeline.running.target import MARKER
 from pipeline.stage import Context
-from pipeline.target import MARKER
-from plugins.formats.dialects.gguf_model import Gguf
-from plugins.formats.gguf_file import Gguf as GgufFile
+from plugins.formats.gguf.file import Gguf as GgufFile
+from plugins.formats.gguf.model import Gguf
 from stages.load import Load
 from tests.cases import toy_llama
 from tests.cli.run import MAIN, pipeline

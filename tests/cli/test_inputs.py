@@ -11,10 +11,11 @@ import pytest
 import xxhash
 
 import pipeline as weightmill
-from pipeline import held
 from pipeline.api import _composed
 from pipeline.errors import SourceError
-from pipeline.runner import Events, execute
+from pipeline.events import Events
+from pipeline.running import held
+from pipeline.running.runner import execute
 from tests.cli.run import ROOT
 from tests.cli.run import pipeline as command
 

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import pipeline as weightmill
-from pipeline import console
 from pipeline.api import _composed
-from pipeline.fit import plan_run
-from pipeline.formats import Binding
-from pipeline.plan import make_plan
-from pipeline.report import MOST_SHOWN, ignored_table, left_out, tables
+from pipeline.planning.memory import plan_run
+from pipeline.planning.wiring import make_plan
+from pipeline.reporting import console
+from pipeline.reporting.manifest import MOST_SHOWN, ignored_table, left_out, tables
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec
-from plugins.formats.dialects.plain import Plain
-from plugins.formats.npy import Npy
+from plugins.formats.npy.container import Npy
+from plugins.formats.safetensors.plain import Plain
 from plugins.kernels.cast import Cast
 from plugins.kernels.dequantize import Dequantize
 from stages.export import Export

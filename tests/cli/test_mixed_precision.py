@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import compose_run
+from pipeline.config.compose import compose_run
 from pipeline.errors import PlanError
-from pipeline.fit import plan_run
+from pipeline.planning.memory import plan_run
 from pipeline.tensors.spec import TensorSpec
 
 RULES = "model.rules=[{role: experts, to: quant}, {role: attention, to: NAME}, {role: head, to: int8}]"

@@ -10,14 +10,14 @@ import orbax.checkpoint as ocp
 import pytest
 import xxhash
 
-from pipeline.target import MARKER
+from pipeline.running.target import MARKER
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.views import JoinedStore
-from plugins.formats.dialects.pytree import Pytree
-from plugins.formats.orbax import Orbax
-from plugins.formats.orbax_store import TensorStoreLeaves
-from plugins.formats.orbax_tree import abstract, describe
+from plugins.formats.orbax.container import Orbax
+from plugins.formats.orbax.pytree import Pytree
+from plugins.formats.orbax.store import TensorStoreLeaves
+from plugins.formats.orbax.tree import abstract, describe
 from tests.cases.runs import after_chunks, done, end, kill_tree, manifest, start, weightmill
 
 MAIN = ("quant=mxfp4", "dask.chunk=256KiB")

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.safetensors.container import SafeTensors
 from tests.cases import toy_gpt_oss
 from tests.cases.runs import done
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.target import KEY_CHARS, read_marker
+from pipeline.running.target import KEY_CHARS, read_marker
 from tests.cases import big_gpt_oss
 from tests.cases.runs import (
     ROOT,

@@ -7,9 +7,9 @@ from typing import Any
 from pipeline.formats import Container, Layout
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.container import ContainerContract
-from plugins.formats.gguf_file import Gguf
-from plugins.formats.npy import Npy
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.gguf.file import Gguf
+from plugins.formats.npy.container import Npy
+from plugins.formats.safetensors.container import SafeTensors
 
 
 class TestSafeTensors(ContainerContract):

@@ -5,14 +5,15 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.formats import Binding, Dialect
+from pipeline.formats import Dialect
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.dialect import DialectContract
 from pipeline.testing.memory import example
-from plugins.formats.dialects.gguf_model import Gguf
-from plugins.formats.dialects.gpt_oss import HuggingFace, Original
-from plugins.formats.dialects.plain import Plain
+from plugins.formats.gguf.model import Gguf
+from plugins.formats.gpt_oss.dialect import HuggingFace, Original
+from plugins.formats.safetensors.plain import Plain
 from tests.cases import toy_gpt_oss, toy_llama
 
 

@@ -3,14 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.formats import Binding, Container, Dialect
+from pipeline.formats import Container, Dialect
+from pipeline.tensors.binding import Binding
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.container import ContainerContract
 from pipeline.testing.dialect import DialectContract
 from pipeline.testing.memory import example
-from plugins.formats.dialects.pytree import Pytree
-from plugins.formats.orbax import Orbax
+from plugins.formats.orbax.container import Orbax
+from plugins.formats.orbax.pytree import Pytree
 from tests.cases.quantized import quantized
 
 

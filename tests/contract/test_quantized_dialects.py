@@ -11,9 +11,9 @@ import pytest
 from pipeline.formats import Dialect
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.dialect import DialectContract
-from plugins.formats.dialects.modelopt import NVFP4, ModelOpt
+from plugins.formats.modelopt.dialect import NVFP4, ModelOpt
 from tests.cases.quantized import quantized
-from tests.unit.test_compressed_tensors import CASES, CONFIG, plain
+from tests.unit.formats.test_compressed_tensors import CASES, CONFIG, plain
 
 
 class TestCompressedTensors(DialectContract):

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import StageError
 from pipeline.ops import Op
-from pipeline.plan import Plan
+from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
@@ -19,7 +19,7 @@ from pipeline.testing.container import ContainerContract
 from pipeline.testing.kernel import Case, KernelContract
 from pipeline.testing.method import MethodContract
 from pipeline.testing.stage import StageContract
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.safetensors.container import SafeTensors
 from plugins.quant.mx import MX
 
 

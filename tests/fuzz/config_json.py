@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.tensors.spec import TensorSpec
-from plugins.formats.dialects.gguf_archs import ARCHS
-from plugins.formats.dialects.gguf_config import sizes_of
-from plugins.formats.dialects.gguf_table import entries
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.gguf.archs import ARCHS
+from plugins.formats.gguf.config import sizes_of
+from plugins.formats.gguf.table import entries
+from plugins.formats.safetensors.container import SafeTensors
 from tests.fuzz.driver import Files, put
 from tests.fuzz.loading import config, opened, used
 from tests.fuzz.mutate import changed_json, one, value

@@ -9,10 +9,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from plugins.formats.dialects.gguf_archs import ARCHS
-from plugins.formats.dialects.gguf_config import sizes_of, to_kv
-from plugins.formats.dialects.gguf_table import entries
-from plugins.formats.gguf_header import FIXED, VALUE_TYPES
+from plugins.formats.gguf.archs import ARCHS
+from plugins.formats.gguf.config import sizes_of, to_kv
+from plugins.formats.gguf.header import FIXED, VALUE_TYPES
+from plugins.formats.gguf.table import entries
 from tests.cases.hostile.gguf_files import FILES, GOOD
 from tests.fuzz.driver import Files, put
 from tests.fuzz.loading import config, opened, used

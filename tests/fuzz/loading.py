@@ -8,14 +8,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.config import CONF
+from pipeline.config.compose import CONF
+from pipeline.config.resolve import Resolver
 from pipeline.errors import WeightmillError
-from pipeline.resolve import Resolver
 from pipeline.stage import Checkpoint, Context
-from plugins.formats.dialects.gguf_archs import ARCHS
-from plugins.formats.dialects.gguf_model import Gguf
-from plugins.formats.dialects.gpt_oss import Original
-from plugins.formats.dialects.hugging_face import HuggingFace
+from plugins.formats.gguf.archs import ARCHS
+from plugins.formats.gguf.model import Gguf
+from plugins.formats.gpt_oss.dialect import Original
+from plugins.formats.safetensors.hugging_face import HuggingFace
 from stages.export import _taken
 from stages.load import Load
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import Mapping
 from pathlib import Path
 
-from plugins.formats.npy import Npy
+from plugins.formats.npy.container import Npy
 from tests.cases.hostile.npy_files import ALLOWED, FILES, GOOD
 from tests.fuzz.driver import Files, put
 from tests.fuzz.mutate import changed_bytes, changed_json, one, text

@@ -11,8 +11,8 @@ import numpy as np
 
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import TensorSpec
-from plugins.formats.dialects.pytree import Pytree
-from plugins.formats.orbax import Orbax
+from plugins.formats.orbax.container import Orbax
+from plugins.formats.orbax.pytree import Pytree
 from tests.fuzz.driver import Files, put
 from tests.fuzz.loading import opened
 from tests.fuzz.mutate import changed_bytes, changed_json, one

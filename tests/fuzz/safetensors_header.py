@@ -14,7 +14,7 @@ from safetensors import SafetensorError, deserialize
 
 from pipeline.errors import SourceError
 from pipeline.tensors.spec import DTYPE_BITS
-from plugins.formats.safetensors_header import parse_header
+from plugins.formats.safetensors.header import parse_header
 from tests.cases.hostile.safetensors_files import FILES, GOOD, STRICTER
 from tests.fuzz.driver import Files
 from tests.fuzz.mutate import NUMBERS, changed_bytes, changed_json, one, text

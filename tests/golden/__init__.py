@@ -7,7 +7,7 @@ a new key in a config.json. `make golden` writes them anew, and the diff is then
 import json
 from pathlib import Path
 
-from pipeline.target import MARKER
+from pipeline.running.target import MARKER
 from tests.cli.run import pipeline
 
 DIGESTS = Path(__file__).with_name("digests.json")

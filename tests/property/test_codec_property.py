@@ -21,7 +21,7 @@ from plugins.kernels.quantize.recipe import POWER_RULES
 from plugins.quant.blockwise import Blockwise
 from tests.oracles import elements
 from tests.oracles.blocks_by_hand import codes
-from tests.unit.test_number_formats import on
+from tests.unit.kernels.test_number_formats import on
 
 BF16 = ml_dtypes.bfloat16
 DTYPES = (BF16, np.float32, np.float16)

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
-from plugins.formats.boxes import held_index, held_shape
-from plugins.formats.npy import Npy
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.common.boxes import held_index, held_shape
+from plugins.formats.npy.container import Npy
+from plugins.formats.safetensors.container import SafeTensors
 from tests.fuzz.safetensors_header import compare, file_of, our_verdict, package_verdict
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.chunks import cut
 from pipeline.tensors.blocks import component_box, grain_of
+from pipeline.tensors.chunks import cut
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import MemoryStore, same
 from plugins.kernels.quantize import Quantize

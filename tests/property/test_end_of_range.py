@@ -13,7 +13,7 @@ from pipeline.tensors.scheme import MXFP4
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.quantize import Quantize
 from plugins.kernels.quantize.recipe import POWER_RULES
-from tests.unit.test_number_formats import NAMES, VARIANTS, built, on
+from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built, on
 
 BF16 = ml_dtypes.bfloat16
 LARGEST_BF16 = float(ml_dtypes.finfo(BF16).max)

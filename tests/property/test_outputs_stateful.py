@@ -22,13 +22,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from safetensors.numpy import load_file, save_file
 
-from pipeline.config import compose_run
+from pipeline.config.compose import compose_run
+from pipeline.config.spine import RunConfig
 from pipeline.errors import WeightmillError
-from pipeline.report import Report, build_report
-from pipeline.runner import Events, execute
-from pipeline.spine import RunConfig
-from pipeline.target import MARKER
-from plugins.formats.safetensors import SafeTensors
+from pipeline.events import Events
+from pipeline.reporting.manifest import Report, build_report
+from pipeline.running.runner import execute
+from pipeline.running.target import MARKER
+from plugins.formats.safetensors.container import SafeTensors
 
 SHAPES = {"model.embed_tokens.weight": (24, 16), "model.norm.weight": (16,), "lm_head.weight": (24, 16)}
 SOURCES = {"source": 0, "other": 1000}  # what is added to the version
@@ -205,7 +206,7 @@ class Outputs(RuleBasedStateMachine):
             return build_report(*args)
 
         run = replace(found, spine=replace(found.spine, overwrite=overwrite))
-        with mock.patch("pipeline.runner.build_report", done):
+        with mock.patch("pipeline.running.runner.build_report", done):
             report = execute(run, world() / "out" / name, [], Events())
         if report.reused and self.begun == begun:  # it holds no target that another run could not have
             assert held(target) == {version}

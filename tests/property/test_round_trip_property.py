@@ -16,29 +16,29 @@ import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from pipeline.config.resolve import Resolver
 from pipeline.formats import Container, Dialect
-from pipeline.resolve import Resolver
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.testing.memory import same, spec_of
-from plugins.formats.dialects.bitsandbytes import BitsAndBytes
-from plugins.formats.dialects.compressed_tensors import CompressedTensors
-from plugins.formats.dialects.gguf_model import Gguf
-from plugins.formats.dialects.gpt_oss import HuggingFace, Original
-from plugins.formats.dialects.modelopt import ModelOpt
-from plugins.formats.dialects.plain import Plain
-from plugins.formats.dialects.pytree import Pytree
-from plugins.formats.gguf_file import Gguf as GgufFile
-from plugins.formats.gguf_types import SCHEMES
-from plugins.formats.npy import Npy
-from plugins.formats.orbax import Orbax
-from plugins.formats.safetensors import SafeTensors
+from plugins.formats.bitsandbytes.dialect import BitsAndBytes
+from plugins.formats.compressed_tensors.dialect import CompressedTensors
+from plugins.formats.gguf.file import Gguf as GgufFile
+from plugins.formats.gguf.model import Gguf
+from plugins.formats.gguf.types import SCHEMES
+from plugins.formats.gpt_oss.dialect import HuggingFace, Original
+from plugins.formats.modelopt.dialect import ModelOpt
+from plugins.formats.npy.container import Npy
+from plugins.formats.orbax.container import Orbax
+from plugins.formats.orbax.pytree import Pytree
+from plugins.formats.safetensors.container import SafeTensors
+from plugins.formats.safetensors.plain import Plain
 from stages.load import Load
 from tests.cases import toy_gpt_oss, toy_llama
 from tests.cases.quantized import leaves_of, quantized
 from tests.property.test_codec_property import methods
-from tests.unit import test_compressed_tensors
+from tests.unit.formats import test_compressed_tensors
 
 BF16 = ml_dtypes.bfloat16
 LOADER = Path(__file__).parents[2] / "conf" / "stages" / "load.yaml"

@@ -9,7 +9,7 @@ import pytest
 from pipeline import digest
 from pipeline.digest import small_input, stamped, unchanged
 from pipeline.errors import SourceError
-from pipeline.tasks import finish
+from pipeline.running.tasks import finish
 
 
 def rewritten(path: Path, text: str, *, mtime_ns: int | None = None) -> None:

@@ -82,7 +82,7 @@ def test_an_engine_is_what_runs_and_not_how_it_was_asked_for(tmp_path: Any) -> N
     assert key(dtype="auto") == key(dtype="f32") != key(dtype="bf16")
     assert key(cache="auto") == key(cache="f32") != key(cache="bf16")
     assert key(programs=str(tmp_path)) == key(programs=None)
-    assert len({key(), key(hold="bf16"), key(families=(Qwen(),)), key(cast=Number())}) == 4
+    assert len({key(), key(weights_dtype="bf16"), key(families=(Qwen(),)), key(cast=Number())}) == 4
 
 
 def test_namesakes_are_told_apart() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from pipeline import redact
-from pipeline.config import compose_run
+from pipeline.config.compose import compose_run
+from pipeline.config.names import run_name
 from pipeline.errors import PlanError, SourceError
-from pipeline.fit import recipes
-from pipeline.names import run_name
+from pipeline.planning.memory import recipes
 from pipeline.redact import hide, identified, learn, tree
 
 SECRET = "correct horse battery"

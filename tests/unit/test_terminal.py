@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipeline import console
 from pipeline.errors import PlanError, Problem
-from pipeline.report import Report, tables
+from pipeline.reporting import console
+from pipeline.reporting.manifest import Report, tables
 from pipeline.terminal import _Descriptor, _Stream, line, safe, table
 
 EVIL = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202egnp\u2066\u061c\x00\x7f\u2028[red]x[/red]:smile:\udc80"

@@ -28,7 +28,7 @@ OP = Op(
     "attention",
     {
         "reference": "plugins.kernels.attention.reference:attention",
-        "xla": "plugins.kernels.attention.xla_backend:attention",
+        "xla": "plugins.kernels.attention.xla:attention",
     },
 )
 

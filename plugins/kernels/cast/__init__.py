@@ -25,7 +25,7 @@ OP = Op(
     "cast",
     {
         "reference": "plugins.kernels.cast.reference:cast",
-        "numpy": "plugins.kernels.cast.numpy_backend:cast",
+        "numpy": "plugins.kernels.cast.numpy:cast",
     },
 )
 

@@ -13,7 +13,7 @@ from pipeline.tensors.scheme import SCALE_DTYPES, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.codecs import dynamic8
 from plugins.kernels.codecs.elements import element
-from plugins.kernels.elements import E8M0_BIAS, E8M0_MAX, E8M0_NAN
+from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_MAX, E8M0_NAN
 
 # Largest value of a scale encoding that a second-level scale maps onto.
 SCALE_MAX: Final = {"e4m3": 448.0, "f16": 65504.0}

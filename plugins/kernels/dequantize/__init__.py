@@ -31,8 +31,8 @@ OP = Op(
     "dequantize",
     {
         "reference": "plugins.kernels.dequantize.reference:dequantize",
-        "numpy": "plugins.kernels.dequantize.blockwise:dequantize",
-        "xla": "plugins.kernels.dequantize.xla_backend:dequantize",
+        "numpy": "plugins.kernels.dequantize.numpy:dequantize",
+        "xla": "plugins.kernels.dequantize.xla:dequantize",
     },
     {"xla": JAX_NBYTES},
 )

@@ -8,8 +8,8 @@ from pipeline.tensors.scheme import Scheme
 from plugins.kernels.cast.reference import cast
 from plugins.kernels.codecs import dynamic8
 from plugins.kernels.codecs.elements import element
+from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_NAN
 from plugins.kernels.dequantize import Overflow, check
-from plugins.kernels.elements import E8M0_BIAS, E8M0_NAN
 from plugins.kernels.pieces import dequantized
 
 F32: Any = np.float32

@@ -16,7 +16,7 @@ OP = Op(
     "embed",
     {
         "reference": "plugins.kernels.embed.reference:embed",
-        "xla": "plugins.kernels.embed.xla_backend:embed",
+        "xla": "plugins.kernels.embed.xla:embed",
     },
 )
 

@@ -23,7 +23,7 @@ OP = Op(
     "matmul",
     {
         "reference": "plugins.kernels.matmul.reference:matmul",
-        "xla": "plugins.kernels.matmul.xla_backend:matmul",
+        "xla": "plugins.kernels.matmul.xla:matmul",
     },
 )
 

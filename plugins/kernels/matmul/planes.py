@@ -16,8 +16,8 @@ from jax import lax
 
 from pipeline.tensors.qtensor import QTensor
 from plugins.kernels.codecs.jax_float import bits_of, float_of
-from plugins.kernels.dequantize.jax_decode import to_bfloat16, values
-from plugins.kernels.elements import E8M0_NAN
+from plugins.kernels.codecs.mx import E8M0_NAN
+from plugins.kernels.dequantize.traced import to_bfloat16, values
 
 
 def count(q: Any) -> int | None:

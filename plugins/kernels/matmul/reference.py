@@ -6,7 +6,7 @@ import numpy as np
 
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import dtype_name
-from plugins.kernels.dequantize.blockwise import dequantize
+from plugins.kernels.dequantize.numpy import dequantize
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:

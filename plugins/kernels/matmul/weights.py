@@ -14,7 +14,7 @@ import pipeline.tensors.pytree  # noqa: F401  (QTensors go through jit)
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK
 from plugins.kernels.codecs import dynamic8
-from plugins.kernels.dequantize.jax_decode import decode
+from plugins.kernels.dequantize.traced import decode
 
 # Bytes of decoded weights at a time. On CPUs a few times a core's L2: smaller bands pay more for starting the threads
 # than larger ones do for L3. Elsewhere enough to keep the device busy.

@@ -29,7 +29,7 @@ OP = Op(
     "moe",
     {
         "reference": "plugins.kernels.moe.reference:moe",
-        "xla": "plugins.kernels.moe.xla_backend:moe",
+        "xla": "plugins.kernels.moe.xla:moe",
     },
 )
 

@@ -22,7 +22,7 @@ from plugins.kernels.moe.schedule import Schedule
 def gradients(
     activation: Callable[..., Any], project: Callable[..., Any], args: Sequence[Any], flags: Sequence[bool], dout: Any
 ) -> tuple[Any, ...]:
-    """Of all arguments of `xla_backend._moe` but the activation; None for those that have none or need none.
+    """Of all arguments of `xla._moe` but the activation; None for those that have none or need none.
 
     Args:
         project: that of the backend.

@@ -59,8 +59,8 @@ OP = Op(
     "quantize",
     {
         "reference": "plugins.kernels.quantize.reference:quantize",
-        "numpy": "plugins.kernels.quantize.blockwise:quantize",
-        "xla": "plugins.kernels.quantize.xla_backend:quantize",
+        "numpy": "plugins.kernels.quantize.numpy:quantize",
+        "xla": "plugins.kernels.quantize.xla:quantize",
     },
     {"xla": JAX_NBYTES},
 )

@@ -15,7 +15,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs import scales
 from plugins.kernels.codecs.elements import Element, element
-from plugins.kernels.elements import E8M0_NAN
+from plugins.kernels.codecs.mx import E8M0_NAN
 
 # Halfway from BF16's largest number, 2^128 - 2^120, to 2^128: from here on it rounds to infinity.
 PAST_BF16: Final = np.float32(2.0**128 - 2.0**119)
@@ -29,7 +29,7 @@ def refuse_infinities(x: Any, q: QTensor) -> None:
     """
     if not may_overflow(q):
         return
-    from plugins.kernels.dequantize.blockwise import dequantize
+    from plugins.kernels.dequantize.numpy import dequantize
 
     with np.errstate(invalid="ignore"):  # a signalling NaN, to be poisoned
         values = np.asarray(x).astype(np.float32)

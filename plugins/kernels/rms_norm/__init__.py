@@ -18,7 +18,7 @@ OP = Op(
     "rms_norm",
     {
         "reference": "plugins.kernels.rms_norm.reference:rms_norm",
-        "xla": "plugins.kernels.rms_norm.xla_backend:rms_norm",
+        "xla": "plugins.kernels.rms_norm.xla:rms_norm",
     },
 )
 

@@ -21,7 +21,7 @@ OP = Op(
     "rope",
     {
         "reference": "plugins.kernels.rope.reference:rope",
-        "xla": "plugins.kernels.rope.xla_backend:rope",
+        "xla": "plugins.kernels.rope.xla:rope",
     },
 )
 

@@ -19,7 +19,7 @@ OP = Op(
     "softmax",
     {
         "reference": "plugins.kernels.softmax.reference:softmax",
-        "xla": "plugins.kernels.softmax.xla_backend:softmax",
+        "xla": "plugins.kernels.softmax.xla:softmax",
     },
 )
 

@@ -78,7 +78,7 @@ class Cache:
         return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(made))
 
 
-class Memory:
+class CacheView:
     """The cache during one call of a model: layers show it their new keys, and get all they may attend to.
 
     Without a cache that is the new keys alone. `fresh` promises that the cache is empty, so that nothing is read back

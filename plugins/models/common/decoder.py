@@ -6,7 +6,7 @@ from typing import Any, cast
 import jax.numpy as jnp
 from flax import nnx
 
-from plugins.models.common.cache import Cache, LayerShape, Memory
+from plugins.models.common.cache import Cache, CacheView, LayerShape
 from plugins.models.common.layers import RMSNorm
 from plugins.models.common.ops import Ops
 from plugins.models.common.weights import Weights
@@ -49,9 +49,9 @@ class Decoder(nnx.Module):
         self.embed_scale, self.softcap = embed_scale, softcap
 
     @property
-    def remembers(self) -> tuple[LayerShape, ...]:
+    def cache_shapes(self) -> tuple[LayerShape, ...]:
         """What every layer puts into the cache."""
-        return tuple(cast(Any, block).remembers for block in self.layers)
+        return tuple(cast(Any, block).cache_shape for block in self.layers)
 
     def __call__(
         self, tokens: Any, positions: Any, cache: Cache | None = None, *, fresh: bool = True, tap: Tap | None = None
@@ -65,7 +65,7 @@ class Decoder(nnx.Module):
             fresh: promises that the cache is empty.
             tap: is called with (name, array) after the embedding and after every layer.
         """
-        memory = Memory(cache, positions, fresh=fresh)
+        memory = CacheView(cache, positions, fresh=fresh)
         x = self.ops.embed(tokens, self.embed_tokens.get_value(), dtype=jnp.dtype(self.dtype))
         if self.embed_scale is not None:
             x = x * jnp.asarray(self.embed_scale, x.dtype)

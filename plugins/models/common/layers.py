@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.ops import Ops
 from plugins.models.common.weights import Weights
 
@@ -100,7 +100,7 @@ class Attention(nnx.Module):
         self.sinks = w.param("sinks", (s.heads,), ("heads",)) if s.sinks else None
         self.shape = shape
 
-    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+    def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         s = self.shape
         lead = x.shape[:2]
         q = self.q_proj(x, ops).reshape(*lead, s.heads, s.head_dim)
@@ -120,7 +120,7 @@ class Attention(nnx.Module):
         return self.o_proj(out.reshape(*lead, s.heads * s.head_dim), ops)
 
     @property
-    def remembers(self) -> LayerShape:
+    def cache_shape(self) -> LayerShape:
         return LayerShape(self.shape.kv_heads, self.shape.head_dim, self.shape.window)
 
 

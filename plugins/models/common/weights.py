@@ -17,7 +17,7 @@ import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
 from pipeline.errors import MOST_HINTS, PlanError, Problem, did_you_mean, strangers
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from plugins.models.device import Hold, device_spec, left_out
+from plugins.models.device import WeightsDtype, device_spec, left_out
 
 Axes = tuple[str, ...]
 
@@ -43,7 +43,7 @@ def _shape(shape: tuple[int, ...], dtype: str) -> Any:
 @dataclass
 class _Record:
     specs: Mapping[str, TensorSpec]
-    hold: Hold
+    weights_dtype: WeightsDtype
     problems: list[Problem] = field(default_factory=list)
     missing: int = 0
     taken: dict[str, str] = field(default_factory=dict)
@@ -60,11 +60,11 @@ class Weights:
     def __init__(
         self,
         specs: Mapping[str, TensorSpec],
-        hold: Hold = "keep",
+        weights_dtype: WeightsDtype = "keep",
         prefix: str = "",
         record: _Record | None = None,
     ):
-        self._record = record or _Record(specs, hold)
+        self._record = record or _Record(specs, weights_dtype)
         self.prefix = prefix
 
     def scope(self, prefix: str) -> "Weights":
@@ -92,7 +92,7 @@ class Weights:
             raise TypeError(f"{names[0]}: {len(axes)} axes for shape {shape}")
         one = shape[1:] if stack else shape
         found = [self._take(name, one) for name in names]
-        specs = [device_spec(s, self._record.hold) for s in found]
+        specs = [device_spec(s, self._record.weights_dtype) for s in found]
         if any((s.dtype, s.scheme) != (specs[0].dtype, specs[0].scheme) for s in specs):
             kinds = ", ".join(sorted({s.encoding for s in specs}))
             self._note(names[0], f"{len(names)} tensors are stacked into one, but their encodings differ: {kinds}")

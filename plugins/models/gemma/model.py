@@ -11,7 +11,7 @@ from typing import Any
 from flax import nnx
 
 from plugins.kernels.rope.frequencies import frequencies
-from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, Rope
 from plugins.models.common.ops import Ops
@@ -33,15 +33,15 @@ class Block(nnx.Module):
         self.mlp = MLP(w.scope("mlp"), shape.hidden, inter, act)
         self.post_feedforward_layernorm = norm("post_feedforward_layernorm")
 
-    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+    def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         h = self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
         x = x + self.post_attention_layernorm(h, ops)
         h = self.mlp(self.pre_feedforward_layernorm(x, ops), ops)
         return x + self.post_feedforward_layernorm(h, ops)
 
     @property
-    def remembers(self) -> LayerShape:
-        return self.self_attn.remembers
+    def cache_shape(self) -> LayerShape:
+        return self.self_attn.cache_shape
 
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:

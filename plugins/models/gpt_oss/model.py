@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plugins.kernels.rope.frequencies import frequencies
-from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSNorm, Rope
 from plugins.models.common.ops import Ops
@@ -141,14 +141,14 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", c.hidden, "embed", c.eps)
         self.mlp = Experts(w.scope("mlp"), c)
 
-    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+    def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
         h = self.post_attention_layernorm(x, ops)
         return x + self.mlp(h.reshape(-1, h.shape[-1]), memory.live.reshape(-1), ops).reshape(h.shape)
 
     @property
-    def remembers(self) -> LayerShape:
-        return self.self_attn.remembers
+    def cache_shape(self) -> LayerShape:
+        return self.self_attn.cache_shape
 
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:

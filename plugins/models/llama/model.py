@@ -9,7 +9,7 @@ from typing import Any
 from flax import nnx
 
 from plugins.kernels.rope.frequencies import frequencies
-from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, Rope
 from plugins.models.common.ops import Ops
@@ -26,13 +26,13 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", shape.hidden, "embed", eps)
         self.mlp = MLP(w.scope("mlp"), shape.hidden, inter, act, bias=mlp_bias)
 
-    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+    def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
         return x + self.mlp(self.post_attention_layernorm(x, ops), ops)
 
     @property
-    def remembers(self) -> LayerShape:
-        return self.self_attn.remembers
+    def cache_shape(self) -> LayerShape:
+        return self.self_attn.cache_shape
 
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:

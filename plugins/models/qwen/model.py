@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from plugins.kernels.rope.frequencies import frequencies
-from plugins.models.common.cache import LayerShape, Memory
+from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, Linear, RMSNorm, Rope
 from plugins.models.common.ops import Ops
@@ -69,14 +69,14 @@ class Block(nnx.Module):
         self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", shape.hidden, "embed", eps)
         self.mlp = mlp
 
-    def __call__(self, x: Any, layer: int, memory: Memory, ops: Ops) -> Any:
+    def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         x = x + self.self_attn(self.input_layernorm(x, ops), layer, memory, ops)
         h = self.post_attention_layernorm(x, ops)
         return x + (self.mlp(h, memory.live, ops) if isinstance(self.mlp, Experts) else self.mlp(h, ops))
 
     @property
-    def remembers(self) -> LayerShape:
-        return self.self_attn.remembers
+    def cache_shape(self) -> LayerShape:
+        return self.self_attn.cache_shape
 
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:

@@ -1,6 +1,6 @@
 """PruneFraction: the smallest part of every tensor becomes zero.
 
-Where to cut depends on a whole tensor. So the stage is eager: `plan` promises what comes out, and `run`, in the graph,
+Where to cut depends on a whole tensor. So the stage computes in the graph: `plan` promises what comes out, and `run`, in the graph,
 reads one tensor at a time, keeps one number for each, and hands on a lazy view as every other stage does.
 """
 

@@ -1,0 +1,1 @@
+"""Config: what is typed becomes checked, frozen stages."""

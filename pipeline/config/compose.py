@@ -1,0 +1,260 @@
+"""The typed spine of the configuration, and the way from Hydra's composed config to live stages.
+
+After `load_run` no DictConfig travels anywhere.
+"""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, Node, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers import oc
+
+from pipeline import redact
+from pipeline.config import extend
+from pipeline.config.names import run_name
+from pipeline.config.resolve import OWN_PACKAGES, Resolver
+from pipeline.config.spine import RunConfig, Spine
+from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
+from pipeline.prompts import continued
+
+ENTRY_POINTS = "weightmill.plugins"
+CONF = Path(__file__).parents[2] / "conf"
+
+
+def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
+    """The run that a command line with `overrides` describes, for tests and notebooks.
+
+    Raises:
+        PlanError: every problem of every node.
+        HydraException: an override that does not compose.
+    """
+    from pipeline.config.overrides import as_typed, with_model
+
+    register()
+    search = search_override(config_dir.absolute() if config_dir else None)
+    settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))
+
+
+def search_override(config_dir: Path | None) -> list[str]:
+    """The override that does what `--config-dir` does, for `compose`."""
+    quoted = str(config_dir).replace("\\", "\\\\").replace("'", "\\'")
+    return [f"hydra.searchpath=['file://{quoted}']"] if config_dir else []
+
+
+def load_run(cfg: DictConfig) -> RunConfig:
+    """Check a composed config and build its stages.
+
+    Raises:
+        PlanError: every problem of every node.
+    """
+    tree, problems = _resolved(cfg)
+    given = redact.tree(_by_name(cfg), redact.without_credentials)  # not what earlier runs of this process have learned
+    places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
+    redact.learn(_environment, [str(place) for place in places])
+    resolver = Resolver(allowed_packages())
+    spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
+    spine = resolver.typed(spine_keys, Spine, "config")
+    nodes = tree.get("stages") or {}
+    stages = {}
+    if not nodes and not problems:
+        resolver.note("stages", f"no stage chosen{did_you_mean('', options('stages'))}")
+    for name, node in nodes.items():
+        if not isinstance(node, Mapping):
+            resolver.note(f"stages.{name}", f"is not a stage; its YAML must begin with `# @package stages.{name}`")
+        elif (stage := resolver.build(node, f"stages.{name}")) is not None:
+            if callable(getattr(stage, "run", None)):
+                stages[name] = stage
+            else:
+                resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
+    aliases = _aliases(cfg)
+    problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
+    if problems:
+        raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
+    identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
+    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)})
+
+
+def _astray(cfg: DictConfig) -> list[Problem]:
+    """Keys added on the command line (`+key=…`) that nothing looks at: Hydra takes any, and a typo would go unseen."""
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    text = str(OmegaConf.to_container(cfg, resolve=False))
+    known = {*Spine.__dataclass_fields__, "stages", "hydra", *OmegaConf.load(CONF / "config.yaml")}
+    problems = []
+    for key in (o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")):
+        parts = key.split(".")
+        above = [".".join(parts[: n + 1]) for n in range(len(parts))]
+        looked_at = any(f"${{{k}}}" in text for k in above) or f"${{{key}." in text
+        if parts[0] not in known and not looked_at and not options(key.partition("@")[0]):
+            siblings = _keys(cfg, parts)
+            near = did_you_mean(parts[-1], siblings) if siblings else did_you_mean(parts[0], _keys(cfg, parts[:1]))
+            problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
+    return problems
+
+
+def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:
+    """Names of the fields beside the one at `path`."""
+    node = OmegaConf.select(cfg, ".".join(path[:-1]), throw_on_missing=False) if path[1:] else cfg
+    return [k for k in map(str, node) if k not in (path[-1], "hydra")] if isinstance(node, DictConfig) else []
+
+
+def _aliases(cfg: DictConfig) -> dict[str, str]:
+    """`stages.quantize.method` → `quant`: where a stage's field is nothing but a reference to what people set."""
+    raw = OmegaConf.to_container(cfg, resolve=False)
+    stages = raw.get("stages") if isinstance(raw, dict) else None
+    found = {"config.": ""}
+    for stage, node in (stages or {}).items():
+        for name, value in node.items() if isinstance(node, Mapping) else ():
+            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+                found[f"stages.{stage}.{name}"] = match[1]
+    return found
+
+
+def _as_typed(problem: Problem, aliases: Mapping[str, str]) -> Problem:
+    """The problem under the name that people type."""
+    for prefix, alias in aliases.items():
+        if problem.where.startswith(prefix):
+            return Problem(alias + problem.where.removeprefix(prefix), problem.message)
+    return problem
+
+
+def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
+    """Plain containers with every interpolation followed; one problem for each that leads nowhere."""
+    problems: list[Problem] = []
+    tree: dict[str, Any] = {}
+    for key in map(str, cfg):
+        try:
+            value = cfg[key]
+            is_node = OmegaConf.is_config(value)
+            tree[key] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_node else value
+        except OmegaConfBaseException as why:
+            if "model" not in cfg and "'model" in str(why):
+                from pipeline.config.overrides import no_model
+
+                problems.append(Problem("model", no_model()))
+            elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
+                name = getattr(why, "full_key", None) or key
+                name = name if name.endswith(f".{missing[1]}") else missing[1]
+                problems.append(Problem(name, f"has no default; add {name}=…"))
+            else:
+                problems.append(Problem(getattr(why, "full_key", None) or key, _cause(why)))
+    return tree, list(dict.fromkeys(problems))
+
+
+_environment: dict[str, str] = {}  # variables that configs of this process asked for
+_naming = False
+
+
+def _env(name: str, *default: Any) -> Any:
+    """OmegaConf's `oc.env`, which also notes what it gave; while a config is resolved by name, the reference."""
+    if _naming:
+        return f"${{oc.env:{','.join(map(str, (name, *default)))}}}"
+    if name in os.environ:
+        _environment[name] = os.environ[name]
+    return oc.env(name, *default)
+
+
+def _by_name(cfg: DictConfig) -> dict[str, Any]:
+    """Plain containers with interpolations followed, except that `${oc.env:…}` stands for itself.
+
+    Where something computes with such a value, and cannot with its name, nothing below that key is followed.
+    """
+    global _naming
+    _naming, tree = True, {}
+    try:
+        for key in map(str, cfg):
+            try:
+                value = cfg[key]
+                tree[key] = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+            except Exception:  # whatever a resolver raises that is given a name for a value
+                node = cfg._get_node(key)
+                assert isinstance(node, Node)
+                tree[key] = OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+    finally:
+        _naming = False
+    return tree
+
+
+def allowed_packages() -> tuple[str, ...]:
+    """Packages that a `_target_` may name: our own, and those that installed plugins declare."""
+    return (*OWN_PACKAGES, *sorted({ep.value.partition(".")[0] for ep in plugins()}))
+
+
+def plugins() -> list[metadata.EntryPoint]:
+    """Installed third-party plugins. An entry point names a config package and is never loaded."""
+    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda ep: ep.name)
+
+
+def plugin_folder(ep: metadata.EntryPoint) -> Path | None:
+    """The folder of the YAML files that an entry point names, found without importing anything."""
+    top, _, rest = ep.value.partition(".")
+    spec = find_spec(top)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return Path(spec.submodule_search_locations[0], *filter(None, rest.split(".")))
+
+
+def unresolved(overrides: Any) -> list[str]:
+    """Hydra's list of overrides, which OmegaConf would resolve."""
+    plain: Any = OmegaConf.to_container(overrides) if OmegaConf.is_config(overrides) else overrides
+    return [str(override) for override in plain]
+
+
+def register() -> None:
+    """Make the resolvers that conf/ uses known to OmegaConf."""
+    OmegaConf.register_new_resolver("oc.env", _env, replace=True)
+    OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
+    OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
+    OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
+    OmegaConf.register_new_resolver("continued", continued, replace=True)
+    OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
+
+
+def _cause(why: OmegaConfBaseException) -> str:
+    """What one of our resolvers said, or else the first line of what OmegaConf says."""
+    return re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
+
+
+def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
+    """The nodes of the quant options that `rules` name: a rule may say `to: int8` whatever quant= says.
+
+    Raises:
+        ConfigError: a name that is no quant option.
+    """
+    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+    found: dict[str, Any] = {}
+    for rule in rules or ():
+        name = rule.get("to") if isinstance(rule, Mapping | DictConfig) else None
+        if isinstance(name, str) and name not in ("quant", "keep"):
+            if name not in (known := options("quant")):
+                hint = did_you_mean(name, ["quant", "keep", *known], 30)
+                raise ConfigError(f"to {name!r} is neither quant, keep nor a quant option{hint}")
+            loaded = repository.load_config(f"quant/{name}")
+            around = {k: v for k, v in OmegaConf.to_container(_root_, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
+            merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
+            found[name] = OmegaConf.to_container(merged.node, resolve=True)
+    return found
+
+
+def wide_enough_for(written: str) -> str:
+    """What plain values may be until they are written as `written`, an `export.dtype`: bf16, or as they are where bf16
+    would round what the file could hold. Rounded once, where it is written."""
+    return "keep" if written in ("fp16", "fp32") else "bf16"
+
+
+def options(group: str) -> list[str]:
+    """Names of a config group's YAML files: on the search path, and in the user's folder."""
+    found = {p.stem for folder in (CONF, extend.folder()) if folder for p in (folder / group).glob("*.yaml")}
+    if GlobalHydra.instance().is_initialized():
+        found |= set(GlobalHydra.instance().config_loader().get_group_options(group))
+    return sorted(found)

@@ -1,0 +1,95 @@
+"""Hydra's and OmegaConf's errors, said again with what was given, what is allowed and the nearest name.
+
+Hydra stops at the first override it cannot place. Here each override is tried again on its own on top of those that
+work, so that all bad ones are reported at once.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config import extend
+from pipeline.config.compose import CONF, options, search_override
+from pipeline.errors import ConfigError, WeightmillError, did_you_mean
+
+
+def explain(error: Exception, overrides: Iterable[str]) -> Exception:
+    """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's."""
+    null = isinstance(error, ValueError) and str(error).startswith("Config group override")  # quant=null
+    hydras = null or isinstance(error, HydraException | OmegaConfBaseException)
+    if isinstance(error, WeightmillError) or not hydras:
+        return error
+    search = search_override(extend.folder())
+    GlobalHydra.instance().clear()
+    messages = []
+    good: list[str] = []
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        for override in overrides:
+            if override.startswith("hydra.") or _sweeps(override):
+                continue
+            try:
+                compose("config", [*search, *good, override])
+                good.append(override)
+            except (HydraException, OmegaConfBaseException, ValueError) as why:
+                messages.append(_message(override, why, [*search, *good]))
+    return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
+
+
+def _sweeps(override: str) -> bool:
+    """A sweep's choices are explained job by job."""
+    try:
+        return bool(OverridesParser.create().parse_override(override).is_sweep_override())
+    except HydraException:
+        return False
+
+
+def _message(override: str, why: Exception, good: list[str]) -> str:
+    text = f"{why}\n{why.__cause__ or ''}"
+    key, _, value = override.lstrip("+~").partition("=")
+    if isinstance(why, HydraException) and "=" not in override:
+        return f"{override!r}: an override is written key=value{did_you_mean(override, ['plan', 'graph', 'new-stage'])}"
+    group, _, _package = key.partition("@")
+    if choices := options(group):
+        missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
+        if missing:
+            name = missing[1].rpartition("/")[2]
+            return f"{override}: there is no {name!r} in {group}{did_you_mean(name, choices)}"
+        if "No match in the defaults list" in text:
+            return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
+    missing = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
+    if missing and (choices := options(missing[1])):
+        return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
+    if "Could not override" in text or "is not in struct" in text or "Key " in text:
+        return f"{override}: {_unknown_key(key, good)}"
+    said = str(why).partition(chr(10))[0]
+    if isinstance(why, OverrideParseException) and re.search(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]", value):
+        return f"{override}: {said}; a value with such characters goes in quotes, here '{key}=\"{value}\"'"
+    return f"{override}: {said}"
+
+
+def _unknown_key(key: str, good: list[str]) -> str:
+    node: Any = compose("config", good)
+    parent = ""
+    for part in key.split("."):
+        if not OmegaConf.is_dict(node):
+            return f"{parent!r} {'is null, so it has' if node._is_none() else 'has'} no fields"
+        names = [str(k) for k in node if k != "_target_"]
+        if part not in node:
+            groups = _groups() if not parent else []
+            return f"there is no {part!r} in {parent or 'the config'}{did_you_mean(part, [*names, *groups])}"
+        parent = f"{parent}.{part}" if parent else part
+        node = node._get_node(part)
+        if node is not None and node._is_interpolation():
+            return f"{parent!r} is {node._value()!r}; set that instead"
+    return f"{key!r} cannot be set so"
+
+
+def _groups() -> list[str]:
+    return sorted(p.name for p in CONF.iterdir() if p.is_dir() and not p.name.startswith("_"))

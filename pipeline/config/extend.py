@@ -1,0 +1,51 @@
+"""A user's own folder beside ours: with `--config-dir DIR`, DIR mirrors the house.
+
+Hydra finds DIR/stages/NAME.yaml; DIR/stages/NAME.py is importable as `stages.NAME`, and DIR/plugins/quant/foo.py as
+`plugins.quant.foo`. Each of our packages that takes guests says so in its `__init__`:
+
+    __path__ = extended(__name__, __path__)
+
+The folder travels in the environment, so that worker processes find the same modules; workers that somebody else
+started (`dask.address`) need the variable and the folder too. Our own modules win over the user's, and DIR's folders
+need no `__init__.py`.
+"""
+
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+VARIABLE = "WEIGHTMILL_CONFIG_DIR"
+PACKAGES = ("stages", "plugins")
+ROOT = Path(__file__).parents[2]
+
+# An editable install serves our packages by a finder that comes after `sys.path`. Started in the user's folder, Python
+# would then take its `stages` for the whole of ours; on the path, ours is the real package and wins.
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))
+
+
+def folder() -> Path | None:
+    """The user's folder, if there is one."""
+    return Path(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None
+
+
+def extended(package: str, path: Iterable[str]) -> list[str]:
+    """`path`, and after it the user's folder for `package` (`plugins.quant` → DIR/plugins/quant) if it exists."""
+    own, guest = list(path), folder()
+    theirs = guest.joinpath(*package.split(".")) if guest else None
+    return [*own, str(theirs)] if theirs and theirs.is_dir() and str(theirs) not in own else own
+
+
+def use(config_dir: Path | str) -> None:
+    """Make `config_dir` the user's folder, also for packages that are imported already (tests, notebooks)."""
+    os.environ[VARIABLE] = str(Path(config_dir).absolute())
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in PACKAGES and hasattr(module, "__path__"):
+            module.__path__ = extended(name, module.__path__)
+
+
+def roots() -> list[Path]:
+    """Folders of the user's code, for the identity of a run."""
+    guest = folder()
+    return [guest / package for package in PACKAGES if guest and (guest / package).is_dir()]

@@ -1,0 +1,43 @@
+"""Readable folder names for runs: the choices somebody typed, and nothing that changes no byte of the output."""
+
+import re
+from collections.abc import Iterable
+
+import xxhash
+
+from pipeline.config.spine import Spine
+from pipeline.redact import without_credentials
+
+LONGEST = 120
+# Overrides that say how to run, not what to make; a resumed run may differ in them.
+HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs", "hub")
+BARE = ("model", "quant")  # groups whose choice is said without its key; no other is, since both may be called the same
+
+
+def _hash(text: str, digits: int) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())[:digits]
+
+
+def run_name(overrides: Iterable[str]) -> str:
+    """`['+model=gpt_oss', 'quant=mxfp4', 'quant.scale_rule=even']` → `gpt_oss-mxfp4-scale_rule=even`.
+
+    Distinct overrides give distinct names: what has to be dropped or shortened is replaced by a hash of itself.
+    """
+    parts = []
+    for override in overrides:
+        key, _, value = override.lstrip("+~").partition("=")
+        if key.partition(".")[0].partition("/")[0] in HOW:
+            continue
+        short = key.removeprefix("quant.")
+        said = f"{key if short in Spine.__dataclass_fields__ else short}={value}"
+        said = value if key in BARE and re.fullmatch(r"\w+", value, re.ASCII) else said
+        if override.startswith("~"):
+            said = f"no_{key}"
+        text = without_credentials(said)
+        last = text.rstrip("/").rpartition("/")[2] if "/" in text and "[" not in text else text  # a path's last name
+        safe = re.sub(r"[^\w.,=+-]+", "_", last, flags=re.ASCII).strip("_.")
+        parts.append(safe if safe == said else f"{safe}~{_hash(override, 6)}")
+    name = "-".join(parts) or "default"
+    if len(name) > LONGEST:
+        name = f"{name[: LONGEST - 9]}~{_hash(name, 8)}"
+    return name

@@ -1,0 +1,106 @@
+"""The typed spine: what every run has, whatever its stages. Plain data, so that workers need not import Hydra."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.units import parse_bytes
+
+AUTO = "auto"
+"""`dask.memory`: see `pipeline.planning.budget`."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Paths:
+    """Where things go.
+
+    Attributes:
+        outputs: folder of all runs.
+        run: folder of this run.
+    """
+
+    outputs: str
+    run: str
+
+
+@dataclass(kw_only=True, slots=True)
+class Dask:
+    """How the graph is executed. Nothing here changes a byte of the output.
+
+    Attributes:
+        scheduler: `threads` in this process, or `distributed` workers on this machine.
+        address: of a running Dask scheduler (`tcp://host:port`, or `tls://host:port` with the certificates that Dask's
+            own settings name); overrides `scheduler`.
+        tls: distributed workers of our own talk by TLS, with certificates made for this run.
+        workers: threads, or worker processes; null takes the machine's cores.
+        threads_per_worker: for distributed workers.
+        memory: bound on the memory of the whole run, all its processes together (with `address`: of each worker);
+            `auto`: 2 GiB for conversions, and running models may have 80 % of what this process may have.
+        chunk: bytes of bf16 values that one task handles at most.
+        retries: how often a task that failed for an outside reason is tried again.
+        keep_going: finish what does not depend on a failed task, then fail; false stops at once.
+        resources: capacity of each resource tag, per worker.
+        dashboard: serve Dask's dashboard with distributed workers.
+    """
+
+    scheduler: Literal["threads", "distributed"]
+    address: str | None
+    tls: bool
+    workers: int | None
+    threads_per_worker: int
+    memory: str
+    chunk: str
+    retries: int
+    keep_going: bool
+    resources: dict[str, float]
+    dashboard: bool
+
+    def __post_init__(self) -> None:
+        if self.address and not re.fullmatch(r"((tcp|tls|ucx|ws|wss|inproc)://)?[^/?#@\s]+", self.address):
+            raise ValueError(f"dask.address={self.address!r}: tcp://HOST:PORT or tls://HOST:PORT is expected")
+        if self.tls and self.address:
+            raise ValueError("dask.tls=true is for workers of our own; dask.address=tls://HOST:PORT says it by itself")
+        if self.tls and self.scheduler == "threads":
+            raise ValueError("dask.tls=true: threads have no connections; dask=distributed has")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"dask.workers={self.workers}: at least 1 is needed")
+        if self.threads_per_worker < 1:
+            raise ValueError(f"dask.threads_per_worker={self.threads_per_worker}: at least 1 is needed")
+        if self.memory != AUTO:
+            parse_bytes(self.memory, "dask.memory")
+        parse_bytes(self.chunk, "dask.chunk")
+        if self.retries < 0:
+            raise ValueError(f"dask.retries={self.retries}: 0 or more is needed")
+
+
+@dataclass(kw_only=True, slots=True)
+class Spine:
+    """What every run has, whatever its stages."""
+
+    seed: int
+    debug: bool
+    overwrite: bool
+    progress: bool
+    digest_inputs: bool
+    paths: Paths
+    dask: Dask
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """A run's config, checked.
+
+    Attributes:
+        spine: typed.
+        stages: name → live stage, in order.
+        nodes: name → the stage's resolved config, for identity; in place of what it says by name (`${oc.env:X}`), that
+            name and a digest of the value.
+        tree: the whole resolved config, for the record: what came from the environment by name, addresses without
+            credentials.
+    """
+
+    spine: Spine
+    stages: Mapping[str, Any]
+    nodes: Mapping[str, Any] = field(repr=False)
+    tree: Mapping[str, Any] = field(repr=False)

@@ -1,0 +1,107 @@
+"""What on disk stands in a run's way: found before anything is written, and said all at once.
+
+A run's folder is ours when it has our `run.json`; in any other, files that a run would write are somebody's, and stay.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import Problem
+from pipeline.places import hindrance, named, within
+from pipeline.planning.wiring import Plan
+from pipeline.running.tasks import chunk_key
+from pipeline.stage import Checkpoint
+
+RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")
+"""What every run writes into its folder; a stage that writes more there says so in a class variable `writes`."""
+
+
+def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
+    """What stands in the way of works that write, given what an earlier try had done.
+
+    Args:
+        outputs: folder of all runs.
+        known: records of its journal.
+    """
+    found: list[Problem] = []
+    for name, work in plan.works.items():
+        target: Path | None = getattr(work, "target", None)
+        clash = next(clashes(target, name, plan, outputs), None) if target is not None else None
+        if clash is not None:
+            found.append(Problem("export.path", f"{target} {clash}; choose another"))
+        elif hasattr(work, "obstacles"):
+            finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
+            found += work.obstacles(finished=finished)
+    return found
+
+
+def run_folder(plan: Plan) -> Iterator[Problem]:
+    """Why the run's folder cannot be made, or written without overwriting what is not ours."""
+    folder = plan.context.run_dir
+    if why := hindrance(folder / f"{max(RECORDS, key=len)}.partial"):
+        yield Problem("paths.run", f"{folder!s:.300}: {why}")
+        return
+    writes = {*RECORDS, *(w for node in plan.nodes.values() for w in getattr(node.stage, "writes", ()))}
+    there = {name for name in writes if os.path.lexists(folder / name)}
+    if there and not is_run(folder):
+        yield Problem(
+            "paths.run",
+            f"{folder} holds {named(there)}, and no run.json of Weightmill: not written by a run, and not overwritten; "
+            "choose another folder",
+        )
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is that of a run of ours, by its run.json, or by its manifest."""
+    for name, keys in (
+        ("run.json", {"stages", "seed", "inputs", "code"}),
+        ("manifest.json", {"weightmill", "outputs"}),
+    ):
+        try:
+            said = json.loads((folder / name).read_bytes()) if (folder / name).is_file() else None
+        except (OSError, ValueError, RecursionError):
+            continue
+        if isinstance(said, dict) and keys <= said.keys():
+            return True
+    return False
+
+
+def clashes(target: Path, name: str, plan: Plan, outputs: Path) -> Iterator[str]:
+    """Why the folder `target`, which stage `name` puts in place, must not be there: what it is, holds or lies in."""
+    run_dir = plan.context.run_dir
+    if target.parent == run_dir and target.name in RECORDS:
+        yield "is a record of the run itself"
+    held = {run_dir: "the run's folder", outputs: "the folder of all runs (paths.outputs)"}
+    held |= dict(_own_places())
+    read = [n.result for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
+    held |= {f: "what this run reads" for c in read for f in _folders(c)}
+    for place, what in held.items():
+        if within(place, target):
+            yield f"{'is' if within(target, place) else 'holds'} {what} ({place})"
+    for source in {c.source for c in read if c.source is not None and c.source.is_dir()}:
+        mine = within(run_dir, source) and not within(source, run_dir) and within(target, run_dir)
+        if within(target, source) and not mine:
+            yield f"lies in what this run reads ({source})"
+    for other, work in plan.works.items():
+        theirs: Path | None = getattr(work, "target", None)
+        if other != name and theirs is not None and (within(target, theirs) or within(theirs, target)):
+            yield f"and {theirs}, which stage {other!r} writes, are in each other's way"
+
+
+def _folders(checkpoint: Checkpoint) -> set[Path]:
+    """Where a checkpoint is read from: as named, and where links lead."""
+    files = {f.path for f in checkpoint.inputs} | {p for p in checkpoint.files.values() if isinstance(p, Path)}
+    found = {f.parent for f in files} | {Path(os.path.realpath(f)).parent for f in files}
+    return found | ({checkpoint.source} if checkpoint.source is not None else set())
+
+
+def _own_places() -> Iterator[tuple[Path, str]]:
+    """Folders of the user that no run may replace."""
+    with suppress(OSError):  # it was removed
+        yield Path.cwd(), "the working directory"
+    with suppress(RuntimeError):  # there is none
+        yield Path.home(), "your home"

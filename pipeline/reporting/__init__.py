@@ -1,0 +1,1 @@
+"""Reporting: what a run did, for people and for programs."""

@@ -1,0 +1,304 @@
+"""What people see: progress, the plan, reports, errors. Tables, and text that cannot steer a terminal."""
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import PlanError, StorageError, shown
+from pipeline.events import Events
+from pipeline.redact import hide
+from pipeline.terminal import line, safe, say, table
+from pipeline.units import show_bytes
+
+
+def out(*renderables: Any) -> None:
+    """Print to stdout; as wide as the content needs when it is not a terminal."""
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    for item in renderables:
+        if isinstance(item, str):
+            print(safe(item))
+        else:
+            console.print(item)
+    sys.stdout.flush()
+
+
+def stream(text: str) -> None:
+    """Text as it comes, beside the results that go to stdout."""
+    sys.stderr.write(safe(text))
+    sys.stderr.flush()
+
+
+def error(why: Exception) -> None:
+    """An error as people should read it: no traceback, one line a problem."""
+    if isinstance(why, PlanError) and len(why.problems) > 1:
+        say(f"error: {len(why.problems)} problems")
+        for line in shown(_grouped(why)):
+            say(f"  - {line}")
+    else:
+        say(f"error: {why}")
+
+
+def _grouped(why: PlanError) -> list[str]:
+    """Problems a line each; what is wrong with the same tensor of many layers in the same way is one line."""
+    from pipeline.reporting.manifest import group_of
+
+    groups: dict[tuple[str, str], list[str]] = {}
+    for problem in why.problems:
+        groups.setdefault((group_of(problem.where), problem.message), []).append(str(problem))
+    return [
+        lines[0] if len(lines) == 1 else f"{where} (×{len(lines)}): {message}"
+        for (where, message), lines in groups.items()
+    ]
+
+
+def job(number: int, jobs: int, overrides: Sequence[str]) -> None:
+    say(f"\n[{number}/{jobs}] {' '.join(overrides)}")
+
+
+@contextmanager
+def progress(enabled: bool) -> Iterator[Events]:
+    """Events that draw a bar (bytes, rate, time left), or say a line now and then when stderr is no terminal."""
+    if not enabled:
+        yield Events(say=say)
+        return
+    if not sys.stderr.isatty():
+        yield _Lines().events
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.text import Text
+
+    columns = (
+        BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=None)
+        lock = threading.Lock()
+
+        def total(nbytes: int, chunks: int) -> None:
+            bar.update(task, total=nbytes)
+
+        def chunk(label: str, nbytes: int, reused: bool) -> None:
+            with lock:
+                bar.update(task, advance=nbytes, description=line(label))
+
+        def text(part: str) -> None:
+            bar.stop()  # a bar that is drawn again and again would tear the text
+            stream(part)
+
+        yield Events(lambda said: bar.console.print(Text(safe(said))), total, chunk, text)
+
+
+class _Lines:
+    """Progress for logs: a line at most every few seconds."""
+
+    EVERY_S = 5.0
+
+    def __init__(self) -> None:
+        self._total = self._done = self._reused = 0
+        self._start = self._last = time.monotonic()
+        self._lock = threading.Lock()
+        self.events = Events(say, self._set_total, self._chunk, stream)
+
+    def _set_total(self, nbytes: int, chunks: int) -> None:
+        self._total = nbytes
+
+    def _chunk(self, label: str, nbytes: int, reused: bool) -> None:
+        with self._lock:
+            self._done += nbytes
+            self._reused += nbytes if reused else 0
+            now = time.monotonic()
+            if now - self._last < self.EVERY_S:
+                return
+            self._last = now
+            rate = (self._done - self._reused) / (now - self._start)
+            left = f", {(self._total - self._done) / rate:.0f} s left" if rate else ""
+            say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({line(label)})")
+
+
+def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """What tells the jobs of a sweep apart."""
+    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+    return [" ".join(o for o in job if o not in shared) or " ".join(job) for job in jobs]
+
+
+def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
+    """The jobs of a sweep side by side, printed and kept as sweep.csv."""
+    import csv
+
+    from pipeline.reporting.manifest import Report
+
+    more = [_figures(result) for _, result in rows]
+    extra = list(dict.fromkeys(name for figures in more for name in figures))
+    columns = ("job", "size", "smaller", "max abs", "RMSE", "SQNR", *extra, "time", "result")
+    lines = []
+    for (label, result), said in zip(rows, more, strict=True):
+        if isinstance(result, Report):
+            e = result.error
+            figures = [f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB"] if e.count else ["–"] * 3
+            figures += [said.get(name, "–") for name in extra]
+            done = "complete before" if result.reused else "done"
+            size = [show_bytes(result.nbytes_out), f"{result.ratio:.2f}×"]
+            lines.append([label, *size, *figures, f"{result.seconds:.1f} s", done])
+        else:
+            lines.append([label, *["–"] * (len(columns) - 2), f"failed: {str(result).splitlines()[0]}"])
+    drawn = table("Sweep", columns, lines, right=range(1, len(columns) - 1), overflow="fold")
+    try:
+        with (folder / "sweep.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            csv.writer(file).writerows([columns, *([hide(cell) for cell in row] for row in lines)])
+        picture = _picture(rows, folder)
+    except OSError as why:
+        out(drawn)
+        raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
+    out(drawn, *picture, f"{folder}")
+
+
+def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
+    """sweep.png: perplexity over size, where jobs were evaluated."""
+    points = [
+        (label, result.bits_per_weight, float(figures["perplexity"]))
+        for label, result in rows
+        if "perplexity" in (figures := _figures(result))
+    ]
+    if len(points) < 2:
+        return []
+    from pipeline.reporting.plots import scatter
+
+    scatter(folder / "sweep.png", "What bits buy", "bits a weight", "perplexity", points)
+    return [str(folder / "sweep.png")]
+
+
+def _figures(result: Any) -> dict[str, str]:
+    """What the results of a job's stages want to see compared."""
+    found: dict[str, str] = {}
+    for value in getattr(result, "results", {}).values():
+        found |= value.get("figures", {}) if isinstance(value, dict) else {}
+    return found
+
+
+def plan_tables(plan: Any) -> list[Any]:
+    """The plan as tables: stages and edges, tensors by group, files, totals."""
+    from pipeline.engine import grouped
+    from pipeline.reporting.manifest import chosen, group_of, ignored_table, left_out
+    from pipeline.stage import Checkpoint, Footprint
+
+    stages: list[Sequence[str]] = []
+    for node in plan.nodes.values():
+        takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
+        gives = getattr(node.gives, "__name__", str(node.gives))
+        origin = getattr(node.result, "origin", "") if not node.inputs else ""
+        what = origin or ("in one task" if node.computes else "lazy view")
+        if isinstance(node.result, Footprint):
+            what = f"in one task, {show_bytes(node.result.device_nbytes)} on the device"
+        if node.work is not None:
+            n = len(node.work.chunks)
+            what = f"{n} chunk{'s' * (n != 1)}"
+        stages.append((node.name, takes, gives if node.work is None else f"{gives} (work)", what))
+    found: list[Any] = [table("Stages", ("stage", "takes", "gives", "what"), stages)]
+    holders = [n.result for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
+    holders += [work for work in plan.works.values() if hasattr(work, "store")]
+    if holders:
+        first, last = holders[0].store.specs, holders[-1].store.specs
+        groups: dict[Any, list[Any]] = {}
+        for name, spec in last.items():
+            before = first.get(name)
+            key = (group_of(name), spec.shape, before.encoding if before else "–", spec.encoding)
+            groups.setdefault(key, []).append((before, spec))
+        rows: list[Sequence[str]] = []
+        for (group, shape, source, target), specs in groups.items():
+            nbytes_in = sum(b.nbytes for b, _ in specs if b)
+            nbytes_out = sum(s.nbytes for _, s in specs)
+            values = sum(s.size for _, s in specs)
+            rows.append((
+                line(group), f"×{len(specs)}", "×".join(map(str, shape)) or "scalar", source,
+                target if target != source else "same", f"{8 * nbytes_out / max(1, values):.2f}",
+                show_bytes(nbytes_in), show_bytes(nbytes_out),
+            ))  # fmt: skip
+        columns = ("tensors", "", "shape", "from", "to", "bits", "in", "out")
+        found.append(table("Tensors", columns, rows, right=(1, 5, 6, 7)))
+    found += ignored_table(left_out(plan))
+    for name, work in plan.works.items():
+        if not work.outputs:
+            continue
+        folder = os.path.commonpath([f.path.parent for f in work.outputs])
+        files = [(line(str(f.path.relative_to(folder))), f"{f.nbytes:,}") for f in work.outputs]
+        found += [table(f"Files of {name}", ("file", "bytes"), files, right=(1,)), folder]
+    ignored = {
+        n: r
+        for node in plan.nodes.values()
+        if isinstance(node.result, Footprint)
+        for n, r in node.result.ignored.items()
+    }
+    found += [f"the model does not read {text}" for text in grouped(ignored)]
+    found += [f"{name}: {text}" for name, text in chosen(plan).items()]
+    chunks = plan.chunks
+    read = sum(f.nbytes for f in plan.inputs)
+    written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
+    found.append(
+        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, "
+        f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
+    )
+    if plan.memory is not None:
+        m = plan.memory
+        most = m.budget.total if m.model else m.budget.conversion
+        found.append(
+            f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
+            f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
+            f"{f', {show_bytes(m.model)} to run models' if m.model else ''}"
+        )
+        found.append(f"dask.memory {m.budget.said}")
+    return found
+
+
+def _bits(holders: Sequence[Any]) -> str:
+    """Effective bits per weight of what comes out."""
+    from pipeline.reporting.manifest import nbytes_of
+
+    values = sum(s.size for s in holders[-1].store.specs.values()) if holders else 0
+    return f", {8 * nbytes_of(holders[-1]) / values:.3f} bits a weight" if values else ""
+
+
+def mermaid(plan: Any) -> str:
+    """The graph as Mermaid: stages, work with its chunks, edges labelled with what flows."""
+    lines = ["flowchart LR"]
+    ids = {name: name if _plain_id(name) else f"stage{i}" for i, name in enumerate(plan.nodes)}
+    for node in plan.nodes.values():
+        me = ids[node.name]
+        if node.work is None:
+            lines.append(f'    {me}["{_label(node.name)}"]')
+        else:
+            n = len(node.work.chunks)
+            lines += [
+                f"    subgraph {me}" if me == node.name else f'    subgraph {me} ["{_label(node.name)}"]',
+                f'        {me}_begin(["begin"]) --> {me}_chunks[["{n} chunk{"s" * (n != 1)}"]]',
+                f'        {me}_chunks --> {me}_finish(["finish"])',
+                "    end",
+            ]
+    for node in plan.nodes.values():
+        for source in node.inputs.values():
+            gives = getattr(plan.nodes[source].gives, "__name__", "")
+            gives = gives if gives.isidentifier() else f'"{_label(gives)}"'
+            tail = f"{ids[source]}_finish" if plan.nodes[source].work is not None else ids[source]
+            head = f"{ids[node.name]}_begin" if node.work is not None else ids[node.name]
+            lines.append(f"    {tail} -->|{gives}| {head}")
+    return "\n".join(lines)
+
+
+def _plain_id(name: str) -> bool:
+    """Whether Mermaid takes the name for a node's: no word of its own, and none that we make up."""
+    words = r"(end|graph|subgraph|flowchart|style|class|classDef|click|linkStyle|default|direction|stage\d+)"
+    return bool(re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII)) and not re.fullmatch(words, name)
+
+
+def _label(text: str) -> str:
+    """Text between Mermaid's quotes: what is punctuation to it or to HTML as an entity."""
+    return re.sub(r'["#&;<>`\\\[\](){}|]', lambda m: f"#{ord(m[0])};", line(text))

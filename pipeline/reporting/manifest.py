@@ -1,0 +1,385 @@
+"""What a run did, as data (manifest.json, metrics.jsonl, errors.csv) and as tables for the console."""
+
+import csv
+import json
+import math
+import platform
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline import redact
+from pipeline.config.spine import RunConfig
+from pipeline.digest import Digested, digest_file
+from pipeline.errors import StageError, StorageError
+from pipeline.files import write_json
+from pipeline.meter import Declined, count_declined
+from pipeline.planning.wiring import Plan
+from pipeline.stage import Checkpoint, Exported
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.stats import ErrorStats
+from pipeline.terminal import line, safe, table
+from pipeline.units import show_bytes
+
+LONGEST_TEXT = 1000
+MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
+DISTRIBUTIONS = ("weightmill", "numpy", "ml_dtypes", "dask", "distributed", "hydra-core", "omegaconf", "xxhash")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A finished run. JSON-able field by field; `manifest.json` is this.
+
+    Attributes:
+        run: the run's folder.
+        command: overrides as typed.
+        started: seconds since the epoch.
+        seconds: from the first task to the last.
+        inputs: path, nbytes, mtime_ns and xxh3_128 of every file read (of weights when it was asked for).
+        outputs: path, nbytes and xxh3_128 of every file written.
+        stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
+        errors: group, tensors, count, max_abs, rmse, sqnr_db.
+        tensors: the same by tensor, with encoding.
+        nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written.
+        chunks: chunks in all, and how many an earlier try had done.
+        backends: op and backend of every kernel that ran.
+        declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
+        ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
+        versions: of Python and the libraries that matter.
+        reused: the run was complete already; nothing was done.
+        chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
+        results: what stages gave that is neither a checkpoint nor an export, by stage.
+        exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
+    """
+
+    run: str
+    command: list[str]
+    started: float
+    seconds: float
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
+    stages: list[dict[str, Any]]
+    errors: list[dict[str, Any]]
+    tensors: list[dict[str, Any]]
+    nbytes_bf16: int
+    nbytes_in: int
+    nbytes_out: int
+    chunks: dict[str, int]
+    backends: list[list[str]]
+    versions: dict[str, str]
+    reused: bool = field(default=False, compare=False)
+    chosen: dict[str, str] = field(default_factory=dict)
+    results: dict[str, Any] = field(default_factory=dict)
+    exit_code: int = 0
+    declined: list[dict[str, Any]] = field(default_factory=list)
+    ignored: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Report":
+        names = {f.name for f in fields(cls)}
+        return cls(**{k: v for k, v in value.items() if k in names})
+
+    @property
+    def ratio(self) -> float:
+        """Size as bf16 over size as written."""
+        return self.nbytes_bf16 / self.nbytes_out if self.nbytes_out else 1.0
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Effective: scales and everything else counted."""
+        return 16 / self.ratio
+
+    @property
+    def error(self) -> ErrorStats:
+        return sum((stats_of(t) for t in self.tensors), ErrorStats())
+
+
+def nbytes_of(result: Any) -> int:
+    """What the tensors of a stage's result take: as written, where it says so, or as they are in its store."""
+    written: int | None = getattr(result, "nbytes", None)
+    return sum(s.nbytes for s in result.store.specs.values()) if written is None else written
+
+
+def stats_of(row: Mapping[str, Any]) -> ErrorStats:
+    return ErrorStats(row["count"], row["max_abs"], row["sq_error"], row["sq_signal"])
+
+
+def group_of(tensor: str) -> str:
+    """`model.layers.3.mlp.experts.gate_up_proj` → `model.layers.*.mlp.experts.gate_up_proj`."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", tensor)
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def build_report(
+    run: RunConfig, plan: Plan, results: Mapping[str, Any], records: Iterable[Mapping[str, Any]], command: list[str],
+    started: float,
+) -> Report:  # fmt: skip
+    """Sum the chunks' records, in plan order, so that equal runs give equal figures."""
+    stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
+    errors: dict[str, ErrorStats] = {}
+    backends: set[tuple[str, ...]] = set()
+    declined: Counter[Declined] = Counter()
+    done = {"all": 0, "reused": 0}
+    counted: set[str] = set()
+    for record in records:
+        done["all"] += "digest" in record
+        done["reused"] += bool(record.get("reused"))
+        chunk = "digest" in record
+        for name, tally in record["stages"].items():
+            if not chunk and name in counted:  # a stage in one task read once more what chunks have read already
+                continue
+            row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
+            for key in ("seconds", "nbytes_in", "nbytes_out"):
+                row[key] += tally[key]
+            if chunk:
+                counted.add(name)
+        if not chunk:
+            record = {**record, "errors": {n: e for n, e in record["errors"].items() if n not in errors}}
+        for name, sums in record["errors"].items():
+            errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
+        backends |= {tuple(b) for b in record["backends"]}
+        for *what, times in record["declined"]:
+            count_declined(declined, tuple(what), times)
+    specs: Mapping[str, TensorSpec] = {}
+    nbytes_out = 0
+    for name, node in plan.nodes.items():
+        store = node.result.store if isinstance(node.result, Checkpoint) else getattr(node.result, "store", None)
+        if store is not None:
+            specs, nbytes_out = store.specs, nbytes_of(node.result)
+        stages[name]["tensors"] = len(specs)
+    tensors = [
+        _error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""}
+        for n, e in errors.items()
+    ]
+    groups: dict[str, list[ErrorStats]] = {}
+    for name, stats in errors.items():
+        groups.setdefault(group_of(name), []).append(stats)
+    return Report(
+        run=str(plan.context.run_dir),
+        command=command,
+        started=started,
+        seconds=time.time() - started,
+        inputs=[
+            {
+                "path": str(f.path),
+                "nbytes": f.nbytes,
+                "mtime_ns": f.mtime_ns,
+                "xxh3_128": f.xxh3_128 or results.get(f"input:{f.path}"),
+            }
+            for f in plan.inputs
+        ],
+        outputs=[{"path": str(f.path), "nbytes": f.nbytes, "xxh3_128": f.xxh3_128} for f in _outputs(plan, results)],
+        stages=list(stages.values()),
+        errors=[_error_row(g, sum(s, ErrorStats())) | {"tensors": len(s)} for g, s in groups.items()],
+        tensors=tensors,
+        nbytes_bf16=sum(2 * s.size for s in specs.values()),
+        nbytes_in=sum(f.nbytes for f in plan.inputs),
+        nbytes_out=nbytes_out,
+        chunks=done,
+        backends=sorted(list(b) for b in backends),
+        declined=[
+            {"op": op, "backend": backend, "reason": reason, "ran": ran, "times": times}
+            for (op, backend, reason, ran), times in sorted(declined.items())
+        ],
+        ignored=left_out(plan),
+        versions=versions(),
+        chosen=chosen(plan),
+        exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
+        results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
+    )
+
+
+def left_out(plan: Plan) -> list[dict[str, Any]]:
+    """What stages left out (`ignored` of their results), each under the stage that did: stage, tensor and reason."""
+    rows = []
+    for name, node in plan.nodes.items():
+        before = {i for s in node.inputs.values() for i in getattr(plan.nodes[s].result, "ignored", {}).items()}
+        own = getattr(node.result, "ignored", {})
+        rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
+    return rows
+
+
+def chosen(plan: Plan) -> dict[str, str]:
+    """See `Report.chosen`."""
+    said = {name: (getattr(work, "chosen", ""), *getattr(work, "notes", ())) for name, work in plan.works.items()}
+    return {name: text for name, parts in said.items() if (text := "; ".join(filter(None, parts)))}
+
+
+def _stage_row(name: str) -> dict[str, Any]:
+    return {"name": name, "tensors": 0, "nbytes_in": 0, "nbytes_out": 0, "seconds": 0.0}
+
+
+def _outputs(plan: Plan, results: Mapping[str, Any]) -> list[Digested]:
+    """Every file that was written: as an export digested it, or else as other work promised it.
+
+    Raises:
+        StageError: work did not write a file that it promised.
+    """
+    found = [f for r in results.values() if isinstance(r, Exported) for f in r.files]
+    for name, work in plan.works.items():
+        if not isinstance(results[name], Exported):
+            missing = [str(f.path) for f in work.outputs if not f.path.is_file()]
+            if missing:
+                raise StageError(f"stage {name!r} promised files and did not write them: {', '.join(missing)}")
+            found += [digest_file(f.path) for f in work.outputs]
+    return found
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: dataclasses as mappings, NumPy scalars as numbers, what has no such form as text."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(v) for v in value]
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    text = str(value)
+    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+
+
+def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
+    sqnr = e.sqnr_db
+    return {
+        "name": name, "count": e.count, "max_abs": e.max_abs, "rmse": e.rmse,
+        "sqnr_db": sqnr if abs(sqnr) != float("inf") else None, "sq_error": e.sq_error, "sq_signal": e.sq_signal,
+    }  # fmt: skip
+
+
+def write_config(path: Path, tree: Mapping[str, Any]) -> None:
+    """The whole config as it was resolved, but for what came from the environment."""
+    import yaml
+
+    try:
+        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    except OSError as why:
+        raise StorageError(f"{path}: {why.strerror}") from None
+
+
+def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
+    """errors.csv, metrics.jsonl and, last, manifest.json."""
+    record = asdict(report)
+    for key in ("command", "results"):
+        record[key] = redact.tree(record[key])
+    try:
+        with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
+            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(report.tensors)
+        with (run_dir / "metrics.jsonl").open("w", encoding="utf-8") as file:
+            for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
+                for row in rows:
+                    file.write(json.dumps({"kind": kind, **row}) + "\n")
+            for name, result in record["results"].items():
+                if isinstance(result, Mapping) and "figures" in result:
+                    file.write(json.dumps({"kind": "figures", "stage": name, **result["figures"]}) + "\n")
+            keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
+            file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
+    except OSError as why:
+        raise StorageError(f"{run_dir}: {why.strerror}") from None
+    write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
+
+
+def tables(report: Report) -> list[Any]:
+    """Rich renderables: stages, errors by group, results, and one line of summary: a result's own, where it has one."""
+    stages = []
+    for row in report.stages:
+        moved = max(row["nbytes_in"], row["nbytes_out"])
+        rate = f"{show_bytes(moved / row['seconds'])}/s" if row["seconds"] > 1e-6 and moved else "–"
+        stages.append((
+            line(row["name"]), row["tensors"], show_bytes(row["nbytes_in"] or row["nbytes_out"]),
+            show_bytes(row["nbytes_out"]), f"{row['seconds']:.2f} s", rate,
+        ))  # fmt: skip
+    found = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
+    verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
+    if report.errors:
+        errors = []
+        for row in report.errors:
+            sqnr = "exact" if row["sq_error"] == 0 else f"{stats_of(row).sqnr_db:.2f} dB"
+            figures = (f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
+            errors.append((line(row["name"]), *figures))
+        title = "Difference" if verdicts else "Quantization error"
+        found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
+    found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
+    for name, value in report.results.items():
+        found += _tables_of(value) or [_result_table(name, value)]
+    if verdicts:  # what was asked for, not how much was read for it
+        return [*found, *verdicts]
+    found += [f"{name}: {text}" for name, text in report.chosen.items()]
+    reused, chunks = report.chunks["reused"], report.chunks["all"]
+    again = f", {reused} of {chunks} chunks from before" if reused else ""
+    found.append(
+        f"{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({report.ratio:.2f}× smaller, "
+        f"{report.bits_per_weight:.3f} bits a weight), "
+        f"{report.seconds:.2f} s{again}"
+    )
+    return found
+
+
+def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What was left out and why: the same of many layers as one line, and not more lines than can be read."""
+    groups = Counter((r["stage"], group_of(r["tensor"]), r["reason"]) for r in rows)
+    lines = [(stage, tensor, f"×{n}", reason) for (stage, tensor, reason), n in groups.items()]
+    return _capped_table("Left out", ("by", "tensors", "", "because"), lines)
+
+
+def _declined_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What chosen backends could not do."""
+    lines = [(r["op"], r["backend"], f"×{r['times']}", r["reason"], r["ran"]) for r in rows]
+    return _capped_table("Kernels that declined", ("op", "backend", "", "because", "ran instead"), lines)
+
+
+def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> list[Any]:
+    if not lines:
+        return []
+    rows: list[Sequence[str]] = [tuple(map(line, row)) for row in lines[:MOST_SHOWN]]
+    if len(lines) > MOST_SHOWN:
+        rows.append((f"and {len(lines) - MOST_SHOWN:,} more",))
+    return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c], overflow="fold")]
+
+
+def _tables_of(value: Any) -> list[Any]:
+    """The tables that a result brings along."""
+    found = []
+    for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
+        if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
+            columns, rows = [str(c) for c in given["columns"]], given["rows"]
+            named = range(len(columns) if any(columns) else 0)
+            numeric = [i for i in named if all(re.match(r"[-+]?\d", str(row[i])) for row in rows)]
+            found.append(table(str(given["title"]), columns, rows, right=numeric, overflow="fold"))
+    return found
+
+
+def _result_table(name: str, value: Any) -> Any:
+    """A stage's result: a line for each of its fields or items."""
+    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [("", value)]
+    pairs = list(rows)
+    lines = []
+    for key, item in pairs[:MOST_SHOWN]:
+        text = safe(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
+        lines.append((line(str(key)), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"))
+    if len(pairs) > MOST_SHOWN:
+        lines.append(("…", f"{len(pairs)} in all, in manifest.json"))
+    return table(f"Result of {name}", ("", ""), lines)

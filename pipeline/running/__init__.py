@@ -1,0 +1,1 @@
+"""Running: a plan as tasks, in a graph, resumed where it stopped."""

@@ -1,0 +1,1 @@
+"""Benchmarks: one file for what people compare, each beside its peers in the same run; `make bench`."""

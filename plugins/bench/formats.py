@@ -1,0 +1,89 @@
+"""Throughput of every number format: `python -m plugins.bench.formats`.
+
+A `[2816, 2816]` bfloat16 matrix from N(0, 0.02) (the multiple of 128 below gpt-oss's 2880); GB/s count the bfloat16
+side, in both directions, beside a memcpy of it. The reference, which goes value by value, gets a corner of it. All rows
+are measured in turn in every round, each beside a memcpy, so that a busy machine slows them alike; medians are printed.
+It is not a test: nothing here checks a result.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.tensors.scheme import Scheme
+from plugins.kernels.dequantize import Dequantize
+from plugins.kernels.quantize import Quantize
+
+SHAPE: Final = (2816, 2816)
+MEMCPY: Final = ("memcpy", "", "")
+CORNER: Final = 128  # rows and columns of what the reference is measured on
+_GGML: Final = {"codes_from": "unrounded", "quotient": "reciprocal"}
+FORMATS: Final[dict[str, tuple[Scheme, dict[str, Any]]]] = {
+    **{f"mx {e}": (Scheme(e, 32, "e8m0"), {}) for e in ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8")},
+    "nvfp4": (Scheme("e2m1", 16, "e4m3", second="f32"), {"scale_rule": "amax"}),
+    "nf4": (Scheme("nf4", 64, "f32"), {"scale_rule": "amax", "ties": "down"}),
+    "nf4, twice": (
+        Scheme("nf4", 64, "dynamic8", second="dynamic8"),
+        {"scale_rule": "amax", "ties": "down", "codes_from": "unrounded", "quotient": "reciprocal"},
+    ),
+    "int8 a row": (Scheme("int8", 0, "f32"), {"scale_rule": "amax"}),
+    **{f"int{n} / 32": (Scheme(f"int{n}", 32, "f32"), {"scale_rule": "amax"}) for n in (4, 3, 2)},
+    "uint4 / 32, zero": (Scheme("uint4", 32, "f32", zero="int"), {"scale_rule": "minmax"}),
+    "e4m3 a matrix": (Scheme("e4m3", 0, "f32", 0), {"scale_rule": "amax"}),
+    "e4m3 / 128 x 128": (Scheme("e4m3", 128, "f32", 128), {"scale_rule": "amax"}),
+    "e5m2 a row": (Scheme("e5m2", 0, "f32"), {"scale_rule": "amax"}),
+    "q8_0": (Scheme("int8", 32, "f16"), {"scale_rule": "amax", "ties": "away", **_GGML}),
+    "q4_0": (Scheme("int4", 32, "f16"), {"scale_rule": "signed", "ties": "up", **_GGML}),
+    "q4_1": (Scheme("uint4", 32, "f16", zero="min_f16"), {"scale_rule": "minmax", "ties": "up", **_GGML}),
+}
+
+
+def rows(backends: list[str]) -> dict[tuple[str, str, str], Callable[[], Any]]:
+    """(op, format, backend) → what is measured; `nbytes` says of how much."""
+    x = (np.random.default_rng(0).standard_normal(SHAPE, np.float32) * np.float32(0.02)).astype(ml_dtypes.bfloat16)
+    spare = np.empty_like(x)
+    table: dict[tuple[str, str, str], Callable[[], Any]] = {MEMCPY: lambda: np.copyto(spare, x)}
+    for name, (scheme, options) in FORMATS.items():
+        for backend in backends:
+            encode, decode = Quantize((backend,)), Dequantize((backend,))
+            y = np.ascontiguousarray(x[:CORNER, :CORNER]) if backend == "reference" else x
+            packed = Quantize()(y, scheme, **options)
+            table["quantize", name, backend] = lambda e=encode, y=y, s=scheme, o=options: e(y, s, **o)  # type: ignore[misc]
+            table["dequantize", name, backend] = lambda d=decode, q=packed: d(q)  # type: ignore[misc]
+    return table
+
+
+def nbytes(backend: str) -> int:
+    """bfloat16 bytes that a row is about."""
+    return 2 * (CORNER * CORNER if backend == "reference" else SHAPE[0] * SHAPE[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--backends", nargs="+", default=["numpy", "xla", "reference"])
+    args = parser.parse_args()
+    table = rows(args.backends)
+    seconds: dict[tuple[str, str, str], list[float]] = {key: [] for key in table}
+    for i in range(args.rounds + 1):  # the first round warms up and compiles
+        for key in (k for row in table for k in (MEMCPY, row)):
+            start = time.perf_counter()
+            table[key]()
+            if i:
+                seconds[key].append(time.perf_counter() - start)
+    median = {key: statistics.median(s) for key, s in seconds.items()}
+    memcpy = nbytes("") / median[MEMCPY]
+    print(f"{SHAPE} bfloat16, {nbytes('') / 1e6:.1f} MB, median of {args.rounds}")
+    print(f"{'':42}{'GB/s':>8}{'of memcpy':>11}")
+    for (op, name, backend), s in sorted(median.items(), key=lambda kv: kv[0][0] != "memcpy"):
+        rate = nbytes(backend) / s
+        print(f"{op:12}{name:20}{backend:10}{rate / 1e9:8.4f}{rate / memcpy:11.2%}")
+
+
+if __name__ == "__main__":
+    main()

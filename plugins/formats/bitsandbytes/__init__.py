@@ -1,0 +1,1 @@
+"""bitsandbytes: NF4 as its files have it."""

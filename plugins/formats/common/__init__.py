@@ -1,0 +1,1 @@
+"""What containers and dialects share."""

@@ -1,0 +1,1 @@
+"""compressed-tensors: the formats of llm-compressor."""

@@ -1,0 +1,174 @@
+"""compressed-tensors: the format of llm-compressor, read by vLLM and by transformers.
+
+Every quantized module is a few leaves `MODULE.weight…`, and config.json says in groups how modules are quantized (see
+`compressed_tensors_schemes` and `compressed_tensors_config`). The library knows 2-D weights only, so stacks of experts
+are written one by one, gate and up apart (see `experts`). Weights alone are described: written groups quantize no
+activations, and what a source says about activations and the KV cache is left out by name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from pipeline.errors import ConfigError, PlanError, Problem
+from pipeline.formats import PEEKED
+from pipeline.tensors.binding import Binding, Bound, Part
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.views import stored_leaves
+from plugins.formats.common import linears
+from plugins.formats.compressed_tensors.config import METHOD, Groups, read_groups, write_groups
+from plugins.formats.compressed_tensors.schemes import format_of, parts_of, scheme_of, shape_from
+
+# Parameters that describe activations or caches, and the zero points of symmetric weights, which are all zero.
+ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
+CACHE = ("k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "k_global_scale", "v_global_scale")
+LEFT_OUT = {
+    **dict.fromkeys(ACTIVATIONS, "describes how activations were quantized; the weights do not need it"),
+    **dict.fromkeys(CACHE, "describes how the KV cache was quantized; the weights do not need it"),
+}
+PACKED = ("weight_packed", "weight_scale", "weight_global_scale", "weight_zero_point", "weight_shape", "weight_g_idx")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressedTensors:
+    """Names and packing of compressed-tensors.
+
+    Attributes:
+        int8: the format in which 8-bit integers are written: packed in words, which readers run with activations as
+            they are, or one byte each.
+    """
+
+    int8: Literal["pack-quantized", "int-quantized"] = "pack-quantized"
+
+    companions: ClassVar[tuple[str, ...]] = ()
+    peeks: ClassVar[tuple[str, ...]] = ("*.weight_shape",)
+
+    def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
+        """By the quant_method of config.json."""
+        return (config.get("quantization_config") or {}).get("quant_method") == METHOD
+
+    def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """See `Dialect.decode`. Modules without packed leaves are plain, whatever the groups say of them."""
+        groups, problems = read_groups(config)
+        if problems:
+            raise PlanError(problems)
+        reader = _Reader(leaves, groups, linears.config_dtype(config), config.get(PEEKED, {}))
+        packed = dict.fromkeys(n.rpartition(".")[0] for n in leaves if n.rpartition(".")[2] in PACKED)
+        found = {module: reader.matrix(module) for module in packed}
+
+        def owner(leaf: str) -> str | None:
+            module, _, parameter = leaf.rpartition(".")
+            return module if module in packed and parameter in ("weight", *PACKED) else None
+
+        def left_out(leaf: str) -> str | None:
+            module, _, parameter = leaf.rpartition(".")
+            if parameter == "weight_zero_point" and found.get(module):
+                return "zero points of symmetric weights are zero"
+            return LEFT_OUT.get(parameter)
+
+        matrices, ignored, unknown = linears.sort_out(leaves, found, owner, left_out, reader.shapes)
+        tensors, more = linears.gather(matrices, config)
+        if problems := [*reader.problems, *unknown, *more]:
+            raise PlanError(problems)
+        stored = {**stored_leaves(tensors), **{n: leaves[n] for n in reader.shapes}}
+        rest = {k: v for k, v in config.items() if k not in ("quantization_config", PEEKED)}
+        return Binding(tensors, stored, rest, ignored, reader.constants)
+
+    def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
+        """See `Dialect.encode`. Tensors may differ in scheme: each scheme is a config group."""
+        constants: dict[str, bytes] = {}
+
+        def parts(module: str, spec: TensorSpec) -> tuple[Part, ...]:
+            assert spec.scheme is not None
+            fmt = format_of(spec.scheme, self.int8)
+            if fmt == "pack-quantized":
+                constants[f"{module}.weight_shape"] = np.array(spec.shape, "<i8").tobytes()
+            return parts_of(module, spec, fmt)
+
+        bounds, modules, problems = linears.express(tensors, config, parts)
+        dtype, more = linears.dtype_problems(tensors)
+        if problems := [*problems, *more]:
+            raise PlanError(problems)
+        out = linears.with_dtype(config, dtype)
+        if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
+            modules["lm_head"] = None  # tied: a module without weights of its own, which `Linear` matches all the same
+        kinds = {m: None if s is None else (s, format_of(s, self.int8)) for m, s in modules.items()}
+        out["quantization_config"] = write_groups(kinds)
+        shapes = {n: TensorSpec((2,), "I64") for n in constants}
+        return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants, notes=_notes(tensors))
+
+
+def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:
+    """What another program makes of this and does not say (transformers 5.23 with compressed-tensors 0.20)."""
+    packed = {n for n, spec in tensors.items() if spec.scheme is not None}
+    found = []
+    if any(n.endswith(".experts.gate_up_proj") for n in packed):
+        found.append(
+            "experts are written one by one, as llm-compressor has them; transformers by itself does not find them "
+            "there and makes random ones"
+        )
+    if "model.embed_tokens.weight" in packed:
+        found.append(
+            "the embedding is packed, which transformers cannot load; a rule {match: model.embed_tokens.weight, "
+            "to: none} before the others makes it plain"
+        )
+    return tuple(found)
+
+
+class _Reader:
+    """Quantized modules of a source, one at a time, and what is wrong with them."""
+
+    def __init__(self, leaves: Mapping[str, TensorSpec], groups: Groups, dtype: str, peeked: Mapping[str, Any]):
+        self.leaves, self.groups, self.dtype, self.peeked = leaves, groups, dtype, peeked
+        self.problems: list[Problem] = []
+        self.shapes: set[str] = set()  # weight_shape leaves
+        self.constants: dict[str, bytes] = {}
+
+    def matrix(self, module: str) -> Bound | None:
+        """The weight of a module that has packed leaves; None when it cannot be told what they mean."""
+        try:
+            bound, fmt = self._matrix(module)
+        except ValueError as why:
+            self.problems.append(Problem(f"{module}.weight", str(why)))
+            return None
+        self.problems += linears.leaf_problems(bound, self.leaves, f"{fmt} of {list(bound.spec.shape)}")
+        return bound
+
+    def _matrix(self, module: str) -> tuple[Bound, str]:
+        group = self.groups.of(module)
+        if group is None:
+            raise ValueError("has packed leaves, but no config group targets it, or `ignore` lists it")
+        scale, fmt = self.leaves.get(f"{module}.weight_scale"), group.format
+        if f"{module}.weight_g_idx" in self.leaves:
+            raise ValueError("has weight_g_idx: columns are reordered, which no scheme says")
+        try:
+            scheme = scheme_of(group.weights, fmt, scale.dtype if scale else "BF16")
+        except (ValueError, ConfigError) as why:
+            raise ValueError(f"config group {group.name}: {why}") from None
+        stated = self._stated(module) if fmt == "pack-quantized" else None
+        shape = shape_from(module, self.leaves, scheme, fmt, stated)
+        if shape is None:
+            leaf = "weight_packed" if "pack" in fmt else "weight"
+            raise ValueError(f"{leaf} is missing or no matrix; format {fmt} needs it")
+        if reason := scheme.problem(shape):
+            raise ValueError(f"shape {list(shape)} in format {fmt}: {reason}")
+        spec = TensorSpec(shape, self.dtype, scheme)
+        dims = len(scale.shape) if scale is not None and len(scale.shape) < 2 else 1
+        return Bound(spec, parts_of(module, spec, fmt, dims)), fmt
+
+    def _stated(self, module: str) -> tuple[int, ...] | None:
+        """The content of weight_shape, which is noted as a constant."""
+        leaf = f"{module}.weight_shape"
+        spec = self.leaves.get(leaf)
+        if spec is None or spec.shape != (2,) or spec.dtype not in ("I64", "I32"):
+            given = "missing" if spec is None else f"{spec.dtype} {list(spec.shape)}"
+            self.problems.append(Problem(leaf, f"is {given}; pack-quantized needs I64 [2]"))
+            return None
+        self.shapes.add(leaf)
+        if leaf not in self.peeked:
+            return None
+        array = np.ascontiguousarray(self.peeked[leaf])
+        self.constants[leaf] = array.tobytes()
+        return tuple(int(n) for n in array)

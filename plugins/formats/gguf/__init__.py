@@ -1,0 +1,1 @@
+"""GGUF: container, types, and the settings and tokenizer inside."""

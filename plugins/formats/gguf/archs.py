@@ -1,0 +1,131 @@
+"""The weight tables of GGUF architectures: every tensor once, with its name on both sides and its shape in words.
+
+Names: `gguf.MODEL_TENSORS` and `TENSOR_NAMES` of the gguf package, which llama.cpp generates its loader from; what its
+conversion scripts (conversion/llama.py, gpt_oss.py, qwen.py, gemma.py) change on the way is marked here: rows of q and
+k of `llama` alone are reordered, gate and up of gpt-oss taken apart, experts of Qwen stacked, norms of Gemma raised by
+one.
+"""
+
+from plugins.formats.gguf.table import Arch, Row
+
+L, B = "model.layers.{n}.", "blk.{n}."
+
+
+def _attention(rope: bool, bias: tuple[str, ...], o_bias: bool) -> tuple[Row, ...]:
+    """q, k, v, o; `bias`: the condition for biases, if there may be any."""
+    rows = []
+    for letter, out in (("q", "q"), ("k", "kv"), ("v", "kv")):
+        reordered = rope and letter != "v"
+        name, leaf = f"{L}self_attn.{letter}_proj.", f"{B}attn_{letter}."
+        rows.append(Row(f"{name}weight", (f"{leaf}weight",), (out, "hidden"), packs=True, rope=reordered))
+        rows += [Row(f"{name}bias", (f"{leaf}bias",), (out,), rope=reordered, only_if=cond) for cond in bias]
+    rows.append(Row(f"{L}self_attn.o_proj.weight", (f"{B}attn_output.weight",), ("hidden", "q"), packs=True))
+    if o_bias:
+        rows += [Row(f"{L}self_attn.o_proj.bias", (f"{B}attn_output.bias",), ("hidden",), only_if=c) for c in bias]
+    return tuple(rows)
+
+
+def _mlp(bias: tuple[str, ...]) -> tuple[Row, ...]:
+    rows = []
+    for name, shape in (("gate", ("inter", "hidden")), ("up", ("inter", "hidden")), ("down", ("hidden", "inter"))):
+        rows.append(Row(f"{L}mlp.{name}_proj.weight", (f"{B}ffn_{name}.weight",), shape, packs=True))
+        rows += [Row(f"{L}mlp.{name}_proj.bias", (f"{B}ffn_{name}.bias",), shape[:1], only_if=c) for c in bias]
+    return tuple(rows)
+
+
+IN_NORM = Row(L + "input_layernorm.weight", (B + "attn_norm.weight",), ("hidden",))
+FFN_NORM = Row(L + "post_attention_layernorm.weight", (B + "ffn_norm.weight",), ("hidden",))
+QK_NORMS = tuple(Row(f"{L}self_attn.{x}_norm.weight", (f"{B}attn_{x}_norm.weight",), ("head_dim",)) for x in ("q", "k"))
+GPT_OSS_LAYER = (
+    IN_NORM,
+    *_attention(rope=False, bias=("attention_bias",), o_bias=True),
+    Row(L + "self_attn.sinks", (B + "attn_sinks.weight",), ("heads",)),
+    Row(L + "post_attention_layernorm.weight", (B + "post_attention_norm.weight",), ("hidden",)),
+    Row(L + "mlp.router.weight", (B + "ffn_gate_inp.weight",), ("experts", "hidden")),
+    Row(L + "mlp.router.bias", (B + "ffn_gate_inp.bias",), ("experts",)),
+    Row(
+        L + "mlp.experts.gate_up_proj",
+        (B + "ffn_gate_exps.weight", B + "ffn_up_exps.weight"),
+        ("experts", "gate_up", "hidden"),
+        packs=True,
+    ),
+    Row(
+        L + "mlp.experts.gate_up_proj_bias",
+        (B + "ffn_gate_exps.bias", B + "ffn_up_exps.bias"),
+        ("experts", "gate_up"),
+    ),
+    Row(L + "mlp.experts.down_proj", (B + "ffn_down_exps.weight",), ("experts", "hidden", "inter"), packs=True),
+    Row(L + "mlp.experts.down_proj_bias", (B + "ffn_down_exps.bias",), ("experts", "hidden")),
+)
+LLAMA_LAYER = (IN_NORM, *_attention(True, ("attention_bias",), True), FFN_NORM, *_mlp(("mlp_bias",)))
+QWEN2_LAYER = (IN_NORM, *_attention(False, ("attention_bias",), False), FFN_NORM, *_mlp(()))
+QWEN3_LAYER = (IN_NORM, *_attention(False, (), False), *QK_NORMS, FFN_NORM, *_mlp(()))
+
+QWEN3MOE_LAYER = (
+    IN_NORM,
+    *_attention(False, (), False),
+    *QK_NORMS,
+    FFN_NORM,
+    Row(L + "mlp.gate.weight", (B + "ffn_gate_inp.weight",), ("experts", "hidden")),
+    *(
+        Row(f"{L}mlp.experts.{{e}}.{x}_proj.weight", (f"{B}ffn_{x}_exps.weight",), shape, packs=True, each=True)
+        for x, shape in (
+            ("gate", ("moe_inter", "hidden")),
+            ("up", ("moe_inter", "hidden")),
+            ("down", ("hidden", "moe_inter")),
+        )
+    ),
+)
+GEMMA3_LAYER = (
+    IN_NORM,
+    *_attention(False, (), False),
+    *QK_NORMS,
+    Row(L + "post_attention_layernorm.weight", (B + "post_attention_norm.weight",), ("hidden",)),
+    Row(L + "pre_feedforward_layernorm.weight", (B + "ffn_norm.weight",), ("hidden",)),
+    *_mlp(()),
+    Row(L + "post_feedforward_layernorm.weight", (B + "post_ffw_norm.weight",), ("hidden",)),
+)
+
+SILU = ("hidden_act", "silu")
+QWEN = (SILU, ("use_sliding_window", False))
+ARCHS = {
+    a.name: a
+    for a in (
+        Arch("llama", "llama", "LlamaForCausalLM", LLAMA_LAYER, (SILU,), aliases=("mistral",)),
+        Arch("qwen2", "qwen2", "Qwen2ForCausalLM", QWEN2_LAYER, QWEN),
+        Arch("qwen3", "qwen3", "Qwen3ForCausalLM", QWEN3_LAYER, (*QWEN, ("attention_bias", False))),
+        Arch(
+            "qwen3moe",
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            QWEN3MOE_LAYER,
+            (
+                *QWEN,
+                ("attention_bias", False),
+                ("norm_topk_prob", True),
+                ("decoder_sparse_step", 1),
+                ("mlp_only_layers", []),
+            ),
+        ),
+        Arch(
+            "gpt-oss",
+            "gpt_oss",
+            "GptOssForCausalLM",
+            GPT_OSS_LAYER,
+            (SILU, ("swiglu_limit", 7.0), ("swiglu_alpha", 1.702), ("attention_bias", True)),
+        ),
+        Arch(
+            "gemma3",
+            "gemma3_text",
+            "Gemma3ForCausalLM",
+            GEMMA3_LAYER,
+            (
+                ("hidden_activation", "gelu_pytorch_tanh"),
+                ("attention_bias", False),
+                ("attn_logit_softcapping", None),
+                ("use_bidirectional_attention", False),
+            ),
+            norms_plus=True,
+        ),
+    )
+}

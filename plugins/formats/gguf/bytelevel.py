@@ -1,0 +1,130 @@
+"""Byte-level BPE in GGUF (`tokenizer.ggml.model` is `gpt2`), and in tokenizer.json.
+
+Vocabulary and merges are the same lists on both sides. How text is split before merging is a name in GGUF
+(`tokenizer.ggml.pre`) and a program in tokenizer.json, so it takes a table; what the table does not know is refused,
+because a tokenizer that splits otherwise runs and is wrong.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import Problem
+from plugins.formats.gguf.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+# The pattern of each model's own tokenizer.json: Llama 3, Qwen 2, Mistral Nemo, and o200k of gpt-4o and gpt-oss.
+PATTERNS = {
+    "llama-bpe": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + TAIL,
+    "qwen2": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + TAIL,
+    "tekken": "|".join(
+        (
+            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*",
+            r"\p{N}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+    "gpt-4o": "|".join(
+        (
+            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?",
+            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?",
+            r"\p{N}{1,3}",
+            r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        )
+    ),
+}
+
+
+def byte_level(use_regex: bool) -> dict[str, Any]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [split, byte_level(False)]}
+
+
+SPLITTERS: dict[str, dict[str, Any]] = {
+    "gpt-2": byte_level(True),
+    "smollm": {
+        "type": "Sequence",
+        "pretokenizers": [{"type": "Digits", "individual_digits": True}, byte_level(True)],
+    },
+    **{name: _split(pattern) for name, pattern in PATTERNS.items()},
+}
+NORMALIZERS = {"qwen2": {"type": "NFC"}}
+SAME = {
+    "default": "gpt-2",
+    "llama3": "llama-bpe",
+    "llama-v3": "llama-bpe",
+    "gpt2": "gpt-2",
+}  # other names of a splitter
+ADDS_BOS = frozenset(("llama-bpe", "llama3", "llama-v3", "tekken"))  # where a file does not say
+
+
+def body(get: Mapping[str, Any]) -> dict[str, Any]:
+    """normalizer, pre_tokenizer, decoder and model of tokenizer.json, {} for what is not known."""
+    pre = SAME.get(get.get("pre", "default"), get.get("pre", "default"))
+    tokens, merges = get.get("tokens"), get.get("merges")
+    if get.get("model") != "gpt2" or pre not in SPLITTERS or not tokens or merges is None:
+        return {}
+    kinds = get.get("token_type") or [NORMAL] * len(tokens)
+    return {
+        "normalizer": NORMALIZERS.get(pre),
+        "pre_tokenizer": SPLITTERS[pre],
+        "decoder": {**byte_level(True), "add_prefix_space": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre in ("llama-bpe", "gpt-4o", "tekken"),
+            "vocab": {t: i for i, (t, kind) in enumerate(zip(tokens, kinds, strict=False)) if kind != UNUSED},
+            "merges": [merge.split(" ") for merge in merges],
+        },
+    }
+
+
+def kv_of(
+    tokenizer: Mapping[str, Any], pre: str | None, by_id: Mapping[int, str], size: int, problems: list[Problem]
+) -> dict[str, tuple[str, Any]]:
+    pre = pre or _splitter(tokenizer)
+    if pre is None:
+        text = f"its pre_tokenizer is none of those known ({', '.join(SPLITTERS)}); export.dialect.pre=NAME names it"
+        problems.append(Problem("tokenizer.json", text))
+    added = {t["id"]: t for t in tokenizer.get("added_tokens") or ()}
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(size)]  # what llama.cpp's conversion calls rows without a token
+    kinds = [
+        (CONTROL if added[i]["special"] else USER_DEFINED) if i in added else NORMAL if i in by_id else UNUSED
+        for i in range(size)
+    ]
+    merges = [m if isinstance(m, str) else " ".join(m) for m in tokenizer["model"].get("merges") or ()]
+    kv: dict[str, tuple[str, Any]] = {
+        "tokenizer.ggml.model": ("string", "gpt2"),
+        "tokenizer.ggml.pre": ("string", pre),
+        "tokenizer.ggml.tokens": ("array:string", tokens),
+        "tokenizer.ggml.token_type": ("array:int32", kinds),
+    }
+    return kv | ({"tokenizer.ggml.merges": ("array:string", merges)} if merges else {})
+
+
+def _splitter(tokenizer: Mapping[str, Any]) -> str | None:
+    """The name of a tokenizer's splitter, where the table has it."""
+    given = _essence(tokenizer.get("pre_tokenizer"))
+    normalizer = (tokenizer.get("normalizer") or {}).get("type")
+    for name, splitter in SPLITTERS.items():
+        if _essence(splitter) == given and (NORMALIZERS.get(name) or {}).get("type") == normalizer:
+            return name
+    return None
+
+
+def _essence(splitter: Any) -> Any:
+    """Without what does not decide where text is split."""
+    if isinstance(splitter, Mapping):
+        return {k: _essence(v) for k, v in splitter.items() if k != "trim_offsets"}
+    return [_essence(v) for v in splitter] if isinstance(splitter, list) else splitter

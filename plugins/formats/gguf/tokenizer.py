@@ -1,0 +1,187 @@
+"""The tokenizer inside a GGUF file, and the tokenizer files of Hugging Face: each made from the other.
+
+Vocabularies are of two kinds, `gguf_bytelevel` and `gguf_sentencepiece`; special tokens, what is put around a text and
+the chat template are the same for both.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import PlanError, Problem
+from plugins.formats.gguf import bytelevel, sentencepiece
+from plugins.formats.gguf.sentencepiece import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
+
+TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+GENERATION = "generation_config.json"
+TAKES = (TOKENIZER, CONFIG, TEMPLATE)
+SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+
+TYPES = {  # llama_vocab::impl::load
+    "ggml.model": "string", "ggml.pre": "string", "ggml.tokens": "array:string", "ggml.merges": "array:string",
+    "ggml.scores": "array:float32", "ggml.token_type": "array:int32", "ggml.add_bos_token": "bool",
+    "ggml.add_eos_token": "bool", "ggml.add_space_prefix": "bool", "chat_template": "string",
+}  # fmt: skip
+MOST_TOKENS = 10_000_000  # the largest vocabularies have a fortieth
+
+# Tokens that end a turn, if the chat template writes them: llama.cpp stops there too (llama_vocab::impl::load).
+ENDS_OF_TURN = frozenset(
+    ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|eom_id|>", "<end_of_turn>", "<|return|>", "<|call|>")
+)
+
+
+def from_kv(kv: Mapping[str, tuple[str, Any]], config: Mapping[str, Any]) -> dict[str, bytes]:
+    """tokenizer.json, tokenizer_config.json and generation_config.json; nothing for a tokenizer of another kind.
+
+    Raises:
+        PlanError: an entry of another type than llama.cpp's.
+    """
+    for key, kind in TYPES.items():
+        if (found := kv.get(f"tokenizer.{key}", (kind, None))[0]) != kind:
+            raise PlanError([Problem(f"tokenizer.{key}", f"is {found}; {kind} is expected")], exit_code=4)
+    get = {k.removeprefix("tokenizer.ggml."): v for k, (_, v) in kv.items() if k.startswith("tokenizer.ggml.")}
+    tokens, pieces = get.get("tokens") or [], get.get("model") == "llama"
+    made = sentencepiece.body(get) if pieces and tokens else bytelevel.body(get)
+    if not made:
+        return {}
+    kinds = get.get("token_type") or [NORMAL] * len(tokens)
+    # SentencePiece looks for them after it has spelled spaces as ▁, which a tokenizer.json without a prefix can do too.
+    spelled = pieces and not get.get("add_space_prefix", True)
+    added = [
+        {"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
+        | {"normalized": kind == USER_DEFINED and spelled, "special": kind != USER_DEFINED}
+        for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False))
+        if kind in (CONTROL, USER_DEFINED, UNKNOWN)
+    ]
+    ids = {name: get[f"{name}_token_id"] for name in SPECIAL if isinstance(get.get(f"{name}_token_id"), int)}
+    named = {SPECIAL[name]: tokens[i] for name, i in ids.items() if 0 <= i < len(tokens)}
+    # llama_vocab::impl::load: what is added where the file does not say.
+    adds_bos = get.get("add_bos_token", pieces or get.get("pre") in bytelevel.ADDS_BOS)
+    bos = (named["bos_token"], ids["bos"]) if adds_bos and "bos_token" in named else None
+    eos = (named["eos_token"], ids["eos"]) if get.get("add_eos_token") and "eos_token" in named else None
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": made["normalizer"],
+        "pre_tokenizer": made["pre_tokenizer"],
+        "post_processor": _template(bos, eos) if bos or eos else None if pieces else bytelevel.byte_level(True),
+        "decoder": made["decoder"],
+        "model": made["model"],
+    }
+    about: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        **named,
+        "clean_up_tokenization_spaces": False,
+    }
+    about["model_max_length"] = config["max_position_embeddings"]
+    template = kv.get("tokenizer.chat_template", ("", ""))[1]
+    if template:
+        about["chat_template"] = template
+    generation = {k: config[k] for k in ("bos_token_id", "eos_token_id", "pad_token_id") if k in config}
+    # In harmony <|end|> ends a message, and the model goes on with the next; llama_vocab::impl::load excepts it too.
+    ends = ENDS_OF_TURN - {"<|end|>"} if {"<|return|>", "<|call|>"} <= set(tokens) else ENDS_OF_TURN
+    turns = [i for i, t in enumerate(tokens) if t in ends and t in template and i != generation.get("eos_token_id")]
+    if turns and "eos_token_id" in generation:
+        generation["eos_token_id"] = [generation["eos_token_id"], *turns]
+    return {
+        TOKENIZER: json.dumps(tokenizer, ensure_ascii=False).encode(),
+        CONFIG: _json(about),
+        GENERATION: _json(generation),
+    }
+
+
+def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, tuple[str, Any]], list[Problem]]:
+    """Metadata for the tokenizer files in `config`, and what is wrong; a file without a tokenizer says `none`.
+
+    Args:
+        config: config.json, with the companion files under their names.
+        pre: name of the splitter; None: found in the table.
+    """
+    if config.get(TOKENIZER) is None:
+        return {"tokenizer.ggml.model": ("string", "none")}, []
+    try:
+        return _tokenizer_kv(config, pre)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as why:  # any part of it may be anything
+        return {}, [
+            Problem(TOKENIZER, f"is not built as the package tokenizers writes it: {type(why).__name__}: {why}")
+        ]
+
+
+def _tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, tuple[str, Any]], list[Problem]]:
+    tokenizer = config[TOKENIZER]
+    model, about = tokenizer.get("model") or {}, config.get(CONFIG) or {}
+    if model.get("type") != "BPE" or not isinstance(model.get("vocab"), dict):
+        text = f"model {model.get('type')!r:.60}; BPE is what can be written to GGUF, of bytes or of SentencePiece"
+        return {}, [Problem(TOKENIZER, text)]
+    added = {t["id"]: t for t in tokenizer.get("added_tokens") or ()}
+    by_id = {i: t for t, i in model["vocab"].items()} | {i: t["content"] for i, t in added.items()}
+    size = config.get("vocab_size", max(by_id, default=-1) + 1)
+    problems = []
+    if not 0 < size <= MOST_TOKENS:
+        return {}, [Problem(TOKENIZER, f"a vocabulary of {size:,} tokens; at most {MOST_TOKENS:,} are written")]
+    if by_id and max(by_id) >= size:
+        problems.append(Problem(TOKENIZER, f"has token {max(by_id)}, config.json's vocab_size is {size}"))
+    if sentencepiece.is_sentencepiece(tokenizer):
+        prefix = sentencepiece.add_space_prefix(tokenizer)
+        if prefix is None:
+            text = "its normalizer and pre_tokenizer are not SentencePiece's (spaces spelled ▁, text not split)"
+            problems.append(Problem(TOKENIZER, text))
+        tokens, scores, kinds = sentencepiece.vocabulary(tokenizer, size)
+        kv: dict[str, tuple[str, Any]] = {
+            "tokenizer.ggml.model": ("string", "llama"),
+            "tokenizer.ggml.pre": ("string", "default"),
+            "tokenizer.ggml.tokens": ("array:string", tokens),
+            "tokenizer.ggml.scores": ("array:float32", scores),
+            "tokenizer.ggml.token_type": ("array:int32", kinds),
+            "tokenizer.ggml.add_space_prefix": ("bool", bool(prefix)),
+        }
+    else:
+        kv = bytelevel.kv_of(tokenizer, pre, by_id, size, problems)
+    ids = {t: i for i, t in by_id.items()}
+    for key, name in SPECIAL.items():
+        token = about.get(name)
+        found = ids.get(token["content"] if isinstance(token, dict) else token)
+        if found is None:
+            found = config.get(f"{name}_id")
+        if type(found) is list:
+            found = found[0] if found else None
+        if type(found) is int:
+            kv[f"tokenizer.ggml.{key}_token_id"] = ("uint32", found)
+    for key, name, given in (("bos", "bos_token", 0), ("eos", "eos_token", -1)):
+        adds = _adds(tokenizer, about, key, given)
+        if adds or key == "bos":
+            kv[f"tokenizer.ggml.add_{name}"] = ("bool", adds)
+    template = config.get(TEMPLATE) or about.get("chat_template")
+    if isinstance(template, str) and template:
+        kv["tokenizer.chat_template"] = ("string", template)
+    return kv, problems
+
+
+def _adds(tokenizer: Mapping[str, Any], about: Mapping[str, Any], end: str, at: int) -> bool:
+    """Whether a special token is put first (`at` 0) or last (-1)."""
+    if isinstance(about.get(f"add_{end}_token"), bool):
+        return bool(about[f"add_{end}_token"])
+    post = tokenizer.get("post_processor") or {}
+    steps = [s for p in (post, *post.get("processors", ())) for s in p.get("single", ())]
+    return len(steps) > 1 and "SpecialToken" in steps[at]
+
+
+def _template(first: tuple[str, int] | None, last: tuple[str, int] | None) -> dict[str, Any]:
+    """Texts with one token in front of them and one after them; (token, id) or None for neither."""
+
+    def special(end: tuple[str, int] | None, text: int) -> list[Any]:
+        return [] if end is None else [{"SpecialToken": {"id": end[0], "type_id": text}}]
+
+    a, b = ({"Sequence": {"id": letter, "type_id": i}} for i, letter in enumerate("AB"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [*special(first, 0), a, *special(last, 0)],
+        "pair": [*special(first, 0), a, *special(last, 0), b, *special(last, 1)],
+        "special_tokens": {t: {"id": t, "ids": [i], "tokens": [t]} for t, i in filter(None, (first, last))},
+    }
+
+
+def _json(value: Any) -> bytes:
+    return (json.dumps(value, ensure_ascii=False, indent=1) + "\n").encode()

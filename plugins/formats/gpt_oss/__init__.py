@@ -1,0 +1,1 @@
+"""gpt-oss: its names and its packed experts."""

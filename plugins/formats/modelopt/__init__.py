@@ -1,0 +1,1 @@
+"""ModelOpt: NVFP4 as its files have it."""

@@ -1,0 +1,1 @@
+"""NumPy files: one for each tensor."""

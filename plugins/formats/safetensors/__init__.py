@@ -1,0 +1,1 @@
+"""safetensors: the container, and the plain names of Hugging Face."""

@@ -1,0 +1,72 @@
+"""attention in jnp: a scan over blocks of queries, so that the logits of a long prompt never exist together.
+
+Nor do they for gradients: what a block computes is computed again on the way back.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from plugins.kernels.softmax.xla import softmax
+
+QUERIES = 256  # of a block, at most
+LOGITS_NBYTES = 64 << 20  # of a block, at most, unless one query has more
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    q_positions: Any,
+    k_positions: Any,
+    *,
+    scale: float,
+    window: int | None = None,
+    sinks: Any = None,
+    softcap: float | None = None,
+    causal: bool = True,
+) -> Any:
+    """See the op's docstring."""
+    q, k, v, q_positions, k_positions = (jnp.asarray(a) for a in (q, k, v, q_positions, k_positions))
+    batch, queries, heads, dims = q.shape
+    slots, key_heads = k.shape[1], k.shape[2]
+    q = q.reshape(batch, queries, key_heads, heads // key_heads, dims)
+    extra = None if sinks is None else jnp.asarray(sinks).astype(jnp.float32).reshape(1, key_heads, -1, 1, 1)
+
+    @jax.checkpoint
+    def block(q_BTKGD: Any, at: Any) -> Any:
+        logits = jnp.einsum(
+            "btkgd,bskd->bkgts", q_BTKGD, k, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
+        )
+        logits = logits * scale
+        if softcap is not None:
+            logits = softcap * jnp.tanh(logits / softcap)
+        seen = mask(at, k_positions, window, causal)[:, None, None]
+        p = softmax(logits, sinks=extra, where=seen).astype(v.dtype)
+        out = jnp.einsum("bkgts,bskd->btkgd", p, v, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+        return out.astype(q.dtype)
+
+    step = min(QUERIES, max(1, LOGITS_NBYTES // max(1, batch * heads * slots * 4)))
+    if queries <= step:
+        out = block(q, q_positions)
+    else:
+        count = -(-queries // step)
+        pad = count * step - queries
+        blocks = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0), (0, 0))).reshape(batch, count, step, *q.shape[2:])
+        ats = jnp.pad(q_positions, ((0, 0), (0, pad)), constant_values=-1).reshape(batch, count, step)
+        found = lax.map(lambda one: block(*one), (jnp.moveaxis(blocks, 1, 0), jnp.moveaxis(ats, 1, 0)))
+        out = jnp.moveaxis(found, 0, 1).reshape(batch, count * step, *found.shape[3:])[:, :queries]
+    return out.reshape(batch, queries, heads, v.shape[-1])
+
+
+def mask(q_positions: Any, k_positions: Any, window: int | None, causal: bool) -> Any:
+    """bool `[B, T, S]`: which query sees which slot."""
+    query, key = q_positions[:, :, None], k_positions[:, None, :]
+    seen = jnp.broadcast_to(key >= 0, (query.shape[0], query.shape[1], key.shape[2]))
+    if causal:
+        seen = seen & (key <= query)
+    if window is not None:
+        seen = seen & (key > query - window)
+    return seen

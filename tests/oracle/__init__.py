@@ -1,0 +1,1 @@
+"""Comparisons with other people's implementations: the optional group `oracles`."""

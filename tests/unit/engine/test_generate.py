@@ -1,0 +1,254 @@
+"""Generating: what comes is what the model says, whatever the batch, the buckets and the pieces of text."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.errors import ConfigError
+from plugins.engine import runtime as runtimes
+from plugins.engine import sampling as samplers
+from plugins.engine.generate import _keys, generate
+from plugins.engine.options import Sampling
+from tests.cases import model_runs
+from tests.cases.toy_models import VOCAB, read, taps, toy
+
+TINY = Path(model_runs.__file__).parents[3] / "plugins/models/gpt_oss/tiny"
+EXPERTS = "[{match: '*.mlp.experts.*_proj', to: quant}, {match: '*', to: keep}]"
+TEXTS = ("The people of the United States", "Congress", "It was the best of times, and we must not forget that a whale")
+WARM = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """The embedded gpt-oss with MXFP4 experts."""
+    return model_runs.engine().load(model_runs.checkpoint(TINY, quant="mxfp4", rules=EXPERTS))
+
+
+@pytest.fixture(scope="module")
+def prompts(model: Any) -> list[list[int]]:
+    found = [model.tokenizer.encode(t) for t in TEXTS]
+    assert len({len(p) for p in found}) == 3
+    return found
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    with model_runs.quick_compilation():
+        yield
+
+
+def tokens(model: Any, prompts: list[list[int]], **options: Any) -> list[tuple[int, ...]]:
+    return [c.tokens for c in generate(model.runtime, prompts, Sampling(**options))[0]]
+
+
+def assert_likeliest(logits: Any, chosen: Any, slack: float = 1e-4) -> None:
+    """Each chosen token is the argmax, or so close to it that float32 cannot tell."""
+    behind = logits.max(axis=-1) - np.take_along_axis(logits, np.asarray(chosen)[:, None], -1)[:, 0]
+    assert behind.max() <= slack, (int(behind.argmax()), float(behind.max()))
+
+
+def test_two_thousand_tokens(model: Any, prompts: list[list[int]]) -> None:
+    """Far past the sliding window (64) and the original context (256), and the ring goes round thirty times."""
+    config = model.runtime.config
+    assert config["sliding_window"] == 64
+    assert config["rope_parameters"]["original_max_position_embeddings"] == 256
+    [done] = tokens(model, prompts[:1], max_tokens=2000)
+    assert len(done) == 2000
+    ids = np.array([[*prompts[0], *done]], np.int32)
+    logits = np.asarray(model.runtime.forward(ids, np.arange(ids.shape[1], dtype=np.int32)[None]))[0]
+    n = len(prompts[0])
+    assert_likeliest(logits[n - 1 : -1], done)
+    assert len(set(done)) > 10
+
+
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("default")
+@pytest.mark.usefixtures("quick")
+def test_greedy_is_what_transformers_finds_likeliest() -> None:
+    """Prompts of unequal length in one batch, by a model with rings and full layers."""
+    t = toy("gemma3")
+    runtime = model_runs.load(t.folder)
+    prompts = [t.ids[0, :21].tolist(), t.ids[1, :3].tolist(), t.ids[2, :40].tolist()]
+    done, _ = generate(runtime, prompts, Sampling(max_tokens=20))
+    theirs = read(t.folder, "gemma3")
+    for prompt, c in zip(prompts, done, strict=True):
+        logits = taps(theirs, np.array([[*prompt, *c.tokens]]))["logits"][0]
+        assert_likeliest(logits[len(prompt) - 1 : -1], c.tokens)
+
+
+@pytest.mark.usefixtures("quick")
+def test_company_changes_nothing(model: Any, prompts: list[list[int]]) -> None:
+    company = [*prompts[::-1], prompts[0]]
+    together = tokens(model, company, seed=3, **WARM)
+    for alone, among in zip(company[:-1], together, strict=False):
+        assert tokens(model, [alone], seed=3, **WARM) == [among]
+    assert together[-1] != together[-2]
+
+
+@pytest.mark.usefixtures("quick")
+def test_best_of_n(model: Any, prompts: list[list[int]]) -> None:
+    """The same prompt n times is n texts, and the k-th is the same whatever n is and whatever stands between."""
+    first, other = prompts[:2]
+    four = tokens(model, [first] * 4, seed=5, **WARM)
+    assert len(set(four)) == 4
+    assert tokens(model, [first, first], seed=5, **WARM) == four[:2]
+    mixed = tokens(model, [other, first, other, first], seed=5, **WARM)
+    assert [mixed[1], mixed[3]] == four[:2]
+    assert mixed[0] != mixed[2]
+
+
+def test_keys_differ_by_seed_prompt_and_turn() -> None:
+    prompts = [[1, 2, 3], [1, 2], [3, 2, 1], [1, 2, 3], [1, 2, 3], [1], [0, 1]]
+    found = [np.asarray(jax.random.key_data(_keys(seed, prompts, 8)))[:7] for seed in (0, 1)]
+    assert len({tuple(key) for keys in found for key in keys.tolist()}) == 14
+
+
+def test_seeds(model: Any, prompts: list[list[int]]) -> None:
+    first = tokens(model, prompts, seed=1, **WARM)
+    assert tokens(model, prompts, seed=1, **WARM) == first
+    assert tokens(model, prompts, seed=2, **WARM) != first
+
+
+def test_nothing_compiles_twice(model: Any, prompts: list[list[int]]) -> None:
+    """Other numbers, other prompts of the same bucket: the same programs."""
+    generate(model.runtime, prompts, Sampling(**WARM))
+    compiled, seconds = model.runtime.compiled, model.runtime.compile_s
+    other = Sampling(temperature=0.3, top_p=0.5, top_k=40, min_p=0.01, seed=9, max_tokens=7)
+    longer = [p + p[:1] for p in prompts]
+    _, timings = generate(model.runtime, longer, other)
+    assert model.runtime.compiled == compiled
+    assert (model.runtime.compile_s, timings.compile) == (seconds, 0)
+    assert (timings.prompt_tokens, timings.new_tokens) == (sum(map(len, longer)), 21)
+    assert timings.prefill > 0
+    assert timings.decode > 0
+
+
+@pytest.mark.usefixtures("quick")
+def test_long_prompts_come_in_turns(model: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts longer than the largest bucket give what they give in one piece."""
+    long = [(prompts[2] * 6)[:45], prompts[0], (prompts[2] * 9)[:70]]
+    whole = tokens(model, long, max_tokens=6)
+    monkeypatch.setattr(runtimes, "BUCKETS", (4, 16))
+    before = len(model.runtime.compiled)
+    assert tokens(model, long, max_tokens=6) == whole
+    assert len(model.runtime.compiled) > before
+
+
+def test_text_is_streamed_as_it_comes(model: Any, prompts: list[list[int]]) -> None:
+    pieces: list[list[str]] = [[], [], []]
+    done, _ = generate(
+        model.runtime, prompts, Sampling(**WARM), tokenizer=model.tokenizer,
+        on_text=lambda row, text: pieces[row].append(text),
+    )  # fmt: skip
+    for row, c in enumerate(done):
+        assert c.finish == "length"
+        assert "".join(pieces[row]) == c.text == model.tokenizer.decode(c.tokens)
+        assert len(pieces[row]) > 4
+
+
+def test_stop_strings(model: Any, prompts: list[list[int]]) -> None:
+    [whole], _ = generate(model.runtime, prompts[:1], Sampling(max_tokens=12), tokenizer=model.tokenizer)
+    first = model.tokenizer.decode(whole.tokens[:5])
+    stop = whole.text[len(first) - 2 : len(first) + 2]  # begins in one token and ends in another
+    pieces: list[str] = []
+    [c], _ = generate(
+        model.runtime, prompts[:1], Sampling(max_tokens=12, stop=("never to be seen", stop)),
+        tokenizer=model.tokenizer, on_text=lambda row, text: pieces.append(text),
+    )  # fmt: skip
+    assert c.finish == "stop"
+    assert "".join(pieces) == c.text == whole.text[: whole.text.index(stop)]
+    assert c.tokens == whole.tokens[: len(c.tokens)]
+    assert len(c.tokens) < 12
+
+
+def test_end_tokens(model: Any, prompts: list[list[int]]) -> None:
+    """One row ends, the others go on as they would have."""
+    whole, _ = generate(model.runtime, prompts, Sampling(max_tokens=12), tokenizer=model.tokenizer)
+    rest = {t for c in whole[1:] for t in c.tokens}
+    end = next(t for t in whole[0].tokens[2:] if t not in rest)
+    done, _ = generate(model.runtime, prompts, Sampling(max_tokens=12), ends={end}, tokenizer=model.tokenizer)
+    n = whole[0].tokens.index(end) + 1
+    assert (done[0].finish, done[0].tokens) == ("end", whole[0].tokens[:n])
+    assert done[0].text == model.tokenizer.decode(whole[0].tokens[: n - 1])
+    assert done[1:] == whole[1:]
+
+
+def test_what_makes_no_sense(model: Any) -> None:
+    vocab = model.runtime.vocab
+    for prompts, options, message in (
+        ([], {}, "no prompt"),
+        ([[1], []], {}, "prompt 1 is empty"),
+        ([[1, vocab]], {}, f"prompt 0 has token {vocab}; the vocabulary is 0 to {vocab - 1}"),
+        ([[1, -1]], {}, "prompt 0 has token -1"),
+        ([[1]], {"stop": ("x",)}, "stop strings need a tokenizer"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            generate(model.runtime, prompts, Sampling(**options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 5},
+        {"temperature": 1.0, "top_k": 5000},
+        {"temperature": 0.8, "top_p": 0.6},
+        {"temperature": 1.5, "min_p": 0.2},
+        {"temperature": 1.0, "repetition_penalty": 1.7},
+        {"temperature": 0.6, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.7},
+    ],
+    ids=str,
+)
+@pytest.mark.oracle
+@pytest.mark.filterwarnings("default")
+def test_filters_are_those_of_transformers(options: dict[str, Any]) -> None:
+    import torch
+    from transformers import generation as g
+
+    rng = np.random.default_rng(0)
+    logits = rng.normal(0, 3, (5, VOCAB)).astype(np.float32)
+    prompt = rng.integers(0, VOCAB, (5, 17))
+    s = Sampling(**options)
+    steps = [g.RepetitionPenaltyLogitsProcessor(s.repetition_penalty), g.TemperatureLogitsWarper(s.temperature)]
+    steps += [g.TopKLogitsWarper(min(s.top_k, VOCAB))] if s.top_k else []
+    steps += [g.TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
+    steps += [g.MinPLogitsWarper(s.min_p)] if s.min_p else []
+    want = g.LogitsProcessorList(steps)(torch.tensor(prompt), torch.tensor(logits)).numpy()
+
+    seen = np.zeros((5, VOCAB), bool)
+    np.put_along_axis(seen, prompt, True, -1)
+    numbers = samplers.numbers(s)
+    got = samplers.penalize(jnp.asarray(logits), seen, numbers["penalty"]) / numbers["temperature"]
+    if s.filters:
+        got = samplers.keep_likely(got, numbers["top_k"], numbers["top_p"], numbers["min_p"])
+    assert (np.isinf(got) == np.isinf(want)).all()
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert np.isinf(want).any() == (s.filters and s.top_k < VOCAB)
+
+
+def test_draws_follow_the_probabilities() -> None:
+    """Frequencies of 8000 draws within five standard deviations."""
+    logits = np.log(np.array([0.5, 0.25, 0.15, 0.08, 0.02], np.float32))
+    draws, s = 8000, Sampling(temperature=0.5, top_k=4)
+    keys = jax.random.split(jax.random.key(0), draws)
+    rows = jnp.broadcast_to(logits, (draws, 5))
+    seen = jnp.zeros((draws, 0), bool)
+    found = np.bincount(samplers.choose(rows, seen, keys, samplers.numbers(s), s.kind), minlength=5) / draws
+    p = np.array([0.5, 0.25, 0.15, 0.08, 0]) ** 2  # temperature 0.5 squares
+    p /= p.sum()
+    assert (np.abs(found - p) <= 5 * np.sqrt(p * (1 - p) / draws)).all()
+
+
+@pytest.mark.usefixtures("quick")
+def test_seen_tokens_are_penalized_as_they_come(model: Any, prompts: list[list[int]]) -> None:
+    """Greedy under a huge penalty repeats nothing, of the prompt either, until there is nothing else."""
+    [done] = tokens(model, prompts[:1], repetition_penalty=1e6, max_tokens=40)
+    assert len(set(done)) == 40
+    assert not set(done) & set(prompts[0])
+    [plain] = tokens(model, prompts[:1], max_tokens=40)
+    assert len(set(plain)) < 40

@@ -1,0 +1,154 @@
+"""Tokenizers through GGUF and back, judged by the `tokenizers` package: the same text gives the same tokens."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from plugins.formats.gguf.bytelevel import SPLITTERS
+from plugins.formats.gguf.tokenizer import from_kv, tokenizer_kv
+
+TINY = Path(__file__).parents[4] / "plugins/models/gpt_oss/tiny"
+TEXTS = (
+    "The capital of France is Paris.",
+    "Hello   world\n\n 12345 + 67 = don't I'LL",
+    "naïve café — 日本語 🦙🦙 x\t\ty",
+    "<|startoftext|>user\nHi<|return|>",
+    "a1b 22 ３三 x²  \n \n\n\tend ",
+)
+CONFIG = {"vocab_size": 4096, "max_position_embeddings": 2048, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return json.loads((TINY / "tokenizer.json").read_bytes())
+
+
+def config_with(tokenizer, about=None, **more):
+    about = about if about is not None else json.loads((TINY / "tokenizer_config.json").read_bytes())
+    return {**CONFIG, "tokenizer.json": tokenizer, "tokenizer_config.json": about, **more}
+
+
+def kv_of(config, pre=None):
+    kv, problems = tokenizer_kv(config, pre)
+    assert not problems, problems
+    return kv
+
+
+def tokens(tokenizer, text):
+    tokenizers = pytest.importorskip("tokenizers")
+    raw = tokenizer if isinstance(tokenizer, bytes) else json.dumps(tokenizer).encode()
+    return tokenizers.Tokenizer.from_buffer(raw).encode(text).ids
+
+
+def test_what_a_file_says(tiny):
+    kv = kv_of(config_with(tiny))
+    assert kv["tokenizer.ggml.model"] == ("string", "gpt2")
+    assert kv["tokenizer.ggml.pre"] == ("string", "gpt-2")
+    kind, listed = kv["tokenizer.ggml.tokens"]
+    assert (kind, len(listed)) == ("array:string", 4096)
+    assert all(listed[i] == t for t, i in tiny["model"]["vocab"].items())
+    kinds = kv["tokenizer.ggml.token_type"][1]
+    special = {t["id"] for t in tiny["added_tokens"]}
+    assert {i for i, k in enumerate(kinds) if k == 3} == special
+    assert kv["tokenizer.ggml.merges"][1][:2] == ["Ġ t", "h e"]
+    ids = {k.removeprefix("tokenizer.ggml."): v[1] for k, v in kv.items() if k.endswith("_id")}
+    assert ids == {"bos_token_id": 0, "eos_token_id": 1, "padding_token_id": 3}
+    assert kv["tokenizer.ggml.add_bos_token"] == ("bool", False)
+
+
+@pytest.mark.parametrize("pre", SPLITTERS)
+def test_there_and_back(tiny, pre):
+    """For every splitter: the file names it, and what is read from the file splits the same."""
+    given = {**tiny, "pre_tokenizer": SPLITTERS[pre]}
+    if pre == "qwen2":
+        given["normalizer"] = {"type": "NFC"}
+    kv = kv_of(config_with(given))
+    assert kv["tokenizer.ggml.pre"][1] == pre
+    files = from_kv(kv, CONFIG)
+    for text in TEXTS:
+        assert tokens(files["tokenizer.json"], text) == tokens(given, text)
+    about = json.loads(files["tokenizer_config.json"])
+    assert (about["bos_token"], about["eos_token"], about["pad_token"]) == (
+        "<|startoftext|>",
+        "<|endoftext|>",
+        "<|pad|>",
+    )
+    assert about["model_max_length"] == 2048
+    assert json.loads(files["generation_config.json"]) == {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
+    again = {n: json.loads(b) for n, b in files.items()}
+    assert kv_of({**CONFIG, **again}) == kv
+
+
+def test_an_unknown_splitter_is_refused_or_named(tiny):
+    given = {**tiny, "pre_tokenizer": {"type": "Whitespace"}}
+    _, problems = tokenizer_kv(config_with(given), None)
+    assert "none of those known (gpt-2, smollm" in str(problems[0])
+    assert kv_of(config_with(given), "special")["tokenizer.ggml.pre"] == ("string", "special")
+
+
+def test_an_unknown_model_is_refused(tiny):
+    _, problems = tokenizer_kv(config_with({**tiny, "model": {"type": "Unigram"}}), None)
+    assert "model 'Unigram'; BPE is what can be written" in str(problems[0])
+    _, problems = tokenizer_kv(config_with({**tiny, "model": {**tiny["model"], "byte_fallback": True}}), None)
+    assert "are not SentencePiece's" in str(problems[0])
+
+
+def test_rows_without_a_token(tiny):
+    """Embeddings may have more rows than there are tokens, not fewer."""
+    kv = kv_of(config_with(tiny, vocab_size=4100))
+    assert kv["tokenizer.ggml.tokens"][1][4096:] == [f"[PAD{i}]" for i in range(4096, 4100)]
+    assert kv["tokenizer.ggml.token_type"][1][4096:] == [5] * 4
+    vocab = json.loads(from_kv(kv, CONFIG)["tokenizer.json"])["model"]["vocab"]
+    assert vocab == tiny["model"]["vocab"]
+    _, problems = tokenizer_kv(config_with(tiny, vocab_size=4000), None)
+    assert "has token 4095, config.json's vocab_size is 4000" in str(problems[0])
+
+
+def test_other_spellings(tiny):
+    """Merges as strings, special tokens as objects, a template in a file of its own, a token that is not special."""
+    model = {**tiny["model"], "merges": [" ".join(m) for m in tiny["model"]["merges"]]}
+    extra = {**tiny["added_tokens"][0], "id": 4096, "content": "<tool>", "special": False}
+    given = {**tiny, "model": model, "added_tokens": [*tiny["added_tokens"], extra]}
+    about = {"bos_token": {"content": "<|return|>"}, "add_bos_token": True}
+    config = config_with(given, about, vocab_size=4097, **{"chat_template.jinja": "{{ messages }}"})
+    kv = kv_of(config)
+    assert kv["tokenizer.ggml.merges"][1] == model["merges"]
+    assert kv["tokenizer.ggml.bos_token_id"] == ("uint32", 2)
+    assert kv["tokenizer.ggml.token_type"][1][4096] == 4
+    assert kv["tokenizer.chat_template"] == ("string", "{{ messages }}")
+    files = from_kv(kv, CONFIG)
+    assert tokens(files["tokenizer.json"], "a <tool>b") == [2, *tokens(given, "a <tool>b")]
+    assert json.loads(files["tokenizer_config.json"])["chat_template"] == "{{ messages }}"
+
+
+def test_a_bos_that_the_tokenizer_adds(tiny):
+    first = [{"SpecialToken": {"id": "<|startoftext|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    post = {"type": "Sequence", "processors": [{"type": "TemplateProcessing", "single": first}]}
+    assert kv_of(config_with({**tiny, "post_processor": post}))["tokenizer.ggml.add_bos_token"] == ("bool", True)
+
+
+def test_other_tokenizers_are_left_out():
+    """What cannot be made is not made up: no tokenizer files."""
+    for kv in (
+        {},
+        {"tokenizer.ggml.model": ("string", "none")},
+        {"tokenizer.ggml.model": ("string", "llama"), "tokenizer.ggml.tokens": ("array:string", ["a"])},
+        {"tokenizer.ggml.model": ("string", "gpt2"), "tokenizer.ggml.pre": ("string", "falcon")},
+    ):
+        assert from_kv(kv, CONFIG) == {}
+    assert kv_of(CONFIG) == {"tokenizer.ggml.model": ("string", "none")}
+
+
+@pytest.mark.oracle
+def test_transformers_loads_it(tiny, tmp_path):
+    from transformers import AutoTokenizer
+
+    for name, content in from_kv(kv_of(config_with(tiny)), CONFIG).items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text((TINY / "config.json").read_text())
+    ours, theirs = AutoTokenizer.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(TINY)
+    for text in TEXTS:
+        assert ours(text)["input_ids"] == theirs(text)["input_ids"]
+        assert ours.decode(ours(text)["input_ids"]) == theirs.decode(theirs(text)["input_ids"])
+    assert (ours.eos_token_id, ours.pad_token_id) == (theirs.eos_token_id, theirs.pad_token_id)

@@ -1,0 +1,109 @@
+"""The xla backend byte for byte as numpy, subnormal scales and values included; what it leaves to others."""
+
+import itertools
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pipeline.errors import StageError, ValueRangeError
+from pipeline.tensors.matrices import Extremes
+from plugins.kernels.dequantize import Dequantize
+from tests.unit.kernels.test_number_formats import built, on, same, spread
+
+pytest.importorskip("jax")
+BF16 = ml_dtypes.bfloat16
+MX_NAMES = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
+
+
+def every_range(dtype):
+    rng = np.random.default_rng(0)
+    narrow = spread((64, 64), -4, 4, 1, dtype)
+    patterns = rng.integers(0, 1 << 32, (256, 64), np.uint32)
+    patterns[:64] &= 0x81FFFFFF  # near the bottom: subnormal values, scale byte 0
+    patterns[(patterns & 0x7F800000) == 0x7F800000] = 0
+    return np.concatenate([narrow, patterns.view(np.float32).astype(dtype), np.zeros((2, 64), dtype)])
+
+
+@pytest.mark.parametrize("name", MX_NAMES)
+@pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
+def test_xla_is_numpy(name, rule):
+    for (ties, zero), dtype in itertools.product(
+        [("even", None), ("zero", None), ("away", "positive"), ("down", None)], [BF16, np.float32]
+    ):
+        if name == "mxint8":
+            zero = None
+        method = built(name, scale_rule=rule, ties=ties, zero=zero, overflow="inf")
+        x = every_range(dtype)
+        x = x[np.isfinite(x.astype(np.float32)).all(axis=1)]
+        a, b = (on(method, k).encode(x) for k in ("numpy", "xla"))
+        same(a, b)
+        for to in ("F32", "BF16"):
+            assert on(method, "xla").decode(b, to).tobytes() == on(method, "numpy").decode(a, to).tobytes()
+
+
+REAL = {
+    "int8": {}, "int4": {"ties": "away"}, "int3": {"nonfinite": "poison"}, "fp8_e4m3": {}, "fp8_e5m2": {"ties": "down"},
+    "nvfp4": {}, "nvfp4, inverse": {"quotient": "reciprocal"}, "nvfp4 as torchao": {}, "nf4": {}, "nf4 twice": {},
+    "q8_0": {}, "q4_0": {}, "q4_1": {"nonfinite": "poison"}, "uint4 with a zero point": {"nonfinite": "poison"},
+    "uint8 a row, bf16": {}, "uint2": {}, "uint3 with a minimum": {}, "int8 a matrix": {}, "fp8 tiles": {},
+    "mxfp4 as ModelOpt": {}, "int4 in powers of two": {"ties": "up"},
+}  # fmt: skip
+
+
+def near_and_far(dtype, scale):
+    """Matrices of 9 rows of 192: ordinary values; every exponent that the scale can follow; zeros of both signs."""
+    rng = np.random.default_rng(2)
+    low, high = (-22, 12) if scale in ("f16", "e4m3") else (-126, 120)
+    far = rng.standard_normal((2, 9, 192)) * np.exp2(rng.integers(low, high, (2, 9, 1)).astype(float))
+    far[0, :, 0::2] *= np.exp2(rng.integers(-30, 1, (9, 96)).astype(float))
+    near = spread((2, 9, 192), -2, 3, 5, np.float32)
+    near[1, 2], near[1, 3] = 0, -0.0
+    near[1, 4, 1::2], near[1, 5] = 0, np.abs(near[1, 5])
+    near[1, 5, [7, 40, 41, 150]] = [0.0, -0.0, 0.0, -0.0]
+    near[0, 3] = np.round(near[0, 3] * 2) / 2
+    return np.concatenate([near, far]).astype(dtype)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_scales_are_numpys(name):
+    method = built(name, **REAL[name])
+    for dtype in (BF16, np.float32):
+        x = near_and_far(dtype, method.scale)
+        if method.nonfinite == "poison":
+            x[0, 1, 5], x[1, 2, 100], x[1, 5, 3] = np.nan, np.inf, -np.inf
+        (a, sa), (b, sb) = (on(method, k).encode(x, measure=True) for k in ("numpy", "xla"))
+        same(a, b)
+        assert sa.to_json() == sb.to_json()
+        near = type(a)(scheme=a.scheme, **{c: v if v.shape[0] != len(x) else v[:2] for c, v in a.components.items()})
+        if not a.scheme.whole_only:
+            for to in ("F32", "BF16"):
+                y, z = (on(method, k).decode(near, to) for k in ("xla", "numpy"))
+                assert np.array_equal(y.astype(np.float32), z.astype(np.float32), equal_nan=True)
+                assert np.array_equal(np.signbit(y[~np.isnan(z)]), np.signbit(z[~np.isnan(z)]))
+
+
+def test_part_of_a_matrix_is_coded_under_its_observed_extremes():
+    x = spread((3, 8, 128), dtype=np.float32)
+    for name in ("nvfp4", "int8 a matrix"):
+        method = on(built(name), "xla")
+        whole = method.encode(x)
+        part = method.encode(x[:, 4:], observed=Extremes.of(x))
+        assert np.array_equal(part.codes, whole.codes[:, 4:])
+
+
+def test_xla_refuses_by_name():
+    x = np.ones((2, 64), BF16)
+    with pytest.raises(StageError, match="neither searches nor rounds at random"):
+        on(built("int8", stochastic=True), "xla").encode(x)
+    q = built("int8").encode(np.full((2, 64), 1e-37, np.float32))
+    with pytest.raises(StageError, match="flushes values below"):
+        on(built("int8"), "xla").decode(q)
+    assert np.array_equal(Dequantize(("xla", "numpy"))(q, "F32"), built("int8").decode(q, "F32"))
+    with pytest.raises(StageError, match="not to F16"):
+        on(built("int8"), "xla").decode(q, "F16")
+    x[1, 3] = np.nan
+    for name in ("mxfp8_e4m3", "nvfp4"):
+        with pytest.raises(ValueRangeError, match="flat index 67"):
+            on(built(name), "xla").encode(x)
+    same(*(on(built("mxfp8_e4m3", nonfinite="poison"), k).encode(x) for k in ("xla", "numpy")))

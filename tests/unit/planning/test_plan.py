@@ -1,0 +1,314 @@
+"""Wiring by type and name, what is said when it does not fit, and the guard that keeps planning from reading."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.digest import InputFile
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.planning.budget import Budget
+from pipeline.planning.wiring import MemoryPlan, Plan, StageStore, make_plan, wire
+from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Work
+from pipeline.tensors.pieces import Piece
+from pipeline.tensors.views import MappedStore
+from tests.cases.memory_store import MemoryStore
+
+CTX = Context(Path("/nowhere"))
+
+
+@dataclass(frozen=True)
+class Source:
+    names: tuple[str, ...] = ("w",)
+    inputs: tuple[InputFile, ...] = ()
+
+    def run(self, ctx: Context) -> Checkpoint:
+        return Checkpoint(MemoryStore({n: np.zeros((2, 3), "f4") for n in self.names}), inputs=self.inputs)
+
+
+@dataclass(frozen=True)
+class View:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        return replace(checkpoint, store=MappedStore(checkpoint.store, Same()))
+
+
+@dataclass(frozen=True)
+class Same:
+    def spec(self, name: str, spec: Any) -> Any:
+        return spec
+
+    def apply(self, name: str, value: Any, index: Any) -> Any:
+        return value
+
+
+@dataclass(frozen=True)
+class Passes:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        return checkpoint
+
+
+@dataclass(frozen=True)
+class Compare:
+    def run(self, ctx: Context, before: Checkpoint, after: Checkpoint) -> "Verdict":
+        return Verdict()
+
+
+class Verdict:
+    pass
+
+
+class Finer(Verdict):
+    pass
+
+
+@dataclass(frozen=True)
+class GivesFiner:
+    def run(self, ctx: Context) -> Finer:
+        return Finer()
+
+
+@dataclass(frozen=True)
+class TakesVerdict:
+    def run(self, ctx: Context, verdict: Verdict) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Reads:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        checkpoint.store.read(next(iter(checkpoint.store.specs)))
+        return checkpoint
+
+
+@dataclass(frozen=True)
+class Raises:
+    why: Exception
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        raise self.why
+
+
+@dataclass
+class Computes:
+    """Eager: `plan` predicts, `run` would read."""
+
+    ran: list[str] = field(default_factory=list)
+
+    def plan(self, checkpoint: Checkpoint) -> Checkpoint:
+        return checkpoint
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        self.ran.append("run")
+        return checkpoint
+
+
+@dataclass(frozen=True)
+class Written:
+    n: int
+
+
+@dataclass(frozen=True)
+class WriteWork:
+    store: Any
+    chunks: Sequence[Chunk] = (Chunk((Piece("w", ()),), 24, 24, 100), Chunk((Piece("v", ()),), 24, 24, 70))
+    outputs: Sequence[OutputFile] = ()
+
+    def begin(self, *, fresh: bool) -> None: ...
+
+    def do(self, chunk: Chunk) -> str:
+        return ""
+
+    def digest(self, chunk: Chunk) -> str:
+        return ""
+
+    def finish(self) -> Written:
+        return Written(1)
+
+
+@dataclass(frozen=True)
+class Write:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Written]:
+        return WriteWork(checkpoint.store)
+
+
+@dataclass(frozen=True)
+class TakesWritten:
+    def run(self, ctx: Context, written: Written) -> None:
+        return None
+
+
+def edges(**stages: Any) -> Mapping[str, Mapping[str, str]]:
+    problems: list[Problem] = []
+    nodes = wire(stages, problems)
+    assert problems == []
+    return {name: node.inputs for name, node in nodes.items()}
+
+
+def wrong(**stages: Any) -> list[str]:
+    wire(stages, problems := [])  # type: ignore[var-annotated]
+    return [str(p) for p in problems]
+
+
+def planned(**stages: Any) -> Plan:
+    return make_plan(stages, CTX)
+
+
+def test_an_edge_comes_from_the_latest_stage_of_that_type() -> None:
+    assert edges(load=Source(), view=View(), again=View()) == {
+        "load": {},
+        "view": {"checkpoint": "load"},
+        "again": {"checkpoint": "view"},
+    }
+
+
+def test_a_parameter_named_like_a_stage_takes_that_stage() -> None:
+    found = edges(before=Source(), view=View(), after=View(), more=View(), compare=Compare())
+    assert found["compare"] == {"before": "before", "after": "after"}
+
+
+def test_a_name_whose_type_does_not_fit_is_not_taken() -> None:
+    """`verdict` names a stage that gives a checkpoint; the type decides."""
+    found = edges(finer=GivesFiner(), verdict=Source(), judge=TakesVerdict())
+    assert found["judge"] == {"verdict": "finer"}
+
+
+def test_a_subclass_fits_and_a_base_class_does_not() -> None:
+    assert edges(finer=GivesFiner(), judge=TakesVerdict())["judge"] == {"verdict": "finer"}
+
+    class NeedsFiner:
+        def run(self, ctx: Context, finer: Finer) -> None: ...
+
+    assert "run needs a Finer (finer), but before it" in wrong(a=Source(), b=View(), c=Compare(), d=NeedsFiner())[0]
+
+
+def test_work_gives_what_it_yields() -> None:
+    assert edges(load=Source(), write=Write(), then=TakesWritten())["then"] == {"written": "write"}
+
+
+def test_what_is_needed_and_what_there_is_are_said() -> None:
+    assert wrong(view=View()) == ["stages.view: run needs a Checkpoint (checkpoint), but before it: no stage before it"]
+    said = "stages.then: run needs a Written (written), but before it: load → Checkpoint, judge → Finer"
+    assert wrong(load=Source(), judge=GivesFiner(), then=TakesWritten()) == [said]
+
+
+def test_order_matters() -> None:
+    assert len(wrong(view=View(), load=Source())) == 1
+
+
+def test_a_parameter_without_annotation_is_a_problem() -> None:
+    class Vague:
+        def run(self, ctx, thing): ...  # type: ignore[no-untyped-def]
+
+    assert wrong(load=Source(), vague=Vague()) == ["stages.vague: parameter 'thing' of run has no type annotation"]
+
+
+def test_an_annotation_that_does_not_exist_is_a_problem() -> None:
+    class Foreign:
+        def run(self, ctx: Context, thing: "Nowhere") -> None: ...  # type: ignore[name-defined]  # noqa: F821
+
+    assert "Nowhere" in wrong(load=Source(), foreign=Foreign())[0]
+
+
+class NoContext:
+    def run(self) -> None: ...
+
+
+class Variadic:
+    def run(self, ctx: Context, *rest: Checkpoint) -> None: ...
+
+
+class KeywordOnly:
+    def run(self, ctx: Context, *, checkpoint: Checkpoint) -> None: ...
+
+
+@pytest.mark.parametrize("stage", [NoContext(), Variadic(), KeywordOnly()])
+def test_a_run_of_another_form_is_a_problem(stage: Any) -> None:
+    assert wrong(load=Source(), odd=stage) == [
+        "stages.odd: run takes ctx, and then one named parameter for every artefact"
+    ]
+
+
+def test_reading_while_planning_is_refused() -> None:
+    plan = planned(load=Source(), reads=Reads())
+    assert [str(p) for p in plan.problems] == [
+        "stages.reads: stage 'reads' reads 'w' in `run`; return a view, or define `plan` as well"
+    ]
+
+
+def test_a_planned_store_can_be_read_afterwards() -> None:
+    plan = planned(load=Source(), view=View())
+    assert plan.problems == []
+    store = plan.nodes["view"].result.store
+    assert isinstance(store, StageStore)
+    assert store.read("w").shape == (2, 3)
+
+
+def test_nothing_is_read_to_plan() -> None:
+    plan = planned(load=Source(), view=View(), write=Write())
+    inner = plan.nodes["load"].result.store.store
+    assert isinstance(inner, MemoryStore)
+    assert inner.reads == []
+
+
+def test_a_stage_that_passes_its_input_on_is_not_timed_twice() -> None:
+    plan = planned(load=Source(), passes=Passes())
+    assert plan.nodes["passes"].result.store is plan.nodes["load"].result.store
+
+
+def test_an_eager_stage_is_predicted_and_does_not_run() -> None:
+    computes = Computes()
+    plan = planned(load=Source(), computes=computes, view=View())
+    assert plan.problems == []
+    assert computes.ran == []
+    assert plan.nodes["computes"].computes
+    assert plan.nodes["view"].planned_again
+    assert not plan.nodes["load"].planned_again
+
+
+def test_problems_of_all_stages_are_collected_and_later_stages_still_plan() -> None:
+    plan = planned(
+        load=Source(),
+        one=Raises(ConfigError("first")),
+        two=Raises(PlanError([Problem("rules[0]", "second"), Problem("rules[1]", "third")])),
+        reads=Reads(),
+        three=Raises(SourceError("fourth")),
+    )
+    assert [str(p) for p in plan.problems] == [
+        "stages.one: first",
+        "rules[0]: second",
+        "rules[1]: third",
+        "stages.reads: stage 'reads' reads 'w' in `run`; return a view, or define `plan` as well",
+        "stages.three: fourth",
+    ]
+    assert [w.exit_code for w in plan.failures] == [2, 3, 6, 4]
+
+
+def test_the_same_problem_is_said_once() -> None:
+    why = PlanError([Problem("w", "is odd")])
+    assert len(planned(load=Source(), one=Raises(why), two=Raises(why)).problems) == 1
+
+
+def test_a_stage_without_its_input_is_left_out_in_silence() -> None:
+    """The wiring problem is said; nothing that follows from it is."""
+    plan = planned(load=Source(), then=TakesWritten())
+    assert [p.where for p in plan.problems] == ["stages.then"]
+
+
+def test_a_bug_in_a_stage_is_not_a_problem_of_the_plan() -> None:
+    with pytest.raises(ZeroDivisionError):
+        planned(load=Source(), bug=Raises(ZeroDivisionError()))
+
+
+def test_chunks_outputs_and_inputs_of_the_whole_plan() -> None:
+    file = InputFile(Path("/a"), 1, 2)
+    plan = planned(load=Source(inputs=(file,)), view=View(), write=Write())
+    assert plan.inputs == (file,)
+    assert list(plan.works) == ["write"]
+    assert len(plan.chunks) == 2
+
+
+def test_peak_memory() -> None:
+    assert MemoryPlan(base=100, task=7, tasks=3, budget=Budget(200, 200, "200 B")).peak == 121

@@ -1,0 +1,101 @@
+"""Values are rounded once, where they are written: packed and wide sources on the way to fp32, fp16 and codes."""
+
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+import pipeline
+from pipeline.stage import Context
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.stats import ErrorStats
+from pipeline.testing.memory import MemoryStore, checkpoint
+from plugins.formats.compressed_tensors.dialect import CompressedTensors
+from plugins.formats.safetensors.container import SafeTensors
+from plugins.kernels.dequantize import Dequantize
+from plugins.quant.blockwise import Blockwise
+from plugins.quant.none import Unquantized
+from stages.load import Load
+from stages.quantize import CodedStore, Quantize, Rule
+from tests.cases import toy_gpt_oss, toy_llama
+
+INT8 = Blockwise(element="int8", block_elems=0, scale="f32", scale_rule="amax")
+NAME = "model.layers.1.mlp.down_proj.weight"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A Llama in fp32, and what int8 makes of it: its scales are no bf16 numbers."""
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(0)
+    tensors = {n: a.astype(np.float32) for n, a in toy_llama.weights().items()}
+    tensors = {n: (a * (1 + rng.uniform(0, 1e-3, a.shape))).astype(np.float32) for n, a in tensors.items()}
+    toy_gpt_oss.write(folder / "wide", toy_gpt_oss.Toy(toy_llama.CONFIG, tensors, {}))
+    convert(folder / "wide", folder / "packed", "quant=int8", "export=compressed_tensors")
+    return {"wide": folder / "wide", "packed": folder / "packed"}
+
+
+def convert(source: Path, target: Path, *more: str) -> Any:
+    how = (f"model.source={source}", f"export.path={target}", f"paths.run={target}-run", "flow=convert")
+    return pipeline.run(["+model=llama", *how, *more])
+
+
+def exact(source: Path) -> dict[str, Any]:
+    """Every tensor as float32, decoded by the definition where it is packed."""
+    loaded = Load(str(source), (SafeTensors(),), (CompressedTensors(),)).run(Context(source)).store
+    values = {n: loaded.read(n) for n in loaded.specs}
+    assert isinstance(values[NAME], QTensor)
+    return {n: Dequantize(("reference",))(v, "F32") if isinstance(v, QTensor) else v for n, v in values.items()}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
+@pytest.mark.parametrize("kind", ["packed", "wide"])
+def test_exports_of_values(sources: dict[str, Path], tmp_path: Path, kind: str, dtype: str) -> None:
+    convert(sources[kind], tmp_path / "out", "quant=none", f"export.dtype={dtype}")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    want = exact(sources["packed"]) if kind == "packed" else load_file(sources["wide"] / "model.safetensors")
+    to: Any = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}[dtype]
+    assert found.keys() == want.keys()
+    for name, value in want.items():
+        assert found[name].tobytes() == value.astype(to).tobytes(), name
+    if dtype == "fp32":
+        assert any((v != v.astype(ml_dtypes.bfloat16).astype(np.float32)).any() for v in found.values())
+
+
+def test_what_is_not_asked_for_wider_is_bf16(sources: dict[str, Path], tmp_path: Path) -> None:
+    convert(sources["packed"], tmp_path / "out", "quant=none")
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert found[NAME].tobytes() == exact(sources["packed"])[NAME].astype(ml_dtypes.bfloat16).tobytes()
+
+
+@pytest.mark.parametrize("shared", [1, 0], ids=["a scale a row", "a scale a matrix"])
+def test_codes_made_again_and_their_errors_are_of_the_exact_values(
+    monkeypatch: pytest.MonkeyPatch, shared: int
+) -> None:
+    rng = np.random.default_rng(1)
+    q = INT8.encode(rng.standard_normal((96, 64)).astype(np.float32))
+    values = INT8.decode(q, "F32")
+    method = Blockwise(element="e4m3", block_elems=0, block_rows=shared, scale="f32", scale_rule="amax")
+    stage = Quantize(method, (Rule(match="*"),), allow_requantize=True)
+    store: Any = stage.run(Context(Path()), checkpoint({"w": q})).store
+    want, stats = method.encode(values, measure=True)
+    said: list[ErrorStats] = []
+    monkeypatch.setattr("stages.quantize.meter.error", lambda name, stats: said.append(stats))
+    store.read("w")
+    assert said == [stats]
+    assert said[0].max_abs == ErrorStats.between(values, method.decode(want, "F32")).max_abs
+    for rows in (slice(0, 96), slice(32, 64)):  # a piece asks for the extremes of the whole
+        got = store.read("w", (rows,))
+        assert np.array_equal(got.codes, want.codes[rows])
+    assert not np.array_equal(want.codes, method.encode(values.astype(ml_dtypes.bfloat16)).codes)
+
+
+def test_the_stage_says_what_it_gives() -> None:
+    q = INT8.encode(np.ones((8, 64), np.float32))
+    for plain, dtype in (("bf16", "BF16"), ("keep", "F32")):
+        store = CodedStore(MemoryStore({"w": q}), {"w": Unquantized()}, False, plain)  # type: ignore[arg-type]
+        assert store.specs["w"].dtype == dtype
+        assert store.read("w", (slice(2, 4),)).dtype == np.dtype(dtype.replace("F32", "f4").replace("BF16", "bfloat16"))
