@@ -25,9 +25,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline import redact, terminal
 from pipeline.config.compose import plugin_folder, plugins
-from pipeline.config.overrides import with_model
 from pipeline.errors import StageError, StorageError, WeightmillError
 from pipeline.places import hindrance
+from pipeline.planning.model_choice import with_model
 from pipeline.reporting import console
 
 FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder: Hydra the first of them

@@ -19,9 +19,10 @@ from omegaconf import DictConfig
 
 from pipeline import terminal
 from pipeline.config.compose import CONF, load_run, register, unresolved
-from pipeline.config.overrides import as_typed, with_model
+from pipeline.config.overrides import as_typed
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.planning.memory import plan_run
+from pipeline.planning.model_choice import with_model
 from pipeline.reporting import console
 from pipeline.running import stopping
 from pipeline.running.runner import execute, obstacles_ahead

@@ -111,7 +111,8 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
 
     from pipeline.config.compose import CONF, load_run, register, search_override
     from pipeline.config.explain import explain
-    from pipeline.config.overrides import as_typed, with_model
+    from pipeline.config.overrides import as_typed
+    from pipeline.planning.model_choice import with_model
 
     register()
     folder = Path(config_dir).absolute() if config_dir else None
@@ -129,3 +130,23 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
         finally:
             HydraConfig.instance().cfg = None
         yield config, overrides
+
+
+def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> "RunConfig":
+    """The run that a command line with `overrides` describes, for tests and notebooks.
+
+    Raises:
+        PlanError: every problem of every node.
+        HydraException: an override that does not compose.
+    """
+    from hydra import compose, initialize_config_dir
+
+    from pipeline.config.compose import CONF, load_run, register, search_override
+    from pipeline.config.overrides import as_typed
+    from pipeline.planning.model_choice import with_model
+
+    register()
+    search = search_override(config_dir.absolute() if config_dir else None)
+    settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.reporting.manifest import group_of
 from pipeline.stage import Checkpoint, Context, Footprint
+from pipeline.tensors.spec import group_of
 from pipeline.units import show_bytes
 
 

@@ -99,7 +99,7 @@ class Load:
         """
         if not self.model_types or kind is None or kind in self.model_types:
             return
-        from pipeline.config.overrides import model_types
+        from pipeline.config.model_types import model_types
 
         right = f"no option is for that, and model.model_types=[{kind}] applies the chosen one's rules to it"
         if option := model_types().get(str(kind)):

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, Node, OmegaConf
@@ -28,22 +27,6 @@ from pipeline.prompts import continued
 
 ENTRY_POINTS = "weightmill.plugins"
 CONF = Path(__file__).parents[2] / "conf"
-
-
-def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> RunConfig:
-    """The run that a command line with `overrides` describes, for tests and notebooks.
-
-    Raises:
-        PlanError: every problem of every node.
-        HydraException: an override that does not compose.
-    """
-    from pipeline.config.overrides import as_typed, with_model
-
-    register()
-    search = search_override(config_dir.absolute() if config_dir else None)
-    settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))
 
 
 def search_override(config_dir: Path | None) -> list[str]:
@@ -139,8 +122,6 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             tree[key] = OmegaConf.to_container(value, resolve=True, throw_on_missing=True) if is_node else value
         except OmegaConfBaseException as why:
             if "model" not in cfg and "'model" in str(why):
-                from pipeline.config.overrides import no_model
-
                 problems.append(Problem("model", no_model()))
             elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
                 name = getattr(why, "full_key", None) or key
@@ -258,3 +239,14 @@ def options(group: str) -> list[str]:
     if GlobalHydra.instance().is_initialized():
         found |= set(GlobalHydra.instance().config_loader().get_group_options(group))
     return sorted(found)
+
+
+def no_model() -> str:
+    """What to do about a run without a model."""
+    where = "model.source=DIR, FILE.gguf or hf://owner/name says which by itself, model=NAME chooses one"
+    return f"no model chosen; {where}{did_you_mean('', options('model'), 40)}"
+
+
+def option_folders(config_dir: Path | None) -> list[Path]:
+    guests = [config_dir or extend.folder(), *map(plugin_folder, plugins())]
+    return [CONF, *(folder for folder in guests if folder)]

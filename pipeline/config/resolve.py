@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import moved
 from pipeline.errors import Problem, WeightmillError, did_you_mean
 
 OWN_PACKAGES = ("stages", "plugins")
@@ -59,6 +60,8 @@ class Resolver:
         if not isinstance(target, str) or target.partition(".")[0] not in self.packages:
             hint = did_you_mean(str(target).partition(".")[0], self.packages)
             return self.note(where, f"{target!r} is outside the packages a config may name{hint}")
+        if target in moved.TARGETS:
+            return self.note(where, f"{target!r} is now {moved.TARGETS[target]!r}")
         module_name, _, name = target.rpartition(".")
         if not module_name or "" in target.split("."):
             return self.note(where, f"{target!r} is not the dotted name of a class, such as stages.load.Load")
@@ -81,7 +84,9 @@ class Resolver:
         before = len(self.problems)
         for key in values:
             if key not in fields:
-                self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{did_you_mean(str(key), fields)}")
+                now = moved.FIELDS.get((f"{cls.__module__}.{cls.__qualname__}", str(key)))
+                hint = f"; it is now {now!r}" if now else did_you_mean(str(key), fields)
+                self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{hint}")
         given = {k: self._value(v, hints[k], f"{where}.{k}") for k, v in values.items() if k in fields}
         for name, f in fields.items():
             required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING

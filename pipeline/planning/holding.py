@@ -6,9 +6,8 @@ from typing import Literal
 
 from pipeline.errors import PlanError, Problem, WeightmillError
 from pipeline.formats import Container, Dialect
-from pipeline.reporting.manifest import group_of
 from pipeline.tensors.binding import Binding
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import TensorSpec, group_of
 
 MOST_REASONS = 6
 

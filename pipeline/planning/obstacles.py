@@ -12,8 +12,7 @@ from typing import Any
 
 from pipeline.errors import Problem
 from pipeline.places import hindrance, named, within
-from pipeline.planning.wiring import Plan
-from pipeline.running.tasks import chunk_key
+from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.stage import Checkpoint
 
 RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pipeline import meter
-from pipeline.digest import InputFile
+from pipeline.digest import InputFile, identity
 from pipeline.errors import PlanError, Problem, StageError, WeightmillError
 from pipeline.planning.budget import Budget
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
@@ -236,3 +236,8 @@ def _fits(given: Any, wanted: Any) -> bool:
 
 def _show(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
+
+
+def chunk_key(run_id: str, name: str, chunk: Chunk) -> str:
+    """The hash of the run's identity and the chunk, so that a journal line of another run never matches."""
+    return f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"

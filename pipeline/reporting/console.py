@@ -48,7 +48,7 @@ def error(why: Exception) -> None:
 
 def _grouped(why: PlanError) -> list[str]:
     """Problems a line each; what is wrong with the same tensor of many layers in the same way is one line."""
-    from pipeline.reporting.manifest import group_of
+    from pipeline.tensors.spec import group_of
 
     groups: dict[tuple[str, str], list[str]] = {}
     for problem in why.problems:
@@ -188,8 +188,9 @@ def _figures(result: Any) -> dict[str, str]:
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.engine import grouped
-    from pipeline.reporting.manifest import chosen, group_of, ignored_table, left_out
+    from pipeline.reporting.manifest import chosen, ignored_table, left_out
     from pipeline.stage import Checkpoint, Footprint
+    from pipeline.tensors.spec import group_of
 
     stages: list[Sequence[str]] = []
     for node in plan.nodes.values():

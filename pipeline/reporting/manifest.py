@@ -23,7 +23,7 @@ from pipeline.files import write_json
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, Exported
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe, table
 from pipeline.units import show_bytes
@@ -109,11 +109,6 @@ def nbytes_of(result: Any) -> int:
 
 def stats_of(row: Mapping[str, Any]) -> ErrorStats:
     return ErrorStats(row["count"], row["max_abs"], row["sq_error"], row["sq_signal"])
-
-
-def group_of(tensor: str) -> str:
-    """`model.layers.3.mlp.experts.gate_up_proj` → `model.layers.*.mlp.experts.gate_up_proj`."""
-    return re.sub(r"(?<=\.)\d+(?=\.)", "*", tensor)
 
 
 def versions() -> dict[str, str]:

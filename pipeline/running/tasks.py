@@ -11,15 +11,10 @@ from typing import Any
 from pipeline import meter
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
-from pipeline.planning.wiring import Node, Plan, timed
+from pipeline.planning.wiring import Node, Plan, chunk_key, timed
 from pipeline.running.graph import Ref, Task
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
 from pipeline.tensors.spec import TensorSpec
-
-
-def chunk_key(run_id: str, name: str, chunk: Chunk) -> str:
-    """The hash of the run's identity and the chunk, so that a journal line of another run never matches."""
-    return f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"
 
 
 def build_tasks(

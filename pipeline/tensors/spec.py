@@ -1,6 +1,7 @@
 """What is known of a tensor before any of its bytes is read."""
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -90,3 +91,8 @@ class TensorSpec:
             "tensor" if (s.block_elems, rows) == (0, 0) else f"{columns}" if rows == 1 else f"{rows or 'all'}x{columns}"
         )
         return "/".join(filter(None, (s.element, block, s.scale, s.zero and f"zero:{s.zero}", s.second)))
+
+
+def group_of(tensor: str) -> str:
+    """`model.layers.3.mlp.experts.gate_up_proj` → `model.layers.*.mlp.experts.gate_up_proj`."""
+    return re.sub(r"(?<=\.)\d+(?=\.)", "*", tensor)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.api import compose_run
 from pipeline.config import extend
-from pipeline.config.compose import compose_run
 from pipeline.planning.wiring import Plan, make_plan
 from pipeline.running.tasks import do_chunk, run_stage
 from pipeline.stage import Checkpoint, Context, Work

@@ -10,7 +10,7 @@ from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.encodings import ENCODINGS
 from plugins.tokenizers.load import LOOKED_FOR, Kind, load_tokenizer, outside
 from plugins.tokenizers.ranks import VARIABLES
-from plugins.tokenizers.settings import Settings
+from plugins.tokenizers.settings import TokenizerSettings
 from plugins.tokenizers.tokenizer import Tokenizer
 
 
@@ -65,7 +65,7 @@ class Auto:
         Raises:
             SourceError: they say something else than ids.
         """
-        return Settings.read(Companions(checkpoint.files, checkpoint.origin), checkpoint.config).ends
+        return TokenizerSettings.read(Companions(checkpoint.files, checkpoint.origin), checkpoint.config).ends
 
     def _files(self, checkpoint: Checkpoint) -> bool:
         kinds = tuple(LOOKED_FOR) if self.kind == "auto" else (self.kind,)

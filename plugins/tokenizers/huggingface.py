@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.errors import SourceError
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.patience import has_pattern, no_panic, patiently
-from plugins.tokenizers.settings import MOST_IDS, Settings
+from plugins.tokenizers.settings import MOST_IDS, TokenizerSettings
 from plugins.tokenizers.streams import ByteStream, WindowStream
 from plugins.tokenizers.tokenizer import Stream
 
@@ -19,7 +19,7 @@ BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 LOCAL = ("Metaspace", "ByteFallback", "Fuse", "Strip", "Replace", "WordPiece", "BPEDecoder")
 
 
-class HuggingFace:
+class HuggingFaceTokenizer:
     """See `loaded.Backend`.
 
     What is put around a text is tokenizer.json's to say: as in transformers 5, `add_bos_token` means nothing here.
@@ -28,7 +28,7 @@ class HuggingFace:
     bos: int | None = None  # tokenizer.json names no token's purpose
     ends: tuple[int, ...] = ()
 
-    def __init__(self, files: Companions, settings: Settings):
+    def __init__(self, files: Companions, settings: TokenizerSettings):
         """
         Raises:
             SourceError: tokenizer.json is malformed, or does not agree with tokenizer_config.json.
@@ -58,7 +58,7 @@ class HuggingFace:
         self._decoders = _flat(decoder := files.json(FILE).get("decoder"), self._where)
         self._decodes_by_pattern = has_pattern(decoder)
 
-    def _add(self, settings: Settings) -> None:
+    def _add(self, settings: TokenizerSettings) -> None:
         """Tokens that only tokenizer_config.json knows; and special ones that the vocabulary has otherwise."""
         from tokenizers import AddedToken
 

@@ -11,7 +11,7 @@ from plugins.tokenizers.chat_harmony import HarmonyChat
 from plugins.tokenizers.companions import Companions
 from plugins.tokenizers.loaded import Backend, Chat, Loaded
 from plugins.tokenizers.sentencepieces import SentencePiece
-from plugins.tokenizers.settings import Settings
+from plugins.tokenizers.settings import TokenizerSettings
 from plugins.tokenizers.tokenizer import Tokenizer
 
 Kind = Literal["auto", "tokenizers", "tiktoken", "sentencepiece"]
@@ -53,7 +53,7 @@ def load_tokenizer(
     if kind not in get_args(Kind):
         raise ConfigError(f"tokenizer.kind={kind!r}: no such kind{did_you_mean(kind, get_args(Kind))}")
     found = Companions(files, origin)
-    settings = Settings.read(found, config)
+    settings = TokenizerSettings.read(found, config)
     backend = _backend(found, config, settings, kind, encoding, vocabulary)
     bos = settings.bos(backend.id_of)
     if bos is None and "bos_token" not in settings.about and settings.begins is None:
@@ -80,7 +80,7 @@ def outside(
 def _backend(
     files: Companions,
     config: Mapping[str, Any],
-    settings: Settings,
+    settings: TokenizerSettings,
     kind: Kind,
     encoding: str | None,
     vocabulary: str | None,
@@ -89,7 +89,7 @@ def _backend(
     for one in kinds:
         for name in files.match(LOOKED_FOR[one]):
             if one == "tokenizers":
-                return huggingface.HuggingFace(files, settings)
+                return huggingface.HuggingFaceTokenizer(files, settings)
             if name == ranks.TEKKEN:
                 return ranks.from_tekken(files, settings)
             if one == "tiktoken" and ranks.is_ranks(files.read(name)[:512]):

@@ -27,7 +27,7 @@ from plugins.tokenizers.encodings import (
     Encoding,
 )
 from plugins.tokenizers.patience import no_panic, patiently
-from plugins.tokenizers.settings import Settings, is_id
+from plugins.tokenizers.settings import TokenizerSettings, is_id
 from plugins.tokenizers.streams import ByteStream
 from plugins.tokenizers.tokenizer import Stream
 
@@ -47,7 +47,7 @@ def is_ranks(head: bytes) -> bool:
 class Ranks:
     """See `loaded.Backend`."""
 
-    def __init__(self, name: str, where: str, ranks: Mapping[bytes, int], known: Encoding, settings: Settings):
+    def __init__(self, name: str, where: str, ranks: Mapping[bytes, int], known: Encoding, settings: TokenizerSettings):
         """
         Args:
             name: for people.
@@ -108,7 +108,7 @@ class Ranks:
         return b"" if skip_special and token in self.special else self._bytes.get(token, b"")
 
 
-def from_lines(files: Companions, name: str, settings: Settings, encoding: str | None) -> Ranks:
+def from_lines(files: Companions, name: str, settings: TokenizerSettings, encoding: str | None) -> Ranks:
     """Lines of base64 and rank.
 
     Args:
@@ -122,7 +122,7 @@ def from_lines(files: Companions, name: str, settings: Settings, encoding: str |
     return _ranks(where, files.read(name), settings, encoding)
 
 
-def harmony(settings: Settings, vocabulary: str | None, looked_for: str) -> Ranks:
+def harmony(settings: TokenizerSettings, vocabulary: str | None, looked_for: str) -> Ranks:
     """o200k_harmony from the folder `vocabulary`, or from that of the first of `VARIABLES` that is set.
 
     Raises:
@@ -157,7 +157,7 @@ def _harmony_folder(vocabulary: str | None) -> tuple[str, Path] | None:
     return next(((n, Path(os.path.expanduser(f))) for n, f in given if f), None)
 
 
-def _ranks(where: str, raw: bytes, settings: Settings, encoding: str | None) -> Ranks:
+def _ranks(where: str, raw: bytes, settings: TokenizerSettings, encoding: str | None) -> Ranks:
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(raw.splitlines(), 1):
         if not line:
@@ -207,7 +207,7 @@ def _moved(known: Encoding, ranks: int) -> Encoding:
     return Encoding(known.pattern, ranks, special, known.bos, known.adds_bos, known.ends)
 
 
-def from_tekken(files: Companions, settings: Settings) -> Ranks:
+def from_tekken(files: Companions, settings: TokenizerSettings) -> Ranks:
     """Mistral's tekken.json (mistral-common, tokens/tokenizers/tekken.py): special tokens first, then as many of the
     byte strings as fit into `default_vocab_size`.
 

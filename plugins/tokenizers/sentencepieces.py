@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from pipeline.errors import SourceError
 from plugins.tokenizers.companions import Companions
-from plugins.tokenizers.settings import Added, Settings
+from plugins.tokenizers.settings import Added, TokenizerSettings
 from plugins.tokenizers.tokenizer import Stream
 
 SPACE = "▁"  # U+2581
@@ -24,7 +24,7 @@ class SentencePiece:
 
     ends: tuple[int, ...]
 
-    def __init__(self, files: Companions, name: str, settings: Settings):
+    def __init__(self, files: Companions, name: str, settings: TokenizerSettings):
         """
         Raises:
             SourceError: not a sentencepiece model, or tokenizer_config.json numbers its tokens otherwise.
@@ -70,7 +70,7 @@ class SentencePiece:
         self._before = [bos] if bos is not None and add_bos is not False else []
         self._after = [eos] if eos is not None and add_eos else []
 
-    def _own(self, added: Added, where: str, settings: Settings) -> bool:
+    def _own(self, added: Added, where: str, settings: TokenizerSettings) -> bool:
         """Whether an added token is one of the model's own, said again."""
         if added.id is None or added.id >= len(self._pieces):
             return False

@@ -44,7 +44,7 @@ class Added:
 
 
 @dataclass(frozen=True)
-class Settings:
+class TokenizerSettings:
     """What the files say.
 
     Attributes:
@@ -66,7 +66,7 @@ class Settings:
     where: str
 
     @classmethod
-    def read(cls, files: Companions, config: Mapping[str, Any]) -> "Settings":
+    def read(cls, files: Companions, config: Mapping[str, Any]) -> "TokenizerSettings":
         """Raises SourceError if a file says something of the wrong type."""
         where = files.where(CONFIG) if CONFIG in files else f"{files.origin or 'the checkpoint'} (no {CONFIG})"
         about, older = files.json(CONFIG), files.json(MAP)

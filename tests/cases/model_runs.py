@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.config.resolve import Resolver
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint

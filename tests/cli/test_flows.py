@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import pipeline as weightmill
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.errors import ConfigError, PlanError, SourceError
 from pipeline.planning.memory import plan_run
 from pipeline.running import held

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pipeline import __main__ as command_line
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.planning.memory import plan_run
 from pipeline.running.target import MARKER
 from tests.cases import toy_gpt_oss, toy_llama

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 
 from pipeline.running.target import MARKER
 from pipeline.stage import Context
-from plugins.formats.gguf.file import Gguf as GgufFile
-from plugins.formats.gguf.model import Gguf
+from plugins.formats.gguf.file import GgufContainer as GgufFile
+from plugins.formats.gguf.model import GgufDialect
 from stages.load import Load
 from tests.cases import toy_llama
 from tests.cli.run import MAIN, pipeline
@@ -60,7 +60,10 @@ def test_other_files_of_its_folder_are_other_models(written, tmp_path):
     for name in ("tokenizer.model.v1", "o200k_base.tiktoken", "config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
     source = Load(
-        str(shutil.copy(written / "model.gguf", tmp_path / "one.gguf")), (GgufFile(),), (Gguf(),), ("*.json", "*")
+        str(shutil.copy(written / "model.gguf", tmp_path / "one.gguf")),
+        (GgufFile(),),
+        (GgufDialect(),),
+        ("*.json", "*"),
     )
     found = source.run(Context(tmp_path))
     assert [p.path.name for p in found.inputs] == ["one.gguf"]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api import run as pipeline_run
-from pipeline.config.overrides import model_option
+from pipeline.planning.model_choice import model_option
 from tests.cases import runs
 from tests.cases.hub_server import HubServer, Repo, files_of, serving
 from tests.cli.run import pipeline

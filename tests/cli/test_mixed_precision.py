@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.errors import PlanError
 from pipeline.planning.memory import plan_run
 from pipeline.tensors.spec import TensorSpec

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.formats import Container, Layout
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.container import ContainerContract
-from plugins.formats.gguf.file import Gguf
+from plugins.formats.gguf.file import GgufContainer
 from plugins.formats.npy.container import Npy
 from plugins.formats.safetensors.container import SafeTensors
 
@@ -23,7 +23,7 @@ class TestNpy(ContainerContract):
 
 
 @dataclass(frozen=True)
-class TypedGguf(Gguf):
+class TypedGguf(GgufContainer):
     """With the metadata that a dialect would give."""
 
     def layout(

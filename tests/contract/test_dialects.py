@@ -11,8 +11,8 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.dialect import DialectContract
 from pipeline.testing.memory import example
-from plugins.formats.gguf.model import Gguf
-from plugins.formats.gpt_oss.dialect import HuggingFace, Original
+from plugins.formats.gguf.model import GgufDialect
+from plugins.formats.gpt_oss.dialect import GptOss, Original
 from plugins.formats.safetensors.plain import Plain
 from tests.cases import toy_gpt_oss, toy_llama
 
@@ -21,7 +21,7 @@ class TestHuggingFace(DialectContract):
     experts: toy_gpt_oss.Experts = "bf16"
 
     def dialect(self) -> Dialect:
-        return HuggingFace()
+        return GptOss()
 
     def tensors(self) -> Mapping[str, Any]:
         logical = toy_gpt_oss.make("hf", self.experts).logical
@@ -59,7 +59,7 @@ class TestPlain(DialectContract):
 
 class TestGgufLlama(DialectContract):
     def dialect(self) -> Dialect:
-        return Gguf()
+        return GgufDialect()
 
     def tensors(self) -> Mapping[str, Any]:
         return toy_llama.weights()

@@ -13,13 +13,13 @@ from pipeline.config.resolve import Resolver
 from pipeline.errors import WeightmillError
 from pipeline.stage import Checkpoint, Context
 from plugins.formats.gguf.archs import ARCHS
-from plugins.formats.gguf.model import Gguf
+from plugins.formats.gguf.model import GgufDialect
 from plugins.formats.gpt_oss.dialect import Original
-from plugins.formats.safetensors.hugging_face import HuggingFace
+from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from stages.export import _taken
 from stages.load import Load
 
-WRITERS = (HuggingFace(), Original(), Gguf(), Gguf(pre="gpt-4o"))
+WRITERS = (HuggingFaceDialect(), Original(), GgufDialect(), GgufDialect(pre="gpt-4o"))
 NUMBERS = {
     "num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8, "vocab_size": 40, "max_position_embeddings": 64, "rms_norm_eps": 1e-5,

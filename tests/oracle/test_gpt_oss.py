@@ -19,7 +19,7 @@ import pytest
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.views import JoinedStore
-from plugins.formats.gpt_oss.dialect import HuggingFace, Original
+from plugins.formats.gpt_oss.dialect import GptOss, Original
 from plugins.formats.safetensors.plain import Plain
 from tests.cases import toy_gpt_oss as toys
 from tests.cases.memory_store import MemoryStore, spec_of, write_all
@@ -37,7 +37,7 @@ TOKENS = [[5, 258, 0, 17, 99, 100, 3, 3, 42, 7, 11, 200]]
 def write(folder: Path, dialect: Any, toy: toys.Toy) -> Path:
     """`toy` (Hugging Face naming) → our logical tensors → `dialect`'s leaves, in a folder written by safetensors."""
     specs = {n: spec_of(a) for n, a in toy.leaves.items()}
-    store = JoinedStore(MemoryStore(toy.leaves), HuggingFace().decode(specs, toy.config))
+    store = JoinedStore(MemoryStore(toy.leaves), GptOss().decode(specs, toy.config))
     binding = dialect.encode(store.specs, store.binding.config)
     toys.write(folder, toys.Toy(dict(binding.config), write_all(binding, store.read), toy.logical))
     for name, content in binding.files.items():
@@ -87,7 +87,7 @@ def assert_loaded(model: Any, toy: toys.Toy) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_transformers_loads_what_we_write(tmp_path: Path, hf_model: Any, kind: str, v4: bool) -> None:
     toy = toys.make(**KINDS[kind], v4=v4)
-    model = hf_model(write(tmp_path / "hf", HuggingFace(), toy))
+    model = hf_model(write(tmp_path / "hf", GptOss(), toy))
     assert_loaded(model, toy)
     assert model.config.rope_parameters["rope_theta"] == 10000.0
     assert model.config.rope_parameters["factor"] == toys.FACTOR
@@ -112,7 +112,7 @@ def test_modules_to_not_convert_means_what_we_think() -> None:
     specs = {
         n: spec_of(QTensor(v[0], v[1], MXFP4)) if isinstance(v, tuple) else spec_of(v) for n, v in toy.logical.items()
     }
-    skipped = HuggingFace().encode(specs, toy.config).config["quantization_config"]["modules_to_not_convert"]
+    skipped = GptOss().encode(specs, toy.config).config["quantization_config"]["modules_to_not_convert"]
     converted = [n for n in range(12) if utils.should_convert_module(f"model.layers.{n}.mlp.experts", skipped)]
     assert converted == [0, *range(2, 12)]
 
@@ -144,7 +144,7 @@ def test_both_programs_compute_the_same_logits(tmp_path: Path, hf_model: Any, gp
     import torch
 
     toy = toys.make(experts="mxfp4")
-    hf = hf_model(write(tmp_path / "hf", HuggingFace(), toy)).float().eval()
+    hf = hf_model(write(tmp_path / "hf", GptOss(), toy)).float().eval()
     original = gpt_oss_model.Transformer.from_checkpoint(
         str(write(tmp_path / "o", Original(), toy)), device="cpu"
     ).float()

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 from safetensors.numpy import load_file, save_file
 
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.config.spine import RunConfig
 from pipeline.errors import WeightmillError
 from pipeline.events import Events

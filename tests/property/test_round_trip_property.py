@@ -24,10 +24,10 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.testing.memory import same, spec_of
 from plugins.formats.bitsandbytes.dialect import BitsAndBytes
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
-from plugins.formats.gguf.file import Gguf as GgufFile
-from plugins.formats.gguf.model import Gguf
+from plugins.formats.gguf.file import GgufContainer as GgufFile
+from plugins.formats.gguf.model import GgufDialect
 from plugins.formats.gguf.types import SCHEMES
-from plugins.formats.gpt_oss.dialect import HuggingFace, Original
+from plugins.formats.gpt_oss.dialect import GptOss, Original
 from plugins.formats.modelopt.dialect import ModelOpt
 from plugins.formats.npy.container import Npy
 from plugins.formats.orbax.container import Orbax
@@ -54,10 +54,10 @@ class Form:
 
 
 FORMS = {
-    "hf": Form(HuggingFace(), SafeTensors()),
+    "hf": Form(GptOss(), SafeTensors()),
     "original": Form(Original(), SafeTensors()),
     "compressed-tensors": Form(CompressedTensors(), SafeTensors()),
-    "gguf": Form(Gguf(), GgufFile(), widens=True),
+    "gguf": Form(GgufDialect(), GgufFile(), widens=True),
     "orbax": Form(Pytree(), Orbax(chunk_nbytes=1 << 12)),
     "bitsandbytes": Form(BitsAndBytes(), SafeTensors()),
     "modelopt": Form(ModelOpt(), SafeTensors()),

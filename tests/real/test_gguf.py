@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
-from plugins.formats.gguf.file import Gguf as Container
-from plugins.formats.gguf.model import Gguf as Dialect
+from plugins.formats.gguf.file import GgufContainer as Container
+from plugins.formats.gguf.model import GgufDialect as Dialect
 from stages.load import Load
 from tests.cli.run import pipeline
 from tests.oracles.blocks_by_hand import dequantize

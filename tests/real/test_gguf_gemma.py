@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
-from plugins.formats.gguf.file import Gguf as Container
-from plugins.formats.gguf.model import Gguf as Dialect
+from plugins.formats.gguf.file import GgufContainer as Container
+from plugins.formats.gguf.model import GgufDialect as Dialect
 from plugins.kernels.cast import Cast
 from plugins.kernels.dequantize import Dequantize
 from stages.load import Load

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.stage import Context
-from plugins.formats.gguf.file import Gguf as Container
-from plugins.formats.gguf.model import Gguf as Dialect
+from plugins.formats.gguf.file import GgufContainer as Container
+from plugins.formats.gguf.model import GgufDialect as Dialect
 from plugins.tokenizers.auto import Auto
 from plugins.tokenizers.load import load_tokenizer
 from stages.load import Load

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import redact
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.config.names import run_name
 from pipeline.errors import PlanError, SourceError
 from pipeline.planning.memory import recipes

@@ -39,7 +39,7 @@ class GgufLeaves(FileLeaves):
 
 
 @dataclass(frozen=True)
-class Gguf(InPlace):
+class GgufContainer(InPlace):
     """A `pipeline.formats.Container`.
 
     Attributes:

@@ -35,7 +35,7 @@ IGNORED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gguf:
+class GgufDialect:
     """One dialect for all architectures of `gguf_table`; the file, or config.json, says which.
 
     Attributes:

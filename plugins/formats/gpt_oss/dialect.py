@@ -30,7 +30,7 @@ NOT_CONVERTED = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model
 
 
 @dataclass(frozen=True, slots=True)
-class HuggingFace:
+class GptOss:
     """Names of `GptOssForCausalLM`; experts plain and transposed, or MXFP4 as `_blocks` and `_scales`."""
 
     companions: ClassVar[tuple[str, ...]] = ()

@@ -4,7 +4,7 @@ What is written here lies raw in files of its own, one an array (`orbax_zarr`), 
 in place; Orbax restores it as it restores its own. What Orbax saved, compressed and in a database, is read through
 tensorstore (`orbax_store`). Names are key paths joined by dots. A tree as `weightmill` means it is flat: `{tensor name:
 array or QTensor}`; which of the arrays are QTensors, and in which scheme, is in the checkpoint's `custom_metadata`,
-where the dialect puts it (`dialects.pytree`).
+where the dialect puts it (`pytree`).
 """
 
 import json

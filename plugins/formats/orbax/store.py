@@ -6,7 +6,6 @@ takes the memory of all of it.
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import numpy as np
 
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.files import opened
+from pipeline.planning.budget import limits
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.store import Index, normalize
 from plugins.formats.common.filestore import Stamp
@@ -106,7 +106,7 @@ def open_stored(
         folder, {}, "zarr3" if tree.zarr3 else "zarr", ocdbt, tree.complete, stamps, metadata, described
     )
     keys = _keys(found)
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory, whose = min(limits())  # a library that cannot have more ends the process
     specs: dict[str, TensorSpec] = {}
     for name, opening in [(name, _opening(found, name)) for name in names]:
         try:
@@ -122,7 +122,7 @@ def open_stored(
             raise SourceError(f"{folder}: tensor {name!r}: {text}")
         decoded = math.prod(stored.chunk_layout.read_chunk.shape or ()) * stored.dtype.numpy_dtype.itemsize
         if decoded > memory:
-            text = f"its chunks decode to {decoded:,} bytes each and are read whole; this machine has {memory:,}"
+            text = f"its chunks decode to {decoded:,} bytes each and are read whole; {memory:,} are there ({whose})"
             raise SourceError(f"{folder}: tensor {name!r}: {text}")
     return TensorStoreLeaves(folder, specs, found.driver, ocdbt, tree.complete, stamps, metadata, described)
 

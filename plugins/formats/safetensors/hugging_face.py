@@ -11,14 +11,14 @@ from typing import Any, ClassVar
 from pipeline.errors import PlanError, Problem
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec
-from plugins.formats.gpt_oss.dialect import HuggingFace as GptOss
+from plugins.formats.gpt_oss.dialect import GptOss
 from plugins.formats.safetensors.plain import Plain
 
 CURE = "export.dtype=bf16 writes its values, and export=auto takes what can hold it"
 
 
 @dataclass(frozen=True, slots=True)
-class HuggingFace:
+class HuggingFaceDialect:
     """Chosen by config.json's `model_type`."""
 
     companions: ClassVar[tuple[str, ...]] = ()

@@ -38,7 +38,7 @@ def frequencies(config: Mapping[str, Any], head_dim: int, layer_type: str | None
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str) or kind not in KINDS:
         raise SourceError(f"config.json: rope type {kind!r:.80} is unknown{did_you_mean(str(kind), KINDS)}")
-    numbers = Rope(config, rope, kind)
+    numbers = RopeNumbers(config, rope, kind)
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     dims = int(head_dim * (1.0 if part is None else numbers.number("partial_rotary_factor", part)))
     if head_dim > MAX_DIMS or dims > MAX_DIMS:
@@ -81,7 +81,7 @@ def parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict
     return found
 
 
-class Rope:
+class RopeNumbers:
     """The numbers of one mapping, with errors that name what is missing."""
 
     def __init__(self, config: Mapping[str, Any], rope: Mapping[str, Any], kind: str):
@@ -110,21 +110,21 @@ class Rope:
         return self.number("original_max_position_embeddings", found)
 
 
-def _powers(rope: Rope, dims: int) -> Any:
+def _powers(rope: RopeNumbers, dims: int) -> Any:
     """float32 theta^(2i / R): float32 exponents; NumPy's own float32 power is an ulp off where torch's is not."""
     exponents = np.arange(0, dims, 2).astype(F32) / F32(dims)
     return np.power(float(rope("rope_theta")), exponents.astype(np.float64)).astype(F32)
 
 
-def _default(rope: Rope, dims: int) -> tuple[Any, float]:
+def _default(rope: RopeNumbers, dims: int) -> tuple[Any, float]:
     return F32(1) / _powers(rope, dims), 1.0
 
 
-def _linear(rope: Rope, dims: int) -> tuple[Any, float]:
+def _linear(rope: RopeNumbers, dims: int) -> tuple[Any, float]:
     return F32(1) / _powers(rope, dims) / F32(rope("factor")), 1.0
 
 
-def _llama3(rope: Rope, dims: int) -> tuple[Any, float]:
+def _llama3(rope: RopeNumbers, dims: int) -> tuple[Any, float]:
     inv_freq = F32(1) / _powers(rope, dims)
     factor, low, high = F32(rope("factor")), rope("low_freq_factor"), rope("high_freq_factor")
     context = rope.original_context
@@ -135,7 +135,7 @@ def _llama3(rope: Rope, dims: int) -> tuple[Any, float]:
     return np.where(wavelength < F32(context / high), inv_freq, slow), 1.0
 
 
-def _yarn(rope: Rope, dims: int) -> tuple[Any, float]:
+def _yarn(rope: RopeNumbers, dims: int) -> tuple[Any, float]:
     context, theta = rope.original_context, rope("rope_theta")
     if rope.rope.get("factor") is None:  # DeepSeek's configs name both contexts instead
         longest = rope.config.get("max_position_embeddings", context)
@@ -162,7 +162,7 @@ def _yarn(rope: Rope, dims: int) -> tuple[Any, float]:
     return inv_freq, _yarn_concentration(rope, factor)
 
 
-def _yarn_concentration(rope: Rope, factor: float) -> float:
+def _yarn_concentration(rope: RopeNumbers, factor: float) -> float:
     if rope.rope.get("attention_factor") is not None:
         return rope("attention_factor")
 
@@ -173,6 +173,6 @@ def _yarn_concentration(rope: Rope, factor: float) -> float:
     return mscale(top) / mscale(bottom) if top and bottom else mscale(1.0)
 
 
-KINDS: Final[dict[str, Callable[[Rope, int], tuple[Any, float]]]] = {
+KINDS: Final[dict[str, Callable[[RopeNumbers, int], tuple[Any, float]]]] = {
     "default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn,
 }  # fmt: skip

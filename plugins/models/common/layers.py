@@ -27,7 +27,7 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
+class RopeFrequencies:
     """Rotary frequencies of a layer: inverse frequencies [D_rot / 2], radians a position; floats, to be hashable."""
 
     inv_freq: tuple[float, ...]
@@ -73,7 +73,7 @@ class AttentionShape:
     heads: int
     kv_heads: int
     head_dim: int
-    rope: Rope
+    rope: RopeFrequencies
     window: int | None = None
     scale: float | None = None
     softcap: float | None = None

@@ -8,7 +8,7 @@ from pipeline.settings import MISSING
 from plugins.models.common.weights import Weights
 
 
-class Settings(settings.Settings):
+class ModelSettings(settings.Settings):
     """A reader of config.json, and what many families have in common in it."""
 
     def layers(self, weights: Weights, default: Any = MISSING) -> int:

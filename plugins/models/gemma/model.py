@@ -13,9 +13,9 @@ from flax import nnx
 from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, Rope
+from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, RopeFrequencies
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import Settings
+from plugins.models.common.settings import ModelSettings
 from plugins.models.common.weights import Weights
 
 
@@ -46,7 +46,7 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    s = Settings(config)
+    s = ModelSettings(config)
     # Gemma3TextConfig's defaults: config.json of the small models leaves some of them out.
     hidden, layers = s.count("hidden_size", 2304), s.layers(weights, 26)
     heads, kv_heads = s.heads(8, 4)
@@ -66,7 +66,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     ropes = {}
     for kind in sorted(set(types)):
         inv_freq, concentration = frequencies(config, head_dim, kind)
-        ropes[kind] = Rope(tuple(map(float, inv_freq)), concentration)
+        ropes[kind] = RopeFrequencies(tuple(map(float, inv_freq)), concentration)
 
     def block(w: Weights, i: int) -> Block:
         shape = AttentionShape(

@@ -18,9 +18,9 @@ from flax import nnx
 from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSNorm, Rope
+from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSNorm, RopeFrequencies
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import Settings
+from plugins.models.common.settings import ModelSettings
 from plugins.models.common.weights import Weights
 
 # GptOssConfig's, where config.json has nothing.
@@ -49,11 +49,11 @@ class Numbers:
     limit: float
     bias: bool
     windows: tuple[int | None, ...]
-    rope: Rope
+    rope: RopeFrequencies
 
     @staticmethod
     def read(config: Mapping[str, Any], weights: Weights) -> "Numbers":
-        s = Settings(config)
+        s = ModelSettings(config)
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
         types = s.layer_types(layers, [("sliding_attention", "full_attention")[i % 2] for i in range(layers)])
@@ -81,7 +81,7 @@ class Numbers:
             vocab=vocab, hidden=hidden, inter=inter, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             experts=experts, chosen=chosen, eps=eps, alpha=alpha, limit=limit, bias=bias,
             windows=tuple(window if t == "sliding_attention" else None for t in types),
-            rope=Rope(tuple(map(float, inv_freq)), concentration),
+            rope=RopeFrequencies(tuple(map(float, inv_freq)), concentration),
         )  # fmt: skip
 
 

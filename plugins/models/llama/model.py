@@ -11,9 +11,9 @@ from flax import nnx
 from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, Rope
+from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, RopeFrequencies
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import Settings
+from plugins.models.common.settings import ModelSettings
 from plugins.models.common.weights import Weights
 
 
@@ -37,7 +37,7 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    s = Settings(config)
+    s = ModelSettings(config)
     mistral = config.get("model_type") == "mistral"
     hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
     head_dim = s.count("head_dim", hidden // heads)
@@ -49,7 +49,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
     s.check()
     inv_freq, concentration = frequencies(config, head_dim)
-    rope = Rope(tuple(map(float, inv_freq)), concentration)
+    rope = RopeFrequencies(tuple(map(float, inv_freq)), concentration)
 
     def block(w: Weights, i: int) -> Block:
         seen = window if types[i] == "sliding_attention" else None

@@ -15,9 +15,9 @@ from flax import nnx
 from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, Linear, RMSNorm, Rope
+from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, Linear, RMSNorm, RopeFrequencies
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import Settings
+from plugins.models.common.settings import ModelSettings
 from plugins.models.common.weights import Weights
 
 
@@ -81,7 +81,7 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    s = Settings(config)
+    s = ModelSettings(config)
     qwen2, moe = config["model_type"] == "qwen2", config["model_type"] == "qwen3_moe"
     hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
     head_dim = s.count("head_dim", hidden // heads if qwen2 or moe else 128)  # Qwen3Config's default
@@ -103,7 +103,7 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     normalize = s.get("norm_topk_prob", bool, False)
     s.check()
     inv_freq, concentration = frequencies(config, head_dim)
-    rope = Rope(tuple(map(float, inv_freq)), concentration)
+    rope = RopeFrequencies(tuple(map(float, inv_freq)), concentration)
 
     def block(w: Weights, i: int) -> Block:
         shape = AttentionShape(

@@ -15,11 +15,13 @@ from omegaconf import OmegaConf
 from safetensors.numpy import save_file
 
 from pipeline import prompts
-from pipeline.api import _composed
-from pipeline.config.compose import CONF, compose_run
-from pipeline.config.overrides import as_typed, model_option, model_types, with_model
+from pipeline.api import _composed, compose_run
+from pipeline.config.compose import CONF
+from pipeline.config.model_types import model_types
+from pipeline.config.overrides import as_typed
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.memory import plan_run
+from pipeline.planning.model_choice import model_option, with_model
 
 GRAMMAR = "\\'\"${}[](),=: ~+-abc1.é—\n\t\r#*?|/@%^&;!<>`"
 TINY = CONF.parent / "plugins" / "models" / "gpt_oss" / "tiny"

@@ -17,7 +17,7 @@ from plugins.engine.options import Sampling
 from tests.cases import model_runs
 from tests.cases.toy_models import VOCAB, read, taps, toy
 
-TINY = Path(model_runs.__file__).parents[3] / "plugins/models/gpt_oss/tiny"
+TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 EXPERTS = "[{match: '*.mlp.experts.*_proj', to: quant}, {match: '*', to: keep}]"
 TEXTS = ("The people of the United States", "Congress", "It was the best of times, and we must not forget that a whale")
 WARM = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 12}

@@ -14,13 +14,13 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
 from plugins.formats.gpt_oss.config import from_original, rope_of, sizes_of, to_original
-from plugins.formats.gpt_oss.dialect import HuggingFace, Original
+from plugins.formats.gpt_oss.dialect import GptOss, Original
 from plugins.formats.gpt_oss.table import entries
 from plugins.formats.safetensors.plain import Plain
 from tests.cases import toy_gpt_oss as toys
 from tests.cases.memory_store import MemoryStore, box_of, same, spec_of, write_all
 
-HF, ORIGINAL, PLAIN = HuggingFace(), Original(), Plain()
+HF, ORIGINAL, PLAIN = GptOss(), Original(), Plain()
 DIALECTS: dict[Any, Any] = {"hf": HF, "original": ORIGINAL}
 GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
 DOWN = "model.layers.1.mlp.experts.down_proj"

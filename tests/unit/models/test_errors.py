@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.engine import grouped, weights_rows
 from pipeline.errors import ConfigError, PlanError, WeightmillError
 from pipeline.planning.memory import plan_run

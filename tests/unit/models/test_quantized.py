@@ -21,7 +21,7 @@ from tests.cases.toy_models import KINDS, LAYERS, toy
 from tests.oracle.test_model_parity import apart, straight
 
 OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
-TINY = Path(model_runs.__file__).parents[3] / "plugins/models/gpt_oss/tiny"
+TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 # Of a layer; all experts of a layer take the same option.
 MATRICES = {
     "smollm2": [f"self_attn.{x}_proj.weight" for x in "qkvo"]

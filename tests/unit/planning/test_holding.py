@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.errors import PlanError
 from pipeline.planning.memory import plan_run
 from pipeline.running.target import MARKER
@@ -17,7 +17,7 @@ from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
-from plugins.formats.gguf.model import Gguf
+from plugins.formats.gguf.model import GgufDialect
 from tests.cases import toy_gpt_oss, toy_llama
 from tests.cases.memory_store import MemoryStore
 
@@ -142,5 +142,5 @@ def test_a_format_is_asked_first_for_what_it_brought() -> None:
     """Q8_0 is a scheme that compressed-tensors could hold; its readers are llama.cpp's."""
     specs = {"a.weight": TensorSpec((64, 64), "BF16", Scheme("int8", 32, "f16"))}
     assert CompressedTensors().encode(specs, {})
-    assert specs["a.weight"].scheme in Gguf.own
-    assert MXFP4 not in Gguf.own
+    assert specs["a.weight"].scheme in GgufDialect.own
+    assert MXFP4 not in GgufDialect.own

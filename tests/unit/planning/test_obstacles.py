@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from hydra_plugins.weightmill import FILES, check_folder
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.config.spine import RunConfig
 from pipeline.digest import InputFile
 from pipeline.errors import PlanError, StorageError

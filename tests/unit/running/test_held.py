@@ -13,7 +13,7 @@ from pipeline.running import held, runner
 from pipeline.running.tasks import run_stage
 from tests.cases import model_runs
 
-TINY = Path(model_runs.__file__).parents[3] / "plugins/models/gpt_oss/tiny"
+TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 QUICK = [f"evaluate.windows.{o}" for o in ("tokens=64", "window=32", "batch=1")] + ["sampling.max_tokens=2"]
 
 

@@ -10,7 +10,7 @@ import dask
 import pytest
 
 import pipeline
-from pipeline.config.compose import compose_run
+from pipeline.api import compose_run
 from pipeline.config.spine import Dask
 from pipeline.errors import ConfigError, PlanError, StageError
 from pipeline.running.graph import connect

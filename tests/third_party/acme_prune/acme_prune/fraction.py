@@ -1,7 +1,7 @@
 """PruneFraction: the smallest part of every tensor becomes zero.
 
-Where to cut depends on a whole tensor. So the stage computes in the graph: `plan` promises what comes out, and `run`, in the graph,
-reads one tensor at a time, keeps one number for each, and hands on a lazy view as every other stage does.
+Where to cut depends on a whole tensor. So the stage has a `plan`, which promises what comes out, and `run` is called in
+the graph: it reads one tensor at a time, keeps one number for each, and hands on a lazy view as other stages do.
 """
 
 from collections.abc import Mapping

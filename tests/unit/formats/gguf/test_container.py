@@ -9,7 +9,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 from pipeline.errors import PlanError, SourceError
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from plugins.formats.gguf.file import Gguf
+from plugins.formats.gguf.file import GgufContainer
 from plugins.formats.gguf.types import GGML, PLAIN, stored_shape
 from plugins.formats.safetensors.container import SafeTensors
 
@@ -52,7 +52,7 @@ TENSORS = {f"t.{k.lower()}": (k, leaf_of(k, (3, 5, 2 * GGML[k].block))) for k in
 
 
 def write(folder, tensors=TENSORS, kv=KV, most=None, stem="model"):
-    container = Gguf(stem)
+    container = GgufContainer(stem)
     leaves = {n: TensorSpec(a.shape, k if k in PLAIN else "U8") for n, (k, a) in tensors.items()}
     layout = container.layout(leaves, {"gguf": {"kv": kv, "types": {n: k for n, (k, _) in tensors.items()}}}, most)
     container.begin(folder, layout)
@@ -95,7 +95,7 @@ def test_we_read_what_the_package_writes(tmp_path):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    leaves = Gguf().open(path)
+    leaves = GgufContainer().open(path)
     told = leaves.config()["gguf"]
     assert told == {"kv": KV, "types": {n: k for n, (k, _) in TENSORS.items()}}
     assert list(leaves.specs) == list(TENSORS)
@@ -110,7 +110,7 @@ def test_we_read_what_the_package_writes(tmp_path):
 
 def test_what_we_write_we_read(tmp_path):
     write(tmp_path)
-    leaves = Gguf().open(tmp_path)
+    leaves = GgufContainer().open(tmp_path)
     assert leaves.config()["gguf"]["kv"] == KV
     box = (slice(1, 3), slice(2, 4))
     for name, (_, array) in TENSORS.items():
@@ -133,13 +133,13 @@ def test_a_split_set(most, tmp_path):
         assert fields["split.tensors.count"].contents() == len(TENSORS)
         assert ("a.text" in fields) == (i == 0)
     for source in (tmp_path, tmp_path / layout.files[-1].name):
-        leaves = Gguf().open(source)
+        leaves = GgufContainer().open(source)
         assert list(leaves.specs) == list(TENSORS)
         assert len(leaves.paths) == len(layout.files)
         assert all(leaves.read(n).tobytes() == a.tobytes() for n, (_, a) in TENSORS.items())
     (tmp_path / layout.files[1].name).unlink()
     with pytest.raises(SourceError, match=r"model-00002-of-\d{5}\.gguf is missing"):
-        Gguf().open(tmp_path)
+        GgufContainer().open(tmp_path)
 
 
 def test_a_split_set_that_does_not_agree(tmp_path):
@@ -147,21 +147,21 @@ def test_a_split_set_that_does_not_agree(tmp_path):
     names = [f.name for f in layout.files]
     (tmp_path / names[0]).write_bytes((tmp_path / names[1]).read_bytes())
     with pytest.raises(SourceError, match=r"split\.no is 1, its name says 0"):
-        Gguf().open(tmp_path)
+        GgufContainer().open(tmp_path)
 
 
 def test_a_folder_holds_one_model(tmp_path):
-    assert not Gguf().recognizes(tmp_path)
+    assert not GgufContainer().recognizes(tmp_path)
     with pytest.raises(SourceError, match="no file"):
-        Gguf().open(tmp_path)
+        GgufContainer().open(tmp_path)
     write(tmp_path)
-    assert Gguf().recognizes(tmp_path)
-    assert Gguf().recognizes(tmp_path / "model.gguf")
+    assert GgufContainer().recognizes(tmp_path)
+    assert GgufContainer().recognizes(tmp_path / "model.gguf")
     assert not SafeTensors().recognizes(tmp_path)
     assert not SafeTensors().recognizes(tmp_path / "model.gguf")
     write(tmp_path, stem="other")
     with pytest.raises(SourceError, match=r"2 models \(model\.gguf, other\.gguf\); name the one to open"):
-        Gguf().open(tmp_path)
+        GgufContainer().open(tmp_path)
 
 
 def test_what_cannot_be_written():
@@ -175,10 +175,10 @@ def test_what_cannot_be_written():
     }
     types = {"n" * 64: "F32", "five": "F32", "half": "Q8_0", "wrong": "Q4_0", "fp8": "F8_E4M3"}
     with pytest.raises(PlanError) as why:
-        Gguf().layout(leaves, {"gguf": {"kv": KV, "types": types}}, None)
+        GgufContainer().layout(leaves, {"gguf": {"kv": KV, "types": types}}, None)
     assert [p.where for p in why.value.problems] == list(leaves)
     with pytest.raises(PlanError, match="only a GGUF dialect makes"):
-        Gguf().layout({}, {"format": "pt"}, None)
+        GgufContainer().layout({}, {"format": "pt"}, None)
 
 
 def test_the_header_is_not_logged_about(tmp_path, caplog):

@@ -15,7 +15,7 @@ from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore, same, spec_of
 from plugins.formats.gguf.archs import ARCHS
 from plugins.formats.gguf.config import llama3_factors, sizes_of
-from plugins.formats.gguf.model import Gguf
+from plugins.formats.gguf.model import GgufDialect
 from plugins.formats.gguf.packing import pack, unpack
 from plugins.formats.gguf.table import entries
 from plugins.formats.gguf.types import GGML, SCHEMES
@@ -43,7 +43,7 @@ def problems(call):
 
 
 def encode(tensors, config, dialect=None):
-    return (dialect or Gguf()).encode({n: spec_of(v) for n, v in tensors.items()}, config)
+    return (dialect or GgufDialect()).encode({n: spec_of(v) for n, v in tensors.items()}, config)
 
 
 # --- names
@@ -83,7 +83,7 @@ def test_llama_both_ways(tied, bias):
     made = leaves_of(binding, tensors)
     for name, array in wanted.items():
         assert same(made[name], array), name
-    decoded = Gguf().decode(specs_of(wanted), told(toy_llama.KV_METADATA, plain_types(wanted)))
+    decoded = GgufDialect().decode(specs_of(wanted), told(toy_llama.KV_METADATA, plain_types(wanted)))
     store = JoinedStore(MemoryStore(wanted), decoded)
     assert list(store.specs) == list(tensors)
     for name, array in tensors.items():
@@ -114,7 +114,7 @@ def test_llama_in_blocks(kind):
         stored = pack(kind, value) if packed else plain[name]
         count = next((h for p, h in heads.items() if p in name), None)
         leaves[leaf] = toy_llama.permute(stored, count) if count else stored
-    decoded = Gguf().decode(specs_of(leaves), told(toy_llama.KV_METADATA, types))
+    decoded = GgufDialect().decode(specs_of(leaves), told(toy_llama.KV_METADATA, types))
     store = JoinedStore(MemoryStore(leaves), decoded)
     for name, value in tensors.items():
         got = store.read(name)
@@ -162,7 +162,7 @@ def test_other_types_are_decoded_and_noted():
     blocks = np.random.default_rng(5).integers(0, 60, (toy_llama.VOCAB, toy_llama.HIDDEN // 32 * 22), dtype=np.uint8)
     leaves["token_embd.weight"], types["token_embd.weight"] = blocks, "Q5_0"
     kv = {**toy_llama.KV_METADATA, "tokenizer.ggml.model": ("string", "llama"), "tokenizer.ggml.pre": ("string", "x")}
-    decoded = Gguf().decode(specs_of(leaves), told(kv, types))
+    decoded = GgufDialect().decode(specs_of(leaves), told(kv, types))
     assert decoded.notes == ("Q5_0 decoded", "tokenizer llama/x left out")
     store = JoinedStore(MemoryStore(leaves), decoded)
     assert store.specs["model.embed_tokens.weight"] == TensorSpec((toy_llama.VOCAB, toy_llama.HIDDEN), "F32")
@@ -183,12 +183,14 @@ def test_rope_scaling_of_llama_3():
     assert next(iter(binding.leaves)) == "rope_freqs.weight"
     given = binding.metadata["gguf"]
     config = told(given["kv"], given["types"], {"rope_freqs.weight": factors})
-    decoded = Gguf().decode(binding.leaves, config)
+    decoded = GgufDialect().decode(binding.leaves, config)
     assert decoded.config["rope_scaling"] == scaling
     assert decoded.config["rope_theta"] == 500000.0
     assert list(decoded.ignored) == ["rope_freqs.weight"]
     strange = told(given["kv"], given["types"], {"rope_freqs.weight": factors * np.linspace(1, 2, factors.size)})
-    assert "not those of llama 3" in problems(lambda: Gguf().decode(binding.leaves, strange))["rope_freqs.weight"]
+    assert (
+        "not those of llama 3" in problems(lambda: GgufDialect().decode(binding.leaves, strange))["rope_freqs.weight"]
+    )
 
 
 @pytest.mark.oracle
@@ -235,7 +237,7 @@ def test_gpt_oss_both_ways(experts):
                 assert same(q.codes, np.ascontiguousarray(both.codes[:, i::2]))
                 assert same(q.scales, np.ascontiguousarray(both.scales[:, i::2]))
     given = binding.metadata["gguf"]
-    decoded = Gguf().decode(binding.leaves, told(given["kv"], given["types"]))
+    decoded = GgufDialect().decode(binding.leaves, told(given["kv"], given["types"]))
     store = JoinedStore(MemoryStore(leaves), decoded)
     assert list(store.specs) == list(tensors)
     for name, value in tensors.items():
@@ -256,7 +258,7 @@ def test_gpt_oss_config_both_ways(v4):
     assert kv["gpt-oss.rope.scaling.type"] == ("string", "yarn")
     assert kv["gpt-oss.expert_count"] == ("uint32", toy_gpt_oss.EXPERTS)
     assert kv["gpt-oss.attention.sliding_window"] == ("uint32", toy_gpt_oss.WINDOW)
-    decoded = Gguf().decode(binding.leaves, told(kv, binding.metadata["gguf"]["types"]))
+    decoded = GgufDialect().decode(binding.leaves, told(kv, binding.metadata["gguf"]["types"]))
     left_out = {
         "attention_dropout",
         "eos_token_id",
@@ -291,7 +293,7 @@ def test_everything_wrong_at_once_when_reading():
     specs["blk.2.ffn_down.weight"], types["blk.2.ffn_down.weight"] = TensorSpec((128, 192), "I8"), "I8"
     types["blk.2.ffn_up.weight"] = "Q1_0"
     specs["blk.0.ffn_gate_inp.weight"], types["blk.0.ffn_gate_inp.weight"] = TensorSpec((4, 128), "F32"), "F32"
-    found = problems(lambda: Gguf().decode(specs, told(toy_llama.KV_METADATA, types)))
+    found = problems(lambda: GgufDialect().decode(specs, told(toy_llama.KV_METADATA, types)))
     wrong = ["0.attn_q", "0.ffn_gate_inp", "1.ffn_up", "2.ffn_down", "2.ffn_up"]
     assert found.keys() == {f"blk.{name}.weight" for name in wrong}
     assert "missing; model.layers.1.mlp.up_proj.weight [192, 128]" in found["blk.1.ffn_up.weight"]
@@ -319,7 +321,7 @@ def test_metadata_that_is_wrong(change, where):
     leaves = toy_llama.gguf_leaves(toy_llama.weights())
     kv = {k: v for k, v in {**toy_llama.KV_METADATA, **change}.items() if v is not None}
     kv.setdefault("general.architecture", ("string", "llama"))
-    assert where in problems(lambda: Gguf().decode(specs_of(leaves), told(kv, plain_types(leaves))))
+    assert where in problems(lambda: GgufDialect().decode(specs_of(leaves), told(kv, plain_types(leaves))))
 
 
 def test_everything_wrong_at_once_when_writing():
@@ -330,7 +332,7 @@ def test_everything_wrong_at_once_when_writing():
     tensors["model.layers.1.self_attn.o_proj.weight"] = TensorSpec((128, 96), "BF16", SCHEMES["NVFP4"])
     del tensors["model.layers.2.mlp.up_proj.weight"]
     tensors["model.layers.2.mlp.up.weight"] = TensorSpec((192, 128), "BF16")
-    found = problems(lambda: Gguf().encode(tensors, toy_llama.CONFIG))
+    found = problems(lambda: GgufDialect().encode(tensors, toy_llama.CONFIG))
     assert found.keys() == {
         "model.norm.weight",
         "model.embed_tokens.weight",
@@ -372,7 +374,7 @@ def test_gate_and_up_must_agree():
     binding = encode(tensors, config)
     given = binding.metadata["gguf"]
     types = {**given["types"], "blk.1.ffn_up_exps.weight": "Q8_0"}
-    found = problems(lambda: Gguf().decode(binding.leaves, told(given["kv"], types)))
+    found = problems(lambda: GgufDialect().decode(binding.leaves, told(given["kv"], types)))
     assert "the two are one tensor" in found["blk.1.ffn_up_exps.weight"]
 
 
@@ -394,13 +396,13 @@ def test_general_metadata():
 def test_what_was_written_is_recognized_when_resuming(chunk_nbytes, tmp_path):
     """Export's digest of a chunk that lies in the file is the digest that writing it gave."""
     from pipeline.stage import Checkpoint, Context
-    from plugins.formats.gguf.file import Gguf as Container
+    from plugins.formats.gguf.file import GgufContainer as Container
     from plugins.kernels.cast import Cast
     from plugins.kernels.dequantize import Dequantize
     from stages.export import Export
 
     tensors, config = gpt_oss("mxfp4")
-    stage = Export(Gguf(), Container(), Dequantize(("numpy",)), Cast(("numpy",)), path=str(tmp_path / "out"))
+    stage = Export(GgufDialect(), Container(), Dequantize(("numpy",)), Cast(("numpy",)), path=str(tmp_path / "out"))
     work = stage.run(Context(tmp_path, chunk_nbytes=chunk_nbytes), Checkpoint(MemoryStore(tensors), config))
     work.begin(fresh=True)
     done = [work.do(c) for c in work.chunks]

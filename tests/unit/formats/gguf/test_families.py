@@ -19,9 +19,9 @@ from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import numpy_dtype
 from pipeline.tensors.views import JoinedStore, grain, split
 from pipeline.testing.memory import MemoryStore, same, spec_of
-from plugins.formats.gguf.file import Gguf as Container
+from plugins.formats.gguf.file import GgufContainer as Container
 from plugins.formats.gguf.general import METADATA
-from plugins.formats.gguf.model import Gguf as Dialect
+from plugins.formats.gguf.model import GgufDialect as Dialect
 from stages.load import Load
 from tests.cases import toy_gpt_oss, toy_spm
 from tests.cases.quantized import leaves_of, quantized

@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import SourceError
-from plugins.formats.gguf.file import Gguf
+from plugins.formats.gguf.file import GgufContainer
 from tests.cases.hostile.gguf_files import FILES, GOOD, kv, raw, text
 
 
 def refusal(path):
     with pytest.raises(SourceError) as caught:
-        Gguf().open(path)
+        GgufContainer().open(path)
     return str(caught.value)
 
 
@@ -35,7 +35,7 @@ def test_good_file_is_accepted(tmp_path):
     """The hostile files are this one with one thing wrong; were it refused, the tests above would prove nothing."""
     path = tmp_path / "good.gguf"
     path.write_bytes(GOOD)
-    leaves = Gguf().open(path)
+    leaves = GgufContainer().open(path)
     assert {n: (s.dtype, s.shape) for n, s in leaves.specs.items()} == {"a": ("F32", (3, 4)), "b": ("U8", (2, 34))}
     assert leaves.read("a").tobytes() == bytes(range(48))
     assert leaves.read("b").tobytes() == bytes(range(68))
@@ -59,7 +59,7 @@ def test_a_changed_byte_is_read_or_refused(tmp_path_factory, at, change):
     data[at] ^= change
     path.write_bytes(data)
     try:
-        leaves = Gguf().open(path)
+        leaves = GgufContainer().open(path)
     except SourceError:
         return
     assert sum(leaves.read(n).nbytes for n in leaves.specs) <= len(GOOD)
@@ -97,4 +97,4 @@ def test_long_names_are_quoted_in_part(tmp_path):
 def test_padding_after_the_last_tensor_may_be_missing(tmp_path):
     path = tmp_path / "short.gguf"
     path.write_bytes(GOOD[:-28])
-    assert np.array_equal(Gguf().open(path).read("b").reshape(-1), np.arange(68, dtype=np.uint8))
+    assert np.array_equal(GgufContainer().open(path).read("b").reshape(-1), np.arange(68, dtype=np.uint8))

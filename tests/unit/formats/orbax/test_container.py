@@ -331,7 +331,7 @@ def test_what_jax_changed_is_saved_and_read_again(tmp_path):
 
 def test_a_scheme_that_nobody_wrote_down_is_asked_for(tmp_path):
     save(tmp_path / "model", {"w": quantized(MXFP4, (5, 64)), "b": np.zeros(3)})
-    with pytest.raises(PlanError, match=r"w: has codes and scales, and nothing says.*orbax_tree.describe"):
+    with pytest.raises(PlanError, match=r"w: has codes and scales, and nothing says.*orbax.tree.describe"):
         read(tmp_path / "model")
     with pytest.raises(PlanError, match="nothing says in which scheme"):
         abstract(tmp_path / "model")

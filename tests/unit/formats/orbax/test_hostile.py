@@ -11,6 +11,7 @@ import pytest
 
 from pipeline.errors import SourceError
 from pipeline.tensors.scheme import MXFP4
+from plugins.formats.orbax import store
 from plugins.formats.orbax.container import Orbax
 from plugins.formats.orbax.pytree import Pytree
 from plugins.formats.orbax.tree import describe
@@ -167,6 +168,13 @@ def test_a_chunk_that_may_be_missing_is_zeros(copy):
     (folder / "b.bias/0.0").unlink()
     edit(folder / "_METADATA", lambda c: c.update(store_array_data_equal_to_fill_value=False))
     assert not read_all(folder)["b.bias"].any()
+
+
+def test_a_chunk_larger_than_what_the_process_may_have(copy, monkeypatch):
+    """The library asks for it all at once, and ends the process when it is not there."""
+    monkeypatch.setattr(store, "limits", lambda: iter([(1 << 40, "a machine"), (95, "ulimit -v")]))
+    with pytest.raises(SourceError, match=r"'b.bias': its chunks decode to 96 bytes .*; 95 are there \(ulimit -v\)"):
+        Orbax().open(copy("folders"))
 
 
 @pytest.mark.parametrize(("kind", "name"), [("ours", DATA), ("folders", "b.bias/0.0"), ("database", "manifest.ocdbt")])

@@ -1,0 +1,112 @@
+"""The model option that is for a checkpoint: a bare `model.source=` is opened, and its model_type decides.
+
+Both doors, the command line and `pipeline.api`, and whatever composes a config (a job of a sweep too) send overrides
+through `with_model`, which changes nothing that is settled already.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.compose import CONF, allowed_packages, no_model, option_folders, options
+from pipeline.config.model_types import model_types
+from pipeline.config.overrides import parsed_override
+from pipeline.config.resolve import Resolver
+from pipeline.errors import ConfigError, PlanError, SourceError, did_you_mean
+from pipeline.planning.wiring import make_plan
+from pipeline.stage import Checkpoint, Context
+
+
+def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None = None) -> list[str]:
+    """`overrides` with the model as Hydra wants it: `model=NAME` becomes `+model=NAME`, and where there is only
+    `model.source=`, the option that is for that checkpoint is added. That of a swept source is left to the jobs.
+
+    Args:
+        fetch: a source that lies elsewhere may be downloaded for it; otherwise its settings and headers must do.
+        config_dir: as `--config-dir`, when it is not the process's.
+
+    Raises:
+        ConfigError: settings of a model and no model; or no option is for what the source holds.
+        PlanError: the source cannot be read.
+    """
+    keys = [o.partition("=")[0].lstrip("+") for o in overrides]
+    if any(k.partition("@")[0] == "model" for k in keys):
+        return [f"+{o}" if o.startswith("model=") else o for o in overrides]
+    of_model = [i for i, key in enumerate(keys) if key.startswith("model.")]
+    if not of_model:
+        return list(overrides)
+    given = [o for o, key in zip(overrides, keys, strict=True) if key == "model.source"]
+    if not given:
+        raise ConfigError(f"{overrides[of_model[0]]}: {no_model()}")
+    source = parsed_override(given[-1])
+    bare = [o.lstrip("+") if i in of_model else o for i, o in enumerate(overrides)]
+    if source is None:  # Hydra says what is wrong with it
+        return list(overrides)
+    if source.is_sweep_override():
+        return [f"++{o}" if i in of_model else o for i, o in enumerate(bare)]
+    found = model_option(_value(source), [o for o in overrides if o.startswith("hub")], fetch, config_dir)
+    return [*bare[: of_model[0]], f"+model={found}", *bare[of_model[0] :]]
+
+
+def model_option(source: str, hub: Sequence[str] = (), fetch: bool = True, config_dir: Path | None = None) -> str:
+    """The model option whose `model_types` name this checkpoint's.
+
+    Args:
+        source: as in `model.source=`.
+        hub: overrides that say where addresses lead.
+        fetch, config_dir: as for `with_model`.
+
+    Raises:
+        as `with_model`.
+    """
+    kind = _opened(source, hub, fetch, config_dir).config.get("model_type")
+    types = model_types(config_dir)
+    if kind is None:
+        raise ConfigError(
+            f"model.source={source!r}: neither a config.json nor the file itself says which model it is; "
+            f"model=NAME does{did_you_mean('', options('model'), 40)}"
+        )
+    if str(kind) not in types:
+        raise ConfigError(
+            f"model.source={source!r}: its model_type is {kind!r}, and no model option is for that"
+            f"{did_you_mean(str(kind), types)}; model=NAME 'model.model_types=[{kind}]' applies an option's rules to it"
+        )
+    return types[str(kind)]
+
+
+def _opened(source: str, hub: Sequence[str], fetch: bool, config_dir: Path | None) -> Checkpoint:
+    """The checkpoint as the stage `load` opens it, without composing a config."""
+    name = next((o.partition("=")[2] for o in hub if o.startswith("hub=")), "huggingface")
+    files = [folder / "hub" / f"{name}.yaml" for folder in option_folders(config_dir)]
+    file = next((f for f in files if f.exists()), None)
+    if file is None:
+        raise ConfigError(f"hub={name}: there is no {name!r} in hub{did_you_mean(name, options('hub'))}")
+    tree = OmegaConf.create({"model": {"source": ""}, "hub": OmegaConf.load(file)})
+    for override in hub:
+        if override.startswith("hub.") and (parsed := parsed_override(override)) is not None:
+            OmegaConf.update(tree, parsed.key_or_group, parsed.value())
+    tree.load = OmegaConf.load(CONF / "stages" / "load.yaml")
+    node: Any = OmegaConf.to_container(tree.load, resolve=True)
+    resolver = Resolver(allowed_packages())
+    load = resolver.build({**node, "source": source}, "model")
+    if resolver.problems:
+        raise PlanError(resolver.problems, exit_code=ConfigError.exit_code)
+    # An outline tells, and spares a download of what no option is for; some files cannot be outlined.
+    plan = make_plan({"load": load}, Context(Path(), fetch=False))
+    if plan.problems and fetch and "://" in source:
+        plan = make_plan({"load": load}, Context(Path()))
+    if plan.problems:
+        raise PlanError(plan.problems, exit_code=SourceError.exit_code)
+    return plan.nodes["load"].result  # type: ignore[no-any-return]
+
+
+def _value(override: Any) -> str:
+    """The text that an override gives, interpolations followed."""
+    try:
+        return str(OmegaConf.create({"value": override.value()})["value"])
+    except OmegaConfBaseException as why:
+        said = str(why).partition("\n")[0]
+        raise ConfigError(f"{override.input_line}: {said}; with model=NAME it can be looked up later") from None

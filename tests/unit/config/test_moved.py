@@ -1,0 +1,36 @@
+"""What was called otherwise once: under its old name there is an error with the new one, which is there."""
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from pipeline.api import compose_run
+from pipeline.config import moved
+from pipeline.config.explain import explain
+from pipeline.config.resolve import Resolver
+
+
+@pytest.mark.parametrize(("old", "new"), moved.TARGETS.items())
+def test_a_class_that_moved_is_named(old: str, new: str) -> None:
+    module, _, name = new.rpartition(".")
+    assert isinstance(getattr(import_module(module), name), type)
+    resolver = Resolver()
+    assert resolver.build({"_target_": old}, "stages.x") is None
+    assert [str(p) for p in resolver.problems] == [f"stages.x._target_: {old!r} is now {new!r}"]
+
+
+@pytest.mark.parametrize(("place", "new"), moved.FIELDS.items())
+def test_a_field_that_was_renamed_is_named(place: tuple[str, str], new: str) -> None:
+    target, old = place
+    resolver = Resolver()
+    resolver.build({"_target_": target, old: 1}, "stages.x")
+    assert any(str(p).endswith(f"has no field {old!r}; it is now {new!r}") for p in resolver.problems)
+
+
+def test_the_command_line_says_so_too() -> None:
+    given = ["+model=gpt_oss", "flow=generate", "engine.hold=bf16"]
+    with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
+        compose_run(given)
+    said: Any = explain(caught.value, given)
+    assert str(said) == "engine.hold=bf16: 'hold' in engine is now 'weights_dtype'"
