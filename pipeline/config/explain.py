@@ -81,8 +81,8 @@ def _unknown_key(key: str, good: list[str]) -> str:
         if not OmegaConf.is_dict(node):
             return f"{parent!r} {'is null, so it has' if node._is_none() else 'has'} no fields"
         names = [str(k) for k in node if k != "_target_"]
-        if now := moved.FIELDS.get((str(node.get("_target_")), part)):
-            return f"{part!r} in {parent} is now {now!r}"
+        if known := moved.field(str(node.get("_target_")), part):
+            return f"{part!r} in {parent} {known}"
         if part not in node:
             groups = _groups() if not parent else []
             return f"there is no {part!r} in {parent or 'the config'}{did_you_mean(part, [*names, *groups])}"

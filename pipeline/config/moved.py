@@ -22,6 +22,7 @@ TARGETS: Final = {f"plugins.formats.dialects.{old}": f"plugins.formats.{new}" fo
     "plugins.formats.npy.Npy": "plugins.formats.npy.container.Npy",
     "plugins.formats.orbax.Orbax": "plugins.formats.orbax.container.Orbax",
     "plugins.formats.safetensors.SafeTensors": "plugins.formats.safetensors.container.SafeTensors",
+    "plugins.quant.mx.MX": "plugins.quant.blockwise.Blockwise",
 }
 """`_target_` before → now."""
 
@@ -29,3 +30,16 @@ FIELDS: Final = {
     ("plugins.engine.engine.Engine", "hold"): "weights_dtype",
 }
 """(`_target_`, field before) → the field now."""
+
+GONE: Final = {
+    ("plugins.formats.safetensors.container.SafeTensors", "framework"): "files always say `pt`, which all readers take",
+    ("plugins.quant.none.Unquantized", "scale_rule"): "it had no effect; quant=none is a job of its own",
+}
+"""(`_target_`, field before) → why there is none now."""
+
+
+def field(target: str, name: str) -> str:
+    """What became of a field, ``: nothing is known of it."""
+    if (now := FIELDS.get((target, name))) is not None:
+        return f"is now {now!r}"
+    return f"is gone: {why}" if (why := GONE.get((target, name))) else ""

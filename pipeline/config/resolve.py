@@ -84,8 +84,8 @@ class Resolver:
         before = len(self.problems)
         for key in values:
             if key not in fields:
-                now = moved.FIELDS.get((f"{cls.__module__}.{cls.__qualname__}", str(key)))
-                hint = f"; it is now {now!r}" if now else did_you_mean(str(key), fields)
+                known = moved.field(f"{cls.__module__}.{cls.__qualname__}", str(key))
+                hint = f"; it {known}" if known else did_you_mean(str(key), fields)
                 self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{hint}")
         given = {k: self._value(v, hints[k], f"{where}.{k}") for k, v in values.items() if k in fields}
         for name, f in fields.items():

@@ -14,11 +14,9 @@ class Unquantized:
     """The method whose scheme is None.
 
     Attributes:
-        scale_rule: has no effect; it is here so that a sweep over scale rules can include the unquantized baseline.
         dequantize: decodes what arrives packed.
     """
 
-    scale_rule: str | None = None
     dequantize: Kernel = field(default_factory=Dequantize)
 
     @property

@@ -5,9 +5,17 @@ first values by rule, ties to even. `all` stands for every rule.
 """
 
 from dataclasses import dataclass, field
+from typing import Any
+
+from plugins.quant.blockwise import Blockwise
 
 RULES = ("floor", "ceil", "even", "rceil")
 TIES = ("even", "zero", "away")
+
+
+def mx_method(element: str = "e2m1", block_elems: int = 32, **recipe: Any) -> Blockwise:
+    """Blocks as OCP MX v1.0 describes them, MXFP4 unless told otherwise."""
+    return Blockwise(element, block_elems, "e8m0", **recipe)
 
 
 @dataclass(frozen=True)

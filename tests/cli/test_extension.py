@@ -187,14 +187,14 @@ def test_a_method_from_a_folder(mine: Path, tmp_path: Path) -> None:
     for package, name in (("quant", "mine"), ("acme", "deep")):
         folder = mine / "plugins" / package
         folder.mkdir(parents=True)
-        base = "plugins.quant.mx" if name == "mine" else "plugins.quant.mine"
-        cls = "MX" if name == "mine" else "Mine"
+        base = "plugins.quant.blockwise" if name == "mine" else "plugins.quant.mine"
+        cls = "Blockwise" if name == "mine" else "Mine"
         new = name.capitalize()
         code = f"from dataclasses import dataclass\n\nfrom {base} import {cls}\n\n\n@dataclass(frozen=True)\n"
         (folder / f"{name}.py").write_text(f"{code}class {new}({cls}):\n    note: str = 'mine'\n")
         (mine / "quant").mkdir(exist_ok=True)
-        target = f"_target_: plugins.{package}.{name}.{new}\n"
-        (mine / "quant" / f"{name}.yaml").write_text(f"{target}scale_rule: rceil\nnote: x\n")
+        fields = "element: e2m1\nblock_elems: 32\nscale: e8m0\nscale_rule: rceil\nnote: x\n"
+        (mine / "quant" / f"{name}.yaml").write_text(f"_target_: plugins.{package}.{name}.{new}\n{fields}")
     wanted = pipeline(*MAIN, "quant.scale_rule=rceil", "paths.run=ours", cwd=tmp_path)
     assert wanted.code == 0, wanted.err
     for how in ("mine", "deep"):

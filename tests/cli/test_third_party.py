@@ -61,7 +61,7 @@ def test_imported_only_when_chosen(tmp_path: Path, installed: dict[str, str]) ->
         env = {**os.environ, **installed}
         done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert "import 'plugins.quant.mx'" in done.stderr
+        assert "import 'plugins.quant.blockwise'" in done.stderr
         return set(re.findall(r"^import '(acme_prune\S*)'", done.stderr, re.MULTILINE))
 
     assert imported() == set()

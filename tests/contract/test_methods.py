@@ -2,18 +2,18 @@
 
 from pipeline.method import Method
 from pipeline.testing.method import MethodContract
-from plugins.quant.mx import MX
 from plugins.quant.none import Unquantized
+from tests.cases.mx import mx_method
 
 
 class TestMX(MethodContract):
     def method(self) -> Method:
-        return MX()
+        return mx_method()
 
 
 class TestMXOtherRules(MethodContract):
     def method(self) -> Method:
-        return MX(scale_rule="rceil", ties="zero", zero="positive")
+        return mx_method(scale_rule="rceil", ties="zero", zero="positive")
 
 
 class TestUnquantized(MethodContract):

@@ -20,7 +20,7 @@ from pipeline.testing.kernel import Case, KernelContract
 from pipeline.testing.method import MethodContract
 from pipeline.testing.stage import StageContract
 from plugins.formats.safetensors.container import SafeTensors
-from plugins.quant.mx import MX
+from plugins.quant.blockwise import Blockwise
 
 
 def unit_scale(x: Any) -> Any:
@@ -133,7 +133,7 @@ def test_a_container_that_forgets(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class PeaksTogether(MX):
+class PeaksTogether(Blockwise):
     """Scales by what it sees of the whole array, so tasks that see slices disagree."""
 
     def encode(self, x: Any, *, measure: bool = False) -> Any:
@@ -143,7 +143,7 @@ class PeaksTogether(MX):
 def test_a_method_whose_slices_differ() -> None:
     class Suite(MethodContract):
         def method(self) -> Any:
-            return PeaksTogether()
+            return PeaksTogether("e2m1", 32, "e8m0")
 
     x = np.random.default_rng(0).standard_normal((5, 256), dtype=np.float32)
     with pytest.raises(AssertionError, match="encoded alone differs"):

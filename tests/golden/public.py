@@ -98,7 +98,7 @@ def unexplained(before: Spelled, after: Spelled) -> list[str]:
         if now_at not in after["targets"]:
             gone.append(f"{target}: moved.TARGETS is to say where it is now")
             continue
-        lost = [f for f in had if f not in after["targets"][now_at] and (now_at, f) not in moved.FIELDS]
+        lost = [f for f in had if f not in after["targets"][now_at] and not moved.field(now_at, f)]
         gone += [f"{target} {field}: moved.FIELDS is to say what to write instead" for field in lost]
     return gone
 

@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError
 from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.quant.blockwise import Blockwise
-from plugins.quant.mx import MX
+from tests.cases.mx import mx_method
 
 MAX = {"e2m1": 6.0, "e4m3": 448.0, "e5m2": 57344.0}
 FORMATS = {
@@ -72,7 +72,7 @@ def digest(*arrays):
 
 def ours(like, name):
     x = blocks_of(like, name)
-    method = MX(element=name, like=like, overflow="inf")
+    method = mx_method(element=name, like=like, overflow="inf")
     q = method.encode(x)
     if like == "microxcaling":
         return digest(method.decode(q, "F32") + np.float32(0))  # -0 + 0 is +0
@@ -88,7 +88,7 @@ def test_other_rules_have_other_digests():
     assert len(set(RECORDED.values())) == len(RECORDED)
     for like, name in RECORDED:
         other = "torchao" if like != "microxcaling" else None
-        q = MX(element=name, like=other, ties="zero" if other is None else None, overflow="inf").encode(
+        q = mx_method(element=name, like=other, ties="zero" if other is None else None, overflow="inf").encode(
             blocks_of(like, name)
         )
         assert digest(q.scales, bits.unpack(q.codes, element(name).bits)) != RECORDED[like, name]
@@ -160,7 +160,7 @@ def test_compressed_tensors_mx(name, nbits):
     theirs = utils.generate_mx_scales(torch.from_numpy(np.abs(x).max(axis=1)), nbits).numpy()
     scaled = torch.from_numpy(np.ldexp(x, 127 - theirs[:, None].astype(int))).clamp(-cast.max, cast.max)
     values = (cast.cast_to_fp4 if nbits == 4 else cast.cast_to_fp6)(scaled).float().numpy()
-    q = MX(element=name, like="compressed_tensors").encode(x)
+    q = mx_method(element=name, like="compressed_tensors").encode(x)
     assert np.array_equal(q.scales[:, 0], theirs)
     assert np.array_equal(element(name).values[bits.unpack(q.codes, element(name).bits)], values)
 

@@ -11,7 +11,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.codecs import bits, dynamic8
 from plugins.kernels.codecs.elements import element
 from plugins.quant.blockwise import Blockwise
-from plugins.quant.mx import MX
+from tests.cases.mx import mx_method
 from tests.unit.kernels.test_number_formats import built, on, same, spread
 
 BF16 = ml_dtypes.bfloat16
@@ -55,7 +55,7 @@ def test_torchao_mx(torch, mx_tensor, name, rule, dtype):
              "e2m3": mx_tensor.DTYPE_FP6_E2M3, "e3m2": mx_tensor.DTYPE_FP6_E3M2}  # fmt: skip
     for x in (blocks(dtype=dtype), spread((500, 64), dtype=dtype)):
         scale, data = mx_tensor.to_mx(tensor(torch, x), kinds[name], 32, mx_tensor.ScaleCalculationMode(rule))
-        ours = MX(element=name, scale_rule=rule, tiny="torchao").encode(x)
+        ours = mx_method(element=name, scale_rule=rule, tiny="torchao").encode(x)
         theirs = scale.view(torch.uint8).numpy()
         if rule == "rceil" and dtype is np.float32:  # its float32 log2 loses the last bits of amax far from 1
             keep = np.repeat(theirs == ours.scales, 32, axis=-1)
@@ -252,13 +252,13 @@ def test_dynamic_map_is_made_as_published(torch):
 def test_modelopt_signs():
     x = np.zeros((1, 32), np.float32)
     x[0, :5] = [4, 0.25, -0.25, 0.0, 0.1]
-    codes = bits.unpack(MX(like="modelopt").encode(x).codes, 4)
+    codes = bits.unpack(mx_method(like="modelopt").encode(x).codes, 4)
     assert codes[0, :5].tolist() == [6, 0, 8, 8, 0]
 
 
 def test_ggml_mxfp4_through_like():
     x = spread((50, 64))
-    a, b = MX(like="ggml").encode(x), MX(scale_rule="floor", ties="zero", zero="positive").encode(x)
+    a, b = mx_method(like="ggml").encode(x), mx_method(scale_rule="floor", ties="zero", zero="positive").encode(x)
     assert isinstance(a, QTensor)
     assert np.array_equal(a.codes, b.codes)
     assert np.array_equal(a.scales, b.scales)

@@ -11,11 +11,11 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import MemoryStore, same
 from plugins.kernels.quantize import Quantize
 from plugins.quant.blockwise import Blockwise
-from plugins.quant.mx import MX
 from stages.quantize import CodedStore
+from tests.cases.mx import mx_method
 
 METHODS = {
-    "mxfp4": MX(),
+    "mxfp4": mx_method(),
     "int8 row": Blockwise("int8", 0, "f32", scale_rule="amax"),
     "int4 row, half range": Blockwise("int4", 0, "bf16", scale_rule="half_range"),
     "uint4 row": Blockwise("uint4", 0, "f32", zero_point="int", scale_rule="minmax"),

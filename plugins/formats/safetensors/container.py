@@ -46,11 +46,9 @@ class SafeTensors(InPlace):
 
     Attributes:
         stem: written files are `{stem}.safetensors`, or `{stem}-00001-of-0000N.safetensors` with an index.
-        framework: the `format` entry of `__metadata__`; transformers refuses files that have metadata without it.
     """
 
     stem: str = "model"
-    framework: str = "pt"
 
     def recognizes(self, source: Path) -> bool:
         if source.is_dir():
@@ -103,7 +101,8 @@ class SafeTensors(InPlace):
             problems.append(Problem(METADATA, "is the key of a header's metadata and cannot name a tensor"))
         if problems:
             raise PlanError(problems)
-        texts = {"format": self.framework} | {k: _text(v) for k, v in metadata.items()}
+        # transformers refuses files whose metadata does not say which framework's they are.
+        texts = {"format": "pt"} | {k: _text(v) for k, v in metadata.items()}
         head = metadata_json(texts)
         shards = _split(leaves, len(head), max_shard_bytes)
         names = [f"{self.stem}{SUFFIX}"]

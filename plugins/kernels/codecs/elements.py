@@ -107,21 +107,6 @@ class Element:
             value[magnitude == top + 1] = np.inf
         return np.where(code >> (self.bits - 1), -value, value).astype(np.float32)
 
-    def encode(self, v: Any, ties: str, zero: str, narrow: bool = False, uniform: Any = None) -> Any:
-        """uint8 codes (one a byte) of float32 `v`, in any shape; saturating; NaN counts as 0.
-
-        Args:
-            ties: see the `quantize` op.
-            zero: what becomes of a zero's sign; see the `quantize` op.
-            narrow: leave the smallest code of a `fixed` element out, so that codes are symmetric.
-            uniform: float32 in [0, 1) of v's shape: round up with the probability of the distance, not to the nearest.
-        """
-        from plugins.kernels.codecs.rounding import encode
-
-        with np.errstate(invalid="ignore"):
-            clean = np.where(np.isnan(v), np.float32(0), v).astype(np.float32)
-        return encode(self, clean, ties, zero, narrow, uniform)
-
     @property
     def mask(self) -> int:
         return (1 << self.bits) - 1

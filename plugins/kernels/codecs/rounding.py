@@ -18,9 +18,14 @@ from plugins.kernels.codecs.scratch import floats, octets
 def encode(
     e: Element, v: Any, ties: str, zero: str, narrow: bool = False, uniform: Any = None, *, zeros: Any = None
 ) -> Any:
-    """See `Element.encode`; `v`, contiguous and free of NaN, is the callee's to overwrite.
+    """uint8 codes (one a byte) of float32 `v`, in any shape; saturating.
 
     Args:
+        v: contiguous and free of NaN; it is the callee's to overwrite.
+        ties: see the `quantize` op.
+        zero: what becomes of a zero's sign; see the `quantize` op.
+        narrow: leave the smallest code of a `fixed` element out, so that codes are symmetric.
+        uniform: float32 in [0, 1) of v's shape: round up with the probability of the distance, not to the nearest.
         zeros: which values count as 0 for `zero="minus"`; by default those of `v` that are.
     """
     if e.family == "table":

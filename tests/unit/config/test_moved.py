@@ -28,9 +28,27 @@ def test_a_field_that_was_renamed_is_named(place: tuple[str, str], new: str) -> 
     assert any(str(p).endswith(f"has no field {old!r}; it is now {new!r}") for p in resolver.problems)
 
 
-def test_the_command_line_says_so_too() -> None:
-    given = ["+model=gpt_oss", "flow=generate", "engine.hold=bf16"]
+@pytest.mark.parametrize(("place", "why"), moved.GONE.items())
+def test_a_field_that_went_is_explained(place: tuple[str, str], why: str) -> None:
+    target, old = place
+    resolver = Resolver()
+    resolver.build({"_target_": target, old: 1}, "stages.x")
+    assert any(str(p).endswith(f"has no field {old!r}; it is gone: {why}") for p in resolver.problems)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("engine.hold=bf16", "'hold' in engine is now 'weights_dtype'"),
+        (
+            "quant.scale_rule=even",
+            "'scale_rule' in quant is gone: it had no effect; quant=none is a job of its own in a sweep",
+        ),
+    ],
+)
+def test_the_command_line_says_so_too(override: str, said: str) -> None:
+    given = ["+model=gpt_oss", "flow=generate", "quant=none", override]
     with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
         compose_run(given)
-    said: Any = explain(caught.value, given)
-    assert str(said) == "engine.hold=bf16: 'hold' in engine is now 'weights_dtype'"
+    explained: Any = explain(caught.value, given)
+    assert str(explained) == f"{override}: {said}"
