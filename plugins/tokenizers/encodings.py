@@ -7,18 +7,7 @@ and the source is named beside each. Which encoding a file belongs to shows in h
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-CL100K = CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + TAIL
-O200K = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?",
-        r"\p{N}{1,3}",
-        r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
+from plugins.facts.splits import CL100K, O200K, QWEN
 
 
 @dataclass(frozen=True)
@@ -82,9 +71,7 @@ ENCODINGS: dict[str, Encoding] = {
     "llama3": Encoding(
         CL100K, 128000, _llama3(), "<|begin_of_text|>", True, ("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")
     ),
-    "qwen": Encoding(
-        CL100K.replace(r"\p{N}{1,3}", r"\p{N}"), 151643, _qwen(), None, False, ("<|endoftext|>", "<|im_end|>")
-    ),
+    "qwen": Encoding(QWEN, 151643, _qwen(), None, False, ("<|endoftext|>", "<|im_end|>")),
 }
 HARMONY_VOCABULARY = "o200k_base.tiktoken"
 # Where tiktoken keeps the same file in its cache: the SHA-1 of the address it comes from (tiktoken/load.py).

@@ -8,7 +8,8 @@ import pytest
 
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.codecs import bits, dynamic8
+from plugins.facts.codebooks import dynamic8
+from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.quant.blockwise import Blockwise
 from tests.cases.mx import mx_method
@@ -230,7 +231,7 @@ def test_bitsandbytes_nf4_by_its_rule():
     largest = np.array([np.abs(rest[i : i + 256]).max() for i in range(0, rest.size, 256)], np.float32)
     assert np.array_equal(d.second, [*largest, offset])
     ratio = rest * np.repeat(np.float32(1) / largest, 256)[: rest.size]
-    assert np.array_equal(d.scales.ravel(), np.argmin(np.abs(ratio[:, None] - dynamic8.table()), axis=1))
+    assert np.array_equal(d.scales.ravel(), np.argmin(np.abs(ratio[:, None] - dynamic8()), axis=1))
     bits_a_value = 8 * TensorSpec((4096, 4096), "BF16", d.scheme).nbytes / 4096**2
     assert bits_a_value == pytest.approx(4 + 8 / 64 + 32 / 64 / 256, abs=1e-4)
 
@@ -246,7 +247,7 @@ def test_dynamic_map_is_made_as_published(torch):
     found.sort()
     theirs = torch.tensor(found).numpy()
     assert theirs.size == 256
-    assert np.array_equal(dynamic8.table(), theirs)
+    assert np.array_equal(dynamic8(), theirs)
 
 
 def test_modelopt_signs():

@@ -29,15 +29,8 @@ from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
-from plugins.formats.bitsandbytes.state import (
-    STATE,
-    Nested,
-    StateJson,
-    dynamic_map,
-    nf4_map,
-    read_state,
-    state_json,
-)
+from plugins.facts import codebooks
+from plugins.formats.bitsandbytes.state import STATE, Nested, StateJson, read_state, state_json
 from plugins.formats.common import linears
 from plugins.formats.common.packings import Flat
 
@@ -90,10 +83,10 @@ class BitsAndBytes:
             _check(spec)
             assert spec.scheme is not None
             weight, nested = f"{module}.weight", spec.scheme.whole_only
-            constants[f"{weight}.quant_map"] = nf4_map().tobytes()
+            constants[f"{weight}.quant_map"] = codebooks.nf4().tobytes()
             specs[f"{weight}.quant_map"] = TensorSpec((16,), "F32")
             if nested:
-                constants[f"{weight}.nested_quant_map"] = dynamic_map().tobytes()
+                constants[f"{weight}.nested_quant_map"] = codebooks.dynamic8().tobytes()
                 specs[f"{weight}.nested_quant_map"] = TensorSpec((256,), "F32")
             else:
                 state = state_json(spec.shape, TORCH_NAMES[spec.dtype], spec.scheme.block_elems)
@@ -143,9 +136,9 @@ class _Reader:
             _check(spec)
             if nested and state["nested_blocksize"] != DYNAMIC8_BLOCK:
                 raise ValueError(f"nested_blocksize is {state['nested_blocksize']} (allowed: {DYNAMIC8_BLOCK})")
-            self._book(f"{weight}.quant_map", nf4_map())
+            self._book(f"{weight}.quant_map", codebooks.nf4())
             if nested:
-                self._book(f"{weight}.nested_quant_map", dynamic_map())
+                self._book(f"{weight}.nested_quant_map", codebooks.dynamic8())
         except ValueError as why:
             self.problems.append(Problem(weight, str(why)))
             return None

@@ -1,8 +1,7 @@
-"""bitsandbytes' facts about a packed matrix: its code books, its JSON, and the offset of quantized scales."""
+"""bitsandbytes' facts about a packed matrix: its JSON and the offset of quantized scales."""
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,40 +12,6 @@ from pipeline.strictjson import parse_object
 STATE = "quant_state.bitsandbytes__nf4"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 LONGEST_NUMBER = 25  # characters of a float64's shortest spelling: sign, 17 digits, point, e-308
-
-# The 16 values of NF4, as fp32: QLoRA (arXiv 2305.14314), appendix E; `create_normal_map` and the kernels of
-# bitsandbytes have these digits.
-NF4 = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
-
-
-@cache
-def nf4_map() -> Any:
-    """F32 [16]."""
-    return np.array(NF4, "<f4")
-
-
-@cache
-def dynamic_map() -> Any:
-    """F32 [256], ascending: the signed dynamic map of 8 bits (Dettmers, arXiv 1511.04561; QLoRA, section 3).
-
-    For each of seven decades 10⁻⁶ … 1, the midpoints of 2^i equal intervals of [0.1, 1], both signs; with 0 and 1. The
-    bits depend on how it is computed: ends in one rounding, counted from the nearer side (torch.linspace), then fp32.
-    """
-    one, tenth = np.float32(1), np.float32(0.1)
-    values = [np.float32(0), one]
-    for i in range(7):
-        at = np.arange(2**i + 1)
-        step = np.float64((one - tenth) / np.float32(2**i))
-        up, down = np.float64(tenth) + step * at, 1.0 - step * (2**i - at)
-        ends = np.where(at < len(at) // 2, up, down).astype(np.float32)
-        middles = (ends[:-1] + ends[1:]) / np.float32(2)
-        scaled = middles * np.float32(10.0 ** (i - 6))
-        values += [*scaled, *-scaled]
-    return np.sort(np.array(values, "<f4"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,12 @@ from typing import Any
 from pipeline.errors import Problem
 from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.spec import TensorSpec
+from plugins.facts.gpt_oss import TURNS, is_gpt_oss
 
-FAMILY = "gpt_oss"
 STACK = re.compile(r"(?P<stem>.*\bexperts)\.(?P<matrix>gate_up_proj|down_proj)(?P<bias>_bias)?")
 EXPERT = re.compile(
     r"(?P<stem>.*\bexperts)\.(?P<e>0|[1-9]\d{0,8})\.(?P<matrix>gate_proj|up_proj|down_proj)\.(?P<parameter>weight|bias)"
 )
-TURNS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 MATRIX = {name: (matrix, phase) for matrix, names in TURNS.items() for phase, name in enumerate(names)}
 
 
@@ -80,14 +79,9 @@ class Home:
         return tuple(part for module in self.modules for part in module.place(spec, parts_of(module.name)))
 
 
-def is_family(config: Mapping[str, Any]) -> bool:
-    """Whether config.json is gpt-oss's."""
-    return config.get("model_type") == FAMILY
-
-
 def is_stack(name: str, shape: tuple[int, ...], config: Mapping[str, Any]) -> bool:
     """Whether a tensor is one of gpt-oss's stacks, by its name and its number of dimensions."""
-    return is_family(config) and stack_of(name, shape) is not None
+    return is_gpt_oss(config) and stack_of(name, shape) is not None
 
 
 def stack_of(name: str, shape: tuple[int, ...]) -> re.Match[str] | None:
@@ -116,7 +110,7 @@ def are_unturned(leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) ->
     only where both are equal, and those exports hold both. Where none tells, stacks are what their names mean.
     """
     inter, hidden = (config.get(key) for key in ("intermediate_size", "hidden_size"))
-    if not is_family(config) or type(inter) is not int or type(hidden) is not int:
+    if not is_gpt_oss(config) or type(inter) is not int or type(hidden) is not int:
         return False
     unturned = {"gate_up_proj": (2 * inter, hidden), "down_proj": (hidden, inter)}
     for name, spec in leaves.items():

@@ -13,6 +13,7 @@ from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_spec
+from plugins.facts.gpt_oss import is_gpt_oss
 from plugins.formats.common import experts
 from plugins.formats.common.experts import Home, Module
 
@@ -51,7 +52,7 @@ def express(
             continue
         if home is None or home.parameter != "weight":
             text = f"{spec.encoding} of shape {list(spec.shape)} is no matrix of a linear module: {WHERE}"
-            if experts.stack_of(name, spec.shape) and not experts.is_family(config):
+            if experts.stack_of(name, spec.shape) and not is_gpt_oss(config):
                 model = f"of model_type {config.get('model_type')!r}"
                 text = f"is quantized as {spec.encoding}: how experts {model} lie in it is not known, only gpt_oss's"
             problems.append(Problem(name, text))
@@ -71,7 +72,7 @@ def express(
 
 def gather(matrices: Mapping[str, Bound], config: Mapping[str, Any]) -> tuple[dict[str, Bound], list[Problem]]:
     """The inverse of taking stacks apart: logical tensors of matrices and plain leaves, by leaf name."""
-    if not experts.is_family(config):
+    if not is_gpt_oss(config):
         return dict(matrices), []
     turned = {
         name: bound if bound.spec.scheme is not None else experts.plain_bound(name, bound.spec, config)

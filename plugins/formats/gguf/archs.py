@@ -6,9 +6,14 @@ k of `llama` alone are reordered, gate and up of gpt-oss taken apart, experts of
 one.
 """
 
-from plugins.formats.gguf.table import Arch, Row
+import re
+from collections.abc import Iterator
 
-L, B = "model.layers.{n}.", "blk.{n}."
+from plugins.facts import gpt_oss
+from plugins.formats.gguf.table import Arch, Row
+from plugins.formats.gpt_oss.table import LAYER, L
+
+B = "blk.{n}."
 
 
 def _attention(rope: bool, bias: tuple[str, ...], o_bias: bool) -> tuple[Row, ...]:
@@ -36,27 +41,31 @@ def _mlp(bias: tuple[str, ...]) -> tuple[Row, ...]:
 IN_NORM = Row(L + "input_layernorm.weight", (B + "attn_norm.weight",), ("hidden",))
 FFN_NORM = Row(L + "post_attention_layernorm.weight", (B + "ffn_norm.weight",), ("hidden",))
 QK_NORMS = tuple(Row(f"{L}self_attn.{x}_norm.weight", (f"{B}attn_{x}_norm.weight",), ("head_dim",)) for x in ("q", "k"))
-GPT_OSS_LAYER = (
-    IN_NORM,
-    *_attention(rope=False, bias=("attention_bias",), o_bias=True),
-    Row(L + "self_attn.sinks", (B + "attn_sinks.weight",), ("heads",)),
-    Row(L + "post_attention_layernorm.weight", (B + "post_attention_norm.weight",), ("hidden",)),
-    Row(L + "mlp.router.weight", (B + "ffn_gate_inp.weight",), ("experts", "hidden")),
-    Row(L + "mlp.router.bias", (B + "ffn_gate_inp.bias",), ("experts",)),
-    Row(
-        L + "mlp.experts.gate_up_proj",
-        (B + "ffn_gate_exps.weight", B + "ffn_up_exps.weight"),
-        ("experts", "gate_up", "hidden"),
-        packs=True,
-    ),
-    Row(
-        L + "mlp.experts.gate_up_proj_bias",
-        (B + "ffn_gate_exps.bias", B + "ffn_up_exps.bias"),
-        ("experts", "gate_up"),
-    ),
-    Row(L + "mlp.experts.down_proj", (B + "ffn_down_exps.weight",), ("experts", "hidden", "inter"), packs=True),
-    Row(L + "mlp.experts.down_proj_bias", (B + "ffn_down_exps.bias",), ("experts", "hidden")),
-)
+# Names and shapes of gpt-oss are the table's of plugins/formats/gpt_oss; here is what a file calls them.
+GPT_OSS_LEAVES = {
+    "input_layernorm": ("attn_norm",),
+    "self_attn.q_proj": ("attn_q",),
+    "self_attn.k_proj": ("attn_k",),
+    "self_attn.v_proj": ("attn_v",),
+    "self_attn.o_proj": ("attn_output",),
+    "self_attn.sinks": ("attn_sinks",),
+    "post_attention_layernorm": ("post_attention_norm",),
+    "mlp.router": ("ffn_gate_inp",),
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "mlp.experts.down_proj": ("ffn_down_exps",),
+}
+
+
+def _gpt_oss() -> Iterator[Row]:
+    for row in LAYER:
+        module = re.sub(r"[._](weight|bias)$", "", row.logical.removeprefix(L))
+        end = "bias" if row.logical.endswith("bias") else "weight"
+        leaves = tuple(f"{B}{leaf}.{end}" for leaf in GPT_OSS_LEAVES[module])
+        projects = row.logical.endswith("_proj.weight")
+        yield Row(row.logical, leaves, row.shape, packs=row.packs or projects, only_if=row.only_if)
+
+
+GPT_OSS_LAYER = tuple(_gpt_oss())
 LLAMA_LAYER = (IN_NORM, *_attention(True, ("attention_bias",), True), FFN_NORM, *_mlp(("mlp_bias",)))
 QWEN2_LAYER = (IN_NORM, *_attention(False, ("attention_bias",), False), FFN_NORM, *_mlp(()))
 QWEN3_LAYER = (IN_NORM, *_attention(False, (), False), *QK_NORMS, FFN_NORM, *_mlp(()))
@@ -109,10 +118,15 @@ ARCHS = {
         ),
         Arch(
             "gpt-oss",
-            "gpt_oss",
-            "GptOssForCausalLM",
+            gpt_oss.FAMILY,
+            gpt_oss.CLASS,
             GPT_OSS_LAYER,
-            (SILU, ("swiglu_limit", 7.0), ("swiglu_alpha", 1.702), ("attention_bias", True)),
+            (
+                SILU,
+                ("swiglu_limit", gpt_oss.SWIGLU_LIMIT),
+                ("swiglu_alpha", gpt_oss.SWIGLU_ALPHA),
+                ("attention_bias", True),
+            ),
         ),
         Arch(
             "gemma3",

@@ -9,32 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import Problem
+from plugins.facts import splits
 from plugins.formats.gguf.sentencepiece import CONTROL, NORMAL, UNUSED, USER_DEFINED
 
-CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 # The pattern of each model's own tokenizer.json: Llama 3, Qwen 2, Mistral Nemo, and o200k of gpt-4o and gpt-oss.
-PATTERNS = {
-    "llama-bpe": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|" + TAIL,
-    "qwen2": CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|" + TAIL,
-    "tekken": "|".join(
-        (
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*",
-            r"\p{N}",
-            r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        )
-    ),
-    "gpt-4o": "|".join(
-        (
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+{CONTRACTIONS}?",
-            rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*{CONTRACTIONS}?",
-            r"\p{N}{1,3}",
-            r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-        )
-    ),
-}
+PATTERNS = {"llama-bpe": splits.CL100K, "qwen2": splits.QWEN, "tekken": splits.TEKKEN, "gpt-4o": splits.O200K}
 
 
 def byte_level(use_regex: bool) -> dict[str, Any]:

@@ -13,9 +13,13 @@ import numpy as np
 from pipeline.errors import Problem, did_you_mean
 from pipeline.settings import LARGEST, Settings, is_a
 from pipeline.tensors.spec import TensorSpec
+from plugins.facts import gemma as gemma_facts
+from plugins.facts import gpt_oss
+from plugins.facts.rope import DEFAULT_THETA, parameters
+from plugins.formats.common.sizes import Sizes
 from plugins.formats.gguf import gemma
-from plugins.formats.gguf.table import Arch, Sizes
-from plugins.formats.gpt_oss.config import alternating, rope_of, too_many_layers
+from plugins.formats.gguf.table import Arch
+from plugins.formats.gpt_oss.config import too_many_layers
 
 WHERE = "config.json"
 ROPE_FREQS = "rope_freqs.weight"
@@ -163,7 +167,7 @@ def to_config(
     if arch.name == "llama":
         config["mlp_bias"] = "blk.0.ffn_up.bias" in leaves
     if arch.name == "gpt-oss":
-        config["layer_types"] = alternating(config["num_hidden_layers"])
+        config["layer_types"] = gpt_oss.layer_types(config["num_hidden_layers"])
     config |= _rope(arch, s, config, factors)
     if arch.name == "gemma3":
         config |= gemma.to_config(s, sizes_of(config))
@@ -199,7 +203,7 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
     s.count("head_dim", 2, MAX_HEAD_DIM)
     types = s.items("layer_types", str)
     problems += s.problems
-    if arch.name == "gpt-oss" and types and types != tuple(alternating(len(types))):
+    if arch.name == "gpt-oss" and types and types != tuple(gpt_oss.layer_types(len(types))):
         problems.append(Problem(WHERE, "layer_types must be sliding_attention, full_attention, … in turns"))
     if type(config.get("vocab_size")) is not int or not 0 < config["vocab_size"] <= LARGEST:
         problems.append(Problem(WHERE, f"vocab_size is {config.get('vocab_size')!r:.60}; a positive integer is needed"))
@@ -212,11 +216,12 @@ def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, A
         kv["llama.vocab_size"] = ("uint32", sizes.vocab)
     for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
         kv[f"{arch.name}.{key}"] = ("uint32", sizes.head_dim)
-    rope = rope_of(config)
     if arch.name == "gemma3":
         kv |= gemma.to_kv(config, sizes, problems)
-        rope = gemma.rope_of(config, gemma.FULL)
-    factors = _rope_kv(arch, kv, rope, sizes, problems)
+        settings = gemma_facts.rope(config, gemma_facts.FULL)
+    else:
+        settings = parameters(config)
+    factors = _rope_kv(arch, kv, settings, sizes, problems)
     return kv, factors, problems
 
 
@@ -235,7 +240,7 @@ def llama3_factors(rope: Mapping[str, Any], head_dim: int) -> Any:
 def _rope(arch: Arch, s: Settings, config: Mapping[str, Any], factors: Any) -> dict[str, Any]:
     """rope_theta and rope_scaling, in the spelling that transformers 4 and 5 read."""
     problems, before = s.problems, len(s.problems)
-    theta = s.positive("rope.freq_base", 10000.0)
+    theta = s.positive("rope.freq_base", DEFAULT_THETA)
     kind, factor = s.get("rope.scaling.type", str, "none"), s.positive("rope.scaling.factor", None)
     context = s.count("rope.scaling.original_context_length", None)
     yarn = {hf: s.get(f"rope.scaling.{key}", float, None) for key, hf in YARN}
@@ -262,8 +267,8 @@ def _rope(arch: Arch, s: Settings, config: Mapping[str, Any], factors: Any) -> d
         scaling["original_max_position_embeddings"] = context
         scaling |= {hf: value for hf, value in yarn.items() if value is not None}
         if arch.name == "gpt-oss":
-            # A file cannot say `truncate`: gpt-oss does not round the ramp's bounds; llama.cpp always does.
-            scaling = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, **scaling}
+            # A file cannot say `truncate`; llama.cpp always does.
+            scaling = {**{k: gpt_oss.YARN[k] for k in ("beta_fast", "beta_slow", "truncate")}, **scaling}
     return {"rope_theta": theta, "rope_scaling": scaling}
 
 
@@ -272,7 +277,7 @@ def _rope_kv(
 ) -> Any:
     """Adds rotary settings to `kv`; returns the factors that are stored as a leaf, or None."""
     s = Settings(rope, f"{WHERE} rope_parameters ")
-    kind, theta = s.get("rope_type", str, "default"), s.positive("rope_theta", 10000.0)
+    kind, theta = s.get("rope_type", str, "default"), s.positive("rope_theta", DEFAULT_THETA)
     numbers = {k: s.positive(k, None) for k in ("factor", *LLAMA3)}
     yarn = {key: s.get(name, float, None) for key, name in YARN}
     s.refuse("partial_rotary_factor", "cannot be written", 1.0)

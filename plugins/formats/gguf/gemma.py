@@ -11,19 +11,12 @@ from typing import Any
 
 from pipeline.errors import Problem
 from pipeline.settings import Settings
-from plugins.formats.gguf.table import Sizes
+from plugins.facts.gemma import FULL, LOCAL_THETA, PERIOD, QUERY_SCALE, SLIDING, layer_types, rope
+from plugins.formats.common.sizes import Sizes
 
 WHERE = "config.json"
-PERIOD = 6  # set_swa_pattern of gemma3: five sliding layers, then a full one
-LOCAL_THETA = 10000.0  # rope_freq_base_train_swa
 LAYERS_OF_27B = 62  # the one size whose queries are scaled by hidden_size / heads, and not by head_dim
-SLIDING, FULL = "sliding_attention", "full_attention"
 PATTERN, LOCAL, SOFTCAP = "attention.sliding_window_pattern", "rope.freq_base_swa", "final_logit_softcapping"
-
-
-def layer_types(layers: int, period: int) -> list[str]:
-    """Every `period`-th layer is full."""
-    return [FULL if (n + 1) % period == 0 else SLIDING for n in range(layers)]
 
 
 def query_scale(sizes: Sizes) -> int:
@@ -57,7 +50,7 @@ def to_kv(config: Mapping[str, Any], sizes: Sizes, problems: list[Problem]) -> d
     kv: dict[str, tuple[str, Any]] = {}
     s = Settings(config, f"{WHERE} ")
     types, every = list(s.items("layer_types", str)), s.count("sliding_window_pattern", PERIOD)
-    softcap, local = s.positive(SOFTCAP, None), rope_of(config, SLIDING)
+    softcap, local = s.positive(SOFTCAP, None), rope(config, SLIDING)
     r = Settings(local, f"{WHERE} rope_parameters of {SLIDING} ")
     theta = r.positive("rope_theta")
     problems += r.problems
@@ -70,11 +63,11 @@ def to_kv(config: Mapping[str, Any], sizes: Sizes, problems: list[Problem]) -> d
         problems.append(Problem(WHERE, text))
     elif period != PERIOD:
         kv[f"gemma3.{PATTERN}"] = ("uint32", period)
-    scale = config.get("query_pre_attn_scalar", 256)  # Gemma3TextConfig
+    scale = config.get("query_pre_attn_scalar", QUERY_SCALE)
     if scale != query_scale(sizes):
         text = f"query_pre_attn_scalar is {scale!r}; llama.cpp computes {query_scale(sizes)} for these sizes"
         problems.append(Problem(WHERE, text))
-    if local.get("rope_type", "default") != "default":
+    if local["rope_type"] != "default":
         problems.append(
             Problem(WHERE, f"rope_type of sliding layers is {local['rope_type']!r:.60}; GGUF scales full ones")
         )
@@ -82,27 +75,6 @@ def to_kv(config: Mapping[str, Any], sizes: Sizes, problems: list[Problem]) -> d
     if softcap is not None:
         kv[f"gemma3.{SOFTCAP}"] = ("float32", softcap)
     return kv
-
-
-def rope_of(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """Rotary settings of one kind of layer, from either spelling: `rope_theta`, `rope_type`, `factor`, …
-
-    transformers 5 has `rope_parameters` by kind; 4 has `rope_theta` and `rope_scaling` for the full layers and
-    `rope_local_base_freq` for the sliding ones. Defaults are those of `Gemma3TextConfig`.
-    """
-    s = Settings(config, f"{WHERE} ")
-    by_kind, scaling = s.object("rope_parameters"), s.object("rope_scaling")
-    own = Settings(by_kind, f"{WHERE} rope_parameters ")
-    if config.get("rope_parameters") is not None:
-        rope = dict(own.object(kind))
-    elif kind == SLIDING:
-        rope = {"rope_theta": config.get("rope_local_base_freq", LOCAL_THETA)}
-    else:
-        rope = {"rope_theta": config.get("rope_theta", 1e6), **scaling}
-    s.check()
-    own.check()
-    rope.setdefault("rope_type", rope.pop("type", "default"))
-    return {"rope_theta": LOCAL_THETA if kind == SLIDING else 1e6, **rope}
 
 
 def _period(types: list[str]) -> int | None:

@@ -1,44 +1,12 @@
 """What a weight table of a GGUF architecture is: a row for each tensor, with both of its names and its shape in words.
 
-The tables themselves are in `gguf_archs`.
+The tables themselves are in `archs`.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The numbers of one checkpoint that shapes are made of."""
-
-    layers: int
-    hidden: int
-    inter: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    experts: int = 1
-    moe_inter: int = 0
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    tied: bool = False
-
-    @property
-    def q(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
-    def gate_up(self) -> int:
-        return 2 * self.inter
-
-    @property
-    def untied(self) -> bool:
-        return not self.tied
+from plugins.formats.common.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +19,7 @@ class Row:
         shape: dimensions as attributes of `Sizes`, matrices as [..., out, in].
         packs: may be in a block type, and keeps its dtype when plain. Everything else is written as F32: llama.cpp's
             operators take norms, biases and router weights in no other type.
-        rope: rows are reordered within every head, see `gguf_packing.Ggml`.
+        rope: rows are reordered within every head, see `packing.Ggml`.
         each: one tensor an expert, `{e}` in `logical`, all of them stacked in the leaf.
         only_if: attribute of `Sizes` that must be true for the tensor to exist.
     """
@@ -75,7 +43,7 @@ class Arch:
         causal_lm: class of transformers.
         layer: the table of one layer; embeddings, last norm and head are the same in all.
         fixed: config.json values that the architecture implies and the file cannot say otherwise.
-        norms_plus: norms are stored plus one, see `gguf_packing.Ggml`.
+        norms_plus: norms are stored plus one, see `packing.Ggml`.
         aliases: other model types whose checkpoints are written as this architecture: same names, same computation.
     """
 

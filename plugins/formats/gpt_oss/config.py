@@ -1,16 +1,18 @@
 """The config.json of gpt-oss in its three spellings, and the numbers the weight table needs from it.
 
-Hugging Face wrote rotary settings as `rope_theta` + `rope_scaling` up to transformers 4 and as `rope_parameters`
-since 5; openai/gpt-oss has a flat file of its own. The pipeline carries the Hugging Face one, in the spelling it
-arrived in. This is not a model's view of its config: only what converting needs is read here.
+Hugging Face spells rotary settings in two ways (`plugins.facts.rope`); openai/gpt-oss has a flat file of its own. The
+pipeline carries the Hugging Face one, in the spelling it arrived in. This is not a model's view of its config: only
+what converting needs is read here.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 from pipeline.errors import PlanError, Problem, did_you_mean, nearest
-from pipeline.settings import LARGEST, Settings, is_a
-from plugins.formats.gpt_oss.table import Sizes
+from pipeline.settings import LARGEST, is_a
+from plugins.facts import gpt_oss
+from plugins.facts.rope import parameters
+from plugins.formats.common.sizes import Sizes
 
 WHERE = "config.json"
 NUMBERS = {
@@ -38,17 +40,22 @@ SAME_NUMBERS = {
     "sliding_window": "sliding_window",
 }
 # What gpt_oss.torch.model has in code and not in its config: a checkpoint that differs would compute something else.
-FIXED = {"rms_norm_eps": 1e-5, "swiglu_alpha": 1.702, "hidden_act": "silu", "attention_bias": True}
+FIXED = {
+    "rms_norm_eps": gpt_oss.EPS,
+    "swiglu_alpha": gpt_oss.SWIGLU_ALPHA,
+    "hidden_act": gpt_oss.ACTIVATION,
+    "attention_bias": True,
+}
 # Defaults of `ModelConfig` for the keys that are not sizes; early original configs leave swiglu_limit out.
 OPTIONAL = {
-    "swiglu_limit": 7.0,
-    "rope_theta": 150000.0,
-    "rope_scaling_factor": 32.0,
-    "rope_ntk_alpha": 1.0,
-    "rope_ntk_beta": 32.0,
-    "initial_context_length": 4096,
-    "sliding_window": 128,
-    "experts_per_token": 4,
+    "swiglu_limit": gpt_oss.SWIGLU_LIMIT,
+    "rope_theta": gpt_oss.THETA,
+    "rope_scaling_factor": gpt_oss.YARN["factor"],
+    "rope_ntk_alpha": gpt_oss.YARN["beta_slow"],
+    "rope_ntk_beta": gpt_oss.YARN["beta_fast"],
+    "initial_context_length": gpt_oss.CONTEXT,
+    "sliding_window": gpt_oss.WINDOW,
+    "experts_per_token": gpt_oss.CHOSEN,
 }
 ORIGINAL_KEYS = (
     *SAME_NUMBERS, "initial_context_length", "rope_theta", "rope_scaling_factor", "rope_ntk_alpha", "rope_ntk_beta",
@@ -67,7 +74,7 @@ def sizes_of(config: Mapping[str, Any], tensors: int) -> Sizes:
             do not divide; all of them.
     """
     problems = []
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for field, key in NUMBERS.items():
         value = config.get(key)
         if type(value) is not int or not 1 <= value <= LARGEST:
@@ -96,28 +103,6 @@ def too_many_layers(where: str, key: str, layers: int, tensors: int) -> list[Pro
     return [Problem(where, text)] if layers > max(1, tensors) else []
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary settings of a Hugging Face config in the flat spelling of transformers 5: rope_theta, rope_type, factor, …
-
-    {} when the config has none.
-
-    Raises:
-        PlanError: what should be an object is none.
-    """
-    s = Settings(config)
-    parameters, scaling = s.object("rope_parameters"), s.object("rope_scaling")
-    s.check()
-    if parameters:
-        rope = {"rope_theta": config.get("rope_theta"), **parameters}
-    elif "rope_theta" in config:
-        rope = {"rope_theta": config["rope_theta"], **scaling}
-    else:
-        return {}
-    kind = rope.pop("type", "default")  # the spelling of transformers before 4.43
-    rope.setdefault("rope_type", kind)
-    return rope
-
-
 def to_original(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """The original config.json for a Hugging Face config, and what it cannot say."""
     problems = []
@@ -134,11 +119,12 @@ def to_original(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem
         if config.get(key, only) != only:
             refuse(key, config[key], only)
     layers, types = out["num_hidden_layers"], config.get("layer_types")
-    if types is not None and (not isinstance(types, list) or len(types) != layers or types != alternating(len(types))):
+    turns = isinstance(types, list) and len(types) == layers and types == gpt_oss.layer_types(len(types))
+    if types is not None and not turns:
         refuse("layer_types", types, "sliding_attention, full_attention, … in turns")
 
-    rope = rope_of(config)
-    if not rope:
+    rope = parameters(config, theta=None)
+    if not config.get("rope_parameters") and "rope_theta" not in config:
         problems.append(Problem(WHERE, "no rope_parameters, and no rope_theta; the original naming needs them"))
         return out, problems
     yarn = rope["rope_type"] == "yarn"
@@ -202,16 +188,16 @@ def from_original(config: Mapping[str, Any], tensors: int) -> dict[str, Any]:
         "beta_slow": full["rope_ntk_alpha"],
         "factor": factor,
         "original_max_position_embeddings": context,
-        "rope_type": "yarn",
-        "truncate": False,
+        "rope_type": gpt_oss.YARN["rope_type"],
+        "truncate": gpt_oss.YARN["truncate"],
     }
     layers = full["num_hidden_layers"]
     return {
-        "architectures": ["GptOssForCausalLM"],
-        "model_type": "gpt_oss",
+        "architectures": [gpt_oss.CLASS],
+        "model_type": gpt_oss.FAMILY,
         **{key: full[original] for original, key in SAME_NUMBERS.items()},
         **FIXED,
-        "layer_types": alternating(layers if isinstance(layers, int) else 0),
+        "layer_types": gpt_oss.layer_types(layers if isinstance(layers, int) else 0),
         "tie_word_embeddings": False,
         "initial_context_length": context,
         "max_position_embeddings": int(context * factor),
@@ -219,8 +205,3 @@ def from_original(config: Mapping[str, Any], tensors: int) -> dict[str, Any]:
         "rope_scaling": yarn if factor > 1 else {"rope_type": "default"},
         "dtype": "bfloat16",
     }
-
-
-def alternating(layers: int) -> list[str]:
-    """Sliding-window attention on even layers, full attention on odd ones."""
-    return [("sliding_attention", "full_attention")[n % 2] for n in range(layers)]

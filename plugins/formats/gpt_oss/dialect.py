@@ -15,6 +15,7 @@ from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
+from plugins.facts import gpt_oss
 from plugins.formats.common import experts
 from plugins.formats.gpt_oss.bind import TORCH_NAMES, bind, express
 from plugins.formats.gpt_oss.config import ORIGINAL_KEYS, WHERE, from_original, sizes_of, to_original
@@ -37,7 +38,7 @@ class GptOss:
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
         """By model_type; not when leaves have original names, nor when experts lie as [E, out, in] (see `Plain`)."""
-        if config.get("model_type") != "gpt_oss" or _original_names(leaves):
+        if not gpt_oss.is_gpt_oss(config) or _original_names(leaves):
             return False
         return not experts.are_unturned(leaves, config)
 
@@ -102,7 +103,7 @@ class Original:
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
         """By leaf names; a config.json of another model_type is none of ours."""
-        return _original_names(leaves) and config.get("model_type") in (None, "gpt_oss")
+        return _original_names(leaves) and config.get("model_type") in (None, gpt_oss.FAMILY)
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`. The binding's config is Hugging Face's."""

@@ -1,6 +1,7 @@
 """The weight table of gpt-oss: every tensor once, with its name on both sides and its shape in words.
 
-Both dialects read this table in both directions, so that a tensor cannot be known to one and unknown to the other.
+All dialects of gpt-oss read this table in both directions, GGUF's too, so that a tensor cannot be known to one and
+unknown to the other.
 Names and shapes: `GptOssForCausalLM` of transformers 5 and `gpt_oss.torch.model` of openai/gpt-oss 0.0.x. What a
 folder does with packing and transposition is the dialects' business, not the table's.
 """
@@ -8,37 +9,7 @@ folder does with packing and transposition is the dialects' business, not the ta
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """The numbers of one checkpoint, from its own config.json, and the dimensions that follow from them."""
-
-    layers: int
-    hidden: int
-    inter: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    experts: int
-    vocab: int
-    attention_bias: bool = True
-    tied: bool = False
-
-    @property
-    def q(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv(self) -> int:
-        return self.kv_heads * self.head_dim
-
-    @property
-    def gate_up(self) -> int:
-        return 2 * self.inter
-
-    @property
-    def untied(self) -> bool:
-        return not self.tied
+from plugins.formats.common.sizes import Sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +36,7 @@ class Row:
 BIAS = "attention_bias"
 L, B = "model.layers.{n}.", "block.{n}."
 
-# Gate and up are interleaved along gate_up in every layout: gate = rows ::2, up = rows 1::2.
+# Gate and up take turns along gate_up in every layout (`plugins.facts.gpt_oss.TURNS`).
 LAYER = (
     Row(L + "input_layernorm.weight", B + "attn.norm.scale", ("hidden",)),
     Row(L + "self_attn.q_proj.weight", B + "attn.qkv.weight", ("q", "hidden")),

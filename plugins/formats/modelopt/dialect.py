@@ -30,6 +30,7 @@ from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
+from plugins.facts.gpt_oss import is_gpt_oss
 from plugins.formats.common import experts, linears
 from plugins.formats.common.packings import Single, Vector
 
@@ -73,7 +74,7 @@ class ModelOpt:
         if algorithm not in ALGORITHMS:
             text = f"quant_algo is {algorithm!r}{did_you_mean(str(algorithm), ALGORITHMS)}"
             raise PlanError([Problem(WHERE, text)])
-        reader = _Reader(leaves, linears.config_dtype(config), experts.is_family(config))
+        reader = _Reader(leaves, linears.config_dtype(config), is_gpt_oss(config))
         packed = dict.fromkeys(m for n in leaves if (m := reader.owner(n, PACKED)) is not None)
         found = {module: reader.matrix(module) for module in packed}
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from pipeline.errors import PlanError, Problem
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec
+from plugins.facts.gpt_oss import is_gpt_oss
 from plugins.formats.gpt_oss.dialect import GptOss
 from plugins.formats.safetensors.plain import Plain
 
@@ -25,15 +26,15 @@ class HuggingFaceDialect:
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
         """Everything but gpt-oss under other names: to be asked last."""
-        return not _is_gpt_oss(config) or GptOss().recognizes(leaves, config)
+        return not is_gpt_oss(config) or GptOss().recognizes(leaves, config)
 
     def decode(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.decode`."""
-        return (GptOss() if _is_gpt_oss(config) else Plain()).decode(leaves, config)
+        return (GptOss() if is_gpt_oss(config) else Plain()).decode(leaves, config)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`; of models other than gpt-oss it refuses every scheme."""
-        if _is_gpt_oss(config):
+        if is_gpt_oss(config):
             return GptOss().encode(tensors, config)
         kind = f"Hugging Face has no packing for model_type {config.get('model_type')!r}"
         problems = [
@@ -44,7 +45,3 @@ class HuggingFaceDialect:
         if problems:
             raise PlanError(problems)
         return Plain().encode(tensors, config)
-
-
-def _is_gpt_oss(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "gpt_oss"

@@ -2,33 +2,15 @@
 
 The float32 scales of a tensor, in order, lose their mean (the offset); in flat blocks of 256, what remains is divided
 by its largest magnitude and coded with a map of 256 values in [-1, 1] whose exponents are decimal and whose precision
-grows toward 1 (8-Bit Optimizers via Block-wise Quantization, arXiv 2110.02861, section 2.1).
+grows toward 1 (`plugins.facts.codebooks`).
 """
 
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK
-
-_DECADES = 7
-
-
-@cache
-def table() -> Any:
-    """float32 `[256]`, sorted: 0, 1 and, for each decade 10^-6 … 1, ± the middles of 2^i equal parts of [0.1, 1]."""
-    found = [0.0, 1.0]
-    one, tenth = np.float32(1), np.float32(0.1)
-    for i in range(_DECADES):
-        parts = 1 << i
-        step = (one - tenth) / np.float32(parts)
-        at = np.arange(parts + 1)
-        # From both ends, as torch.linspace does in float32, whose last bits the published map has.
-        ends = np.where(at < (parts + 1) // 2, tenth + step * at, one - step * (parts - at)).astype(np.float32)
-        middles = (ends[:-1] + ends[1:]) / np.float32(2) * np.float32(10.0 ** (i + 1 - _DECADES))
-        found += [*middles.tolist(), *(-middles).tolist()]
-    return np.sort(np.array(found, np.float32))
+from plugins.facts.codebooks import dynamic8
 
 
 def encode(scales: Any) -> tuple[Any, Any]:
@@ -40,7 +22,7 @@ def encode(scales: Any) -> tuple[Any, Any]:
     second = np.empty(blocks + 1, np.float32)
     second[-1] = offset
     codes = np.empty(flat.size, np.uint8)
-    values = table().astype(np.float64)
+    values = dynamic8().astype(np.float64)
     middles = (values[:-1] + values[1:]) / 2
     for b in range(blocks):
         part = flat[b * DYNAMIC8_BLOCK : (b + 1) * DYNAMIC8_BLOCK]
@@ -53,7 +35,7 @@ def encode(scales: Any) -> tuple[Any, Any]:
 
 def decode(codes: Any, second: Any) -> Any:
     """float32 scales of uint8 `codes`, each operation rounded to float32."""
-    flat = table()[np.asarray(codes).reshape(-1)]
+    flat = dynamic8()[np.asarray(codes).reshape(-1)]
     largest = np.repeat(np.asarray(second)[:-1], DYNAMIC8_BLOCK)[: flat.size]
     with np.errstate(over="ignore"):
         return (flat * largest + np.asarray(second)[-1]).reshape(codes.shape)

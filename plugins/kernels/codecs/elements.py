@@ -2,8 +2,7 @@
 
 A value divided by its block's scale is a float32; how it becomes a code is in `rounding`.
 
-Sources: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point (OFP8) v1.0, section 5; QLoRA
-(arXiv 2305.14314), appendix E, for NF4.
+Sources: OCP Microscaling Formats (MX) v1.0, section 5.3; OCP 8-bit Floating Point (OFP8) v1.0, section 5.
 """
 
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipeline.tensors.scheme import ELEMENT_BITS
+from plugins.facts import codebooks
 
 # (mantissa bits, bias, largest finite magnitude code): OCP MX v1.0, tables 1-5.
 FLOATS: Final = {
@@ -22,11 +22,6 @@ FLOATS: Final = {
     "e4m3": (3, 7, 0x7E),
     "e5m2": (2, 15, 0x7B),
 }
-NF4: Final = (
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,7 +84,7 @@ class Element:
         """float32 `[2 ** bits]`: the value of each code; NaN and infinities where the format has them."""
         code = np.arange(1 << self.bits)
         if self.family == "table":
-            return np.array(NF4, np.float32)
+            return codebooks.nf4()
         if self.family == "unsigned":
             return code.astype(np.float32)
         if self.family == "fixed":

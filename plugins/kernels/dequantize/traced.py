@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.errors import ConfigError
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK, Scheme
-from plugins.kernels.codecs import dynamic8
+from plugins.facts.codebooks import dynamic8
 from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied
 from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_NAN
@@ -158,7 +158,7 @@ def factors(q: Any) -> Any:
     """float32 factors of all blocks, `[..., down, across]`; not of E8M0 scales."""
     scheme: Scheme = q.scheme
     if scheme.second == "dynamic8":
-        flat = jnp.take(jnp.asarray(dynamic8.table()), q.scales.astype(jnp.int32).reshape(-1), mode="clip")
+        flat = jnp.take(jnp.asarray(dynamic8()), q.scales.astype(jnp.int32).reshape(-1), mode="clip")
         largest = jnp.repeat(q.second[:-1], DYNAMIC8_BLOCK)[: flat.size]
         return (multiplied(flat, largest) + q.second[-1]).reshape(q.scales.shape)
     scales = q.scales.astype(jnp.float32)

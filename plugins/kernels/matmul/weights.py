@@ -13,7 +13,7 @@ from jax import lax
 import pipeline.tensors.pytree  # noqa: F401  (QTensors go through jit)
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK
-from plugins.kernels.codecs import dynamic8
+from plugins.facts.codebooks import dynamic8
 from plugins.kernels.dequantize.traced import decode
 
 # Bytes of decoded weights at a time. On CPUs a few times a core's L2: smaller bands pay more for starting the threads
@@ -108,7 +108,7 @@ def _pick(w: QTensor, codes: Any, scales: Any, second: Any = lambda a: a) -> QTe
     if scheme.second == "dynamic8":
         flat = jnp.arange(w.scales.size, dtype=jnp.int32).reshape(w.scales.shape)
         group = jnp.take(other, scales(flat) // DYNAMIC8_BLOCK)
-        picked = jnp.take(jnp.asarray(dynamic8.table()), picked.astype(jnp.int32)) * group + other[-1]
+        picked = jnp.take(jnp.asarray(dynamic8()), picked.astype(jnp.int32)) * group + other[-1]
         scheme, other = replace(scheme, scale="f32", second=None), None
     elif other is not None:
         other = second(other)

@@ -1,9 +1,7 @@
 """What a model's config.json says about rotary embedding, as inverse frequencies and a concentration.
 
-Configs spell it in two ways: transformers 4 has `rope_theta` and `rope_scaling` (null, or a mapping whose type is
-`rope_type` or, older, `type`; Gemma 3 adds `rope_local_base_freq` for its sliding layers), transformers 5 has
-`rope_parameters`, one mapping or one for each layer type. The arithmetic is float32 where transformers' is, so that
-angles at long positions agree with its.
+How configs spell it is in `plugins.facts.rope`. The arithmetic is float32 where transformers' is, so that angles at
+long positions agree with its.
 
 Sources: transformers 5.23, modeling_rope_utils.py; YaRN, arXiv 2309.00071, section 3; Llama 3.1's
 apply_scaling in meta-llama/llama-models.
@@ -17,8 +15,8 @@ import numpy as np
 
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.settings import is_a
+from plugins.facts.rope import parameters
 
-DEFAULT_THETA: Final = 10_000.0  # arXiv 2104.09864, section 3.3; what transformers takes where a config names none
 MAX_DIMS: Final = 65_536  # of a head; real ones have 512 at most, and a table is made of these
 F32 = np.float32
 
@@ -35,7 +33,7 @@ def frequencies(config: Mapping[str, Any], head_dim: int, layer_type: str | None
         SourceError: the config names an unknown type, or lacks a number that its type needs.
     """
     rope = parameters(config, layer_type)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = rope["rope_type"]
     if not isinstance(kind, str) or kind not in KINDS:
         raise SourceError(f"config.json: rope type {kind!r:.80} is unknown{did_you_mean(str(kind), KINDS)}")
     numbers = RopeNumbers(config, rope, kind)
@@ -53,32 +51,6 @@ def frequencies(config: Mapping[str, Any], head_dim: int, layer_type: str | None
     if not np.isfinite(found).all() or not math.isfinite(concentration):
         raise SourceError(f"config.json: rope type {kind!r}: its numbers make frequencies that are not finite")
     return found, concentration
-
-
-def parameters(config: Mapping[str, Any], layer_type: str | None = None) -> dict[str, Any]:
-    """The parameters of one kind of layers, as transformers 5 spells them."""
-    for name in ("rope_parameters", "rope_scaling"):
-        if not isinstance(config.get(name), Mapping | None):
-            raise SourceError(f"config.json: {name} is {config[name]!r:.80}; an object is expected")
-    rope = config.get("rope_parameters")
-    theta = config.get("rope_theta")
-    if rope is None:
-        local = config.get("rope_local_base_freq")
-        if layer_type == "sliding_attention" and local is not None:
-            return {"rope_type": "default", "rope_theta": local}
-        rope = config.get("rope_scaling") or {}
-    elif any(isinstance(value, Mapping) for value in rope.values()):
-        kinds = [name for name, value in rope.items() if isinstance(value, Mapping)]
-        if layer_type not in kinds:
-            raise SourceError(
-                f"config.json: rope_parameters has nothing for layer type {layer_type!r}"
-                f"{did_you_mean(layer_type or '', kinds)}"
-            )
-        rope = rope[layer_type]
-    found = dict(rope)
-    if found.get("rope_theta") is None:
-        found["rope_theta"] = DEFAULT_THETA if theta is None else theta
-    return found
 
 
 class RopeNumbers:

@@ -10,6 +10,7 @@ from typing import Any
 
 from flax import nnx
 
+from plugins.facts import gemma
 from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
@@ -53,25 +54,23 @@ def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> 
     head_dim, inter, vocab = s.count("head_dim", 256), s.count("intermediate_size", 9216), s.count("vocab_size", 262208)
     act = s.one_of("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh")
     eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, True)
-    scale, bias = s.positive("query_pre_attn_scalar", 256.0) ** -0.5, s.get("attention_bias", bool, False)
-    window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", 6)
-    types = s.layer_types(layers, [f"{'sliding' if (i + 1) % every else 'full'}_attention" for i in range(layers)])
+    scale = s.positive("query_pre_attn_scalar", float(gemma.QUERY_SCALE)) ** -0.5
+    bias = s.get("attention_bias", bool, False)
+    window, every = s.count("sliding_window", 4096), s.count("sliding_window_pattern", gemma.PERIOD)
+    types = s.layer_types(layers, gemma.layer_types(layers, every))
     attention_cap = s.positive("attn_logit_softcapping", None)
     final_cap = s.positive("final_logit_softcapping", None)
     s.refuse("use_bidirectional_attention", "only causal attention is supported", False)
     s.check()
-    if not config.get("rope_parameters"):
-        given = {key: value for key, value in config.items() if value is not None}
-        config = {"rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0, **given}
     ropes = {}
     for kind in sorted(set(types)):
-        inv_freq, concentration = frequencies(config, head_dim, kind)
+        inv_freq, concentration = frequencies({**config, "rope_parameters": gemma.rope(config, kind)}, head_dim)
         ropes[kind] = RopeFrequencies(tuple(map(float, inv_freq)), concentration)
 
     def block(w: Weights, i: int) -> Block:
         shape = AttentionShape(
             hidden, heads, kv_heads, head_dim, ropes[types[i]], scale=scale, softcap=attention_cap, qk_norm=eps,
-            window=window if types[i] == "sliding_attention" else None, plus_one=True, bias=bias, out_bias=bias,
+            window=window if types[i] == gemma.SLIDING else None, plus_one=True, bias=bias, out_bias=bias,
         )  # fmt: skip
         return Block(w, shape, inter, act, eps)
 

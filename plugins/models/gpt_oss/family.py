@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from plugins.facts.gpt_oss import FAMILY
+
 
 @dataclass(frozen=True)
 class GptOss:
     """A `plugins.models.family.Family`."""
 
-    model_types: ClassVar[tuple[str, ...]] = ("gpt_oss",)
+    model_types: ClassVar[tuple[str, ...]] = (FAMILY,)
     tied: ClassVar[bool] = False
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:

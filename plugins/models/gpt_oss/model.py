@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.facts import gpt_oss
 from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
@@ -22,13 +23,6 @@ from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSN
 from plugins.models.common.ops import Ops
 from plugins.models.common.settings import ModelSettings
 from plugins.models.common.weights import Weights
-
-# GptOssConfig's, where config.json has nothing.
-DEFAULT_THETA = 150_000.0
-DEFAULT_ROPE = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    "original_max_position_embeddings": 4096,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,27 +50,24 @@ class Numbers:
         s = ModelSettings(config)
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
-        types = s.layer_types(layers, [("sliding_attention", "full_attention")[i % 2] for i in range(layers)])
+        types = s.layer_types(layers, gpt_oss.layer_types(layers))
         window = s.count("sliding_window")
         head_dim = s.count("head_dim", hidden // heads)
         experts = s.count("num_local_experts")
-        chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, 4))
+        chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))
         s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
-        s.one_of("hidden_act", ("silu",), "silu")
+        s.one_of("hidden_act", (gpt_oss.ACTIVATION,), gpt_oss.ACTIVATION)
         s.refuse("tie_word_embeddings", "gpt-oss has a head of its own", False)
-        eps, alpha = s.get("rms_norm_eps", float), s.get("swiglu_alpha", float, 1.702)
-        limit = s.get("swiglu_limit", float, 7.0)
+        eps, alpha = s.get("rms_norm_eps", float), s.get("swiglu_alpha", float, gpt_oss.SWIGLU_ALPHA)
+        limit = s.get("swiglu_limit", float, gpt_oss.SWIGLU_LIMIT)
         vocab, inter, kv_heads = s.count("vocab_size"), s.count("intermediate_size"), s.count("num_key_value_heads")
         experts, chosen = (
             s.count("num_local_experts"),
-            s.count("num_experts_per_tok", s.get("experts_per_token", int, 4)),
+            s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN)),
         )
-        bias, rope, scaling = s.get("attention_bias", bool, True), s.object("rope_parameters"), s.object("rope_scaling")
+        bias = s.get("attention_bias", bool, True)
         s.check()
-        given = rope or scaling or DEFAULT_ROPE
-        theta = config.get("rope_theta") or DEFAULT_THETA
-        full = {"rope_theta": theta, **{k: v for k, v in given.items() if v is not None}}
-        inv_freq, concentration = frequencies({**config, "rope_parameters": full}, head_dim)
+        inv_freq, concentration = frequencies({**config, "rope_parameters": gpt_oss.rope(config)}, head_dim)
         return Numbers(
             vocab=vocab, hidden=hidden, inter=inter, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
             experts=experts, chosen=chosen, eps=eps, alpha=alpha, limit=limit, bias=bias,

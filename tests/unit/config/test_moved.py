@@ -42,7 +42,7 @@ def test_a_field_that_went_is_explained(place: tuple[str, str], why: str) -> Non
         ("engine.hold=bf16", "'hold' in engine is now 'weights_dtype'"),
         (
             "quant.scale_rule=even",
-            "'scale_rule' in quant is gone: it had no effect; quant=none is a job of its own in a sweep",
+            "'scale_rule' in quant is gone: it had no effect; quant=none is a job of its own",
         ),
     ],
 )

@@ -15,10 +15,12 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import cut, random_boxes, same, spec_of
+from plugins.facts import codebooks
 from plugins.formats.bitsandbytes.dialect import BitsAndBytes
-from plugins.formats.bitsandbytes.state import LONGEST_NUMBER, dynamic_map, nf4_map
+from plugins.formats.bitsandbytes.state import LONGEST_NUMBER
 from plugins.kernels.codecs import dynamic8
 from tests.cases.quantized import leaves_of, quantized, read, seen_by, write_folder
+from tests.oracles import scales as by_hand
 from tests.oracles.blocks_by_hand import NF4, dequantize
 from tests.unit.formats.test_compressed_tensors import CONFIG, problems_of, specs_of
 from tests.unit.formats.test_compressed_tensors import plain as values
@@ -109,9 +111,9 @@ def test_double_quantized_json_has_room_for_any_offset() -> None:
 
 
 def test_code_books() -> None:
-    assert nf4_map().tobytes() == NF4.tobytes()
-    assert same(dynamic_map(), dynamic8.table().astype("<f4"))
-    assert (np.diff(dynamic_map()) > 0).all()
+    assert codebooks.nf4().tobytes() == NF4.tobytes()
+    assert np.array_equal(codebooks.dynamic8(), by_hand.dynamic_map())
+    assert (np.diff(codebooks.dynamic8()) > 0).all()
 
 
 def test_config() -> None:

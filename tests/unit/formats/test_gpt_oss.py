@@ -13,7 +13,8 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
-from plugins.formats.gpt_oss.config import from_original, rope_of, sizes_of, to_original
+from plugins.facts.rope import parameters
+from plugins.formats.gpt_oss.config import from_original, sizes_of, to_original
 from plugins.formats.gpt_oss.dialect import GptOss, Original
 from plugins.formats.gpt_oss.table import entries
 from plugins.formats.safetensors.plain import Plain
@@ -348,7 +349,7 @@ def test_a_config_that_the_original_program_cannot_follow_is_refused(change: dic
 
 def test_configs_in_three_spellings_are_one() -> None:
     v4, v5 = toys.make(v4=True).config, toys.make().config
-    assert rope_of(v4) == rope_of(v5)
+    assert parameters(v4) == parameters(v5)
     assert to_original(v4) == to_original(v5) == (toys.ORIGINAL_CONFIG, [])
     assert to_original(from_original(toys.ORIGINAL_CONFIG, 99)) == (toys.ORIGINAL_CONFIG, [])
     unscaled = {**toys.ORIGINAL_CONFIG, "rope_scaling_factor": 1.0}

@@ -295,8 +295,8 @@ def test_a_pattern_layer_by_layer():
 
 
 def test_gemma_27b_scales_queries_by_its_width():
+    from plugins.formats.common.sizes import Sizes
     from plugins.formats.gguf.gemma import query_scale
-    from plugins.formats.gguf.table import Sizes
 
     of_27b = Sizes(layers=62, hidden=5376, inter=21504, heads=32, kv_heads=16, head_dim=128, vocab=262144)
     assert query_scale(of_27b) == 168  # google/gemma-3-27b-it
