@@ -13,8 +13,9 @@ from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.files import read_whole
 from pipeline.places import hindrance
+from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
 LEAST = 2  # tokens of a text
 
@@ -43,6 +44,8 @@ class Evaluated:
 class Evaluate:
     """Perplexity of the checkpoint, and of the one that the stage `decode` gave: the same weights, not quantized.
 
+    Where the run exports the checkpoint, the export is read in its place (`pipeline.read_back`).
+
     The baseline is computed once for the same weights, settings, tokenizer, texts, options, device and code, and read
     from `baselines` afterwards, by all jobs of a sweep and by later runs.
 
@@ -64,7 +67,7 @@ class Evaluate:
         for text in self.texts:
             texts.check(text, "evaluate.texts")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None) -> Footprint:
         """The larger of both models, one of which is loaded at a time.
 
         Raises:
@@ -72,24 +75,28 @@ class Evaluate:
         """
         if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
             raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
-        ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
+        subject, reads = predicted(checkpoint, exported)
+        ours, base = self.engine.plan(subject), self.engine.plan(decode)
         read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
         device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
-        return Footprint(device, host, read, ours.ignored)
+        return Footprint(device, host, read, ours.ignored, reads)
 
-    def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
+    def run(
+        self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None
+    ) -> Evaluated:
         """
         Raises:
             SourceError: no tokenizer; a text that is not UTF-8.
-            StorageError: the baseline cannot be kept.
+            StorageError: the baseline cannot be kept; the export was changed.
         """
-        changed = checkpoint.store != decode.store  # what no stage between them touched is the same store
+        subject = opened(checkpoint, exported)
+        changed = subject.store != decode.store  # what no stage between them touched is the same store
         written = {Path(t).name: texts.read(t) for t in self.texts}
         if len(written) < len(self.texts):
             raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(self.texts)}")
         kept, base, base_facts = self._baseline(ctx, decode, written, needed=changed)
         if changed:
-            session = self.engine.load(checkpoint)
+            session = self.engine.load(subject)
             found = {}
             for name, text in written.items():
                 text_stream.write(f"scoring {name}\n")

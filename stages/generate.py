@@ -1,13 +1,14 @@
-"""Generate: a sample of text from the checkpoint as it stands at this point of the flow."""
+"""Generate: a sample of text from the checkpoint as it stands at this point of the flow, or from its export."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
+from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,13 @@ class Generate:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
 
-    def plan(self, checkpoint: Checkpoint) -> Footprint:
-        return self.engine.plan(checkpoint)
+    def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Footprint:
+        subject, reads = predicted(checkpoint, exported)
+        return replace(self.engine.plan(subject), reads=reads)
 
-    def run(self, ctx: Context, checkpoint: Checkpoint) -> Generated:
+    def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported | None = None) -> Generated:
         prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
-        session = self.engine.load(checkpoint)
+        session = self.engine.load(opened(checkpoint, exported))
         alone = len(prompts) == 1
 
         def on_text(row: int, text: str) -> None:

@@ -16,7 +16,7 @@ def model(engine: Any, store: Any, load: Callable[[], Any]) -> Any:
     first: two need not fit."""
     global _held
     found = _held  # another task of this worker may end, and let go, at any time
-    if found is None or found[0] != engine or found[1] is not store:
+    if found is None or found[0] != engine or found[1] != store:
         found = None
         release()
         found = _held = (engine, store, load())

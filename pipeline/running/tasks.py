@@ -45,7 +45,8 @@ def _result_tasks(
         yield Task(key, give, (node.result,), handle=True, label=key)
         return
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
-    args = (node.name, node.stage, promised, plan.context, plan.inputs, *(Ref(s) for s in node.inputs.values()))
+    sources = [Ref(s) for s in node.inputs.values()]
+    args = (node.name, node.stage, promised, plan.context, plan.inputs, tuple(node.inputs), *sources)
     after = lane if isinstance(node.result, Footprint) else ()
     yield Task(f"{key}:run", run_stage, args, after, resources, handle=True, label=node.name)
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
@@ -84,16 +85,16 @@ class Made:
 
 def run_stage(
     name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, files: tuple[InputFile, ...],
-    *inputs: Any,
+    params: tuple[str, ...], *inputs: Any,
 ) -> Made:  # fmt: skip
-    """Run a stage in the graph.
+    """Run a stage in the graph, on `inputs` for its parameters `params`.
 
     Raises:
         StageError: it gives other tensors than its plan promised.
         SourceError: one of `files` is no longer what was planned.
     """
     with meter.metered() as measured, meter.stage(name):
-        value = timed(stage.run(ctx, *inputs), name, inputs)
+        value = timed(stage.run(ctx, **dict(zip(params, inputs, strict=True))), name, inputs)
     unchanged(*files)
     if promised is not None and (given := dict(value.store.specs)) != promised:
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
