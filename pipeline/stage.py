@@ -24,6 +24,7 @@ import numpy as np
 
 from pipeline.digest import Digested, InputFile
 from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
@@ -44,6 +45,7 @@ class Context:
         fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
         recipes: stage → identity of its config, those of all stages before it, in order, and the code: with the
             inputs, what its result depends on.
+        models: where models are loaded, and held for the stages after.
     """
 
     run_dir: Path
@@ -52,6 +54,7 @@ class Context:
     overwrite: bool = False
     fetch: bool = True
     recipes: Mapping[str, str] = field(default_factory=dict)
+    models: ModelSlot = field(default_factory=ModelSlot, compare=False, repr=False)
 
 
 @runtime_checkable

@@ -27,7 +27,8 @@ class Evaluated:
     Attributes:
         texts: file name → perplexity, tokens, scored, nll; with a baseline also its perplexity, mean KL divergence from
             it (nats) and top-1 agreement.
-        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the unquantized weights take.
+        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the unquantized weights take; `read_from`:
+            where the weights were read, the export or the source.
         windows: how the texts were cut.
         figures: for comparisons.
         tables: for people.
@@ -96,7 +97,7 @@ class Evaluate:
             raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(self.texts)}")
         kept, base, base_facts = self._baseline(ctx, decode, written, needed=changed)
         if changed:
-            session = self.engine.load(subject)
+            session = ctx.models.load(self.engine, subject)
             found = {}
             for name, text in written.items():
                 text_stream.write(f"scoring {name}\n")
@@ -108,7 +109,7 @@ class Evaluate:
         rows = {n: _row(s, base[n] if changed else None) for n, s in found.items()}
         return Evaluated(
             texts=rows,
-            facts={**facts, "baseline_nbytes": base_facts["device_nbytes"]},
+            facts={**facts, "baseline_nbytes": base_facts["device_nbytes"], "read_from": str(subject.source)},
             windows=asdict(self.windows),
             figures=_figures(rows),
             tables=_tables(rows, found, facts, base_facts, changed=changed),
@@ -135,7 +136,7 @@ class Evaluate:
             if before is not None:
                 scores[name], facts = before
                 continue
-            session = session or self.engine.load(decode)
+            session = session or ctx.models.load(self.engine, decode)
             text_stream.write(f"scoring {name} with the unquantized model\n")
             ids = _ids(session, name, text)
             # Named after the run, whose folder is locked: runs at the same time do not write the same file.

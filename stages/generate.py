@@ -20,7 +20,7 @@ class Generated:
         tokens: generated ids of each.
         finish: why each ended: end (a token that ends), stop (a stop string), length.
         timings: seconds of load, compile, prefill, decode, and what was done in them.
-        facts: device, dtypes, bytes on the device.
+        facts: device, dtypes, bytes on the device; `read_from`: where the weights were read, the export or the source.
         figures: for comparisons.
         tables: for people.
     """
@@ -61,7 +61,8 @@ class Generate:
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported | None = None) -> Generated:
         prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
-        session = self.engine.load(opened(checkpoint, exported))
+        subject = opened(checkpoint, exported)
+        session = ctx.models.load(self.engine, subject)
         alone = len(prompts) == 1
 
         def on_text(row: int, text: str) -> None:
@@ -70,7 +71,7 @@ class Generate:
         found = session.generate(list(prompts), self.sampling, chat=self.chat, on_text=on_text)
         text_stream.write("\n")
         t = found[0].timings
-        facts = session.facts
+        facts = {**session.facts, "read_from": str(subject.source)}
         prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"
         decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"
         rows = [
