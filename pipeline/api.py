@@ -71,23 +71,20 @@ def load_model(
     from pipeline.engine import Loads
     from pipeline.errors import PlanError
     from pipeline.planning.memory import plan_run
-    from pipeline.running import held
 
     chosen = [] if model is None else [f"model={model}"]
     as_it_is = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
     how = as_it_is if quant is None else [f"quant={quant}"]
-    args = [*chosen, f"model.source={quoted(_place(source))}", "flow=generate", *how, *overrides]
-    with _composed(args, None) as (config, _):
-        stages = {n: Loads(s.engine) if n == "generate" else s for n, s in config.stages.items()}
-        run_dir = Path(config.spine.paths.run).absolute()
-        plan = plan_run(replace(config, stages=stages), run_dir, override='overrides=["{}"]')
+    stages = "stages=[load,decode,quantize]"
+    args = [*chosen, f"model.source={quoted(_place(source))}", stages, *how, *overrides]
+    with _composed(args, None, build=("engine",)) as (config, _):
+        loads = Loads(config.built["engine"])
+        run = replace(config, stages={**config.stages, "model": loads}, nodes={**config.nodes, "model": {}})
+        plan = plan_run(run, Path(config.spine.paths.run).absolute(), override='overrides=["{}"]')
         if plan.problems:
             raise PlanError(plan.problems)
-        node = plan.nodes["generate"]
-        try:
-            return node.stage.engine.load(plan.nodes[node.inputs["checkpoint"]].result)
-        finally:
-            held.release()  # it is the caller's alone
+        taken = plan.nodes[plan.nodes["model"].inputs["checkpoint"]]
+        return loads.engine.load(taken.result)  # the caller's alone
 
 
 def _place(source: str | Path) -> str:
@@ -96,8 +93,13 @@ def _place(source: str | Path) -> str:
 
 
 @contextmanager
-def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterator[tuple["RunConfig", list[str]]]:
+def _composed(
+    overrides: Sequence[str], config_dir: str | Path | None, build: Sequence[str] = ()
+) -> Iterator[tuple["RunConfig", list[str]]]:
     """The config of a command line, checked, and the overrides as they were composed.
+
+    Args:
+        build: nodes that are built beside the stages.
 
     Raises:
         ConfigError: Hydra's errors, explained.
@@ -124,7 +126,7 @@ def _composed(overrides: Sequence[str], config_dir: str | Path | None) -> Iterat
             HydraConfig.instance().set_config(whole)
             with open_dict(whole):
                 del whole["hydra"]
-            config = load_run(whole)
+            config = load_run(whole, build)
         except (HydraException, OmegaConfBaseException) as why:
             raise explain(why, list(overrides)) from None
         finally:

@@ -2,7 +2,8 @@
 
 A stage is a verb: a frozen dataclass whose fields are its config, with one method `run(ctx, *inputs)`. No base class,
 no decorator, no registration. The annotations of `run` declare the edges: each parameter takes the artefact of the
-latest earlier stage whose result has that type, or, when it is named like an earlier stage, that stage's result.
+latest earlier stage whose result has that type, or, when it is named like an earlier stage, that stage's result. One
+that may be None by default (`exported: Exported | None = None`) is left out where no stage before gives its type.
 
 `run` is called while planning, with real handles and a guard under which reading data is an error: it should build
 views and return. Three kinds of stage follow from what it returns:
@@ -23,7 +24,9 @@ import numpy as np
 
 from pipeline.digest import Digested, InputFile
 from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
+from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
 
@@ -42,6 +45,7 @@ class Context:
         fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
         recipes: stage → identity of its config, those of all stages before it, in order, and the code: with the
             inputs, what its result depends on.
+        models: where models are loaded, and held for the stages after.
     """
 
     run_dir: Path
@@ -50,6 +54,7 @@ class Context:
     overwrite: bool = False
     fetch: bool = True
     recipes: Mapping[str, str] = field(default_factory=dict)
+    models: ModelSlot = field(default_factory=ModelSlot, compare=False, repr=False)
 
 
 @runtime_checkable
@@ -70,6 +75,7 @@ class Checkpoint:
         ignored: what the source holds and `store` does not, with the reason.
         origin: for people: where and what it was read from.
         source: the folder or file that was opened.
+        opener: opens another folder as this one was opened, an export of it for instance; None: nothing does.
     """
 
     store: TensorStore
@@ -80,6 +86,7 @@ class Checkpoint:
     origin: str = ""
     source: Path | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
+    opener: "Callable[[Path], Checkpoint] | None" = field(default=None, compare=False, repr=False)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.
@@ -133,12 +140,14 @@ class Footprint:
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
         inputs: files that it reads beside those of the checkpoints it takes.
         ignored: tensors that the model does not read, with the reasons.
+        reads: for people: whether it reads an export or the checkpoint, where there is a choice.
     """
 
     device_nbytes: int
     host_nbytes: int
     inputs: tuple[InputFile, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
+    reads: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,16 +159,35 @@ class OutputFile:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadBack:
+    """How an export is read in place of the checkpoint that was exported (`pipeline.read_back`).
+
+    Attributes:
+        of: what was exported.
+        specs: of the tensors that it holds.
+        opener: opens its folder.
+        why_not: why it does not stand for the checkpoint; empty when it does.
+    """
+
+    of: TensorStore = field(repr=False)
+    specs: Mapping[str, TensorSpec]
+    opener: Callable[[Path], Checkpoint] | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Exported:
     """A finished checkpoint on disk.
 
     Attributes:
         path: its folder, complete and in place.
         files: every file in it with its xxh3-128 digest.
+        read_back: how it is read in place of the checkpoint; None: it is not.
     """
 
     path: Path
     files: tuple["Digested", ...]
+    read_back: ReadBack | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,9 @@ from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.files import read_whole
 from pipeline.places import hindrance
+from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
 LEAST = 2  # tokens of a text
 
@@ -26,7 +27,8 @@ class Evaluated:
     Attributes:
         texts: file name → perplexity, tokens, scored, nll; with a baseline also its perplexity, mean KL divergence from
             it (nats) and top-1 agreement.
-        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the unquantized weights take.
+        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the unquantized weights take; `read_from`:
+            where the weights were read, the export or the source.
         windows: how the texts were cut.
         figures: for comparisons.
         tables: for people.
@@ -42,6 +44,8 @@ class Evaluated:
 @dataclass(frozen=True)
 class Evaluate:
     """Perplexity of the checkpoint, and of the one that the stage `decode` gave: the same weights, not quantized.
+
+    Where the run exports the checkpoint, the export is read in its place (`pipeline.read_back`).
 
     The baseline is computed once for the same weights, settings, tokenizer, texts, options, device and code, and read
     from `baselines` afterwards, by all jobs of a sweep and by later runs.
@@ -64,7 +68,7 @@ class Evaluate:
         for text in self.texts:
             texts.check(text, "evaluate.texts")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None) -> Footprint:
         """The larger of both models, one of which is loaded at a time.
 
         Raises:
@@ -72,24 +76,28 @@ class Evaluate:
         """
         if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
             raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
-        ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
+        subject, reads = predicted(checkpoint, exported)
+        ours, base = self.engine.plan(subject), self.engine.plan(decode)
         read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
         device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
-        return Footprint(device, host, read, ours.ignored)
+        return Footprint(device, host, read, ours.ignored, reads)
 
-    def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
+    def run(
+        self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None
+    ) -> Evaluated:
         """
         Raises:
             SourceError: no tokenizer; a text that is not UTF-8.
-            StorageError: the baseline cannot be kept.
+            StorageError: the baseline cannot be kept; the export was changed.
         """
-        changed = checkpoint.store != decode.store  # what no stage between them touched is the same store
+        subject = opened(checkpoint, exported)
+        changed = subject.store != decode.store  # what no stage between them touched is the same store
         written = {Path(t).name: texts.read(t) for t in self.texts}
         if len(written) < len(self.texts):
             raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(self.texts)}")
         kept, base, base_facts = self._baseline(ctx, decode, written, needed=changed)
         if changed:
-            session = self.engine.load(checkpoint)
+            session = ctx.models.load(self.engine, subject)
             found = {}
             for name, text in written.items():
                 text_stream.write(f"scoring {name}\n")
@@ -101,7 +109,7 @@ class Evaluate:
         rows = {n: _row(s, base[n] if changed else None) for n, s in found.items()}
         return Evaluated(
             texts=rows,
-            facts={**facts, "baseline_nbytes": base_facts["device_nbytes"]},
+            facts={**facts, "baseline_nbytes": base_facts["device_nbytes"], "read_from": str(subject.source)},
             windows=asdict(self.windows),
             figures=_figures(rows),
             tables=_tables(rows, found, facts, base_facts, changed=changed),
@@ -128,7 +136,7 @@ class Evaluate:
             if before is not None:
                 scores[name], facts = before
                 continue
-            session = session or self.engine.load(decode)
+            session = session or ctx.models.load(self.engine, decode)
             text_stream.write(f"scoring {name} with the unquantized model\n")
             ids = _ids(session, name, text)
             # Named after the run, whose folder is locked: runs at the same time do not write the same file.

@@ -23,7 +23,7 @@ from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
 from pipeline.planning.holding import Option, choose, hold
 from pipeline.running.target import MARKER, Target
-from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Work
+from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, ReadBack, Work
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.blocks import common, grain_of
@@ -31,7 +31,7 @@ from pipeline.tensors.chunks import pack
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.slabs import slabs
-from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, numpy_dtype
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, group_of, numpy_dtype
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore, grain, leaf_boxes, split
 from pipeline.units import parse_bytes, show_bytes
@@ -113,6 +113,7 @@ class Export:
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
             chosen=chosen,
+            read_back=_read_back(checkpoint, store.specs, binding),
         )
 
 
@@ -151,6 +152,7 @@ class ExportWork:
         inputs: every file behind the store and the companions.
         key: identity of what is written.
         chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
+        read_back: whether, and how, later stages read the export in place of the checkpoint.
     """
 
     store: TensorStore
@@ -166,6 +168,7 @@ class ExportWork:
     run_dir: Path
     overwrite: bool
     chosen: str = ""
+    read_back: ReadBack | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -307,9 +310,8 @@ class ExportWork:
         files = self._digested(records)
         unchanged(*self.inputs)  # companions were copied just now, and nothing that mixes two versions may look whole
         self.place.put_in_place(replaces)
-        return Exported(
-            self.target, tuple(replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files)
-        )
+        files = [replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files]
+        return Exported(self.target, tuple(files), self.read_back)
 
     def _digested(self, records: Sequence[Mapping[str, Any]]) -> list[Digested]:
         """Every file's digest, made durable; before it those of the chunks in it, which must be as they were written.
@@ -344,6 +346,26 @@ class ExportWork:
             f"{self.partial}: {what} is no longer what was written there: another program's doing, or the disk's; "
             "the same command writes it again"
         )
+
+
+def _read_back(checkpoint: Checkpoint, written: Mapping[str, TensorSpec], binding: Binding) -> ReadBack:
+    """What the export holds, and why it does not stand for the checkpoint where it does not.
+
+    Plain tensors may come back wider than they were (norms in GGUF), packed ones in nothing but their scheme.
+    """
+    specs = {}
+    for name, bound in binding.tensors.items():
+        spec = bound.spec
+        specs[name] = (
+            spec if spec.scheme is not None else replace(spec, dtype=binding.leaves[bound.parts[0].leaf].dtype)
+        )
+    why_not = ""
+    if other := next((n for n, s in checkpoint.store.specs.items() if written[n] != s), None):
+        was = checkpoint.store.specs[other].encoding
+        why_not = f"the export has {group_of(other)} as {written[other].encoding}, not as {was}"
+    elif checkpoint.opener is None:
+        why_not = "what gave the checkpoint opens no other folder"
+    return ReadBack(checkpoint.store, specs, checkpoint.opener, why_not)
 
 
 def _between(spec: TensorSpec, elems: int, taken: int) -> int:

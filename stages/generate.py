@@ -1,13 +1,14 @@
-"""Generate: a sample of text from the checkpoint as it stands at this point of the flow."""
+"""Generate: a sample of text from the checkpoint as it stands at this point of the flow, or from its export."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
+from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Generated:
         tokens: generated ids of each.
         finish: why each ended: end (a token that ends), stop (a stop string), length.
         timings: seconds of load, compile, prefill, decode, and what was done in them.
-        facts: device, dtypes, bytes on the device.
+        facts: device, dtypes, bytes on the device; `read_from`: where the weights were read, the export or the source.
         figures: for comparisons.
         tables: for people.
     """
@@ -54,12 +55,14 @@ class Generate:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
 
-    def plan(self, checkpoint: Checkpoint) -> Footprint:
-        return self.engine.plan(checkpoint)
+    def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Footprint:
+        subject, reads = predicted(checkpoint, exported)
+        return replace(self.engine.plan(subject), reads=reads)
 
-    def run(self, ctx: Context, checkpoint: Checkpoint) -> Generated:
+    def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported | None = None) -> Generated:
         prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
-        session = self.engine.load(checkpoint)
+        subject = opened(checkpoint, exported)
+        session = ctx.models.load(self.engine, subject)
         alone = len(prompts) == 1
 
         def on_text(row: int, text: str) -> None:
@@ -68,7 +71,7 @@ class Generate:
         found = session.generate(list(prompts), self.sampling, chat=self.chat, on_text=on_text)
         text_stream.write("\n")
         t = found[0].timings
-        facts = session.facts
+        facts = {**session.facts, "read_from": str(subject.source)}
         prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"
         decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"
         rows = [

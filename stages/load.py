@@ -5,7 +5,7 @@ A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,20 @@ class Load:
             return self._run(ctx)
 
     def _run(self, ctx: Context) -> Checkpoint:
-        found = self._found(ctx)
+        checkpoint = self._opened(self._found(ctx))
+        self._of_the_chosen_model(checkpoint.config.get("model_type"))
+        return checkpoint
+
+    def open(self, path: Path) -> Checkpoint:
+        """The checkpoint in a folder on this machine, whatever model it is of.
+
+        Raises:
+            SourceError, PlanError: as `run`.
+        """
+        with of_source(str(path)):
+            return replace(self, source=str(path), remotes=(), model_types=None)._opened(Fetched(path, ""))
+
+    def _opened(self, found: Fetched) -> Checkpoint:
         source = found.path
         container = next((c for c in self.containers if c.recognizes(source)), None)
         if container is None:
@@ -75,7 +88,6 @@ class Load:
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
-        self._of_the_chosen_model(binding.config.get("model_type"))
         # A file that describes itself (GGUF) has its tokenizer inside; what else lies in its folder is of other models.
         beside_it = {} if leaves.config() and source != folder else self._carried(folder, set(leaves.paths))
         carried = {n: p for n, p in beside_it.items() if n not in binding.files}
@@ -90,6 +102,7 @@ class Load:
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
             source=source.absolute(),
             ignored=binding.ignored,
+            opener=self.open,
         )
 
     def _of_the_chosen_model(self, kind: Any) -> None:

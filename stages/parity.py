@@ -10,7 +10,7 @@ import numpy as np
 from pipeline import texts
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
-from pipeline.running import held, text_stream
+from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
 LEAST = 2  # tokens
@@ -89,12 +89,12 @@ class Parity:
         return Footprint(plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
-        session = self.engine.load(checkpoint, plain=True)
+        session = ctx.models.load(self.engine, checkpoint, plain=True)
         ids, prompt = self._ids(session, checkpoint, ctx.seed)
         text_stream.write(f"{len(ids)} tokens ({prompt}), our model\n")
         ours, facts = session.taps(ids), session.facts
         del session
-        held.release()
+        ctx.models.release()
         text_stream.write("the reference\n")
         theirs = self.reference.taps(exported.path, ids)
         layers = {name: _apart(ours[name], theirs[name]) for name in ours}

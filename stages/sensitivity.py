@@ -75,7 +75,7 @@ class Sensitivity:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
         groups = self.groups(checkpoint, decode)
-        session = self.engine.load(decode, plain=True)
+        session = ctx.models.load(self.engine, decode, plain=True)
         ids = session.tokenizer.encode(texts.read(self.text))
         kept = ctx.run_dir / "sensitivity.npz"
         base = session.score(ids, self.windows, keep=kept, against=None)

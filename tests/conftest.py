@@ -17,8 +17,6 @@ import hypothesis
 import numpy as np
 import pytest
 
-from pipeline.running import held
-
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -53,7 +51,6 @@ def _seeds() -> None:
 def _memory() -> Iterator[None]:
     """What a module's tests compiled and loaded is let go of: processes of pytest would grow to gigabytes."""
     yield
-    held.release()
     if (jax := sys.modules.get("jax")) is not None:
         jax.clear_caches()
         gc.collect()

@@ -35,8 +35,12 @@ def search_override(config_dir: Path | None) -> list[str]:
     return [f"hydra.searchpath=['file://{quoted}']"] if config_dir else []
 
 
-def load_run(cfg: DictConfig) -> RunConfig:
+def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     """Check a composed config and build its stages.
+
+    Args:
+        cfg: the config.
+        build: nodes that are built beside them: `engine`.
 
     Raises:
         PlanError: every problem of every node.
@@ -60,12 +64,13 @@ def load_run(cfg: DictConfig) -> RunConfig:
                 stages[name] = stage
             else:
                 resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
+    built = {name: resolver.build(tree[name], name) for name in build if name in tree}
     aliases = _aliases(cfg)
     problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
-    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)})
+    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built)
 
 
 def _astray(cfg: DictConfig) -> list[Problem]:

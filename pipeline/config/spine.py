@@ -98,9 +98,11 @@ class RunConfig:
             name and a digest of the value.
         tree: the whole resolved config, for the record: what came from the environment by name, addresses without
             credentials.
+        built: nodes that were asked for beside the stages, live.
     """
 
     spine: Spine
     stages: Mapping[str, Any]
     nodes: Mapping[str, Any] = field(repr=False)
     tree: Mapping[str, Any] = field(repr=False)
+    built: Mapping[str, Any] = field(default_factory=dict)

@@ -57,6 +57,7 @@ class Node:
 
     Attributes:
         inputs: parameter of `run` → name of the stage it comes from.
+        optional: those parameters that `run` could do without; `plan` takes them by name.
         gives: the type that later stages see.
         result: the artefact itself (lazy), the `Work`, or a prediction (`plan`); None when planning it failed.
         computes: the stage has `plan`, which predicted `result`; its `run` happens in the graph.
@@ -70,6 +71,7 @@ class Node:
     result: Any = None
     computes: bool = False
     planned_again: bool = False
+    optional: frozenset[str] = frozenset()
 
     @property
     def work(self) -> Work[Any] | None:
@@ -147,7 +149,8 @@ def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
         try:
             with _guard(node.name):
                 if node.computes:
-                    result = node.stage.plan(*given.values())
+                    must = [v for p, v in given.items() if p not in node.optional]
+                    result = node.stage.plan(*must, **{p: v for p, v in given.items() if p in node.optional})
                 else:
                     _all_predicted(plan, node, given)
                     result = node.stage.run(ctx, **given)
@@ -206,23 +209,32 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
             problems.append(Problem(f"stages.{name}", "run takes ctx, and then one named parameter for every artefact"))
             continue
         node = Node(name, stage, {}, _yields(hints.get("return", Any)))
+        node.optional = frozenset(p.name for p in params[1:] if p.default is None)
         for param in (p.name for p in params[1:]):
-            wanted = hints.get(param)
+            wanted = _without_none(hints.get(param)) if param in node.optional else hints.get(param)
             if wanted is None:
                 problems.append(Problem(f"stages.{name}", f"parameter {param!r} of run has no type annotation"))
                 continue
             by_name = nodes.get(param)
             source = by_name if by_name and _fits(by_name.gives, wanted) else None
             source = source or next((n for n in reversed(nodes.values()) if _fits(n.gives, wanted)), None)
+            if source is None and param in node.optional:
+                continue
             if source is None:
                 have = ", ".join(f"{n.name} → {_show(n.gives)}" for n in nodes.values()) or "no stage before it"
                 message = f"run needs a {_show(wanted)} ({param}), but before it: {have}"
                 problems.append(Problem(f"stages.{name}", message))
                 continue
             node.inputs[param] = source.name
-        if len(node.inputs) == len(params) - 1:
+        if node.inputs.keys() | node.optional >= {p.name for p in params[1:]}:
             nodes[name] = node
     return nodes
+
+
+def _without_none(annotation: Any) -> Any:
+    """T, of `T | None`."""
+    kinds = [t for t in typing.get_args(annotation) if t is not type(None)]
+    return kinds[0] if len(kinds) == 1 and type(None) in typing.get_args(annotation) else annotation
 
 
 def _yields(annotation: Any) -> Any:

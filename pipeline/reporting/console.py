@@ -199,7 +199,8 @@ def plan_tables(plan: Any) -> list[Any]:
         origin = getattr(node.result, "origin", "") if not node.inputs else ""
         what = origin or ("in one task" if node.computes else "lazy view")
         if isinstance(node.result, Footprint):
-            what = f"in one task, {show_bytes(node.result.device_nbytes)} on the device"
+            reads = f"; {node.result.reads}" if node.result.reads else ""
+            what = f"in one task, {show_bytes(node.result.device_nbytes)} on the device{reads}"
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"

@@ -23,7 +23,6 @@ from typing import Any
 
 from pipeline.config.spine import Dask
 from pipeline.errors import ConfigError, StageError, WeightmillError
-from pipeline.running import held
 
 SILENT = logging.CRITICAL + 1  # closed connections are "critical" to a scheduler that is being closed
 
@@ -97,13 +96,10 @@ class Sealed:
 
 
 def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
-    """`attempt` on a worker: an error that would not survive the way back travels as its text, and no model stays."""
+    """`attempt` on a worker: an error that would not survive the way back travels as its text."""
     from distributed.protocol.pickle import loads
 
-    try:
-        result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
-    finally:
-        held.release()
+    result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
     if isinstance(result, Failure):
         try:
             pickle.loads(pickle.dumps(result.error))

@@ -18,12 +18,13 @@ from pipeline.digest import digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
+from pipeline.model_slot import ModelSlot
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.recipes import code_of, nodes_of
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
-from pipeline.running import held, text_stream
+from pipeline.running import text_stream
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
 from pipeline.running.tasks import build_tasks, digest_input, do_chunk, run_stage
@@ -176,7 +177,11 @@ def _graph(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and stages that compute measured."""
     conf = run.spine.dask
-    tasks = build_tasks(plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
+    remote = bool(conf.address) or conf.scheduler == "distributed"
+    models = ModelSlot()
+    tasks = build_tasks(
+        plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs, models=None if remote else models
+    )
     chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
     journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
     events.total(sum(t.weight for t in tasks), len(chunk_keys))
@@ -191,7 +196,7 @@ def _graph(
             if task.fn is do_chunk:
                 events.chunk(task.label, task.weight, reused)
 
-    if conf.address or conf.scheduler == "distributed":
+    if remote:
         workers = worker_count(conf)
         assert plan.memory is not None
         share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
@@ -202,10 +207,8 @@ def _graph(
                 fits_workers(plan.memory, worker_limits(client))
             results = run_distributed(tasks, conf, client, on_done)
     else:
-        try:
+        with models:
             results = run_threads(tasks, conf, worker_count(conf), on_done)
-        finally:
-            held.release()
     failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
     if failures:
         raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))

@@ -5,12 +5,14 @@ Everything here runs where the tasks run, in worker processes too.
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
+from pipeline.model_slot import ModelSlot
 from pipeline.planning.wiring import Node, Plan, chunk_key, timed
 from pipeline.running.graph import Ref, Task
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
@@ -18,9 +20,14 @@ from pipeline.tensors.spec import TensorSpec
 
 
 def build_tasks(
-    plan: Plan, run_id: str, known: Mapping[str, Any], *, fresh: bool, digest_inputs: bool = False
-) -> list[Task]:
-    """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end."""
+    plan: Plan, run_id: str, known: Mapping[str, Any], *, fresh: bool, digest_inputs: bool = False,
+    models: ModelSlot | None = None,
+) -> list[Task]:  # fmt: skip
+    """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end.
+
+    Args:
+        models: holds models from stage to stage, in this process; None: every task lets go of what it loaded.
+    """
     tasks: list[Task] = []
     if digest_inputs:
         for file in (f for f in plan.inputs if f.xxh3_128 is None):
@@ -30,34 +37,36 @@ def build_tasks(
     for node in plan.nodes.values():
         resources = dict(getattr(node.stage, "resources", {}))
         if node.work is None:
-            tasks += _result_tasks(node.name, node, plan, resources, lane)
+            tasks += _result_tasks(node.name, node, plan, resources, lane, models)
             lane = (node.name,) if isinstance(node.result, Footprint) else lane
         else:
-            tasks += _work_tasks(node, plan, run_id, known, resources, fresh=fresh)
+            tasks += _work_tasks(node, plan, run_id, known, resources, models, fresh=fresh)
     return tasks
 
 
 def _result_tasks(
-    key: str, node: Node, plan: Plan, resources: Mapping[str, float], lane: tuple[str, ...] = ()
+    key: str, node: Node, plan: Plan, resources: Mapping[str, float], lane: tuple[str, ...], models: ModelSlot | None
 ) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
     if not node.computes and not node.planned_again:
         yield Task(key, give, (node.result,), handle=True, label=key)
         return
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
-    args = (node.name, node.stage, promised, plan.context, plan.inputs, *(Ref(s) for s in node.inputs.values()))
+    sources = [Ref(s) for s in node.inputs.values()]
+    args = (node.name, node.stage, promised, plan.context, models, plan.inputs, tuple(node.inputs), *sources)
     after = lane if isinstance(node.result, Footprint) else ()
     yield Task(f"{key}:run", run_stage, args, after, resources, handle=True, label=node.name)
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
 
 
 def _work_tasks(
-    node: Node, plan: Plan, run_id: str, known: Mapping[str, Any], resources: Mapping[str, float], *, fresh: bool
-) -> Iterator[Task]:
+    node: Node, plan: Plan, run_id: str, known: Mapping[str, Any], resources: Mapping[str, float],
+    models: ModelSlot | None, *, fresh: bool,
+) -> Iterator[Task]:  # fmt: skip
     name, work, inputs = node.name, node.work, plan.inputs
     assert work is not None
     handle, begun = f"{name}:work", f"{name}:begin"
-    yield from _result_tasks(handle, node, plan, resources)
+    yield from _result_tasks(handle, node, plan, resources, (), models)
     yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
     keys = []
     for chunk in work.chunks:
@@ -83,17 +92,21 @@ class Made:
 
 
 def run_stage(
-    name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, files: tuple[InputFile, ...],
-    *inputs: Any,
+    name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, models: ModelSlot | None,
+    files: tuple[InputFile, ...], params: tuple[str, ...], *inputs: Any,
 ) -> Made:  # fmt: skip
-    """Run a stage in the graph.
+    """Run a stage in the graph, on `inputs` for its parameters `params`. Models that it loads go into `models`; without
+    it they are let go of when it is done.
 
     Raises:
         StageError: it gives other tensors than its plan promised.
         SourceError: one of `files` is no longer what was planned.
     """
-    with meter.metered() as measured, meter.stage(name):
-        value = timed(stage.run(ctx, *inputs), name, inputs)
+    with ExitStack() as own:
+        here = replace(ctx, models=models or own.enter_context(ModelSlot()))
+        measured = own.enter_context(meter.metered())
+        own.enter_context(meter.stage(name))
+        value = timed(stage.run(here, **dict(zip(params, inputs, strict=True))), name, inputs)
     unchanged(*files)
     if promised is not None and (given := dict(value.store.specs)) != promised:
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]

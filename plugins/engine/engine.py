@@ -47,6 +47,33 @@ class Tokenizers(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What an engine's options mean on this machine.
+
+    Attributes:
+        device: the platform and the kind of device, whichever of several equal ones.
+        dtype: of activations.
+        cache: dtype of the KV cache.
+    """
+
+    device: str
+    dtype: Literal["bf16", "f32"]
+    cache: Literal["bf16", "f32", "fp8", "int8"]
+
+
+class Loader(Protocol):
+    """What puts models on a device: a plugin node, which knows the framework so that the engine need not."""
+
+    def resolve(self, engine: "Engine") -> Resolved:
+        """Raises ConfigError: no such device."""
+        ...
+
+    def load(self, engine: "Engine", checkpoint: Checkpoint) -> Any:
+        """A `plugins.engine.session.Model`; see `Engine.load`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Engine:
     """JAX on one device.
@@ -57,6 +84,7 @@ class Engine:
         cast: widens or narrows plain weights that `weights_dtype` wants in another dtype.
         unpack: decodes packed tensors for whoever wants them plain.
         tokenizer: finds the checkpoint's.
+        loader: puts the model on the device.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
         weights_dtype: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
@@ -72,6 +100,7 @@ class Engine:
     cast: Kernel
     unpack: Kernel
     tokenizer: Tokenizers
+    loader: Loader
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     weights_dtype: WeightsDtype = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
@@ -129,11 +158,8 @@ class Engine:
 
     def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """See `pipeline.engine.Engine.identity`; imports JAX."""
-        from plugins.engine.start import resolved
-
-        device, dtype, cache = resolved(self)
-        kind = f"{device.platform} ({device.device_kind})"  # whichever of several equal ones
-        here = replace(self, device=kind, dtype=dtype, cache=cache, programs=None)
+        found = self.loader.resolve(self)
+        here = replace(self, device=found.device, dtype=found.dtype, cache=found.cache, programs=None)
         return {
             "engine": described(here),
             "files": [f.identity for f in self.tokenizer.inputs(checkpoint)],
@@ -151,6 +177,4 @@ class Engine:
             PlanError: config.json or the tensors do not fit the model; all problems at once.
             ConfigError: no such device.
         """
-        from plugins.engine.start import start
-
-        return start(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)
+        return self.loader.load(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)

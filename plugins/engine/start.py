@@ -8,7 +8,7 @@ from typing import Any, Literal
 import jax
 
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.running import held, text_stream
+from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
 from plugins.engine.eager import is_eager, on_arrays
@@ -25,12 +25,7 @@ _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`. What is held already (`pipeline.running.held`) is handed out again."""
-    found: Model = held.model(engine, checkpoint.store, lambda: _started(engine, checkpoint))
-    return found
-
-
-def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
+    """See `Engine.load`."""
     began = time.perf_counter()
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, kept = resolved(engine)

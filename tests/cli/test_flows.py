@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ import pipeline as weightmill
 from pipeline.api import compose_run
 from pipeline.errors import ConfigError, PlanError, SourceError
 from pipeline.planning.memory import plan_run
-from pipeline.running import held
 from pipeline.stage import Checkpoint, Footprint
 from pipeline.testing.memory import MemoryStore
 from stages.parity import Parity
@@ -30,10 +28,9 @@ SHORT = ["evaluate.windows.tokens=512", "evaluate.windows.batch=2", "progress=fa
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    held.release()
+    return tmp_path
 
 
 def run(*overrides: str) -> Any:
@@ -401,7 +398,6 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
         return right(h, **options) * (1.001 if next(calls) == 2 else 1)
 
     monkeypatch.setattr(model, "swiglu", wrong_in_layer_two)
-    held.release()
     again = run("flow=parity", "progress=false", "paths.run=outputs/wrong")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.2"

@@ -20,6 +20,7 @@ from pipeline import __main__ as command_line
 from pipeline.api import compose_run
 from pipeline.planning.memory import plan_run
 from pipeline.running.target import MARKER
+from stages.export import ExportWork
 from tests.cases import toy_gpt_oss, toy_llama
 
 OPTIONS = {p.stem for p in (Path(__file__).parents[2] / "conf" / "quant").glob("*.yaml")}
@@ -130,6 +131,16 @@ def holds(table: dict[str, tuple[str, ...]]) -> list[Any]:
     return [pytest.param(quant, exports, id=quant) for quant, exports in pairs.items() if exports]
 
 
+def reads_back_as_planned(typed: tuple[str, ...], written: Path) -> None:
+    """Its tensors are those that the plan promised to whoever reads the export in place of the checkpoint."""
+    [work] = plan_run(compose_run([a for a in typed if not a.startswith("paths.run=")]), written).works.values()
+    assert isinstance(work, ExportWork)
+    assert work.read_back is not None
+    assert work.read_back.opener is not None
+    assert not work.read_back.why_not
+    assert dict(work.read_back.opener(written / "model").store.specs) == dict(work.read_back.specs)
+
+
 def kept(toy: Toy, quant: str, exports: list[str], say: Callable[..., Said]) -> None:
     """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back.
 
@@ -143,6 +154,7 @@ def kept(toy: Toy, quant: str, exports: list[str], say: Callable[..., Said]) -> 
         code, _, err = say(*toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"))
         assert (code, err) == (0, ""), export
         written = toy.folder / "runs" / f"{quant} {export}"
+        reads_back_as_planned(toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"), written)
         where = f"paths.run={toy.folder / 'runs' / f'{quant} {export} verified'}"
         code, out, err = say("flow=verify", f"a={direct}", f"b={written / 'model'}", where)
         assert code == 0, f"{export}: {out}{err}"

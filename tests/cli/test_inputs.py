@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import pipeline as weightmill
 from pipeline.api import _composed
 from pipeline.errors import SourceError
 from pipeline.events import Events
-from pipeline.running import held
 from pipeline.running.runner import execute
 from tests.cli.run import ROOT
 from tests.cli.run import pipeline as command
@@ -25,11 +23,10 @@ SHORT = ["flow=evaluate", TEXT, "evaluate.windows.tokens=96", "evaluate.windows.
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.txt").write_text("The state of the Union is what the people of it make of it. " * 12)
-    yield tmp_path
-    held.release()
+    return tmp_path
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ Needs the files (`make models`) in the folder that WEIGHTMILL_MODELS names; noth
 values that the GGUF file's types decode to, and compute in fp32.
 """
 
+import gc
 import math
 import os
 from functools import cache
@@ -15,7 +16,6 @@ import pytest
 
 import pipeline
 from pipeline.engine import Windows
-from pipeline.running import held
 
 MODELS = Path(os.environ.get("WEIGHTMILL_MODELS", ".models")).absolute()
 TEXTS = Path(__file__).parents[2] / "plugins/texts"
@@ -30,7 +30,7 @@ def _let_go():
     yield
     ours.cache_clear()
     theirs.cache_clear()
-    held.release()
+    gc.collect()
 
 
 def needed(name: str) -> None:

@@ -1,0 +1,28 @@
+"""How an engine comes to a model: a plugin node that imports JAX when it is used, and not while a run is planned."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pipeline.stage import Checkpoint
+from plugins.engine.engine import Engine, Resolved
+
+if TYPE_CHECKING:
+    from plugins.engine.session import Model
+
+
+@dataclass(frozen=True)
+class JaxLoader:
+    """A `plugins.engine.engine.Loader`."""
+
+    def resolve(self, engine: Engine) -> Resolved:
+        """Raises ConfigError: no such device."""
+        from plugins.engine.start import resolved
+
+        device, dtype, cache = resolved(engine)
+        return Resolved(f"{device.platform} ({device.device_kind})", dtype, cache)
+
+    def load(self, engine: Engine, checkpoint: Checkpoint) -> "Model":
+        """See `Engine.load`."""
+        from plugins.engine.start import start
+
+        return start(engine, checkpoint)

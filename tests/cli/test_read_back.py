@@ -1,0 +1,177 @@
+"""Quantized once, and what is scored is what was written: evaluate and generate read the export of the run."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline as weightmill
+from pipeline.api import compose_run
+from pipeline.digest import digest_file
+from pipeline.errors import ConfigError, StorageError
+from pipeline.planning.memory import plan_run
+from pipeline.planning.wiring import Plan
+from pipeline.stage import Exported, Footprint
+from plugins.quant.blockwise import Blockwise
+from stages.evaluate import Evaluate
+from stages.export import ExportWork
+
+TINY = Path(__file__).parents[2] / "plugins/models/gpt_oss/tiny"
+QUICK = [f"evaluate.windows.{o}" for o in ("tokens=64", "window=32", "batch=1")] + ["sampling.max_tokens=2"]
+FULL = ["stages=[load,decode,quantize,export,evaluate,generate]", "evaluate.texts=[text.txt]", *QUICK]
+TEXT = "The state of the Union is what the people of it make of it. " * 12
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(TEXT)
+    return tmp_path
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many values each call of the method encoded."""
+    found: list[int] = []
+    real = Blockwise.encode
+
+    def watched(self: Blockwise, values: Any, **more: Any) -> Any:
+        found.append(values.size)
+        return real(self, values, **more)
+
+    monkeypatch.setattr(Blockwise, "encode", watched)
+    return found
+
+
+def run(*overrides: str) -> Any:
+    return weightmill.run(["+model=gpt_oss", "quant=mxfp4", "progress=false", *FULL, *overrides])
+
+
+def planned(*overrides: str) -> Plan:
+    return plan_run(compose_run(["+model=gpt_oss", "quant=mxfp4", *FULL, *overrides]), Path("nowhere"))
+
+
+def reads(plan: Plan) -> list[str]:
+    found = [plan.nodes[name].result for name in ("evaluate", "generate") if name in plan.nodes]
+    assert all(isinstance(f, Footprint) for f in found)
+    return [f.reads for f in found]
+
+
+def perplexity(report: Any) -> float:
+    [row] = report.results["evaluate"]["texts"].values()
+    return float(row["perplexity"])
+
+
+def tampered(monkeypatch: pytest.MonkeyPatch, name: str, at: int, *, known: bool = False) -> None:
+    """From now on one bit of the export flips as soon as it is in place; `known`: as if it had been written so."""
+    real = ExportWork.finish
+
+    def finish(self: ExportWork, records: Any) -> Exported:
+        found = real(self, records)
+        content = bytearray((found.path / name).read_bytes())
+        content[at] ^= 0x20
+        (found.path / name).write_bytes(content)
+        return replace(found, files=tuple(digest_file(f.path) for f in found.files)) if known else found
+
+    monkeypatch.setattr(ExportWork, "finish", finish)
+
+
+def test_every_value_is_quantized_once(here: Path, encoded: list[int]) -> None:
+    full = run()
+    specs = planned().nodes["quantize"].result.store.specs
+    assert sum(encoded) == sum(s.size for s in specs.values() if s.scheme is not None) > 0
+    for name in ("evaluate", "generate"):
+        assert full.results[name]["facts"]["read_from"] == str(Path(full.run) / "model")
+    encoded.clear()
+    direct = run("stages=[load,decode,quantize,evaluate,generate]", "paths.run=direct")
+    assert sum(encoded) > 0
+    assert direct.results["evaluate"]["texts"] == full.results["evaluate"]["texts"]
+    assert direct.results["generate"]["tokens"] == full.results["generate"]["tokens"]
+    assert direct.results["evaluate"]["facts"]["read_from"] == str(TINY)
+
+
+@pytest.mark.parametrize(("name", "at"), [("model.safetensors", -1), ("tokenizer.json", 5000)])
+def test_a_byte_that_changed_stops_the_run(
+    here: Path, monkeypatch: pytest.MonkeyPatch, encoded: list[int], name: str, at: int
+) -> None:
+    with monkeypatch.context() as during:
+        tampered(during, name, at)
+        with pytest.raises(StorageError, match=rf"{name}: is no longer what this run wrote there"):
+            run("paths.run=run")
+    assert not (here / "run" / "manifest.json").exists()
+    encoded.clear()
+    again = run("paths.run=run")  # goes on, and writes again what is not what it was
+    assert bool(encoded) == (name == "model.safetensors")
+    assert perplexity(again) == perplexity(run("paths.run=undisturbed"))
+
+
+def test_the_bytes_of_the_export_are_what_is_scored(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    undisturbed = run("paths.run=undisturbed")
+    content = (here / "undisturbed/model/model.safetensors").read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    at = header + json.loads(content[8:header])["model.norm.weight"]["data_offsets"][0]
+    tampered(monkeypatch, "model.safetensors", at + 1, known=True)  # an exponent: little-endian bf16
+    assert perplexity(run("paths.run=other")) != perplexity(undisturbed)
+
+
+def test_a_run_that_was_stopped_after_its_export(
+    here: Path, monkeypatch: pytest.MonkeyPatch, encoded: list[int]
+) -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise ConfigError("stopped")
+
+    with monkeypatch.context() as during:
+        during.setattr(Evaluate, "_baseline", stopped)
+        with pytest.raises(ConfigError, match="stopped"):
+            run("paths.run=run")
+    assert (here / "run/model/config.json").exists()
+    encoded.clear()
+    assert run("paths.run=run").results["evaluate"]["facts"]["read_from"] == str(here / "run/model")
+    assert not encoded
+
+
+@pytest.mark.parametrize(
+    "override", ["export=auto", "export=hf", "export=original", "export=gguf", "export=compressed_tensors",
+                 "export=orbax", "quant=none", "quant=none export=plain", "quant=none export=numpy"],
+)  # fmt: skip
+def test_the_plan_says_that_the_export_is_read(here: Path, override: str) -> None:
+    assert reads(planned(*override.split())) == ["reads the export"] * 2
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("export=plain", "mlp.experts.gate_up_proj as BF16, not as e2m1/32/e8m0"),
+        ("export=numpy", "mlp.experts.gate_up_proj as BF16, not as e2m1/32/e8m0"),
+        ("export.dtype=fp16", "as F16, not as BF16"),
+        ("quant=none export.dtype=fp32", "as F32, not as BF16"),
+        ("stages=[load,decode,export,quantize,evaluate,generate]", "a stage after the export changed it"),
+    ],
+)
+def test_the_plan_says_why_the_export_is_not_read(here: Path, override: str, why: str) -> None:
+    for said in reads(planned(*override.split())):
+        assert said.startswith("reads the checkpoint and not the export: ")
+        assert said.endswith(why)
+
+
+def test_what_the_export_does_not_hold_is_read_from_the_checkpoint(here: Path, encoded: list[int]) -> None:
+    report = run("export=plain")
+    packed = run("stages=[load,decode,quantize,evaluate,generate]", "paths.run=direct")
+    assert report.results["evaluate"]["facts"]["read_from"] == str(TINY)
+    assert report.results["evaluate"]["texts"] == packed.results["evaluate"]["texts"]
+
+
+def test_without_an_export_all_is_as_it_was(here: Path) -> None:
+    assert reads(planned("stages=[load,decode,quantize,evaluate,generate]")) == ["", ""]
+    assert reads(planned("stages=[load,decode,quantize,evaluate,export]")) == [""]  # it is not there yet
+
+
+def test_what_an_export_widens_is_planned(here: Path) -> None:
+    """GGUF has vectors as F32: that is what the device takes, and the values are the same."""
+    plan, report = planned("export=gguf"), run("export=gguf")
+    facts = report.results["generate"]["facts"]
+    assert facts["device_nbytes"] == plan.nodes["generate"].result.device_nbytes == facts["planned_nbytes"]
+    assert facts["device_nbytes"] > planned().nodes["generate"].result.device_nbytes
+    assert perplexity(report) == pytest.approx(perplexity(run("paths.run=hf")), rel=1e-6)
