@@ -5,7 +5,9 @@ block, so that the comparison is with whole distributions, and takes D rather th
 """
 
 import time
+import zipfile
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,32 +78,62 @@ def windows(ids: Sequence[int], cut: Windows, bos: int | None) -> Iterator[Batch
         yield batch
 
 
-class Against:
-    """A baseline on disk: hidden states of every batch, and its head.
+class Kept:
+    """A baseline that is being written: hidden states batch by batch, then its head; memory is one batch's.
 
     The file is a NumPy archive, written under another name first: a file that is there is whole.
     """
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.partial = path, path.with_suffix(".partial.npz")
+        self.count, self.dtype = 0, ""
 
-    def write(self, hidden: Sequence[Any], head: Any, softcap: float | None) -> None:
+    def __enter__(self) -> "Kept":
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        partial_path = self.path.with_suffix(".partial.npz")
-        arrays = {f"hidden{i}": _bits(h) for i, h in enumerate(hidden)}
-        try:
-            np.savez(partial_path, head=_bits(head), dtypes=np.array([str(hidden[0].dtype), str(head.dtype)]),
-                     softcap=np.float32(softcap or 0), **arrays)  # fmt: skip
-            partial_path.replace(self.path)
-        finally:  # of a full disk, say
-            partial_path.unlink(missing_ok=True)
+        self.archive = zipfile.ZipFile(self.partial, "w", zipfile.ZIP_STORED)
+        return self
 
-    def read(self) -> tuple[list[Any], Any, float | None]:
-        with np.load(self.path) as found:
-            hidden_dtype, head_dtype = (jnp.dtype(str(d)) for d in found["dtypes"])
-            count = sum(n.startswith("hidden") for n in found.files)
-            hidden = [found[f"hidden{i}"].view(hidden_dtype) for i in range(count)]
-            return hidden, jnp.asarray(found["head"].view(head_dtype)), float(found["softcap"]) or None
+    def add(self, hidden: Any) -> None:
+        """The hidden states [B, T, D] of the next batch."""
+        self._write(f"hidden{self.count}", _bits(hidden))
+        self.count, self.dtype = self.count + 1, str(hidden.dtype)
+
+    def finish(self, head: Any, softcap: float | None) -> None:
+        """Everything was added: the file comes to be."""
+        self._write("head", _bits(head))
+        self._write("dtypes", np.array([self.dtype, str(head.dtype)]))
+        self._write("softcap", np.float32(softcap or 0))
+        self.archive.close()
+        self.partial.replace(self.path)
+
+    def _write(self, name: str, array: Any) -> None:
+        with self.archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+            np.lib.format.write_array(file, np.asarray(array), allow_pickle=False)
+
+    def __exit__(self, *_: Any) -> None:
+        with suppress(OSError):  # of a full disk; said already
+            self.archive.close()
+        self.partial.unlink(missing_ok=True)
+
+
+class Baseline:
+    """A baseline that was kept: its head, and one batch of hidden states at a time."""
+
+    def __init__(self, path: Path):
+        self.archive = np.load(path)
+        self.hidden_dtype, head_dtype = (jnp.dtype(str(d)) for d in self.archive["dtypes"])
+        self.head = jnp.asarray(self.archive["head"].view(head_dtype))
+        self.softcap = float(self.archive["softcap"]) or None
+
+    def __enter__(self) -> "Baseline":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.archive.close()
+
+    def hidden(self, batch: int) -> Any:
+        """[B, T, D]."""
+        return self.archive[f"hidden{batch}"].view(self.hidden_dtype)
 
 
 def _bits(array: Any) -> Any:
@@ -116,27 +148,27 @@ def score(
     """See `pipeline.engine.Session.score`."""
     compiled = runtime.compile_s
     start = time.perf_counter()
-    base = Against(against).read() if against else None
     total, kl, agree, scored = 0.0, 0.0, 0, 0
-    kept = []
-    for i, batch in enumerate(windows(ids, cut, bos)):
-        args = [jnp.asarray(a) for a in (batch.tokens, batch.positions, batch.targets)]
-        if base is None:
-            hidden, nll = runtime.call("score", _score, *args)
-        else:
-            fn = partial(_compare, softcap=base[2])
-            hidden, nll, divergence, same = runtime.call(
-                "compare", fn, *args, jnp.asarray(base[0][i]), base[1], static=base[2]
-            )
-            kl += float(np.asarray(divergence, np.float64).sum())
-            agree += int(np.asarray(same).sum())
-        total += float(np.asarray(nll, np.float64).sum())
-        scored += int((batch.targets >= 0).sum())
-        if keep:
-            kept.append(np.asarray(hidden))
-    if keep:
-        head, softcap = runtime.head()
-        Against(keep).write(kept, head, softcap)
+    with ExitStack() as files:
+        base = files.enter_context(Baseline(against)) if against else None
+        kept = files.enter_context(Kept(keep)) if keep else None
+        for i, batch in enumerate(windows(ids, cut, bos)):
+            args = [jnp.asarray(a) for a in (batch.tokens, batch.positions, batch.targets)]
+            if base is None:
+                hidden, nll = runtime.call("score", _score, *args)
+            else:
+                fn = partial(_compare, softcap=base.softcap)
+                hidden, nll, divergence, same = runtime.call(
+                    "compare", fn, *args, jnp.asarray(base.hidden(i)), base.head, static=base.softcap
+                )
+                kl += float(np.asarray(divergence, np.float64).sum())
+                agree += int(np.asarray(same).sum())
+            total += float(np.asarray(nll, np.float64).sum())
+            scored += int((batch.targets >= 0).sum())
+            if kept is not None:
+                kept.add(hidden)
+        if kept is not None:
+            kept.finish(*runtime.head())
     compile_s = runtime.compile_s - compiled
     return Score(
         tokens=len(ids[: cut.tokens]), scored=scored, nll=total / scored, kl=kl / scored if base else None,

@@ -1,0 +1,58 @@
+"""A kept baseline: batch by batch in and out, whole or not there."""
+
+import errno
+import gc
+import weakref
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from plugins.engine.score import Baseline, Kept
+
+HEAD = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+def hidden(i: int) -> np.ndarray:
+    return (np.arange(30).reshape(2, 5, 3) + i).astype(ml_dtypes.bfloat16)
+
+
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    with Kept(tmp_path / "folder" / "kept.npz") as kept:
+        for i in range(3):
+            kept.add(hidden(i))
+        assert not kept.path.exists()
+        kept.finish(HEAD, 30.0)
+    assert [p.name for p in kept.path.parent.iterdir()] == ["kept.npz"]
+    with Baseline(kept.path) as base:
+        assert base.softcap == 30.0
+        assert np.array_equal(base.head, HEAD)
+        for i in (2, 0, 1):
+            assert base.hidden(i).dtype == ml_dtypes.bfloat16
+            assert np.array_equal(base.hidden(i), hidden(i))
+
+
+def test_nothing_is_held_of_a_batch_that_is_written(tmp_path: Path) -> None:
+    with Kept(tmp_path / "kept.npz") as kept:
+        batch = hidden(0)
+        seen = weakref.ref(batch)
+        kept.add(batch)
+        del batch
+        gc.collect()
+        assert seen() is None
+
+
+def test_what_is_interrupted_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def keep() -> None:
+        with Kept(tmp_path / "kept.npz") as kept:
+            kept.add(hidden(0))
+            monkeypatch.setattr(np.lib.format, "write_array", full)
+            kept.add(hidden(1))
+
+    with pytest.raises(OSError, match="No space"):
+        keep()
+    assert list(tmp_path.iterdir()) == []
