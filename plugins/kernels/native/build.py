@@ -25,16 +25,20 @@ FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ff
 COMPILERS: Final = ("c++", "g++", "clang++")
 
 
-def library(unit: str = "core") -> Path:
+def library(unit: str = "core", include: tuple[str, ...] = ()) -> Path:
     """The compiled `src/<unit>.cc`, made first if it is not there.
+
+    Args:
+        unit: which.
+        include: folders of headers of other people's, whose content counts as the sources do.
 
     Raises:
         Unsupported: there is no C++ compiler, and nothing compiled before.
         StageError: the compiler does not take the sources.
     """
-    file = folder() / f"{unit}-{_version(unit)}.so"
+    file = folder() / f"{unit}-{_version(unit, include)}.so"
     if not file.exists():
-        _compile(SOURCES / f"{unit}.cc", file)
+        _compile(SOURCES / f"{unit}.cc", include, file)
     return file
 
 
@@ -58,9 +62,10 @@ def compiler() -> tuple[str, ...]:
     raise Unsupported(f"no C++ compiler: neither CXX is set nor {', '.join(COMPILERS)} on the path")
 
 
-def _version(unit: str) -> str:
+def _version(unit: str, include: tuple[str, ...]) -> str:
     """What the library is made of and for."""
-    texts = {p.name: p.read_text() for p in sorted(SOURCES.iterdir()) if p.suffix == ".h" or p.stem == unit}
+    own = [p for p in sorted(SOURCES.iterdir()) if p.suffix == ".h" or p.stem == unit]
+    texts = [(p.name, p.read_text()) for p in (*own, *(h for i in include for h in sorted(Path(i).rglob("*.h"))))]
     return identity([texts, FLAGS, _compiler_version(compiler()), platform.machine(), platform.libc_ver()])[:16]
 
 
@@ -73,12 +78,13 @@ def _compiler_version(command: tuple[str, ...]) -> str:
     return said.stdout
 
 
-def _compile(source: Path, to: Path) -> None:
+def _compile(source: Path, include: tuple[str, ...], to: Path) -> None:
     """In a file of its own first, so that a library that is there is whole, however many processes make it at once."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=to.parent, prefix=".compiling-") as scratch:
         made = Path(scratch) / to.name
-        command = [*compiler(), *FLAGS, "-o", str(made), str(source)]
+        headers = [option for folder in include for option in ("-isystem", folder)]
+        command = [*compiler(), *FLAGS, *headers, "-o", str(made), str(source)]
         said = subprocess.run(command, capture_output=True, text=True)
         if said.returncode:
             shown = "\n".join(said.stderr.splitlines()[:20])
