@@ -100,6 +100,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, ffi::Buffer<ffi::F32> x, f
 
 }  // namespace
 
+#pragma GCC visibility push(default)
 XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_mxfp4_grouped, grouped,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
@@ -109,3 +110,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_mxfp4_grouped, grouped,
                                   .Arg<ffi::Buffer<ffi::U8>>()
                                   .Arg<ffi::Buffer<ffi::U8>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
+#pragma GCC visibility pop
