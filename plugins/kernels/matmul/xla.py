@@ -21,43 +21,44 @@ from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
+    return with_product(product, x, w, bias, out_dtype)
+
+
+def with_product(product: Any, x: Any, w: Any, bias: Any, out_dtype: Any) -> Any:
+    """matmul around `product(x, w)`, float32 `[N, out]` of `x` `[N, in]`; with gradients, which are always these."""
     x = jnp.asarray(x)
     lead, n_in = x.shape[:-1], x.shape[-1]
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    y = differentiable(x.reshape(-1, n_in), w, dtype)
+    y = _differentiable(x.reshape(-1, n_in), w, (product, dtype))
     if bias is not None:
         y = y + jnp.asarray(bias).astype(jnp.float32)[None]
     return y.astype(dtype).reshape(*lead, w.shape[-2])
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def differentiable(x: Any, w: Any, exact_dtype: Any) -> Any:
-    """`product(x, w)`, with gradients.
-
-    Args:
-        exact_dtype: what the result is rounded to afterwards: its cotangents are exact in that dtype, so that products
-            with them may be taken in it.
-    """
-    return product(x, w)
+def _differentiable(x: Any, w: Any, how: tuple[Any, Any]) -> Any:
+    """The product, and what it is rounded to afterwards: its cotangents are exact in that dtype, so that products with
+    them may be taken in it."""
+    return how[0](x, w)
 
 
-def _forward(x: Any, w: Any, exact_dtype: Any) -> tuple[Any, Any]:
+def _forward(x: Any, w: Any, how: tuple[Any, Any]) -> tuple[Any, Any]:
     asked = wanted(x, w)
     x, w = given(x), given(w)
-    return product(x, w), (x, w, asked)
+    return how[0](x, w), (x, w, asked)
 
 
 @once
-def _backward(exact_dtype: Any, kept: Any, dy: Any) -> tuple[Any, Any]:
+def _backward(how: tuple[Any, Any], kept: Any, dy: Any) -> tuple[Any, Any]:
     x, w, asked = kept
-    dy = cotangent(dy).astype(x.dtype if exact_dtype == x.dtype else jnp.float32)
+    dy = cotangent(dy).astype(x.dtype if how[1] == x.dtype else jnp.float32)
     for_x, for_w = asked.flags
     dx = input_gradient(dy, w, x.dtype).astype(x.dtype) if for_x else None
     dw = weight_gradient(dy, x).astype(w.dtype) if for_w else None
     return dx, dw
 
 
-differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
+_differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def product(x: Any, w: Any, at: Any = None) -> Any:

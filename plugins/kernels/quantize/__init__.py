@@ -61,6 +61,7 @@ OP = Op(
         "reference": "plugins.kernels.quantize.reference:quantize",
         "numpy": "plugins.kernels.quantize.numpy:quantize",
         "xla": "plugins.kernels.quantize.xla:quantize",
+        "native": "plugins.kernels.quantize.native:quantize",
     },
     {"xla": JAX_NBYTES},
 )

@@ -23,7 +23,7 @@ TILE: Final = 3 << 18
 INFINITY: Final = 0x7F80  # bfloat16
 # What, added to a magnitude, carries into the exponent exactly when the rule rounds amax up: mantissas above 1, from
 # 1.75, above 1.5 (7 mantissa bits).
-_CARRY: Final = {"floor": 0x00, "ceil": 0x7F, "even": 0x20, "rceil": 0x3F}
+CARRY: Final = {"floor": 0x00, "ceil": 0x7F, "even": 0x20, "rceil": 0x3F}
 _UP_ON_TIE: Final = {"even": (0, 1, 0, 1, 0, 1, 0), "zero": (0,) * 7, "away": (1,) * 7}
 # From this scale byte on, the lowest boundary 2^(byte - 127) / 4 is a normal bfloat16: exponents just subtract, and
 # any subnormal magnitude is below every boundary.
@@ -83,7 +83,7 @@ def block_amax(magnitude: Any, spare: Any) -> Any:
 
 def scale_bytes(amax: Any, rule: ScaleRule) -> Any:
     """uint8 E8M0 scales of int16 bfloat16 maxima; 0xFF where the block is not finite."""
-    scale = amax + np.int16(_CARRY[rule])
+    scale = amax + np.int16(CARRY[rule])
     scale >>= 7
     scale -= 2  # emax of E2M1; E8M0's bias is bfloat16's
     np.maximum(scale, np.zeros_like(scale), out=scale)  # an array: NumPy's SIMD maximum wants two

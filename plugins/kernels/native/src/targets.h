@@ -1,0 +1,26 @@
+// One source, compiled once for each instruction set: a file that is included between WM_TARGET_BEGIN_x and
+// WM_TARGET_END gets the instructions of x, and nothing else of the library does. Which one runs is decided by CPUID
+// when the library is loaded, so a binary never meets an instruction that its machine lacks.
+#pragma once
+
+#if defined(__x86_64__) || defined(_M_X64)
+#define WM_X86 1
+#else
+#define WM_X86 0
+#endif
+
+#define WM_DO_PRAGMA(x) _Pragma(#x)
+#if defined(__clang__)
+#define WM_TARGET_BEGIN(features) \
+  WM_DO_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
+#define WM_TARGET_END WM_DO_PRAGMA(clang attribute pop)
+#else
+#define WM_TARGET_BEGIN(features) WM_DO_PRAGMA(GCC push_options) WM_DO_PRAGMA(GCC target(features))
+#define WM_TARGET_END WM_DO_PRAGMA(GCC pop_options)
+#endif
+
+#define WM_AVX2 "avx2,fma,f16c,bmi,bmi2"
+#define WM_AVX512 \
+  "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512"
+
+enum WmIsa { WM_ISA_PORTABLE = 0, WM_ISA_AVX2 = 1, WM_ISA_AVX512 = 2 };
