@@ -16,16 +16,29 @@ _FORMATS: Final = {
     "plain.Plain": "safetensors.plain.Plain",
     "pytree.Pytree": "orbax.pytree.Pytree",
 }
-TARGETS: Final = {f"plugins.formats.dialects.{old}": f"plugins.formats.{new}" for old, new in _FORMATS.items()} | {
-    "plugins.formats.gguf_file.Gguf": "plugins.formats.gguf.file.GgufContainer",
-    "plugins.formats.hub.Hub": "plugins.formats.hub.remote.Hub",
-    "plugins.formats.npy.Npy": "plugins.formats.npy.container.Npy",
-    "plugins.formats.orbax.Orbax": "plugins.formats.orbax.container.Orbax",
-    "plugins.formats.safetensors.SafeTensors": "plugins.formats.safetensors.container.SafeTensors",
-}
+_KERNELS: Final = {
+    "attention": "Attention", "cast": "Cast", "dequantize": "Dequantize", "embed": "Embed", "matmul": "MatMul",
+    "moe": "MoE", "quantize": "Quantize", "rms_norm": "RMSNorm", "rope": "Rope", "softmax": "Softmax",
+}  # fmt: skip
+TARGETS: Final = (
+    {f"plugins.formats.dialects.{old}": f"plugins.formats.{new}" for old, new in _FORMATS.items()}
+    | {
+        "plugins.formats.gguf_file.Gguf": "plugins.formats.gguf.file.GgufContainer",
+        "plugins.formats.hub.Hub": "plugins.formats.hub.remote.Hub",
+        "plugins.formats.npy.Npy": "plugins.formats.npy.container.Npy",
+        "plugins.formats.orbax.Orbax": "plugins.formats.orbax.container.Orbax",
+        "plugins.formats.safetensors.SafeTensors": "plugins.formats.safetensors.container.SafeTensors",
+    }
+    | {f"plugins.kernels.{op}.{old}": f"${{kernels.{op}}}" for op, old in _KERNELS.items()}
+)
 """`_target_` before → now."""
 
 FIELDS: Final = {
     ("plugins.engine.engine.Engine", "hold"): "weights_dtype",
 }
 """(`_target_`, field before) → the field now."""
+
+
+def kernel(op: str, names: str) -> str:
+    """What to write instead of a node under `kernels`, which has lists of names now."""
+    return f"is a list of backends now, and no node: kernels.{op}=[{names}], or in YAML {op}: [{names}]"

@@ -36,8 +36,9 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
     device, dtype, kept = resolved(engine)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype)
     family = family_of(checkpoint.config, engine.families)
-    eager = is_eager(engine.ops)
-    ops = on_arrays(engine.ops) if eager else engine.ops
+    ops = engine.ops.on(device.platform)
+    eager = is_eager(ops)
+    ops = on_arrays(ops) if eager else ops
     model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)

@@ -4,14 +4,14 @@ What the usual names stand for is in conf/quant: constants over these fields.
 """
 
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
+from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero
 from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
@@ -53,8 +53,8 @@ class Blockwise:
     stochastic: bool = False
     seed: int = 0
     like: Like | None = None
-    quantize: Kernel = field(default_factory=Quantize)
-    dequantize: Kernel = field(default_factory=Dequantize)
+    quantize: Kernel = field(default_factory=partial(Kernel, "quantize", ("numpy", "reference")))
+    dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def __post_init__(self) -> None:
         if problem := self.recipe.problem(self.scheme):

@@ -1,12 +1,12 @@
 """No quantization: weights leave as they came, packed ones decoded."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.dequantize import Dequantize
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Unquantized:
     """
 
     scale_rule: str | None = None
-    dequantize: Kernel = field(default_factory=Dequantize)
+    dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     @property
     def scheme(self) -> None:

@@ -13,14 +13,13 @@ from omegaconf import OmegaConf
 
 from pipeline.config.resolve import Resolver
 from pipeline.errors import ConfigError, NotLossless, ValueRangeError
+from pipeline.ops import Kernel
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.mx import MX
 from stages.quantize import CodedStore
@@ -65,7 +64,7 @@ def built(name, **changes):
 
 
 def on(method, backend):
-    return replace(method, quantize=Quantize((backend,)), dequantize=Dequantize((backend,)))
+    return replace(method, quantize=Kernel("quantize", (backend,)), dequantize=Kernel("dequantize", (backend,)))
 
 
 def same(a, b):

@@ -1,0 +1,26 @@
+"""What backends of quantize leave to others, and why: a function each. No framework here: plans ask."""
+
+import sys
+from dataclasses import fields
+
+from pipeline.ops import Request
+from plugins.kernels.quantize.recipe import Recipe, is_fast
+
+
+def numpy(request: Request) -> str | None:
+    x, scheme = request.get("x"), request.get("scheme")
+    if x is not None and not x.size:
+        return "numpy goes over the elements of an array, and this one has none"
+    recipe = Recipe(**{f.name: request.given[f.name] for f in fields(Recipe) if f.name in request.given})
+    if sys.byteorder != "little" and scheme is not None and is_fast(scheme, recipe):
+        return "the packing views bytes as little-endian words"
+    return None
+
+
+def xla(request: Request) -> str | None:
+    x = request.get("x")
+    if request.get("search", "none") != "none" or request.get("stochastic"):
+        return "xla neither searches nor rounds at random"
+    if x is not None and not x.size:
+        return "xla has nothing to do for an array without elements"
+    return None
