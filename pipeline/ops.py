@@ -127,6 +127,29 @@ class Kernel:
         return result
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that will be made, known before anything is read.
+
+    Attributes:
+        kernel: what is called.
+        where: the tensor that it is for, or the part of the model.
+        given: arguments by name, as far as they are known; arrays as TensorSpecs.
+    """
+
+    kernel: Kernel
+    where: str
+    given: Mapping[str, Any]
+
+    @property
+    def encoding(self) -> str:
+        """Of the weights that it takes; empty where it takes none."""
+        taken = (self.given.get(name) for name in ("w", "w_in", "q", "x"))
+        found = next((v for v in taken if v is not None), None)
+        found = found[0] if isinstance(found, tuple) else found
+        return found.encoding if isinstance(found, TensorSpec) else ""
+
+
 def _reason(backend: str, request: Request) -> str | None:
     platforms = backends.about(backend).platforms
     if platforms is not None and request.platform not in platforms:

@@ -11,9 +11,9 @@ def numpy(request: Request) -> str | None:
     x, scheme = request.get("x"), request.get("scheme")
     if x is not None and not x.size:
         return "numpy goes over the elements of an array, and this one has none"
-    recipe = Recipe(**{f.name: request.given[f.name] for f in fields(Recipe) if f.name in request.given})
-    if sys.byteorder != "little" and scheme is not None and is_fast(scheme, recipe):
-        return "the packing views bytes as little-endian words"
+    if sys.byteorder != "little" and scheme is not None:
+        recipe = Recipe(**{f.name: request.given[f.name] for f in fields(Recipe) if f.name in request.given})
+        return "the packing views bytes as little-endian words" if is_fast(scheme, recipe) else None
     return None
 
 
