@@ -41,7 +41,7 @@ def calls(
             if name.endswith(".self_attn.q_proj.weight"):
                 yield from _attention(name.removesuffix(".q_proj.weight"), specs, config, ops, dtype, rows)
     for where, parts in experts.items():
-        yield from _experts(where, parts, config, ops, dtype, rows)
+        yield from _experts(where, parts, ops, dtype, rows)
     head = HEAD if HEAD in specs else EMBEDDING
     if head in specs:  # for the last token of a prompt
         yield Call(ops.matmul, head, {"x": TensorSpec((1, specs[head].shape[1]), dtype), "w": specs[head]})
@@ -59,16 +59,13 @@ def _attention(
     yield Call(ops.attention, where, {"q": q, "sinks": specs.get(f"{where}.sinks")})
 
 
-def _experts(
-    where: str, parts: Mapping[str, list[TensorSpec]], config: Mapping[str, Any], ops: Ops, dtype: str, rows: int
-) -> Iterator[Call]:
+def _experts(where: str, parts: Mapping[str, list[TensorSpec]], ops: Ops, dtype: str, rows: int) -> Iterator[Call]:
     stacks = {part: _stacked(found) for part, found in parts.items()}
     w_in = tuple(stacks[part] for part in ("gate_up", "gate", "up") if part in stacks)
     hidden = w_in[0].shape[-1] if w_in else 0
     given: dict[str, Any] = {"x": TensorSpec((rows, hidden), dtype), "w_in": w_in, "w_out": stacks.get("down")}
     yield Call(ops.moe, where, given)
-    chosen = config.get("num_experts_per_tok", config.get("experts_per_token"))
-    yield Call(ops.softmax, where, {"x": TensorSpec((rows, chosen), "F32")} if isinstance(chosen, int) else {})
+    yield Call(ops.softmax, where, {})  # of the router, over all experts or the chosen ones
 
 
 def _stacked(specs: list[TensorSpec]) -> TensorSpec:
