@@ -56,7 +56,7 @@ def _job(cfg: DictConfig) -> Any:
         if _verb == "graph":
             console.out(console.mermaid(plan))
         else:
-            console.out(*console.plan_tables(plan))
+            console.out(*console.plan_tables(plan), *console.kernels_table(plan))
             if not plan.problems:
                 plan.problems += obstacles_ahead(run, plan, run_dir)
         if plan.problems:

@@ -4,12 +4,13 @@ Stages are handed an engine and know neither its framework nor its models.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context, Footprint
 from pipeline.tensors.spec import group_of
 from pipeline.units import show_bytes
@@ -157,6 +158,14 @@ class Engine(Protocol):
 
         Raises:
             ConfigError: no such device.
+        """
+        ...
+
+    def calls(self, checkpoint: Checkpoint, *, rows: int = 1) -> Iterable[Call]:
+        """The kernel calls of one pass of the model over `rows` tokens, for the plan.
+
+        Raises:
+            PlanError: the model cannot be run.
         """
         ...
 

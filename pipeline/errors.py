@@ -74,7 +74,8 @@ class NotLossless(StageError):
 
 
 class Unsupported(Exception):
-    """Raised by a kernel backend for inputs it does not handle; the next backend of the list is tried."""
+    """Raised where a kernel is asked for what it does not have, such as a gradient. What can be known beforehand a
+    backend declines instead (`pipeline.backends.declines`)."""
 
     def __init__(self, reason: str):
         super().__init__(reason)

@@ -1,84 +1,180 @@
-"""Ops: a name, a plain definition, and backends imported only when chosen.
+"""Ops: a name, a plain definition, and backends, of which one is chosen before any of them is called.
 
 The choice of backends is a value (a `Kernel` in the config) handed to whoever calls the op; there is no ambient state.
-One named backend runs or raises. A list is tried in order, and only `Unsupported` means "next". What ran is reported
-to the task's meter and ends in the run's manifest, and so is what had to be left to the next of a list, and why.
+Which of them runs a call follows from what is known without values (`Request`): what a backend cannot do it says
+beforehand (`pipeline.backends.declines`), so that planning, loading and tracing come to the same answer, and nothing is
+tried. One named backend runs or raises. What ran is reported to the task's meter and ends in the run's manifest, and so
+is what had to be left to the next of a list, and why.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any
 
-from pipeline import meter
-from pipeline.errors import ConfigError, StageError, Unsupported, did_you_mean
+import numpy as np
+
+from pipeline import backends, meter
+from pipeline.cpu import instructions
+from pipeline.errors import SourceError, StageError
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec, dtype_name
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
-    """A function with one meaning and several implementations.
+class Request:
+    """A call as far as it is known without values.
 
     Attributes:
-        name: the op's room under plugins/kernels.
-        backends: backend name → `module:callable`. `reference` is the definition: plain, slow, the meaning of the op.
-        resident: backend name → bytes that a process keeps once it has used it, where that is much: a framework.
+        op: what is to be done.
+        platform: the device that it is to be done on, as JAX names it.
+        given: by the names of the definition's parameters: arrays and QTensors as TensorSpecs, the rest as it is.
+            What is not known yet, while planning, is absent.
+        instructions: of this machine's CPUs, as the operating system names them.
     """
 
-    name: str
-    backends: Mapping[str, str]
-    resident: Mapping[str, int] = field(default_factory=dict)
+    op: str
+    platform: str
+    given: Mapping[str, Any]
+    instructions: frozenset[str] = field(default_factory=instructions)
 
-    def __post_init__(self) -> None:
-        if "reference" not in self.backends:
-            raise TypeError(f"op {self.name!r} has no 'reference' backend: the definition is not optional")
+    def get(self, name: str, default: Any = None) -> Any:
+        """What is given as `name`, or `default` where that is not known."""
+        return self.given.get(name, default)
 
 
-@cache
-def load(target: str) -> Callable[..., Any]:
-    """Import `module:callable`. An ImportError is the caller's to see: a backend that was asked for must exist."""
-    module, _, name = target.partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), name)
-    return found
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which backend runs a call, and why those before it do not.
+
+    Attributes:
+        backend: None when all decline.
+        declined: (backend, reason), in order.
+    """
+
+    backend: str | None
+    declined: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def reasons(self) -> str:
+        return "; ".join(f"{name}: {reason}" for name, reason in self.declined)
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """An op with the backends chosen for it; a plugin node in the config. Subclasses set `op`.
+    """An op with the backends chosen for it; what `${kernels.OP}` is in a config.
 
     Attributes:
-        backends: names tried in order.
+        op: its room under plugins/kernels.
+        backends: names tried in order; see `pipeline.backends`.
+        platform: of the device that it runs on. An engine that runs models says which (`on`).
     """
 
-    op: ClassVar[Op]
-    backends: tuple[str, ...] = ("numpy",)
+    op: str
+    backends: tuple[str, ...]
+    platform: str = "cpu"
 
     def __post_init__(self) -> None:
-        if not self.backends:
-            raise ConfigError(f"{self.op.name}: no backend chosen{did_you_mean('', self.op.backends)}")
-        for name in self.backends:
-            if name not in self.op.backends:
-                raise ConfigError(f"{self.op.name}: backend {name!r} is unknown{did_you_mean(name, self.op.backends)}")
+        backends.check(self.op, self.backends)
+
+    def on(self, platform: str) -> "Kernel":
+        """The same for another device."""
+        return replace(self, platform=platform)
 
     @property
     def resident(self) -> int:
         """Bytes that a process keeps for whichever of the backends it uses."""
-        return max(self.op.resident.get(name, 0) for name in self.backends)
+        return max(backends.about(name).resident for name in self.backends)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        declined = []
+    @property
+    def traced(self) -> bool:
+        """Whether it becomes a part of compiled programs, whichever of the backends runs."""
+        return all(backends.about(name).traced for name in self.backends)
+
+    def resolve(self, *args: Any, **options: Any) -> Choice:
+        """Which backend runs this call. Arrays may be traced ones, or TensorSpecs."""
+        bound = _signature(self.op).bind(*args, **options)
+        bound.apply_defaults()
+        return self.choose(bound.arguments)
+
+    def choose(self, given: Mapping[str, Any]) -> Choice:
+        """The same of arguments by name, as far as they are known."""
+        known = {name: _abstract(value) for name, value in given.items()}
+        for name, parameter in _signature(self.op).parameters.items():
+            known |= known.pop(name, {}) if parameter.kind is parameter.VAR_KEYWORD else {}
+        request = Request(self.op, self.platform, known)
+        declined: list[tuple[str, str]] = []
         for name in self.backends:
-            try:
-                result = load(self.op.backends[name])(*args, **kwargs)
-            except Unsupported as why:
-                declined.append((name, why.reason))
-                continue
-            meter.ran(self.op.name, name)
-            for backend, reason in declined:
-                meter.declined(self.op.name, backend, reason, name)
-            return result
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in declined)
-        raise StageError(f"no chosen backend of {self.op.name} can do this ({reasons})")
+            reason = _reason(name, request)
+            if reason is None:
+                return Choice(name, tuple(declined))
+            declined.append((name, reason))
+        return Choice(None, tuple(declined))
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        """
+        Raises:
+            StageError: all backends decline; says why.
+        """
+        choice = self.resolve(*args, **options)
+        if choice.backend is None:
+            raise StageError(f"no chosen backend of {self.op} can do this ({choice.reasons})")
+        result = backends.load(self.op, choice.backend)(*args, **options)
+        meter.ran(self.op, choice.backend)
+        for backend, reason in choice.declined:
+            meter.declined(self.op, backend, reason, choice.backend)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that will be made, known before anything is read.
+
+    Attributes:
+        kernel: what is called.
+        where: the tensor that it is for, or the part of the model.
+        given: arguments by name, as far as they are known; arrays as TensorSpecs.
+    """
+
+    kernel: Kernel
+    where: str
+    given: Mapping[str, Any]
+
+    @property
+    def encoding(self) -> str:
+        """Of the weights that it takes; empty where it takes none."""
+        taken = (self.given.get(name) for name in ("w", "w_in", "q", "x"))
+        found = next((v for v in taken if v is not None), None)
+        found = found[0] if isinstance(found, tuple) else found
+        return found.encoding if isinstance(found, TensorSpec) else ""
+
+
+def _reason(backend: str, request: Request) -> str | None:
+    platforms = backends.about(backend).platforms
+    if platforms is not None and request.platform not in platforms:
+        return f"runs on {', '.join(platforms)}, not on {request.platform}"
+    declines = backends.declines(request.op, backend)
+    return None if declines is None else declines(request)
+
+
+def _abstract(value: Any) -> Any:
+    """Arrays as what is known of them without their values."""
+    if isinstance(value, QTensor):
+        return TensorSpec(tuple(value.shape), "BF16", value.scheme)
+    if isinstance(value, tuple | list):
+        return tuple(_abstract(v) for v in value)
+    if isinstance(value, type | TensorSpec | np.dtype) or not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        return value
+    try:
+        return TensorSpec(tuple(value.shape), dtype_name(np.dtype(value.dtype)))
+    except SourceError:  # a dtype that no file has
+        return TensorSpec(tuple(value.shape), str(value.dtype))
+
+
+@cache
+def _signature(op: str) -> inspect.Signature:
+    return inspect.signature(backends.load(op, backends.DEFINITION))
 
 
 def kernels_of(node: Any) -> Iterator[Kernel]:

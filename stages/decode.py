@@ -1,9 +1,10 @@
 """Decode: every floating-point tensor arrives as bf16; what is already quantized stays packed."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pipeline.ops import Kernel
+from pipeline.ops import Call, Kernel
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
@@ -29,6 +30,12 @@ class Decode:
         if self.dtype == "keep":
             return checkpoint
         return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)))
+
+    def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
+        """The kernel calls that reading the result makes."""
+        for name, spec in checkpoint.store.specs.items() if self.dtype != "keep" else ():
+            if spec.dtype in WIDE and spec.scheme is None:
+                yield Call(self.cast, name, {"x": spec, "dtype": "BF16"})
 
 
 @dataclass(frozen=True, slots=True)

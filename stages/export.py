@@ -3,7 +3,7 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from pipeline.digest import Digested, InputFile, digest_file, identity, unchange
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import read_whole, spoken
 from pipeline.formats import Container, Dialect, Layout
-from pipeline.ops import Kernel
+from pipeline.ops import Call, Kernel
 from pipeline.places import nearest_folder, reason
 from pipeline.planning.holding import Option, choose, hold
 from pipeline.running.target import MARKER, Target
@@ -115,6 +115,17 @@ class Export:
             chosen=chosen,
             read_back=_read_back(checkpoint, store.specs, binding),
         )
+
+    def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
+        """The kernel calls that `dtype` makes."""
+        held = DTYPES[self.dtype] if self.dtype != "keep" else ""
+        for name, spec in checkpoint.store.specs.items() if held else ():
+            if spec.scheme is not None:
+                dtype = "F32" if held == "F16" else held
+                yield Call(self.unpack, name, {"q": spec, "dtype": dtype})
+                spec = replace(spec, dtype=dtype, scheme=None)
+            if spec.dtype in FLOAT_DTYPES and spec.dtype != held:
+                yield Call(self.cast, name, {"x": spec, "dtype": held, "overflow": self.overflow})
 
 
 @dataclass(frozen=True, slots=True)

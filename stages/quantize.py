@@ -1,6 +1,6 @@
 """Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.method import Method
+from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.blocks import block_grain, common, grain_of, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
@@ -69,6 +70,19 @@ class Quantize:
             PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
                 quantization is asked for, and no tensor would have any.
         """
+        todo = self._todo(checkpoint)
+        if not todo:
+            return checkpoint
+        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
+
+    def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
+        """The kernel calls that reading the result makes."""
+        for name, method in self._todo(checkpoint).items():
+            if hasattr(method, "calls"):
+                yield from method.calls(name, checkpoint.store.specs[name])
+
+    def _todo(self, checkpoint: Checkpoint) -> dict[str, Method]:
+        """Tensor → the method that it is to take."""
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
         chosen, problems = choose(self.rules, self.roles, known, specs)
@@ -80,10 +94,7 @@ class Quantize:
         problems += [] if problems else self._nothing(known[to].scheme for to in chosen.values())
         if problems:
             raise PlanError(problems)
-        todo = {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
-        if not todo:
-            return checkpoint
-        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
+        return {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
 
     def _is_about(self, rule: Rule, name: str) -> bool:
         wanted = self.roles.get(rule.role, ()) if rule.role is not None else (rule.match or "",)

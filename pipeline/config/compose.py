@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from pipeline import redact
-from pipeline.config import extend
+from pipeline.config import extend, kernels
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -45,7 +45,10 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     Raises:
         PlanError: every problem of every node.
     """
+    chosen = _plain(cfg.get("kernels", {}))
+    cfg, astray = _with_kernels(cfg, chosen)
     tree, problems = _resolved(cfg)
+    problems = [*astray, *problems]
     given = redact.tree(_by_name(cfg), redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
     redact.learn(_environment, [str(place) for place in places])
@@ -69,8 +72,21 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
+    given["kernels"] = chosen
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
     return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built)
+
+
+def _plain(node: Any) -> Any:
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _with_kernels(cfg: DictConfig, chosen: Any) -> tuple[DictConfig, list[Problem]]:
+    """The config with `kernels` as what `${kernels.OP}` is to give; see `pipeline.config.kernels`."""
+    nodes, problems = kernels.nodes(chosen, allowed_packages())
+    found = cfg.copy()
+    OmegaConf.update(found, "kernels", nodes, merge=False, force_add=True)
+    return found, problems
 
 
 def _astray(cfg: DictConfig) -> list[Problem]:

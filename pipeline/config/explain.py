@@ -23,7 +23,8 @@ from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 def explain(error: Exception, overrides: Iterable[str]) -> Exception:
     """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's."""
     null = isinstance(error, ValueError) and str(error).startswith("Config group override")  # quant=null
-    hydras = null or isinstance(error, HydraException | OmegaConfBaseException)
+    index = isinstance(error, ValueError) and str(error).startswith("invalid literal for int()")  # a list has no field
+    hydras = null or index or isinstance(error, HydraException | OmegaConfBaseException)
     if isinstance(error, WeightmillError) or not hydras:
         return error
     search = search_override(extend.folder())
@@ -39,6 +40,8 @@ def explain(error: Exception, overrides: Iterable[str]) -> Exception:
                 good.append(override)
             except (HydraException, OmegaConfBaseException, ValueError) as why:
                 messages.append(_message(override, why, [*search, *good]))
+    if index and not messages:
+        return error
     return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
 
 
@@ -53,6 +56,9 @@ def _sweeps(override: str) -> bool:
 def _message(override: str, why: Exception, good: list[str]) -> str:
     text = f"{why}\n{why.__cause__ or ''}"
     key, _, value = override.lstrip("+~").partition("=")
+    if key.startswith("kernels.") and (key.count(".") > 1 or value.startswith("{")):
+        _, op, *field = key.split(".")
+        return f"{override}: kernels.{op} {moved.kernel(op, value.strip('[]') if field else '…')}"
     if isinstance(why, HydraException) and "=" not in override:
         return f"{override!r}: an override is written key=value{did_you_mean(override, ['plan', 'graph', 'new-stage'])}"
     group, _, _package = key.partition("@")

@@ -16,14 +16,22 @@ _FORMATS: Final = {
     "plain.Plain": "safetensors.plain.Plain",
     "pytree.Pytree": "orbax.pytree.Pytree",
 }
-TARGETS: Final = {f"plugins.formats.dialects.{old}": f"plugins.formats.{new}" for old, new in _FORMATS.items()} | {
-    "plugins.formats.gguf_file.Gguf": "plugins.formats.gguf.file.GgufContainer",
-    "plugins.formats.hub.Hub": "plugins.formats.hub.remote.Hub",
-    "plugins.formats.npy.Npy": "plugins.formats.npy.container.Npy",
-    "plugins.formats.orbax.Orbax": "plugins.formats.orbax.container.Orbax",
-    "plugins.formats.safetensors.SafeTensors": "plugins.formats.safetensors.container.SafeTensors",
-    "plugins.quant.mx.MX": "plugins.quant.blockwise.Blockwise",
-}
+_KERNELS: Final = {
+    "attention": "Attention", "cast": "Cast", "dequantize": "Dequantize", "embed": "Embed", "matmul": "MatMul",
+    "moe": "MoE", "quantize": "Quantize", "rms_norm": "RMSNorm", "rope": "Rope", "softmax": "Softmax",
+}  # fmt: skip
+TARGETS: Final = (
+    {f"plugins.formats.dialects.{old}": f"plugins.formats.{new}" for old, new in _FORMATS.items()}
+    | {
+        "plugins.formats.gguf_file.Gguf": "plugins.formats.gguf.file.GgufContainer",
+        "plugins.formats.hub.Hub": "plugins.formats.hub.remote.Hub",
+        "plugins.formats.npy.Npy": "plugins.formats.npy.container.Npy",
+        "plugins.formats.orbax.Orbax": "plugins.formats.orbax.container.Orbax",
+        "plugins.formats.safetensors.SafeTensors": "plugins.formats.safetensors.container.SafeTensors",
+        "plugins.quant.mx.MX": "plugins.quant.blockwise.Blockwise",
+    }
+    | {f"plugins.kernels.{op}.{old}": f"${{kernels.{op}}}" for op, old in _KERNELS.items()}
+)
 """`_target_` before → now."""
 
 FIELDS: Final = {
@@ -43,3 +51,8 @@ def field(target: str, name: str) -> str:
     if (now := FIELDS.get((target, name))) is not None:
         return f"is now {now!r}"
     return f"is gone: {why}" if (why := GONE.get((target, name))) else ""
+
+
+def kernel(op: str, names: str) -> str:
+    """What to write instead of a node under `kernels`, which has lists of names now."""
+    return f"is a list of backends now, and no node: kernels.{op}=[{names}], or in YAML {op}: [{names}]"

@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
+from pipeline.planning import kernels
 from pipeline.planning.budget import PERCENT, SHARE, Budget, budget
 from pipeline.planning.recipes import recipes
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
@@ -58,7 +59,7 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str
         if smaller.memory.peak >= memory.peak:  # more chunks now cost more than smaller ones save
             break
         plan, memory = smaller, smaller.memory
-    plan.problems += _lacking(plan, conf)
+    plan.problems += [*_lacking(plan, conf), *kernels.refused(plan)]
     if not memory.fits:
         plan.problems.append(_too_little(memory, _memory(plan, conf, allowed, 1), override))
     return plan

@@ -261,6 +261,17 @@ def plan_tables(plan: Any) -> list[Any]:
     return found
 
 
+def kernels_table(plan: Any) -> list[Any]:
+    """Which backend will run every op, on every tensor and layer."""
+    from pipeline.planning.kernels import rows
+
+    found = rows(plan)
+    columns = ("op", "of", "for", "in", "backend", "declined")
+    used = [i for i in range(len(columns)) if any(row[i] for row in found)]
+    drawn = table("Kernels", [columns[i] for i in used], [[row[i] for i in used] for row in found], overflow="fold")
+    return [drawn] if found else []
+
+
 def _bits(holders: Sequence[Any]) -> str:
     """Effective bits per weight of what comes out."""
     from pipeline.reporting.manifest import nbytes_of

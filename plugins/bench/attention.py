@@ -14,8 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.ops import Kernel
 from plugins.bench.timing import has_torch, in_turn, report
-from plugins.kernels.attention import Attention
+
+attention = Kernel("attention", ("xla",))
 
 HEADS = {"gpt-oss-20b": (64, 8, 64), "SmolLM2-135M": (9, 3, 64)}
 LENGTHS = ((1, 1024), (1, 4096), (512, 512))
@@ -31,8 +33,8 @@ def calls(heads: tuple[int, int, int], queries: int, slots: int) -> dict[str, Ca
     at = slot[:, slots - queries :]
     options = {"scale": dims**-0.5, "sinks": jnp.zeros(many) if many == 64 else None}
     table: dict[str, Callable[[], Any]] = {
-        "attention bf16": partial(jax.jit(partial(Attention(), **options)), q, k, v, at, slot),
-        "attention bf16, window 128": partial(jax.jit(partial(Attention(), window=128, **options)), q, k, v, at, slot),
+        "attention bf16": partial(jax.jit(partial(attention, **options)), q, k, v, at, slot),
+        "attention bf16, window 128": partial(jax.jit(partial(attention, window=128, **options)), q, k, v, at, slot),
     }
     if has_torch():
         import torch

@@ -15,9 +15,8 @@ from typing import Any, Final
 import ml_dtypes
 import numpy as np
 
+from pipeline.ops import Kernel
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize
 
 SHAPE: Final = (2816, 2816)
 MEMCPY: Final = ("memcpy", "", "")
@@ -50,9 +49,9 @@ def rows(backends: list[str]) -> dict[tuple[str, str, str], Callable[[], Any]]:
     table: dict[tuple[str, str, str], Callable[[], Any]] = {MEMCPY: lambda: np.copyto(spare, x)}
     for name, (scheme, options) in FORMATS.items():
         for backend in backends:
-            encode, decode = Quantize((backend,)), Dequantize((backend,))
+            encode, decode = Kernel("quantize", (backend,)), Kernel("dequantize", (backend,))
             y = np.ascontiguousarray(x[:CORNER, :CORNER]) if backend == "reference" else x
-            packed = Quantize()(y, scheme, **options)
+            packed = Kernel("quantize", ("numpy", "reference"))(y, scheme, **options)
             table["quantize", name, backend] = lambda e=encode, y=y, s=scheme, o=options: e(y, s, **o)  # type: ignore[misc]
             table["dequantize", name, backend] = lambda d=decode, q=packed: d(q)  # type: ignore[misc]
     return table

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.ops import Kernel
 from pipeline.tensors.scheme import MXFP4, Scheme
 from plugins.bench.timing import has_torch, in_turn, packed, report
-from plugins.kernels.matmul import MatMul
 
 SHAPES = {
     "gpt-oss-20b gate_up": (5760, 2880),
@@ -39,7 +39,7 @@ def calls(shape: tuple[int, int], rows: int) -> tuple[dict[str, Callable[[], Any
     rng = np.random.default_rng(0)
     x = jnp.asarray(rng.standard_normal((rows, shape[1]), np.float32))
     w = jnp.asarray(rng.standard_normal(shape, np.float32))
-    op = jax.jit(MatMul())
+    op = jax.jit(Kernel("matmul", ("xla",)))
     table: dict[str, Callable[[], Any]] = {}
     nbytes: dict[str, float] = {}
 

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.ops import Kernel
 from pipeline.tensors.scheme import MXFP4
 from plugins.bench.timing import has_torch, in_turn, packed, report
-from plugins.kernels.moe import MoE
 
 EXPERTS, CHOICES, HIDDEN, INTER = 32, 4, 2880, 2880
 
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128])
     args = parser.parse_args()
-    op = jax.jit(partial(MoE(), activation=activation))
+    op = jax.jit(partial(Kernel("moe", ("xla",)), activation=activation))
     shapes = (EXPERTS, 2 * INTER, HIDDEN), (EXPERTS, HIDDEN, INTER)
     quantized = [packed(MXFP4, s) for s in shapes]
     rng = np.random.default_rng(0)

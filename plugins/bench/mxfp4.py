@@ -18,10 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchao on one core, like the r
 import ml_dtypes
 import numpy as np
 
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize
 
 SHAPE = (5760, 2880)
 
@@ -57,7 +56,7 @@ def rows(pool: ThreadPoolExecutor) -> tuple[dict[str, Callable[[], Any]], list[s
     x = (rng.standard_normal(SHAPE, np.float32) * np.float32(0.02)).astype(ml_dtypes.bfloat16)
     transposed = np.ascontiguousarray(x.T).T
     spare = np.empty_like(x)
-    quantize, dequantize = Quantize(), Dequantize()
+    quantize, dequantize = Kernel("quantize", ("numpy", "reference")), Kernel("dequantize", ("numpy",))
     q = quantize(x, MXFP4)
     halves = [x[: SHAPE[0] // 2], x[SHAPE[0] // 2 :]]
     q_halves = [quantize(h, MXFP4) for h in halves]

@@ -12,12 +12,10 @@ import jax.numpy as jnp
 
 from plugins.models.common.ops import Ops
 
-UNTRACEABLE = "reference"
-
 
 def is_eager(ops: Ops) -> bool:
-    """Whether a kernel among `ops` may run a backend that is no JAX program."""
-    return any(UNTRACEABLE in getattr(kernel, "backends", ()) for kernel in _kernels(ops).values())
+    """Whether a kernel among `ops` may run a backend that is no part of JAX programs."""
+    return not all(getattr(kernel, "traced", True) for kernel in _kernels(ops).values())
 
 
 def on_arrays(ops: Ops) -> Ops:

@@ -1,6 +1,8 @@
 """The engine as a plugin node: which families there are, which kernels they use, and in what dtypes they run."""
 
 import os
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -8,11 +10,12 @@ from typing import Any, Literal, Protocol
 
 from pipeline.digest import InputFile, described
 from pipeline.errors import PlanError, Problem, SourceError
-from pipeline.ops import Kernel
+from pipeline.ops import Call, Kernel
 from pipeline.stage import Checkpoint, Footprint
 from pipeline.units import parse_bytes
+from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
-from plugins.models.device import WeightsDtype, device_nbytes, left_out, unused
+from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left_out, unused
 from plugins.models.family import Family, family_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak: the main job takes 658 MiB in all, and
@@ -147,6 +150,30 @@ class Engine:
         tied = bool(checkpoint.config.get("tie_word_embeddings", family.tied))
         ignored = left_out(checkpoint.store.specs, unused(tied=tied))
         return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.weights_dtype), ignored
+
+    def calls(self, checkpoint: Checkpoint, *, rows: int = 1, platform: str = "") -> Iterator[Call]:
+        """The kernel calls of one pass of the model over `rows` tokens.
+
+        Args:
+            platform: of the device, as JAX names it; by default what it looks like without JAX.
+
+        Raises:
+            PlanError: no family knows the model.
+        """
+        platform = platform or self._platform
+        dtype = {"bf16": "BF16", "f32": "F32"}.get(self.dtype, "F32" if platform == "cpu" else "BF16")
+        _, ignored = self.weights(checkpoint)
+        specs = {n: device_spec(s, self.weights_dtype) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        yield from calls(specs, checkpoint.config, self.ops.on(platform), dtype, rows)
+
+    @property
+    def _platform(self) -> str:
+        """Of the device, as far as can be told without JAX."""
+        wanted = os.environ.get("JAX_PLATFORMS", "") if self.device == "auto" else self.device
+        first = re.split("[,:]", wanted)[0]
+        if first:
+            return {"cuda": "gpu", "rocm": "gpu"}.get(first, first)
+        return "cpu" if self._on_host else "tpu" if Path("/dev/accel0").exists() else "gpu"
 
     @property
     def _on_host(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import jax
 
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
@@ -31,8 +31,10 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     device, dtype, kept = resolved(engine)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype)
     family = family_of(checkpoint.config, engine.families)
-    eager = is_eager(engine.ops)
-    ops = on_arrays(engine.ops) if eager else engine.ops
+    _all_run(engine, checkpoint, device.platform)
+    ops = engine.ops.on(device.platform)
+    eager = is_eager(ops)
+    ops = on_arrays(ops) if eager else ops
     model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
     fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
@@ -42,6 +44,19 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
         text_stream.write(f"the weights take {taken}; please report it\n")
     return Model(runtime, checkpoint, engine, planned, ignored)
+
+
+def _all_run(engine: Engine, checkpoint: Checkpoint, platform: str) -> None:
+    """Raise PlanError unless some chosen backend runs every op of the model on the device that there is, which a plan
+    without JAX can only guess; before anything is loaded or traced."""
+    problems: dict[Problem, None] = {}
+    for call in engine.calls(checkpoint, platform=platform):
+        choice = call.kernel.choose(call.given)
+        if choice.backend is None:
+            text = f"no chosen backend of {call.kernel.op} can do this ({choice.reasons})"
+            problems[Problem(call.where, text)] = None
+    if problems:
+        raise PlanError(problems)
 
 
 def resolved(engine: Engine) -> tuple[Any, Literal["bf16", "f32"], CacheDtype]:

@@ -3,15 +3,17 @@
 What the usual names stand for is in conf/quant: constants over these fields.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.ops import Kernel
+from pipeline.ops import Call, Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Nonfinite, Quantize, ScaleRule, Ties, Tiny, Zero
+from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero
 from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
@@ -53,8 +55,8 @@ class Blockwise:
     stochastic: bool = False
     seed: int = 0
     like: Like | None = None
-    quantize: Kernel = field(default_factory=Quantize)
-    dequantize: Kernel = field(default_factory=Dequantize)
+    quantize: Kernel = field(default_factory=partial(Kernel, "quantize", ("numpy", "reference")))
+    dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def __post_init__(self) -> None:
         if problem := self.recipe.problem(self.scheme):
@@ -103,6 +105,14 @@ class Blockwise:
         if self.stochastic:
             options["place"] = place or ("", x.shape, (0,) * x.ndim)
         return self.quantize(x, self.scheme, measure=measure, observed=observed, rows=rows, **options)
+
+    def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
+        """The kernel calls that encoding the tensor `name` makes, which is stored as `spec`."""
+        if spec.scheme is not None:
+            yield Call(self.dequantize, name, {"q": spec, "dtype": "F32"})
+            spec = TensorSpec(spec.shape, "F32")
+        given = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
+        yield Call(self.quantize, name, {"x": spec, "scheme": self.scheme, **given})
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` in this scheme with exactly its values; NotLossless when that cannot be."""

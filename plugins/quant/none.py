@@ -1,12 +1,14 @@
 """No quantization: weights leave as they came, packed ones decoded."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from pipeline.ops import Kernel
+from pipeline.ops import Call, Kernel
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.dequantize import Dequantize
 
 
 @dataclass(frozen=True)
@@ -17,7 +19,7 @@ class Unquantized:
         dequantize: decodes what arrives packed.
     """
 
-    dequantize: Kernel = field(default_factory=Dequantize)
+    dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     @property
     def scheme(self) -> None:
@@ -30,6 +32,11 @@ class Unquantized:
     def encode(self, x: Any, *, measure: bool = False) -> Any:
         """`x` itself: there is nothing to encode, and nothing is lost."""
         return (x, ErrorStats()) if measure else x
+
+    def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
+        """The kernel calls that unpacking the tensor `name` makes, which is stored as `spec`."""
+        if spec.scheme is not None:
+            yield Call(self.dequantize, name, {"q": spec})
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` itself."""

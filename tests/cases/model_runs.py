@@ -10,7 +10,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pipeline.api import compose_run
-from pipeline.config.resolve import Resolver
+from pipeline.config import kernels
+from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
@@ -25,6 +26,9 @@ def engine() -> Engine:
     """conf/engine/jax.yaml with conf/kernels/xla.yaml, in float32."""
     options = {"kernels": "xla", "tokenizer": "auto", "engine": "jax"}
     node = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in options.items()})
+    nodes, problems = kernels.nodes(OmegaConf.to_container(node.kernels), OWN_PACKAGES)
+    assert not problems, problems
+    OmegaConf.update(node, "kernels", nodes, merge=False)
     OmegaConf.resolve(node)
     resolver = Resolver()
     built = resolver.build(OmegaConf.to_container(node.engine), "engine")

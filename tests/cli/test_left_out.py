@@ -11,6 +11,7 @@ import pytest
 
 import pipeline as weightmill
 from pipeline.api import _composed
+from pipeline.ops import Kernel
 from pipeline.planning.memory import plan_run
 from pipeline.planning.wiring import make_plan
 from pipeline.reporting import console
@@ -20,8 +21,6 @@ from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.npy.container import Npy
 from plugins.formats.safetensors.plain import Plain
-from plugins.kernels.cast import Cast
-from plugins.kernels.dequantize import Dequantize
 from stages.export import Export
 from tests.cases import toy_gpt_oss
 from tests.cases.memory_store import MemoryStore
@@ -105,7 +104,7 @@ def test_what_an_export_has_no_place_for(tmp_path: Path) -> None:
     tensors = {"a.weight": np.ones((2, 3), np.float32), "a.buffer": np.ones(3, np.float32)}
     stages = {
         "source": Given(Checkpoint(MemoryStore(tensors), {"model_type": "x"})),
-        "export": Export(WithoutBuffers(), Npy(), Dequantize(), Cast()),
+        "export": Export(WithoutBuffers(), Npy(), Kernel("dequantize", ("numpy",)), Kernel("cast", ("numpy",))),
     }
     plan = make_plan(stages, Context(tmp_path / "run"))
     assert not plan.problems

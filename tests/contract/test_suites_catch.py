@@ -8,10 +8,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import StageError
-from pipeline.ops import Op
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index
 from pipeline.tensors.views import MappedStore
@@ -21,6 +19,7 @@ from pipeline.testing.method import MethodContract
 from pipeline.testing.stage import StageContract
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.quant.blockwise import Blockwise
+from tests.cases import guests
 
 
 def unit_scale(x: Any) -> Any:
@@ -152,28 +151,30 @@ def test_a_method_whose_slices_differ() -> None:
         Suite().test_measures_what_it_loses(x)
 
 
-def plain(x: Any) -> Any:
-    return x + 1
+ADDS = {
+    "plugins.kernels.add.reference": "def add(x):\n    return x + 1\n",
+    "plugins.adds.fast": "def add(x):\n    x += 1\n    return x\n",
+    "plugins.adds.off": "def add(x):\n    return x + 2\n",
+    "plugins.adds.refuses": (
+        "from pipeline.errors import Unsupported\n"
+        "def add(x):\n    raise Unsupported('not today')\n"
+        "def declines(request):\n    return 'no vectors' if len(request.given['x'].shape) == 1 else None\n"
+    ),
+}
 
 
-def in_place(x: Any) -> Any:
-    x += 1
-    return x
-
-
-def test_a_backend_that_writes_into_its_input_or_differs() -> None:
+def test_a_backend_with_a_fault(tmp_path: Path) -> None:
     class Suite(KernelContract):
-        def op(self) -> Op:
-            return Op(
-                "add", {"reference": f"{__name__}:plain", "fast": f"{__name__}:in_place", "off": f"{__name__}:wrong"}
-            )
+        def op(self) -> str:
+            return "add"
 
     case = Case("ones", (np.ones(3),))
-    with pytest.raises(AssertionError, match="off: float64"):
-        Suite().test_gives_what_the_reference_gives("off", case)
-    with pytest.raises(AssertionError, match="fast writes into its arguments"):
-        Suite().test_leaves_its_input_alone("fast", case)
-
-
-def wrong(x: Any) -> Any:
-    return x + 2 if not isinstance(x, QTensor) else x
+    with guests.guest(tmp_path, ADDS):
+        with pytest.raises(AssertionError, match="off: float64"):
+            Suite().test_gives_what_the_reference_gives("plugins.adds.off", case)
+        with pytest.raises(AssertionError, match="fast writes into its arguments"):
+            Suite().test_leaves_its_input_alone("plugins.adds.fast", case)
+        with pytest.raises(pytest.skip.Exception, match=r"refuses declines this: .*no vectors"):
+            Suite().test_gives_what_the_reference_gives("plugins.adds.refuses", case)
+        with pytest.raises(pytest.fail.Exception, match=r"refuses refuses \(not today\) what it did not decline"):
+            Suite().test_gives_what_the_reference_gives("plugins.adds.refuses", Case("a matrix", (np.ones((2, 3)),)))

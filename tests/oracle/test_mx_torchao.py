@@ -9,16 +9,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize
 from tests.cases.mx import RULES
 from tests.oracles import mx
 from tests.unit.kernels.test_mx_codec import every_pattern, unpack
 
 BF16 = ml_dtypes.bfloat16
-quantize, dequantize = Quantize(), Dequantize()
+quantize, dequantize = Kernel("quantize", ("numpy", "reference")), Kernel("dequantize", ("numpy",))
 
 
 @pytest.fixture(scope="module")

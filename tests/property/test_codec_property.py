@@ -10,13 +10,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, StageError, ValueRangeError
+from pipeline.ops import Kernel
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, SECONDS, ZEROS, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import cut, same
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize, check
+from plugins.kernels.quantize import check
 from plugins.kernels.quantize.recipe import POWER_RULES
 from plugins.quant.blockwise import Blockwise
 from tests.oracles import elements
@@ -264,9 +264,9 @@ def test_what_is_not_refused_works(fields: dict[str, Any], shape: tuple[int, ...
         return
     assert scheme.problem(shape) is None
     x = (np.arange(int(np.prod(shape))).reshape(shape) % 13 - 6).astype(BF16)
-    a, b = (Quantize((k,))(x, scheme, **options) for k in ("reference", "numpy"))
+    a, b = (Kernel("quantize", (k,))(x, scheme, **options) for k in ("reference", "numpy"))
     assert same(a, b)
-    y, z = (Dequantize((k,))(a, "F32") for k in ("reference", "numpy"))
+    y, z = (Kernel("dequantize", (k,))(a, "F32") for k in ("reference", "numpy"))
     assert y.shape == shape
     assert y.tobytes() == z.tobytes()
 

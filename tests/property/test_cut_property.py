@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.ops import Kernel
 from pipeline.tensors.blocks import component_box, grain_of
 from pipeline.tensors.chunks import cut
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import MemoryStore, same
-from plugins.kernels.quantize import Quantize
 from plugins.quant.blockwise import Blockwise
 from stages.quantize import CodedStore
 from tests.cases.mx import mx_method
@@ -71,7 +71,7 @@ def test_bytes_are_the_same_whatever_the_cut(name, shape):
 )
 def test_every_backend_takes_parts_of_rows(backend, name):
     fields = {f: getattr(METHODS[name], f) for f in METHODS[name].__dataclass_fields__}
-    method = Blockwise(**{**fields, "quantize": Quantize(backends=BACKENDS[backend])})
+    method = Blockwise(**{**fields, "quantize": Kernel("quantize", BACKENDS[backend])})
     x = values((2, 4, 96), np.random.default_rng(5), poison=method.nonfinite == "poison")
     store = CodedStore(MemoryStore({"w": x}), {"w": METHODS[name]}, measure=False).read("w")
     parts = CodedStore(MemoryStore({"w": x}), {"w": method}, measure=False)

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, StageError, ValueRangeError
+from pipeline.ops import Kernel
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize
 from plugins.kernels.quantize.recipe import POWER_RULES
 from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built, on
+
+DEQUANTIZE = Kernel("dequantize", ("numpy",))
 
 BF16 = ml_dtypes.bfloat16
 LARGEST_BF16 = float(ml_dtypes.finfo(BF16).max)
@@ -58,7 +59,7 @@ def test_finite_values_come_back_finite_or_not_at_all(name: str) -> None:
                     continue
                 q = q[0] if measure else q
                 for to in ("F32", "BF16"):
-                    assert np.isfinite(Dequantize(("numpy",))(q, to).astype(np.float32)).all(), (method, top, backend)
+                    assert np.isfinite(DEQUANTIZE(q, to).astype(np.float32)).all(), (method, top, backend)
                 outcomes.append(b"".join(np.asarray(a).tobytes() for a in q.components.values()))
             assert len(set(outcomes)) == 1, (method, top)
             refused += isinstance(outcomes[0], str)
@@ -92,9 +93,9 @@ def test_the_refusal_says_where_and_which_dtype(backend: str) -> None:
 def test_what_libraries_write_can_be_had() -> None:
     x = np.zeros(32, BF16)
     x[0] = LARGEST_BF16
-    q = Quantize(("numpy",))(x, MXFP4, scale_rule="rceil", overflow="inf")
+    q = Kernel("quantize", ("numpy",))(x, MXFP4, scale_rule="rceil", overflow="inf")
     assert (int(q.scales[0]), int(q.codes[0])) == (253, 6)
     with pytest.raises(ValueRangeError, match="as E2M1 under a scale in E8M0"):
-        Quantize(("numpy",))(x, MXFP4, scale_rule="rceil")
+        Kernel("quantize", ("numpy",))(x, MXFP4, scale_rule="rceil")
     with pytest.raises((ConfigError, StageError), match="'saturate'"):
-        Quantize(("numpy",))(x, MXFP4, overflow="saturate")
+        Kernel("quantize", ("numpy",))(x, MXFP4, overflow="saturate")

@@ -11,12 +11,11 @@ import gguf
 import numpy as np
 import pytest
 
+from pipeline.ops import Kernel
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
 from plugins.formats.gguf.file import GgufContainer as Container
 from plugins.formats.gguf.model import GgufDialect as Dialect
-from plugins.kernels.cast import Cast
-from plugins.kernels.dequantize import Dequantize
 from stages.load import Load
 from tests.cases import toy_spm
 from tests.cli.run import pipeline
@@ -28,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not FILE.is_file(), reason=f"{NAME} is not in WEIGHTMILL_MODELS"),
 ]
 ROWS_NBYTES = 1 << 24  # the embeddings alone are 671 MB as fp32
-UNPACK, CAST = Dequantize(("numpy",)), Cast(("numpy",))
+UNPACK, CAST = Kernel("dequantize", ("numpy",)), Kernel("cast", ("numpy",))
 
 
 @pytest.fixture(scope="module")

@@ -18,24 +18,3 @@ B batch, T queries, S key slots, H query heads, K key heads (a divisor of H), D 
 
 Extra memory is bounded: logits exist for a block of queries at a time, in gradients too, which sinks have as well.
 """
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from pipeline.ops import Kernel, Op
-
-OP = Op(
-    "attention",
-    {
-        "reference": "plugins.kernels.attention.reference:attention",
-        "xla": "plugins.kernels.attention.xla:attention",
-    },
-)
-
-
-@dataclass(frozen=True)
-class Attention(Kernel):
-    """The attention op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
-    backends: tuple[str, ...] = ("xla",)

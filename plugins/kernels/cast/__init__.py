@@ -13,25 +13,7 @@ NumPy and ml_dtypes casts turn finite values into infinities and lose NaN payloa
 - A dtype that `x` already has returns `x` itself.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Final, Literal
-
-from pipeline.ops import Kernel, Op
+from typing import Final, Literal
 
 Overflow = Literal["error", "clamp", "inf"]
 DTYPES: Final = ("BF16", "F32", "F16", "F64")
-
-OP = Op(
-    "cast",
-    {
-        "reference": "plugins.kernels.cast.reference:cast",
-        "numpy": "plugins.kernels.cast.numpy:cast",
-    },
-)
-
-
-@dataclass(frozen=True)
-class Cast(Kernel):
-    """The cast op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP

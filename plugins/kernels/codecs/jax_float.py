@@ -112,3 +112,8 @@ def subtracted(a: Any, b: Any) -> Any:
     found = rounded(p & _SIGN, wide, i - 6 + down.astype(jnp.int32) - up.astype(jnp.int32))
     found = float_of(jnp.where(total == 0, zero, found))
     return jnp.where(jnp.isfinite(a) & jnp.isfinite(b), found, _normal(bits_of(a)) - _normal(bits_of(b)))
+
+
+def added(a: Any, b: Any) -> Any:
+    """float32 a + b."""
+    return subtracted(a, float_of(bits_of(b) ^ _SIGN))

@@ -17,32 +17,12 @@ F16 rounds to nearest even below its normal range. Past 65504, `overflow` decide
 the first flat index; "clamp" gives ±65504. A finite value never becomes an infinity in F16.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.ops import Kernel, Op
-from plugins.kernels import JAX_NBYTES
 
 Overflow = Literal["error", "clamp"]
 DTYPES = ("BF16", "F32", "F16")
-
-OP = Op(
-    "dequantize",
-    {
-        "reference": "plugins.kernels.dequantize.reference:dequantize",
-        "numpy": "plugins.kernels.dequantize.numpy:dequantize",
-        "xla": "plugins.kernels.dequantize.xla:dequantize",
-    },
-    {"xla": JAX_NBYTES},
-)
-
-
-@dataclass(frozen=True)
-class Dequantize(Kernel):
-    """The dequantize op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
 
 
 def is_mxfp4(scheme: Any) -> bool:

@@ -5,8 +5,8 @@
 The op's backends take NumPy arrays and answer with them; this takes whatever a jitted function holds and is fused into
 it. Values are those of the op, bit for bit, with two exceptions, both below 2^-126, the smallest normal number: under
 real scales (anything but E8M0) a device that flushes subnormals, as XLA does on CPUs, takes such factors and such
-products for zero. Under E8M0 scales subnormals come out right everywhere: they are assembled from integers. A NaN is a
-NaN; its payload is the device's own.
+products for zero, unless `exact` is asked for. Under E8M0 scales subnormals come out right everywhere: they are
+assembled from integers. A NaN is a NaN; its payload is the device's own.
 
 Elements are computed from their bits, not looked up: gathers cost more than a handful of shifts, on CPUs and on GPUs.
 Codes are taken out of their bytes by shifting each byte (or group of three) by all its places at once, which XLA fuses
@@ -24,7 +24,7 @@ from pipeline.errors import ConfigError
 from pipeline.tensors.scheme import DYNAMIC8_BLOCK, Scheme
 from plugins.facts.codebooks import dynamic8
 from plugins.kernels.codecs.elements import FLOATS, element
-from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied
+from plugins.kernels.codecs.jax_float import added, bits_of, divided, float_of, multiplied
 from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_NAN
 from plugins.kernels.gradients import given, wanted
 
@@ -32,12 +32,13 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
 _SMALLEST = np.float32(2.0**-126)
 
 
-def decode(q: Any, dtype: Any = jnp.bfloat16) -> Any:
+def decode(q: Any, dtype: Any = jnp.bfloat16, exact: bool = False) -> Any:
     """The values of `q`, a QTensor of traced or concrete arrays, as `[*q.shape]` of `dtype`.
 
     Args:
         q: of any scheme; its components may have leading batch axes.
         dtype: jnp.float32 or jnp.bfloat16, the former rounded to nearest even. Past the range: the IEEE infinity.
+        exact: below 2^-126 too, under real scales, by integer arithmetic, which takes longer.
 
     Raises:
         ConfigError: another dtype. (float16 would need an error for values past its range, which a traced program
@@ -47,21 +48,21 @@ def decode(q: Any, dtype: Any = jnp.bfloat16) -> Any:
     name = jnp.dtype(dtype).name
     if name not in _DTYPES:
         raise ConfigError(f"decode gives {' or '.join(_DTYPES)} inside jit, not {name}; cast what it gives")
-    return _decode(q, name)
+    return _decode(q, name, exact)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _decode(q: Any, name: str) -> Any:
-    y = _scaled(unpacked(q.codes, q.scheme.element_bits), q)
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _decode(q: Any, name: str, exact: bool) -> Any:
+    y = scaled(unpacked(q.codes, q.scheme.element_bits), q, exact)
     return y if name == "float32" else to_bfloat16(y)
 
 
-def _forward(q: Any, name: str) -> tuple[Any, None]:
+def _forward(q: Any, name: str, exact: bool) -> tuple[Any, None]:
     wanted(q)
-    return _decode(given(q), name), None
+    return _decode(given(q), name, exact), None
 
 
-def _backward(name: str, kept: None, dy: Any) -> tuple[None]:
+def _backward(name: str, exact: bool, kept: None, dy: Any) -> tuple[None]:
     return (None,)
 
 
@@ -136,8 +137,8 @@ def bits_constant(x: Any) -> Any:
     return np.float32(x).view(np.uint32)
 
 
-def _scaled(codes: Any, q: Any) -> Any:
-    """float32 `[..., n]` of codes under the scales of their blocks."""
+def scaled(codes: Any, q: Any, exact: bool = False) -> Any:
+    """float32 `[..., n]` of unpacked codes under the scales of their blocks in `q`, whose own codes are left alone."""
     scheme: Scheme = q.scheme
     v = values(codes, scheme.element)
     if scheme.scale == "e8m0":
@@ -146,6 +147,9 @@ def _scaled(codes: Any, q: Any) -> Any:
     if scheme.zero == "int":
         v = _with_blocks(v, (zeros,), scheme, lambda v, zero: v - zero)
     total = factors(q)
+    if exact:
+        v = _with_blocks(v, (total,), scheme, multiplied)
+        return _with_blocks(v, (zeros,), scheme, added) if scheme.zero == "min_f16" else v
     if scheme.zero != "min_f16":
         return _with_blocks(v, (total,), scheme, lambda v, f: v * f)
     # Both halves of a factor give exact products with elements of 8 bits: a fused multiply-add has nothing to change.
@@ -160,8 +164,12 @@ def factors(q: Any) -> Any:
     if scheme.second == "dynamic8":
         flat = jnp.take(jnp.asarray(dynamic8()), q.scales.astype(jnp.int32).reshape(-1), mode="clip")
         largest = jnp.repeat(q.second[:-1], DYNAMIC8_BLOCK)[: flat.size]
-        return (multiplied(flat, largest) + q.second[-1]).reshape(q.scales.shape)
-    scales = q.scales.astype(jnp.float32)
+        return added(multiplied(flat, largest), q.second[-1]).reshape(q.scales.shape)
+    scales = q.scales
+    if scheme.scale == "bf16":  # in integers, as the conversion may flush
+        bits = jax.lax.bitcast_convert_type(jnp.asarray(scales), jnp.uint16)
+        scales = float_of(bits.astype(jnp.uint32) << np.uint32(16))
+    scales = scales.astype(jnp.float32)
     if scheme.second == "f32":
         return multiplied(scales, q.second)
     return divided(scales, q.second) if scheme.second == "inverse_f32" else scales

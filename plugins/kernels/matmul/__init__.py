@@ -13,24 +13,3 @@
 
 The order of summation is the backend's own, so backends agree to rounding errors of a float32 sum, not bit for bit.
 """
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from pipeline.ops import Kernel, Op
-
-OP = Op(
-    "matmul",
-    {
-        "reference": "plugins.kernels.matmul.reference:matmul",
-        "xla": "plugins.kernels.matmul.xla:matmul",
-    },
-)
-
-
-@dataclass(frozen=True)
-class MatMul(Kernel):
-    """The matmul op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
-    backends: tuple[str, ...] = ("xla",)

@@ -5,7 +5,6 @@ a pass over it. What XLA does with many tokens (`schedule`) pays when an expert'
 gradient is XLA's.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,23 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from plugins.kernels.gradients import cotangent, given, once, wanted
-from plugins.kernels.matmul.native import not_mxfp4
 from plugins.kernels.moe.xla import project
 from plugins.kernels.moe.xla_gradient import gradients
 from plugins.kernels.native import ffi
-
-MOST_TOKENS = 8
-
-
-def declines(request: Any) -> str | None:
-    """Why a call is left to others; None when it is not."""
-    for w in (*request.get("w_in", ()), *((request.get("w_out"),) if request.get("w_out") is not None else ())):
-        if why := not_mxfp4(w):
-            return why
-    x = request.get("x")
-    if x is not None and (tokens := math.prod(x.shape[:-1])) > MOST_TOKENS:
-        return f"{tokens} tokens; the native kernel is for {MOST_TOKENS} at most"
-    return None
 
 
 def moe(

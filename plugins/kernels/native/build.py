@@ -62,6 +62,16 @@ def compiler() -> tuple[str, ...]:
     raise Unsupported(f"no C++ compiler: neither CXX is set nor {', '.join(COMPILERS)} on the path")
 
 
+@cache
+def missing() -> str | None:
+    """Why there are no native kernels here; None when there are."""
+    try:
+        compiler()
+    except Unsupported as why:
+        return why.reason
+    return None
+
+
 def _version(unit: str, include: tuple[str, ...]) -> str:
     """What the library is made of and for."""
     own = [p for p in sorted(SOURCES.iterdir()) if p.suffix == ".h" or p.stem == unit]

@@ -42,37 +42,14 @@ matrix shares; `rows` those of the whole rows, for scales that a row shares. `me
 decoded values against `x`; poisoned blocks, which have no values, are left out.
 
 Raises ValueRangeError (its message starts with the flat index; the caller names the tensor; a scale or minimum past its
-encoding is one too), ConfigError for an option
-that does not exist or a shape that does not fill blocks.
+encoding is one too), ConfigError for an option that does not exist or a shape that does not fill blocks.
 """
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from pipeline.ops import Kernel, Op
-from plugins.kernels import JAX_NBYTES
 from plugins.kernels.quantize.recipe import Nonfinite, ScaleRule, Ties, Tiny, Zero, checked
 
-__all__ = ["OP", "Nonfinite", "Quantize", "ScaleRule", "Ties", "Tiny", "Zero", "check"]
-
-OP = Op(
-    "quantize",
-    {
-        "reference": "plugins.kernels.quantize.reference:quantize",
-        "numpy": "plugins.kernels.quantize.numpy:quantize",
-        "xla": "plugins.kernels.quantize.xla:quantize",
-        "native": "plugins.kernels.quantize.native:quantize",
-    },
-    {"xla": JAX_NBYTES},
-)
-
-
-@dataclass(frozen=True)
-class Quantize(Kernel):
-    """The quantize op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
-    backends: tuple[str, ...] = ("numpy", "reference")
+__all__ = ["Nonfinite", "ScaleRule", "Ties", "Tiny", "Zero", "check"]
 
 
 def check(shape: tuple[int, ...], scheme: Any, **options: Any) -> None:

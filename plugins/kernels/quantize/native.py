@@ -9,26 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.errors import Unsupported, ValueRangeError
+from pipeline.errors import ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name
 from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.codecs.blocks import as_matrices
 from plugins.kernels.native import library
+from plugins.kernels.quantize.declines import FLOATS
 from plugins.kernels.quantize.mxfp4 import tile
 from plugins.kernels.quantize.reach import refuse_infinities
-from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
+from plugins.kernels.quantize.recipe import checked
 
-_DTYPES = {"BF16": 0, "F16": 1, "F32": 2}  # as in src/core.cc
 _NEVER = np.iinfo(np.int16).max
-
-
-def declines(scheme: Scheme, recipe: Recipe, dtype: str) -> str | None:
-    """Why this is left to others; None when it is not."""
-    if not is_fast(scheme, recipe):
-        return "the native codec is MXFP4's: e2m1 in rows, e8m0 scales, no search, ties even, zero or away"
-    return None if dtype in _DTYPES else f"the native codec reads {', '.join(_DTYPES)}"
 
 
 def quantize(
@@ -37,9 +30,6 @@ def quantize(
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
-    dtype = dtype_name(x.dtype)
-    if why := declines(scheme, recipe, dtype):
-        raise Unsupported(why)
     if not x.flags.aligned or any(s % x.itemsize for s in x.strides) or not x.dtype.isnative:
         x = np.ascontiguousarray(x, x.dtype.newbyteorder("="))
     core, isa = library.core(), library.isa()
@@ -53,7 +43,7 @@ def quantize(
         codes, scales = q.codes[at], q.scales[at]
         down, n = matrix.shape
         bad = core.wm_mxfp4_quantize(
-            isa, matrix.ctypes.data, _DTYPES[dtype], down, n, *(s // matrix.itemsize for s in matrix.strides),
+            isa, matrix.ctypes.data, FLOATS.index(dtype_name(x.dtype)), down, n, *(s // matrix.itemsize for s in matrix.strides),
             scheme.block_elems, tile.CARRY[recipe.scale_rule], edges.ctypes.data, recipe.zero == "positive",
             recipe.nonfinite == "poison", codes.ctypes.data, n // 2, scales.ctypes.data, n // scheme.block_elems,
             stats.ctypes.data if measure else None,

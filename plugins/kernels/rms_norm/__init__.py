@@ -8,24 +8,3 @@
 gpt-oss and Gemma do. Llama in transformers rounds to x's dtype before it multiplies by the weight: the same in float32,
 up to an ulp apart in bfloat16.
 """
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from pipeline.ops import Kernel, Op
-
-OP = Op(
-    "rms_norm",
-    {
-        "reference": "plugins.kernels.rms_norm.reference:rms_norm",
-        "xla": "plugins.kernels.rms_norm.xla:rms_norm",
-    },
-)
-
-
-@dataclass(frozen=True)
-class RMSNorm(Kernel):
-    """The rms_norm op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
-    backends: tuple[str, ...] = ("xla",)

@@ -11,24 +11,3 @@ rotated in pairs by the angle position · inv_freq, the others stay as they are;
 `concentration` is YaRN's factor on cos and sin (arXiv 2309.00071, section 3.4). Angles, cos, sin and the rotation are
 float32, one rounding at the end. `frequencies` says what a model's config means as `inv_freq` and `concentration`.
 """
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from pipeline.ops import Kernel, Op
-
-OP = Op(
-    "rope",
-    {
-        "reference": "plugins.kernels.rope.reference:rope",
-        "xla": "plugins.kernels.rope.xla:rope",
-    },
-)
-
-
-@dataclass(frozen=True)
-class Rope(Kernel):
-    """The rope op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
-    backends: tuple[str, ...] = ("xla",)

@@ -9,24 +9,3 @@ rank and of length 1 along `axis`, are logits that take their share and are drop
 gpt-oss learns one a head); without them there is no second term. float32 throughout, with the maximum subtracted first;
 the result is rounded once. Where nothing takes part, all is 0. `where` broadcasts to x's shape and has its rank.
 """
-
-from dataclasses import dataclass
-from typing import ClassVar
-
-from pipeline.ops import Kernel, Op
-
-OP = Op(
-    "softmax",
-    {
-        "reference": "plugins.kernels.softmax.reference:softmax",
-        "xla": "plugins.kernels.softmax.xla:softmax",
-    },
-)
-
-
-@dataclass(frozen=True)
-class Softmax(Kernel):
-    """The softmax op with its backends, as a plugin node."""
-
-    op: ClassVar[Op] = OP
-    backends: tuple[str, ...] = ("xla",)

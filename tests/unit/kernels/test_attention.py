@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from plugins.kernels.attention import Attention, xla
+from pipeline.ops import Kernel
+from plugins.kernels.attention import xla
 from plugins.kernels.attention.reference import attention as reference
 from tests.cases.ops import attentions, normal
 from tests.unit.kernels.test_definitions import check
@@ -37,14 +38,14 @@ def test_the_order_of_slots_does_not_matter() -> None:
     """As in a ring buffer that has gone round."""
     q, k, v, at, slot = prompt()
     turn = [*range(9, QUERIES), *range(9)]
-    call = jax.jit(partial(Attention(), scale=0.3, window=6))
+    call = jax.jit(partial(Kernel("attention", ("xla",)), scale=0.3, window=6))
     np.testing.assert_allclose(
         call(q, k, v, at, slot), call(q, k[:, turn], v[:, turn], at, slot[:, turn]), rtol=1e-5, atol=1e-6
     )
 
 
 def test_padding_is_finite() -> None:
-    assert np.isfinite(np.asarray(Attention()(*prompt(), scale=0.3))).all()
+    assert np.isfinite(np.asarray(Kernel("attention", ("xla",))(*prompt(), scale=0.3))).all()
 
 
 def test_logits_of_a_long_prompt_never_exist_together() -> None:
@@ -53,7 +54,7 @@ def test_logits_of_a_long_prompt_never_exist_together() -> None:
     def of(*shape: int, dtype: Any = jnp.bfloat16) -> Any:
         return jax.ShapeDtypeStruct((1, 8192, *shape), dtype)
 
-    call = jax.jit(partial(Attention(), scale=0.125, window=None))
+    call = jax.jit(partial(Kernel("attention", ("xla",)), scale=0.125, window=None))
     at = of(dtype=jnp.int32)
     sizes = call.lower(of(64, 64), of(8, 64), of(8, 64), at, at).compile().memory_analysis()
     assert sizes.temp_size_in_bytes < 640 << 20
@@ -68,7 +69,7 @@ def test_equal_to_torch(causal: bool) -> None:
     at = np.tile(np.arange(QUERIES, dtype=np.int32), (BATCH, 1))
     heads_first = (torch.from_numpy(a).transpose(1, 2) for a in (q, k, v))
     expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, is_causal=causal, enable_gqa=True)
-    found = Attention()(q, k, v, at, at, scale=D**-0.5, causal=causal)
+    found = Kernel("attention", ("xla",))(q, k, v, at, at, scale=D**-0.5, causal=causal)
     np.testing.assert_allclose(found, expected.transpose(1, 2).numpy(), rtol=1e-5, atol=1e-6)
 
 
@@ -87,7 +88,7 @@ def test_equal_to_transformers_gpt_oss_with_sinks_and_window() -> None:
     mask = np.where((column <= row) & (column > row - 6), 0, -np.inf).astype(np.float32)[None, None]
     heads_first = (torch.from_numpy(a).transpose(1, 2) for a in (q, k, v))
     expected, _ = eager_attention_forward(module, *heads_first, torch.from_numpy(mask), scaling=0.3, dropout=0.0)
-    found = Attention()(q, k, v, at, at, scale=0.3, window=6, sinks=sinks)
+    found = Kernel("attention", ("xla",))(q, k, v, at, at, scale=0.3, window=6, sinks=sinks)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
 
 

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, ValueRangeError
+from pipeline.ops import Kernel
 from pipeline.tensors.spec import numpy_dtype
-from plugins.kernels.cast import DTYPES, Cast
+from plugins.kernels.cast import DTYPES
 
 BF16 = ml_dtypes.bfloat16
 BACKENDS = ("reference", "numpy")
 UINT = {"BF16": np.uint16, "F16": np.uint16, "F32": np.uint32, "F64": np.uint64}
-cast = Cast()
+cast = Kernel("cast", ("numpy",))
 
 
 def every16(dtype):
@@ -49,13 +50,13 @@ SOURCES = {
 def test_backends_agree_on_every_bit(given, dtype):
     x = SOURCES[given]()
     for overflow in ("clamp", "inf"):
-        a, b = (Cast((n,))(x, dtype, overflow=overflow) for n in BACKENDS)
+        a, b = (Kernel("cast", (n,))(x, dtype, overflow=overflow) for n in BACKENDS)
         assert np.array_equal(a.view(UINT[dtype]), b.view(UINT[dtype]))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bf16_to_f32_moves_the_bits(backend):
-    wide = Cast((backend,))(every16(BF16), "F32")
+    wide = Kernel("cast", (backend,))(every16(BF16), "F32")
     assert np.array_equal(wide.view(np.uint32), np.arange(1 << 16, dtype=np.uint32) << 16)
     with np.errstate(invalid="ignore"):
         assert np.array_equal(wide, every16(BF16).astype(np.float32), equal_nan=True)
@@ -76,19 +77,19 @@ def test_narrowing_against_other_libraries():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_float64_rounds_once(backend):
     x = np.array([1 + 2.0**-8 + 2.0**-40, 1 + 2.0**-8, 1 + 3 * 2.0**-8 - 2.0**-40])
-    assert Cast((backend,))(x, "BF16").astype(np.float64).tolist() == [1 + 2.0**-7, 1, 1 + 2.0**-7]
+    assert Kernel("cast", (backend,))(x, "BF16").astype(np.float64).tolist() == [1 + 2.0**-7, 1, 1 + 2.0**-7]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_nan_keeps_sign_and_payload(backend):
     x = np.array([0x7FC00000, 0xFFC12345, 0x7F800001, 0xFFABCDEF], np.uint32).view(np.float32)
     for dtype, want in (("BF16", [0x7FC0, 0xFFC1, 0x7FC0, 0xFFEB]), ("F16", [0x7E00, 0xFE09, 0x7E00, 0xFF5E])):
-        assert Cast((backend,))(x, dtype).view(np.uint16).tolist() == want
+        assert Kernel("cast", (backend,))(x, dtype).view(np.uint16).tolist() == want
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_overflow(backend):
-    run = Cast((backend,))
+    run = Kernel("cast", (backend,))
     x = np.array([[1, np.inf, -np.inf], [65504, 65519.996, -65520]], np.float32)
     with pytest.raises(ValueRangeError, match=r"flat index 5: -65520\.0 is out of range of F16"):
         run(x, "F16")
@@ -123,7 +124,7 @@ def test_shapes_and_layouts():
     x = np.random.default_rng(2).standard_normal((5, 7, 33)).astype(np.float32)
     for view in (x, x.T, x[:, 1:, ::3], x[0, 0], x[0, 0, 0:1], np.array(x[0, 0, 0]), x[:0]):
         for backend in BACKENDS:
-            got = Cast((backend,))(view, "BF16")
+            got = Kernel("cast", (backend,))(view, "BF16")
             assert (got.shape, got.dtype) == (view.shape, BF16)
             assert np.array_equal(got, view.astype(BF16))
 
@@ -136,11 +137,11 @@ def test_same_dtype_is_the_same_array():
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_refused(backend):
     with pytest.raises(ConfigError, match="dtype 'F8_E4M3'"):
-        Cast((backend,))(np.zeros(3, np.float32), "F8_E4M3")
+        Kernel("cast", (backend,))(np.zeros(3, np.float32), "F8_E4M3")
     with pytest.raises(ConfigError, match="dtype 'I32'"):
-        Cast((backend,))(np.zeros(3, np.int32), "BF16")
+        Kernel("cast", (backend,))(np.zeros(3, np.int32), "BF16")
     with pytest.raises(ConfigError, match="overflow 'wrap'"):
-        Cast((backend,))(np.zeros(3, np.float32), "BF16", overflow="wrap")
+        Kernel("cast", (backend,))(np.zeros(3, np.float32), "BF16", overflow="wrap")
 
 
 def test_memory_is_bounded():

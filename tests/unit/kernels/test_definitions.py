@@ -9,30 +9,29 @@ import numpy as np
 import pytest
 
 import pipeline.tensors.pytree  # noqa: F401
-from pipeline.ops import Op, load
+from pipeline.backends import backends_of, load
 from pipeline.testing.kernel import Case
-from plugins.kernels import attention, embed, matmul, moe, rms_norm, rope, softmax
 from tests.cases import ops
 
-CORPUS: list[tuple[Op, Callable[[], Iterator[Case]]]] = [
-    (matmul.OP, ops.matmuls),
-    (embed.OP, ops.embeds),
-    (moe.OP, ops.moes),
-    (attention.OP, ops.attentions),
-    (softmax.OP, ops.softmaxes),
-    (rms_norm.OP, ops.norms),
-    (rope.OP, ops.ropes),
+CORPUS: list[tuple[str, Callable[[], Iterator[Case]]]] = [
+    ("matmul", ops.matmuls),
+    ("embed", ops.embeds),
+    ("moe", ops.moes),
+    ("attention", ops.attentions),
+    ("softmax", ops.softmaxes),
+    ("rms_norm", ops.norms),
+    ("rope", ops.ropes),
 ]
-BACKENDS = [(op, case, b) for op, cases in CORPUS for case in cases() for b in op.backends if b != "reference"]
-ALL = [pytest.param(op, case, backend, id=f"{op.name} {backend}: {case.name}") for op, case, backend in BACKENDS]
+BACKENDS = [(op, case, b) for op, cases in CORPUS for case in cases() for b in backends_of(op) if b != "reference"]
+ALL = [pytest.param(op, case, backend, id=f"{op} {backend}: {case.name}") for op, case, backend in BACKENDS]
 FIRST = [next(p for p in ALL if p.values[0] is op) for op, _ in CORPUS]
 
 
-def given(op: Op, case: Case, backend: str, jitted: bool = True) -> Any:
+def given(op: str, case: Case, backend: str, jitted: bool = True) -> Any:
     """What a backend gives; arrays among the options are traced too."""
     static = {k: v for k, v in case.options.items() if not isinstance(v, np.ndarray)}
     traced = {k: v for k, v in case.options.items() if isinstance(v, np.ndarray)}
-    call = partial(load(op.backends[backend]), **static)
+    call = partial(load(op, backend), **static)
     return (jax.jit(call) if jitted else call)(*case.args, **traced)
 
 
@@ -47,10 +46,10 @@ def check(expected: Any, found: Any) -> None:
 
 
 @pytest.mark.parametrize(("op", "case", "backend"), ALL)
-def test_backends_give_what_the_definition_gives(op: Op, case: Case, backend: str) -> None:
-    check(load(op.backends["reference"])(*case.args, **case.options), given(op, case, backend))
+def test_backends_give_what_the_definition_gives(op: str, case: Case, backend: str) -> None:
+    check(load(op, "reference")(*case.args, **case.options), given(op, case, backend))
 
 
 @pytest.mark.parametrize(("op", "case", "backend"), FIRST)
-def test_jit_is_not_needed(op: Op, case: Case, backend: str) -> None:
-    check(load(op.backends["reference"])(*case.args, **case.options), given(op, case, backend, jitted=False))
+def test_jit_is_not_needed(op: str, case: Case, backend: str) -> None:
+    check(load(op, "reference")(*case.args, **case.options), given(op, case, backend, jitted=False))

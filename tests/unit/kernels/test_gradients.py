@@ -9,32 +9,33 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.backends import DEFINITION, load
 from pipeline.errors import Unsupported
-from pipeline.ops import Op, load
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import dtype_name
 from pipeline.testing.kernel import Case
-from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.dequantize.traced import decode
-from plugins.kernels.matmul import MatMul, weights
-from plugins.kernels.moe import MoE
+from plugins.kernels.matmul import weights
 from tests.cases import gradients
 from tests.cases.ops import BF16, SCHEMES, interleaved, normal
 from tests.cases.quantized import quantized
 from tests.unit.kernels.test_definitions import ALL
+
+MATMUL, MOE = Kernel("matmul", ("xla",)), Kernel("moe", ("xla",))
 
 
 def is_float(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray) and leaf.dtype in (np.float32, BF16)
 
 
-def taken_apart(op: Op, case: Case) -> tuple[list[Any], Callable[..., Any], Callable[..., Any]]:
+def taken_apart(op: str, case: Case) -> tuple[list[Any], Callable[..., Any], Callable[..., Any]]:
     """The float arrays of a call, and functions of them: how to call anything with them, packed or decoded."""
     arrays = {k: v for k, v in case.options.items() if isinstance(v, np.ndarray)}
     static = {k: v for k, v in case.options.items() if k not in arrays}
     leaves, tree = jax.tree.flatten((case.args, arrays), is_leaf=lambda leaf: isinstance(leaf, QTensor))
     at = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
-    if op.name == "rope":
+    if op == "rope":
         at = at[:1]  # the frequencies are constants
 
     def called(call: Callable[..., Any], others: Callable[[Any], Any], floats: list[Any]) -> Any:
@@ -50,7 +51,7 @@ def taken_apart(op: Op, case: Case) -> tuple[list[Any], Callable[..., Any], Call
 def dense(leaf: Any, dtype: str) -> Any:
     """A packed tensor as the values that an op takes it for, in float64; float arrays in float64 too."""
     if isinstance(leaf, QTensor):
-        leaf = Dequantize()(leaf, dtype)
+        leaf = Kernel("dequantize", ("numpy",))(leaf, dtype)
     return np.asarray(leaf).astype(np.float64) if np.asarray(leaf).dtype.kind in "fV" else leaf
 
 
@@ -66,10 +67,10 @@ WITH_FLOATS = [p for p in ALL if any(is_float(leaf) for leaf in p.values[1].args
 
 
 @pytest.mark.parametrize(("op", "case", "backend"), WITH_FLOATS)
-def test_gradients_are_those_of_float64(op: Op, case: Case, backend: str) -> None:
+def test_gradients_are_those_of_float64(op: str, case: Case, backend: str) -> None:
     floats, called, others = taken_apart(op, case)
-    definition = getattr(gradients, op.name)
-    reference = load(op.backends["reference"])(*case.args, **case.options)
+    definition = getattr(gradients, op)
+    reference = load(op, DEFINITION)(*case.args, **case.options)
     direction = normal(np.random.default_rng(0), *reference.shape, dtype=reference.dtype)
     with jax.enable_x64(True):
         wide = [np.asarray(f).astype(np.float64) for f in floats]
@@ -78,7 +79,7 @@ def test_gradients_are_those_of_float64(op: Op, case: Case, backend: str) -> Non
         expected = jax.tree.map(np.asarray, pull(jnp.asarray(direction.astype(np.float64)))[0])
 
     def narrow(floats: list[Any]) -> Any:
-        y = called(load(op.backends[backend]), lambda leaf: leaf, floats)
+        y = called(load(op, backend), lambda leaf: leaf, floats)
         return (y.astype(jnp.float32) * jnp.asarray(direction, jnp.float32)).sum()
 
     found = jax.jit(jax.grad(narrow))(floats)
@@ -99,7 +100,7 @@ def test_bands_have_gradients(monkeypatch: pytest.MonkeyPatch, name: str, w_dtyp
     w = normal(rng, 22, 128, dtype=w_dtype) if name == "plain" else quantized(SCHEMES[name], (22, 128))
     taken = w.astype(dtype).astype(np.float32) if name == "plain" else dense(w, dtype_name(np.dtype(dtype)))
     direction = normal(rng, 3, 22)
-    loss = lambda x, w: (MatMul()(x, w, out_dtype=jnp.float32) * direction).sum()  # noqa: E731
+    loss = lambda x, w: (MATMUL(x, w, out_dtype=jnp.float32) * direction).sum()  # noqa: E731
     unit = 2.0 ** -(5 if BF16 in (dtype, w_dtype) else 18)
     dx = jax.jit(jax.grad(loss))(x, w)
     np.testing.assert_allclose(np.asarray(dx).astype(np.float32), direction @ taken, rtol=unit, atol=unit * 30)
@@ -114,7 +115,7 @@ def test_bands_have_gradients(monkeypatch: pytest.MonkeyPatch, name: str, w_dtyp
 def test_packed_weights_have_no_gradient(name: str) -> None:
     """Scales are floats, and JAX would say 0."""
     w, x = quantized(SCHEMES[name], (6, 128)), np.ones((2, 128), np.float32)
-    loss = lambda w: MatMul()(x, w).sum()  # noqa: E731
+    loss = lambda w: MATMUL(x, w).sum()  # noqa: E731
     with pytest.raises(Exception, match="has no gradient; differentiate with respect to plain weights"):
         jax.grad(loss, allow_int=True)(w)
     with pytest.raises(Unsupported, match="has no gradient"):
@@ -129,8 +130,8 @@ def test_there_is_a_first_derivative_only(jitted: bool) -> None:
     x, chosen, weight = normal(rng, 3, 8), np.zeros((3, 1), np.int32), np.ones((3, 1), np.float32)
     w_in, w_out = normal(rng, 2, 8, 8), normal(rng, 2, 4, 4)
     for loss in (
-        lambda x: (MatMul()(x, w_in[0]) ** 2).sum(),
-        lambda x: MoE()(x, chosen, weight, (w_in,), (None,), w_out, None, activation=interleaved).sum(),
+        lambda x: (MATMUL(x, w_in[0]) ** 2).sum(),
+        lambda x: MOE(x, chosen, weight, (w_in,), (None,), w_out, None, activation=interleaved).sum(),
     ):
         loss = jax.jit(loss) if jitted else loss
         assert np.isfinite(jax.grad(loss)(x)).all()
@@ -145,7 +146,7 @@ def test_a_backward_pass_keeps_nothing_decoded() -> None:
     from pipeline.tensors.scheme import MXFP4
     from tests.unit.kernels.test_matmul import shaped
 
-    loss = lambda x, w: (MatMul()(x, w).astype(jnp.float32) ** 2).sum()  # noqa: E731
+    loss = lambda x, w: (MATMUL(x, w).astype(jnp.float32) ** 2).sum()  # noqa: E731
     call = jax.jit(jax.value_and_grad(loss))
     sizes = call.lower(jax.ShapeDtypeStruct((16, 2880), jnp.float32), shaped(MXFP4, (5760, 2880))).compile()
     assert sizes.memory_analysis().temp_size_in_bytes < 24 << 20

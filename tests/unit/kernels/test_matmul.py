@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 
 import pipeline.tensors.pytree  # noqa: F401
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
-from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.embed.xla import embed
-from plugins.kernels.matmul import MatMul, planes, weights, xla
+from plugins.kernels.matmul import planes, weights, xla
 from plugins.kernels.matmul.reference import matmul as reference
 from tests.cases.ops import BF16, SCHEMES, normal
 from tests.cases.quantized import quantized
 from tests.unit.kernels.test_definitions import check
+
+MATMUL = Kernel("matmul", ("xla",))
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["cpu", "other platforms"])
@@ -29,7 +31,7 @@ def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: s
     monkeypatch.setattr(weights, "BAND_NBYTES", 6 * 128 * 4)
     x = normal(np.random.default_rng(0), rows, 128)
     stack = quantized(SCHEMES[name], (3, 22, 128))
-    whole = Dequantize()(stack, "F32")
+    whole = Kernel("dequantize", ("numpy",))(stack, "F32")
     call = xla._elsewhere if elsewhere else xla.product
     found = jax.jit(lambda x, w, at: call(x, w, at))(x, stack, np.int32(2))
     check(reference(x, whole[2]), found)
@@ -43,7 +45,7 @@ def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 40 * 4)
     rng = np.random.default_rng(0)
     x, w = normal(rng, rows, 40, dtype=dtype), normal(rng, 23, 40, dtype=BF16 if dtype == np.float32 else np.float32)
-    check(reference(x, w), jax.jit(MatMul())(x, w))
+    check(reference(x, w), jax.jit(MATMUL)(x, w))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -55,7 +57,7 @@ def test_planes_hold_every_code_under_every_scale(name: str, dtype: str) -> None
     codes = np.tile(np.arange(256, dtype=np.uint8).reshape(-1, 4 * bits), (256, 1))
     scales = np.repeat(np.arange(256, dtype=np.uint8), len(codes) // 256)[:, None]
     q = QTensor(codes, scales, scheme)
-    expected = np.asarray(Dequantize(("reference",))(q, dtype)).astype(np.float32)
+    expected = np.asarray(Kernel("dequantize", ("reference",))(q, dtype)).astype(np.float32)
     expected[np.abs(expected) < 2.0**-126] = 0
     kind = jnp.float32 if dtype == "F32" else jnp.bfloat16
     found, after = jax.jit(lambda q: planes.planes(q, kind))(q)
@@ -75,12 +77,12 @@ def test_float32_products_are_full() -> None:
     x, w = normal(rng, 3, 96), normal(rng, 5, 96)
     exact = x.astype(np.float64) @ w.astype(np.float64).T
     bound = np.abs(x).astype(np.float64) @ np.abs(w).astype(np.float64).T * 2.0**-24 * 8
-    assert (np.abs(np.asarray(MatMul()(x, w)) - exact) <= bound).all()
+    assert (np.abs(np.asarray(MATMUL(x, w)) - exact) <= bound).all()
 
 
 def test_the_bias_is_added_before_the_cast() -> None:
     x, w = np.ones((1, 2), BF16), np.array([[1, 2.0**-6], [3, 0]], BF16)
-    y = MatMul()(x, w, np.array([-1, 0.25], np.float32))
+    y = MATMUL(x, w, np.array([-1, 0.25], np.float32))
     assert np.asarray(y).astype(np.float32).tolist() == [[2.0**-6, 3.25]]
 
 
@@ -89,7 +91,7 @@ def test_the_bias_is_added_before_the_cast() -> None:
 @pytest.mark.parametrize("shape", [(5760, 2880), (201088, 2880)], ids=["gate_up of gpt-oss", "a head as large as its"])
 def test_a_packed_matrix_is_never_there_decoded(shape: tuple[int, int], dtype: Any, rows: int) -> None:
     """What XLA sets aside for the program, beside arguments and result, is some bands: decoded, 31 MiB and up."""
-    call = jax.jit(MatMul()).lower(jax.ShapeDtypeStruct((rows, shape[1]), dtype), shaped(MXFP4, shape))
+    call = jax.jit(MATMUL).lower(jax.ShapeDtypeStruct((rows, shape[1]), dtype), shaped(MXFP4, shape))
     sizes = call.compile().memory_analysis()
     result = rows * shape[0] * 4
     assert sizes.temp_size_in_bytes < (16 << 20) + 3 * result
@@ -118,7 +120,7 @@ def test_swapped_nibbles_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return found[::-1], after
 
     x, w = normal(np.random.default_rng(0), 2, 64), quantized(MXFP4, (7, 64))
-    check(reference(x, w), MatMul()(x, w))
+    check(reference(x, w), MATMUL(x, w))
     monkeypatch.setattr(xla, "planes", swapped)
     with pytest.raises(AssertionError):
         check(reference(x, w), jax.jit(lambda x, w: xla.matmul(x, w))(x, w))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import pipeline.tensors.pytree  # noqa: F401
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.moe import MoE
 from plugins.kernels.moe.schedule import tile_rows
 from tests.cases.ops import interleaved, normal
 from tests.cases.quantized import quantized
@@ -27,7 +27,7 @@ def layer() -> tuple[QTensor, QTensor]:
 
 
 def run(x: Any, chosen: Any, weights: Any, w_in: Any, w_out: Any, activation: Any = interleaved) -> Any:
-    call = jax.jit(partial(MoE(), activation=activation))
+    call = jax.jit(partial(Kernel("moe", ("xla",)), activation=activation))
     return np.asarray(call(x, chosen, weights, (w_in,), (None,), w_out, None))
 
 
@@ -94,7 +94,7 @@ def test_no_tensor_grows_with_the_experts() -> None:
         w_in, w_out = shaped(MXFP4, (experts, 2 * f, d_in)), shaped(MXFP4, (experts, d_in, f))
         args = ((tokens, d_in), jnp.float32), ((tokens, 4), jnp.int32), ((tokens, 4), jnp.float32)
         x, chosen, weights = (jax.ShapeDtypeStruct(s, d) for s, d in args)
-        call = jax.jit(partial(MoE(), activation=interleaved))
+        call = jax.jit(partial(Kernel("moe", ("xla",)), activation=interleaved))
         sizes = call.lower(x, chosen, weights, (w_in,), (None,), w_out, None).compile().memory_analysis()
         return int(sizes.temp_size_in_bytes)
 
@@ -108,7 +108,7 @@ def test_plain_experts_are_sliced_as_they_are(tokens: int) -> None:
     w_in, w_out = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((16, 1536, 512), (16, 512, 768)))
     args = ((tokens, 512), jnp.bfloat16), ((tokens, 4), jnp.int32), ((tokens, 4), jnp.float32)
     x, chosen, weights = (jax.ShapeDtypeStruct(s, d) for s, d in args)
-    call = jax.jit(partial(MoE(), activation=interleaved))
+    call = jax.jit(partial(Kernel("moe", ("xla",)), activation=interleaved))
     sizes = call.lower(x, chosen, weights, (w_in,), (None,), w_out, None).compile().memory_analysis()
     assert sizes.temp_size_in_bytes < 4 << 20  # the stacks have 24 and 12 MiB
 
@@ -119,7 +119,7 @@ import jax, jax.numpy as jnp, numpy as np
 import pipeline.tensors.pytree
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.moe import MoE
+from pipeline.ops import Kernel
 from tests.cases.ops import interleaved
 
 def packed(*shape):  # one gpt-oss-20b layer, as wide as the published one
@@ -128,7 +128,7 @@ def packed(*shape):  # one gpt-oss-20b layer, as wide as the published one
     return jax.device_put(QTensor(codes, np.full(shapes["scales"], 118, np.uint8), MXFP4))
 
 w_in, w_out = packed(32, 5760, 2880), packed(32, 2880, 2880)
-call = jax.jit(partial(MoE(), activation=interleaved))
+call = jax.jit(partial(Kernel("moe", ("xla",)), activation=interleaved))
 for tokens in (1, 48):
     x = jnp.ones((tokens, 2880), jnp.bfloat16) / 2880
     chosen = (jnp.arange(tokens * 4, dtype=jnp.int32) * 5 % 32).reshape(tokens, 4)

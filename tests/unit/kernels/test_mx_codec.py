@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, StageError, ValueRangeError
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize, mxfp4
+from plugins.kernels.quantize import mxfp4
 from plugins.kernels.quantize.mxfp4 import tile
 from plugins.quant.none import Unquantized
 from tests.cases.mx import CASES, NONFINITE, RULES, TIES, mx_method
@@ -29,7 +29,7 @@ def unpack(packed):
 
 
 def quantizer(backend):
-    return Quantize((backend,))
+    return Kernel("quantize", (backend,))
 
 
 def same(a, b):
@@ -64,7 +64,7 @@ def test_nibble_order():
     for backend in BACKENDS:
         assert quantizer(backend)(block, MXFP4).codes.tolist()[:2] == [0x42, 0x1E]
         packed = QTensor(np.array([0x42, 0x1E] + [0] * 14, np.uint8), np.array([127], np.uint8), MXFP4)
-        assert Dequantize((backend,))(packed).tolist()[:4] == [1.0, 2.0, -4.0, 0.5]
+        assert Kernel("dequantize", (backend,))(packed).tolist()[:4] == [1.0, 2.0, -4.0, 0.5]
 
 
 def every_pattern():
@@ -170,7 +170,7 @@ def test_shapes():
             q, stats = quantizer(backend if x.size else "reference")(x, MXFP4, measure=True)
             assert {"codes": q.codes.shape, "scales": q.scales.shape} == MXFP4.components(shape)
             assert (q.shape, stats.count, stats.sq_error) == (shape, x.size, 0)
-            assert np.array_equal(Dequantize((backend,))(q), x)
+            assert np.array_equal(Kernel("dequantize", (backend,))(q), x)
 
 
 def test_other_block_sizes():
@@ -180,7 +180,7 @@ def test_other_block_sizes():
         (a, sa), (b, sb) = (quantizer(n)(x, scheme, measure=True) for n in BACKENDS)
         assert same(a, b)
         assert np.allclose(sa.to_json(), sb.to_json(), rtol=1e-5)
-        assert np.array_equal(*(Dequantize((n,))(a, "F32") for n in BACKENDS))
+        assert np.array_equal(*(Kernel("dequantize", (n,))(a, "F32") for n in BACKENDS))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -196,7 +196,7 @@ def test_nonfinite(backend, name, dtype):
         q, stats = quantizer(backend)(view, MXFP4, nonfinite="poison", measure=True)
         assert np.argwhere(q.scales == 255).tolist() == [[3, 1]]
         assert not q.codes[3, 16:].any()
-        decoded = Dequantize((backend,))(q)
+        decoded = Kernel("dequantize", (backend,))(q)
         assert np.isnan(decoded[3, 32:]).all()
         assert np.isnan(decoded).sum() == 32
         assert (stats.count, stats.sq_error) == (x.size - 32, 0)
@@ -216,7 +216,7 @@ def test_every_byte_under_every_scale_decodes(backend, dtype):
     codes = np.broadcast_to(np.arange(256, dtype=np.uint8), (256, 256))
     q = QTensor(codes, np.broadcast_to(np.arange(256, dtype=np.uint8)[:, None], (256, 16)), MXFP4)
     want = mx.decode(unpack(codes), q.scales)
-    got = Dequantize((backend,))(q, dtype, **({"overflow": "clamp"} if dtype == "F16" else {}))
+    got = Kernel("dequantize", (backend,))(q, dtype, **({"overflow": "clamp"} if dtype == "F16" else {}))
     with np.errstate(over="ignore"):
         want = np.clip(want, -65504, 65504).astype(np.float16) if dtype == "F16" else want.astype(np.float32)
     assert np.array_equal(np.isnan(got), np.isnan(want))
@@ -231,11 +231,11 @@ def test_f16_overflow_is_an_error(backend):
     codes, scales = np.zeros((2, 32), np.uint8), np.full((2, 2), 127 + 14, np.uint8)
     codes[1, 20] = 0x50  # 3 · 2^14 fits
     q = QTensor(codes, scales, MXFP4)
-    assert Dequantize((backend,))(q, "F16")[1, 41] == 3 * 2**14
+    assert Kernel("dequantize", (backend,))(q, "F16")[1, 41] == 3 * 2**14
     codes[1, 20] = 0xE0  # -4 · 2^14 = -65536 does not
     with pytest.raises(ValueRangeError, match="flat index 105:"):
-        Dequantize((backend,))(q, "F16")
-    assert Dequantize((backend,))(q, "F16", overflow="clamp")[1, 41] == -65504
+        Kernel("dequantize", (backend,))(q, "F16")
+    assert Kernel("dequantize", (backend,))(q, "F16", overflow="clamp")[1, 41] == -65504
 
 
 def test_dequantize_reads_any_layout():
@@ -255,7 +255,7 @@ def test_measured_is_what_decoding_says(rule, dtype):
         x = x.astype(dtype)
         for view in (x, np.ascontiguousarray(x.T).T):
             q, stats = quantizer("numpy")(view, MXFP4, scale_rule=rule, measure=True)
-            want = ErrorStats.between(x.astype(np.float32), Dequantize()(q, "F32"))
+            want = ErrorStats.between(x.astype(np.float32), Kernel("dequantize", ("numpy",))(q, "F32"))
             assert (stats.count, stats.max_abs) == (want.count, want.max_abs)
             assert np.allclose(stats.to_json(), want.to_json(), rtol=1e-6, atol=0)
 

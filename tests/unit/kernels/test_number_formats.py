@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from pipeline.config.resolve import Resolver
 from pipeline.errors import ConfigError, NotLossless, ValueRangeError
+from pipeline.ops import Kernel
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
@@ -20,8 +21,6 @@ from pipeline.tensors.stats import ErrorStats
 from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import Quantize
 from plugins.quant.blockwise import Blockwise
 from stages.quantize import CodedStore
 from tests.cases.memory_store import MemoryStore
@@ -66,7 +65,7 @@ def built(name, **changes):
 
 
 def on(method, backend):
-    return replace(method, quantize=Quantize((backend,)), dequantize=Dequantize((backend,)))
+    return replace(method, quantize=Kernel("quantize", (backend,)), dequantize=Kernel("dequantize", (backend,)))
 
 
 def same(a, b):

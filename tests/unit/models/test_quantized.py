@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.store import TensorStore
 from pipeline.testing.memory import MemoryStore
 from plugins.engine.load import parameters
-from plugins.kernels.dequantize import Dequantize
 from plugins.models.device import device_spec
 from tests.cases import model_runs, toy_gpt_oss
 from tests.cases.toy_models import KINDS, LAYERS, toy
 from tests.oracle.test_model_parity import apart, straight
+
+DEQUANTIZE = Kernel("dequantize", ("numpy",))
 
 OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
@@ -57,7 +59,7 @@ def values(store: TensorStore) -> Iterator[tuple[str, Any]]:
     """Every tensor in float32, packed ones decoded."""
     for name in store.specs:
         value = store.read(name)
-        yield name, (Dequantize()(value, "F32") if isinstance(value, QTensor) else value.astype(np.float32))
+        yield name, (DEQUANTIZE(value, "F32") if isinstance(value, QTensor) else value.astype(np.float32))
 
 
 def held(runtime: Any) -> Iterator[tuple[tuple[str, ...], Any]]:

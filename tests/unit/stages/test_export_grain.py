@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import MemoryStore
 from plugins.formats.safetensors.container import SafeTensors
-from plugins.kernels.cast import Cast
-from plugins.kernels.dequantize import Dequantize
 from stages.export import Export
 
 
@@ -31,7 +30,7 @@ TENSORS = {"w": np.arange(3 * 20_000, dtype=np.float32).reshape(3, 20_000), "one
 
 @pytest.mark.parametrize("chunk_nbytes", [1 << 14, 1 << 16, 1 << 20])
 def test_a_transposed_leaf_is_cut_along_its_own_rows(tmp_path: Path, chunk_nbytes):
-    export = Export(Turned(), SafeTensors(), Dequantize(), Cast())
+    export = Export(Turned(), SafeTensors(), Kernel("dequantize", ("numpy",)), Kernel("cast", ("numpy",)))
     work = export.run(Context(tmp_path, chunk_nbytes=chunk_nbytes), Checkpoint(MemoryStore(TENSORS)))
     pieces = [p for c in work.chunks for p in c.pieces if p.tensor == "w"]
     long = chunk_nbytes // 2 < 20_000

@@ -9,18 +9,20 @@ import pytest
 from safetensors.numpy import load_file
 
 import pipeline
+from pipeline.ops import Kernel
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.stats import ErrorStats
 from pipeline.testing.memory import MemoryStore, checkpoint
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
 from plugins.formats.safetensors.container import SafeTensors
-from plugins.kernels.dequantize import Dequantize
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.none import Unquantized
 from stages.load import Load
 from stages.quantize import CodedStore, Quantize, Rule
 from tests.cases import toy_gpt_oss, toy_llama
+
+DEQUANTIZE = Kernel("dequantize", ("reference",))
 
 INT8 = Blockwise(element="int8", block_elems=0, scale="f32", scale_rule="amax")
 NAME = "model.layers.1.mlp.down_proj.weight"
@@ -48,7 +50,7 @@ def exact(source: Path) -> dict[str, Any]:
     loaded = Load(str(source), (SafeTensors(),), (CompressedTensors(),)).run(Context(source)).store
     values = {n: loaded.read(n) for n in loaded.specs}
     assert isinstance(values[NAME], QTensor)
-    return {n: Dequantize(("reference",))(v, "F32") if isinstance(v, QTensor) else v for n, v in values.items()}
+    return {n: DEQUANTIZE(v, "F32") if isinstance(v, QTensor) else v for n, v in values.items()}
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])

@@ -6,14 +6,13 @@ become 16 bits rounded to odd first: every boundary the codec knows is an even b
 tell. Extra memory is at most 12 MiB a thread (6 for bfloat16 rows, not measured), whatever the tensor.
 """
 
-import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from pipeline.errors import Unsupported, ValueRangeError
+from pipeline.errors import ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name
@@ -44,8 +43,6 @@ def quantize(
     check(
         x.shape, scheme, scale_rule=scale_rule, ties=ties, zero=zero, nonfinite=nonfinite, overflow=overflow, tiny=tiny
     )
-    if sys.byteorder != "little":
-        raise Unsupported("the packing views bytes as little-endian words")
     most = max(tile.TILE, scheme.block_elems)
     parts = scheme.components(x.shape)
     q = QTensor(np.empty(parts["codes"], np.uint8), np.empty(parts["scales"], np.uint8), scheme)

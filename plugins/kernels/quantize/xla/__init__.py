@@ -5,7 +5,7 @@ float32 is a sign, a 24-bit significand and an exponent; here they are integers:
 quotients come from `jax_float`, dividing by a power of two subtracts exponents, and rounding is a shift that looks at
 what it drops. So bytes do not depend on how a device treats floats.
 
-What it leaves to others (`Unsupported`): search=mse, whose sums of errors are defined by an order that devices do not
+What it leaves to others (`declines.py`): search=mse, whose sums of errors are defined by an order that devices do not
 keep; stochastic rounding, whose random numbers come from 64-bit integers that JAX lacks by default; empty arrays.
 """
 
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pipeline.errors import Unsupported, ValueRangeError
+from pipeline.errors import ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs import bits, dynamic8, scales
@@ -40,10 +40,6 @@ def quantize(
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
-    if recipe.search != "none" or recipe.stochastic:
-        raise Unsupported("xla neither searches nor rounds at random")
-    if not x.size:
-        raise Unsupported("xla has nothing to do for an array without elements")
     return quantized(
         _quantize, x, scheme, PIECE, cuts_rows=recipe.cuts_rows(scheme), measure=measure, observed=observed, rows=rows,
         place=None, recipe=recipe,

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.errors import PlanError
 from pipeline.formats import PEEKED
+from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name
@@ -21,6 +22,8 @@ from plugins.formats.gguf.table import entries
 from plugins.formats.gguf.types import GGML, SCHEMES
 from tests.cases import toy_gpt_oss, toy_llama
 from tests.cases.quantized import leaves_of, quantized
+
+DEQUANTIZE, CAST = Kernel("dequantize", ("numpy",)), Kernel("cast", ("numpy",))
 
 
 def told(kv, types, peeked=None):
@@ -397,12 +400,10 @@ def test_what_was_written_is_recognized_when_resuming(chunk_nbytes, tmp_path):
     """Export's digest of a chunk that lies in the file is the digest that writing it gave."""
     from pipeline.stage import Checkpoint, Context
     from plugins.formats.gguf.file import GgufContainer as Container
-    from plugins.kernels.cast import Cast
-    from plugins.kernels.dequantize import Dequantize
     from stages.export import Export
 
     tensors, config = gpt_oss("mxfp4")
-    stage = Export(GgufDialect(), Container(), Dequantize(("numpy",)), Cast(("numpy",)), path=str(tmp_path / "out"))
+    stage = Export(GgufDialect(), Container(), DEQUANTIZE, CAST, path=str(tmp_path / "out"))
     work = stage.run(Context(tmp_path, chunk_nbytes=chunk_nbytes), Checkpoint(MemoryStore(tensors), config))
     work.begin(fresh=True)
     done = [work.do(c) for c in work.chunks]

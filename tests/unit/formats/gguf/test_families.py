@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PlanError
+from pipeline.ops import Kernel
 from pipeline.stage import Context
 from pipeline.tensors.chunks import cut
 from pipeline.tensors.qtensor import QTensor
@@ -25,6 +26,8 @@ from plugins.formats.gguf.model import GgufDialect as Dialect
 from stages.load import Load
 from tests.cases import toy_gpt_oss, toy_spm
 from tests.cases.quantized import leaves_of, quantized
+
+DEQUANTIZE, CAST = Kernel("dequantize", ("numpy",)), Kernel("cast", ("numpy",))
 
 SIZES = {"num_hidden_layers": 7, "hidden_size": 96, "intermediate_size": 160, "num_attention_heads": 6}
 SIZES |= {"num_key_value_heads": 2, "head_dim": 20, "vocab_size": toy_spm.SIZE, "max_position_embeddings": 512}
@@ -407,17 +410,13 @@ def test_gemma_is_the_model_that_transformers_reads(tmp_path):
 
     from plugins.formats.safetensors.container import SafeTensors
     from plugins.formats.safetensors.plain import Plain
-    from plugins.kernels.cast import Cast
-    from plugins.kernels.dequantize import Dequantize
     from stages.export import Export
 
     leaves = in_file("gemma3", weights(GEMMA))
     types = {n: gguf.GGMLQuantizationType.Q5_0 for n in leaves if "ffn_up" in n}
     types |= {n: gguf.GGMLQuantizationType.Q8_0 for n in leaves if "attn_v" in n}
     path = written(tmp_path / "model.gguf", "gemma3", leaves, types)
-    stage = Export(
-        Plain(), SafeTensors(), Dequantize(("numpy",)), Cast(("numpy",)), str(tmp_path / "out"), dtype="fp32"
-    )
+    stage = Export(Plain(), SafeTensors(), DEQUANTIZE, CAST, str(tmp_path / "out"), dtype="fp32")
     work = stage.run(Context(tmp_path), loaded(path))
     work.begin(fresh=True)
     work.finish([{"digest": work.do(c)} for c in work.chunks])

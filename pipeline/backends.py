@@ -1,0 +1,123 @@
+"""Which backends there are: the file tree is the registry, and nothing is imported until it is called.
+
+An op is a room `plugins/kernels/<op>/`; a backend of it is a module or package of that room which is named like one of
+`BACKENDS` and holds a callable named like the op. `reference` is the definition: plain, slow, the meaning of the op.
+Somebody else's backend is the dotted name of a module that holds such a callable (`acme.fast_matmul`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, util
+from importlib.machinery import PathFinder
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from pipeline.errors import ConfigError, did_you_mean
+
+ROOM: Final = "plugins.kernels"
+DEFINITION: Final = "reference"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What is true of a backend, whatever the op.
+
+    Attributes:
+        platforms: devices whose arrays it works on, as JAX names them; None: whichever, by way of the host's memory.
+        traced: what it does becomes a part of compiled JAX programs; otherwise it works on buffers of the host.
+        resident: bytes that a process which converts with it keeps, where that is much.
+    """
+
+    platforms: tuple[str, ...] | None = None
+    traced: bool = True
+    resident: int = 0
+
+
+BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
+    {
+        DEFINITION: Backend(traced=False),
+        "numpy": Backend(traced=False),
+        # Converting with XLA keeps JAX, its threads, and programs of a few shapes.
+        "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
+        # C++: over buffers for conversion, as handlers of XLA's for models.
+        "native": Backend(platforms=("cpu",)),
+    }
+)
+"""The names that a backend in a room may have, in the order in which errors and tests list them."""
+
+
+def rooms() -> list[str]:
+    """Names of all ops, found without importing them; those of the user's folder too."""
+    names = {path.name for folder in _folders() for path in Path(folder).iterdir()}
+    return sorted(name for name in names if DEFINITION in backends_of(name))
+
+
+def backends_of(op: str) -> list[str]:
+    """Names of the backends that the room of an op holds, found without importing them; none where there is no room."""
+    spec = PathFinder.find_spec(f"{ROOM}.{op}", _folders()) if op.isidentifier() else None
+    inside = list((spec and spec.submodule_search_locations) or ())
+    return [name for name in BACKENDS if PathFinder.find_spec(f"{ROOM}.{op}.{name}", inside)]
+
+
+def check(op: str, backends: tuple[str, ...]) -> None:
+    """Raise ConfigError unless there is such an op with such backends."""
+    known = backends_of(op)
+    if DEFINITION not in known:
+        raise ConfigError(f"there is no op {op!r}{did_you_mean(op, rooms())}")
+    if not backends:
+        raise ConfigError(f"{op}: no backend chosen{did_you_mean('', known)}")
+    for name in backends:
+        if "." in name and not _exists(name):
+            raise ConfigError(f"{op}: backend {name!r}: there is no such module")
+        if "." not in name and name not in known:
+            hint = did_you_mean(name, [*known, "the dotted name of a module"])
+            raise ConfigError(f"{op}: backend {name!r} is unknown{hint}")
+
+
+def about(backend: str) -> Backend:
+    """What is true of a backend. The module of a dotted one may say it as `BACKEND`."""
+    if "." not in backend:
+        return BACKENDS[backend]
+    found = getattr(_module(backend), "BACKEND", Backend())
+    if not isinstance(found, Backend):
+        raise ConfigError(f"{backend}.BACKEND is {found!r}; a pipeline.backends.Backend is expected")
+    return found
+
+
+def load(op: str, backend: str) -> Callable[..., Any]:
+    """The callable that a backend is. An ImportError is the caller's to see: what was asked for must exist."""
+    module = _module(backend if "." in backend else f"{ROOM}.{op}.{backend}")
+    found: Callable[..., Any] | None = getattr(module, op, None)
+    if not callable(found):
+        raise ConfigError(f"{op}: backend {backend!r}: {module.__name__} holds nothing callable named {op!r}")
+    return found
+
+
+def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:
+    """What says beforehand which requests a backend cannot do; None: it does everything.
+
+    It is `declines` of the backend's module; for backends of our own rooms it is the function of the backend's name in
+    the room's `declines.py`, so that plans ask without importing what the backend is made of.
+    """
+    module, name = (backend, "declines") if "." in backend else (f"{ROOM}.{op}.declines", backend)
+    return getattr(_module(module), name, None) if _exists(module) else None
+
+
+@cache
+def _module(name: str) -> Any:
+    return import_module(name)
+
+
+@cache
+def _exists(module: str) -> bool:
+    """Imports the packages above it, not the module."""
+    try:
+        return util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _folders() -> list[str]:
+    return list(import_module(ROOM).__path__)
