@@ -43,7 +43,8 @@ def quantize(
         codes, scales = q.codes[at], q.scales[at]
         down, n = matrix.shape
         bad = core.wm_mxfp4_quantize(
-            isa, matrix.ctypes.data, FLOATS.index(dtype_name(x.dtype)), down, n, *(s // matrix.itemsize for s in matrix.strides),
+            isa, matrix.ctypes.data, FLOATS.index(dtype_name(x.dtype)), down, n,
+            *(s // matrix.itemsize for s in matrix.strides),
             scheme.block_elems, tile.CARRY[recipe.scale_rule], edges.ctypes.data, recipe.zero == "positive",
             recipe.nonfinite == "poison", codes.ctypes.data, n // 2, scales.ctypes.data, n // scheme.block_elems,
             stats.ctypes.data if measure else None,

@@ -57,6 +57,7 @@ Kernels kernels(int64_t isa) {
 }
 
 constexpr int64_t PIECE_NBYTES = 64 << 10;  // of codes: small enough that threads end together
+constexpr int64_t WORTH_NBYTES = 128 << 10;  // of codes for each thread: waking one takes as long as reading some of them
 constexpr int64_t MOST_ROWS = 4;            // of activations that share a pass over the weights
 
 // y [A, out] = x [A, in] · w[expert[a]]ᵀ; w is codes [E, out, in / 2] and scales [E, out, in / 32]. A negative expert
@@ -88,7 +89,8 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, ffi::Buffer<ffi::F32> x, f
   }
   const int64_t grain = std::max<int64_t>(4, PIECE_NBYTES / std::max<int64_t>(1, n / 2) / 4 * 4);
   const int64_t pieces = (out + grain - 1) / grain;
-  parallel(pool, pieces * int64_t(passes.size()), [&](int64_t i) {
+  const int64_t threads = out * n / 2 * int64_t(passes.size()) / WORTH_NBYTES;
+  parallel(pool, threads, pieces * int64_t(passes.size()), [&](int64_t i) {
     const Pass& p = passes[size_t(i / pieces)];
     const int64_t row = i % pieces * grain, count = std::min(grain, out - row);
     const int64_t at = p.expert * out + row;

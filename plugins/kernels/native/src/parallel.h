@@ -3,19 +3,21 @@
 // A handler must not wait for work that nobody has claimed, or handlers that fill the pool wait for each other. So the
 // caller claims pieces like everybody else until there are none, and then waits for those only that somebody is at.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
 
+// At most `threads` of them, the caller among them.
 template <typename Pool>
-void parallel(Pool& pool, int64_t pieces, const std::function<void(int64_t)>& one) {
+void parallel(Pool& pool, int64_t threads, int64_t pieces, const std::function<void(int64_t)>& one) {
   struct Shared {
     std::atomic<int64_t> next{0}, done{0};
     int64_t pieces;
     std::function<void(int64_t)> one;  // a copy: a thread may come when the caller is gone, and finds nothing to do
   };
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), pieces) - 1;
+  const int64_t helpers = std::min<int64_t>({pool.num_threads(), threads, pieces}) - 1;
   if (helpers <= 0) {
     for (int64_t i = 0; i < pieces; ++i) one(i);
     return;
