@@ -54,7 +54,7 @@ def _started(engine: Engine, checkpoint: Checkpoint) -> Model:
 def _all_run(engine: Engine, checkpoint: Checkpoint, platform: str) -> None:
     """Raise PlanError unless some chosen backend runs every op of the model on the device that there is, which a plan
     without JAX can only guess; before anything is loaded or traced."""
-    problems = {}
+    problems: dict[Problem, None] = {}
     for call in engine.calls(checkpoint, platform=platform):
         choice = call.kernel.choose(call.given)
         if choice.backend is None:
