@@ -145,17 +145,17 @@ def scaled(codes: Any, q: Any, exact: bool = False) -> Any:
         return _under_powers(v, q.scales, scheme)
     zeros = None if q.zeros is None else q.zeros.astype(jnp.float32)
     if scheme.zero == "int":
-        v = _with_blocks(v, (zeros,), scheme, lambda v, zero: v - zero)
+        v = spread(v, (zeros,), scheme, lambda v, zero: v - zero)
     total = factors(q)
     if exact:
-        v = _with_blocks(v, (total,), scheme, multiplied)
-        return _with_blocks(v, (zeros,), scheme, added) if scheme.zero == "min_f16" else v
+        v = spread(v, (total,), scheme, multiplied)
+        return spread(v, (zeros,), scheme, added) if scheme.zero == "min_f16" else v
     if scheme.zero != "min_f16":
-        return _with_blocks(v, (total,), scheme, lambda v, f: v * f)
+        return spread(v, (total,), scheme, lambda v, f: v * f)
     # Both halves of a factor give exact products with elements of 8 bits: a fused multiply-add has nothing to change.
     high = float_of(bits_of(total) & np.uint32(0xFFFFF000))
     low = jnp.where(jnp.isinf(total), 0, total - high)
-    return _with_blocks(v, (high, low, zeros), scheme, lambda v, a, b, least: (v * a + v * b) + least)
+    return spread(v, (high, low, zeros), scheme, lambda v, a, b, least: (v * a + v * b) + least)
 
 
 def factors(q: Any) -> Any:
@@ -193,10 +193,10 @@ def _under_powers(v: Any, scales: Any, scheme: Scheme) -> Any:
         small = float_of(whole.astype(jnp.int32).astype(jnp.uint32) | (pattern & np.uint32(0x80000000)))
         return jnp.where(jnp.abs(large) < _SMALLEST, small, large)
 
-    return _with_blocks(v, (half, power, units), scheme, apply)
+    return spread(v, (half, power, units), scheme, apply)
 
 
-def _with_blocks(v: Any, shared: tuple[Any, ...], scheme: Scheme, apply: Any) -> Any:
+def spread(v: Any, shared: tuple[Any, ...], scheme: Scheme, apply: Any) -> Any:
     """`apply(v, *shared)` with arrays `[..., down, across]` spread over the blocks of `v` `[..., rows, n]`."""
     *lead, n = v.shape
     across = shared[0].shape[-1]

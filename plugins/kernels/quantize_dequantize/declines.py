@@ -1,0 +1,16 @@
+"""What backends of quantize_dequantize leave to others, and why: a function each. No framework here: plans ask."""
+
+from pipeline.ops import Request
+
+
+def xla(request: Request) -> str | None:
+    x, scheme = request.get("x"), request.get("scheme")
+    if request.get("search", "none") != "none":
+        return "xla does not search for scales: sums of errors are defined by an order that devices do not keep"
+    if request.get("stochastic"):
+        return "xla does not round at random: the numbers come from 64-bit integers, which JAX lacks by default"
+    if scheme is not None and scheme.second == "dynamic8":
+        return "xla does not quantize scales across a whole tensor, which is one order of float64 sums"
+    if x is not None and x.dtype not in ("F32", "BF16"):
+        return f"xla gives F32 and BF16, not {x.dtype}, whose overflows a program cannot report"
+    return None

@@ -1,0 +1,71 @@
+"""quantize_dequantize in jnp: codes are made and decoded without ever being packed, and gradients pass by."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pipeline.tensors.scheme import Scheme
+from plugins.kernels.codecs.elements import FLOATS, element
+from plugins.kernels.dequantize.traced import scaled, spread, to_bfloat16
+from plugins.kernels.quantize.recipe import Recipe, checked
+from plugins.kernels.quantize.xla.traced import Coded, coded
+
+
+def quantize_dequantize(x: Any, scheme: Scheme, *, clipped_gradient: bool = False, **recipe: Any) -> Any:
+    """See the op's docstring."""
+    x = jnp.asarray(x)
+    how = checked(x.shape, scheme, recipe)
+    return _through(x, scheme, how, clipped_gradient) if x.size else x
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _through(x: Any, scheme: Scheme, recipe: Recipe, clipped: bool) -> Any:
+    return _values(x, coded(_wide(x), scheme, recipe))
+
+
+def _forward(x: Any, scheme: Scheme, recipe: Recipe, clipped: bool) -> tuple[Any, Any]:
+    found = coded(_wide(x), scheme, recipe)
+    return _values(x, found), _inside(_wide(x), found, recipe) if clipped else None
+
+
+def _backward(scheme: Scheme, recipe: Recipe, clipped: bool, inside: Any, dy: Any) -> tuple[Any]:
+    return (dy if inside is None else jnp.where(inside, dy, jnp.zeros_like(dy)),)
+
+
+_through.defvjp(_forward, _backward)
+
+
+def _wide(x: Any) -> Any:
+    """float32, exactly: in integers, as a conversion may flush."""
+    if x.dtype != jnp.bfloat16:
+        return x.astype(jnp.float32)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
+    return jax.lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
+
+
+def _values(x: Any, found: Coded) -> Any:
+    y = scaled(found.codes, found.shared, exact=True)
+    y = spread(y, (found.broken,), found.shared.scheme, lambda v, bad: jnp.where(bad, jnp.float32(np.nan), v))
+    return to_bfloat16(y) if x.dtype == jnp.bfloat16 else y
+
+
+def _inside(x: Any, found: Coded, recipe: Recipe) -> Any:
+    """Whether a value lies between the least and the greatest that its block can hold."""
+    ends = [
+        scaled(jnp.full(found.codes.shape, code, jnp.uint8), found.shared, exact=True)
+        for code in _extreme_codes(found.shared.scheme.element, recipe)
+    ]
+    return (x >= jnp.minimum(*ends)) & (x <= jnp.maximum(*ends))
+
+
+def _extreme_codes(name: str, recipe: Recipe) -> tuple[int, int]:
+    e = element(name)
+    if e.family == "float":
+        return FLOATS[name][2] | 1 << (e.bits - 1), FLOATS[name][2]
+    if e.family == "table":
+        return 0, e.mask
+    least = -e.most if e.family == "fixed" and recipe.is_narrow else e.least
+    return least & e.mask, e.most

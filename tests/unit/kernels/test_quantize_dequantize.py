@@ -1,0 +1,210 @@
+"""Quantized and decoded inside compiled programs: the bits of the host's codecs, and gradients that go straight through."""
+
+from dataclasses import asdict
+from functools import partial
+from itertools import product
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pipeline.backends import load
+from pipeline.errors import StageError, ValueRangeError
+from pipeline.ops import Kernel
+from pipeline.tensors.scheme import MXFP4, Scheme
+from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built
+
+BF16 = ml_dtypes.bfloat16
+OP = Kernel("quantize_dequantize", ("xla",))
+UNSUPPORTED = {"nf4 twice": "does not quantize scales across a whole tensor"}
+KNOWN = [n for n in (*NAMES, *VARIANTS) if n not in UNSUPPORTED]
+LIKES = ("torchao", "ggml", "compressed_tensors", "modelopt", "triton", "microxcaling", "qwix")
+
+
+def array(dtype: Any, seed: int = 0) -> Any:
+    """[2, 6, 128]: rows of many sizes, zeros of both signs, ties, and rows whose values are subnormal floats."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((2, 6, 128)) * np.exp2(rng.integers(-14, 6, (2, 6, 1)))
+    x[0, 1, :64], x[0, 1, 5] = 0, -0.0
+    x[0, 2] = np.resize([0.0, -0.0, 0.25, 0.75, -1.25, 1.75, 2.5, -3.5, 5.0, 6.0, 7.0, -2.5], 128)
+    x[1, 3] *= 2.0**-125
+    x[1, 4] = -np.abs(x[1, 4])
+    return x.astype(dtype)
+
+
+def options(method: Any) -> dict[str, Any]:
+    return asdict(method.recipe)
+
+
+def on_host(method: Any, x: Any) -> Any:
+    q = method.encode(x)
+    return method.decode(q, "BF16" if x.dtype == BF16 else "F32")
+
+
+def check(want: Any, got: Any) -> None:
+    got = np.asarray(got)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    kind = np.uint16 if want.dtype == BF16 else np.uint32
+    nan = np.isnan(want.astype(np.float32))
+    assert np.array_equal(np.isnan(got.astype(np.float32)), nan)
+    wrong = np.argwhere((want.view(kind) != got.view(kind)) & ~nan)
+    assert not len(wrong), f"{len(wrong)} differ, first {wrong[0]}: {want[tuple(wrong[0])]}, got {got[tuple(wrong[0])]}"
+
+
+def traced(method: Any, **more: Any) -> Any:
+    return jax.jit(partial(OP, scheme=method.scheme, **options(method), **more))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("name", KNOWN)
+def test_bits_are_the_host_s_and_gradients_pass(name: str, dtype: Any) -> None:
+    method, x = built(name), array(dtype)
+    call = traced(method)
+    check(on_host(method, x), call(x))
+    direction = np.random.default_rng(1).standard_normal(x.shape).astype(dtype)
+    y, pull = jax.vjp(call, jnp.asarray(x))
+    check(on_host(method, x), y)
+    check(direction, pull(jnp.asarray(direction))[0])
+
+
+@pytest.mark.parametrize("like", LIKES)
+@pytest.mark.parametrize("name", KNOWN)
+def test_as_libraries_do_it(name: str, like: str) -> None:
+    try:
+        method = built(name, like=like)
+    except AssertionError:
+        pytest.skip(f"{like} has no rules for {name}")
+    except Exception as why:
+        pytest.skip(str(why))
+    x = array(np.float32, seed=2)
+    check(on_host(method, x), traced(method)(x))
+
+
+RULES = [
+    *({"scale_rule": rule, "ties": ties} for rule, ties in product(("floor", "ceil", "even", "rceil"),
+                                                                    ("even", "zero", "away", "down"))),
+    {"tiny": "torchao"}, {"tiny": "torchao", "scale_rule": "rceil"}, {"zero": "minus"}, {"zero": "positive"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("how", RULES, ids=str)
+@pytest.mark.parametrize("name", ["mxfp4", "mxfp8_e4m3", "mxint8"])
+def test_rules_of_powers_of_two(name: str, how: dict[str, Any]) -> None:
+    if name == "mxint8" and (how.get("scale_rule") == "even" or how.get("zero") == "minus"):
+        pytest.skip("integers have no mantissa and no negative zero")
+    method, x = built(name, **how), array(np.float32, seed=3)
+    check(on_host(method, x), traced(method)(x))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "how"),
+    [
+        (Scheme("int4", 32, "f32"), {"scale_rule": "half_range", "ties": "away"}),
+        (Scheme("int4", 32, "f16"), {"scale_rule": "signed", "ties": "up", "quotient": "reciprocal"}),
+        (Scheme("e4m3", 32, "bf16"), {"scale_rule": "amax", "least_scale": 1e-5, "zero_scale": 1.0}),
+        (Scheme("e2m1", 16, "e4m3"), {"scale_rule": "amax", "zero_scale": 0.125}),
+        (Scheme("e2m1", 16, "f16", second="f32"), {"scale_rule": "amax", "quotient": "reciprocal"}),
+        (Scheme("uint8", 64, "bf16", zero="int"), {"scale_rule": "minmax", "zero_block": "middle"}),
+        (Scheme("e2m1", 1, "f32", 4), {"scale_rule": "amax"}),
+        (Scheme("nf4", 64, "e8m0"), {"scale_rule": "ceil", "ties": "down"}),
+    ],
+    ids=str,
+)
+def test_recipes_of_real_scales(scheme: Scheme, how: dict[str, Any]) -> None:
+    x = array(np.float32, seed=4)
+    q = Kernel("quantize", ("numpy",))(x, scheme, **how)
+    want = Kernel("dequantize", ("numpy",))(q, "F32")
+    check(want, jax.jit(partial(OP, scheme=scheme, **how))(x))
+
+
+def test_a_vector_no_elements_and_vmap() -> None:
+    x = array(np.float32)
+    row = partial(OP, scheme=MXFP4)
+    want = np.asarray(row(x))
+    check(want[0, 0], jax.jit(row)(x[0, 0]))
+    check(want[0], jax.jit(jax.vmap(row))(x[0]))
+    assert jax.jit(row)(x[:0]).shape == (0, 6, 128)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int8", "q4_1", "nvfp4"])
+def test_what_the_host_refuses_is_nan(name: str) -> None:
+    """Of the block; of the matrix, where its scales share one."""
+    method, x = built(name), array(np.float32)
+    x[0, 2, 40] = np.inf
+    with pytest.raises(ValueRangeError):
+        on_host(method, x)
+    got = np.isnan(np.asarray(traced(method)(x)))
+    width = method.scheme.block_elems or 128
+    block = slice(40 // width * width, (40 // width + 1) * width)
+    want = np.zeros_like(got)
+    want[(0,) if method.scheme.second else (0, 2, block)] = True
+    assert np.array_equal(got, want)
+
+
+def test_a_scale_past_its_encoding_is_nan() -> None:
+    x = np.ones((2, 64), np.float32)
+    x[1, 3] = 1e30  # / 7 is past F16
+    method = built("q4_0")
+    with pytest.raises(ValueRangeError):
+        on_host(method, x)
+    got = np.asarray(traced(method)(x))
+    assert np.isnan(got[1, :32]).all()
+    assert np.isfinite(got).sum() == 96
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "q4_0", "fp8_e4m3", "uint4 with a zero point"])
+def test_a_clipped_gradient_is_0_where_values_were_saturated(name: str) -> None:
+    """OCP's floor rule saturates: up to 8 in a block of scale 1, whose largest element is 6."""
+    method = built(name)
+    x = np.linspace(-7.9, 7.9, 64, dtype=np.float32).reshape(2, 32)
+    dx = np.asarray(jax.jit(jax.grad(lambda x: traced(method, clipped_gradient=True)(x).sum()))(x))
+    y = on_host(method, x)
+    saturated = {"mxfp4": np.abs(x) > 6, "q4_0": None, "fp8_e4m3": np.abs(x) > np.abs(y).max()}.get(name)
+    if saturated is None:  # beyond all values that the block's codes stand for
+        saturated = (x > y.max(axis=-1, keepdims=True)) | (x < y.min(axis=-1, keepdims=True))
+    assert set(np.unique(dx)) <= {0.0, 1.0}
+    assert np.array_equal(dx == 0, saturated)
+    if name == "mxfp4":
+        assert saturated.any()
+
+
+def test_it_trains() -> None:
+    """Straight-through: weights that are quantized on the way learn what their codes can say."""
+    rng = np.random.default_rng(0)
+    x, target = (rng.standard_normal(s).astype(np.float32) for s in ((64, 32), (64, 8)))
+    loss = jax.jit(lambda w: ((x @ OP(w, MXFP4).T - target) ** 2).mean())
+    w = rng.standard_normal((8, 32)).astype(np.float32)
+    first = float(loss(w))
+    step = jax.jit(jax.grad(loss))
+    for _ in range(60):
+        w = w - 0.5 * step(w)
+    assert float(loss(w)) < first / 4
+    assert float(jnp.abs(jax.grad(lambda w: ((x @ OP(w, MXFP4).T - target) ** 2).mean())(w)).max()) > 0
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((array(np.float32), Scheme("nf4", 64, "dynamic8", second="dynamic8"), {}), UNSUPPORTED["nf4 twice"]),
+        ((array(np.float32), MXFP4, {"search": "mse"}), "does not search"),
+        ((array(np.float32), MXFP4, {"stochastic": True}), "does not round at random"),
+        ((array(np.float16), MXFP4, {}), "gives F32 and BF16, not F16"),
+    ],
+)
+def test_what_it_does_not_do_is_said_before_tracing(given: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, scheme, how = given
+    choice = OP.resolve(x, scheme, **how)
+    assert choice.backend is None
+    assert said in choice.reasons
+    monkeypatch.setattr(jax, "jit", None)  # nothing is called
+    with pytest.raises(StageError, match=said):
+        OP(x, scheme, **how)
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "q4_1", "int8"])
+def test_the_definition_is_the_codecs_one_after_the_other(name: str) -> None:
+    method, x = built(name), array(np.float32)[:, 2:4, :64]
+    check(on_host(method, x), load("quantize_dequantize", "reference")(x, method.scheme, **options(method)))
