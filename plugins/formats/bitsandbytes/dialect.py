@@ -185,14 +185,14 @@ def _parts(module: str, spec: TensorSpec, nested: Nested, writing: bool = False)
     weight, (_, n) = f"{module}.weight", spec.shape
     scale = scheme.dtypes["scales"]
     parts = [
-        Part(weight, "codes", packing=Flat("U8", n // 2, column=True, swap=True)),
-        Part(f"{weight}.absmax", "scales", packing=Flat(scale, n // scheme.block_elems)),
+        Part(weight, "codes", (Flat("U8", n // 2, column=True, swap=True),)),
+        Part(f"{weight}.absmax", "scales", (Flat(scale, n // scheme.block_elems),)),
     ]
     if scheme.whole_only:
-        parts.append(Part(f"{weight}.nested_absmax", "second", packing=nested))
+        parts.append(Part(f"{weight}.nested_absmax", "second", (nested,)))
         if writing:
             state = StateJson(spec.shape, TORCH_NAMES[spec.dtype], scheme.block_elems)
-            parts.append(Part(f"{weight}.{STATE}", "second", packing=state))
+            parts.append(Part(f"{weight}.{STATE}", "second", (state,)))
     return tuple(parts)
 
 

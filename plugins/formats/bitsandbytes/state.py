@@ -8,6 +8,7 @@ import numpy as np
 
 from pipeline.errors import SourceError
 from pipeline.strictjson import parse_object
+from pipeline.tensors.steps import Box, Grain
 
 STATE = "quant_state.bitsandbytes__nf4"
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
@@ -24,9 +25,8 @@ class Nested:
 
     offset: float | None
     dtype: str = "F32"
-    row_multiple: int = 1
 
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         return (slice(0, box[0].stop - 1),)
 
     def pack(self, value: Any) -> Any:
@@ -35,6 +35,9 @@ class Nested:
     def unpack(self, array: Any) -> Any:
         assert self.offset is not None
         return np.append(array, np.float32(self.offset)).astype("<f4")
+
+    def grain(self, inner: Grain) -> Grain:
+        return inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,8 @@ class StateJson:
     torch_dtype: str
     block: int
     dtype: str = "U8"
-    row_multiple: int = 1
 
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         return (slice(0, len(self._text(0.0)) - len("0.0") + LONGEST_NUMBER),)
 
     def pack(self, value: Any) -> Any:
@@ -56,6 +58,9 @@ class StateJson:
 
     def unpack(self, array: Any) -> Any:
         raise AssertionError("the offset is read when planning")
+
+    def grain(self, inner: Grain) -> Grain:
+        return inner
 
     def _text(self, offset: float) -> bytes:
         return state_json(self.shape, self.torch_dtype, self.block, offset)

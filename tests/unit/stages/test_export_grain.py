@@ -8,6 +8,7 @@ import pytest
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Transpose
 from pipeline.testing.memory import MemoryStore
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.kernels.cast import Cast
@@ -21,7 +22,7 @@ class Turned:
     companions = ()
 
     def encode(self, tensors, config):
-        bound = {n: Bound(s, (Part(n, transpose=len(s.shape) > 1),)) for n, s in tensors.items()}
+        bound = {n: Bound(s, (Part(n, steps=(Transpose(),) if len(s.shape) > 1 else ()),)) for n, s in tensors.items()}
         leaves = {n: TensorSpec(s.shape[::-1], s.dtype) for n, s in tensors.items()}
         return Binding(bound, leaves, config)
 
