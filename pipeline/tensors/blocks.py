@@ -42,6 +42,11 @@ def component_box(spec: TensorSpec, component: str, index: Index) -> Box:
     return (*lead[:-1], _over(lead[-1], scheme.block_rows), across) if lead else (across,)
 
 
+def box_of(component: str, spec: TensorSpec, index: Index) -> Box:
+    """`component_box`, or the tensor's own for `*`, a part that holds all components."""
+    return normalize(index, spec.shape) if component == "*" else component_box(spec, component, index)
+
+
 def _over(box: slice, block: int) -> slice:
     """The blocks that `box` spans; one block (0) spans everything."""
     return slice(box.start // block, -(-box.stop // block)) if block else slice(0, 1)

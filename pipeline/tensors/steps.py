@@ -68,7 +68,7 @@ class Index:
         return box[1:] if box[0].start <= self.at < box[0].stop else None
 
     def where(self, box: Box) -> tuple[Any, ...]:
-        return (self.at - box[0].start,)
+        return (self.at - box[0].start, ...)  # a view, of a vector's element too
 
     def grain(self, inner: Grain) -> Grain:
         return (1, *inner)

@@ -6,7 +6,7 @@ reads exactly the bytes of the box it is asked for.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.blocks import (
     block_grain,
+    box_of,
     common,
     component_box,
     each,
@@ -55,8 +56,16 @@ class JoinedStore:
     def metadata(self) -> Mapping[str, Any]:
         return self.leaves.metadata
 
+    @cached_property
+    def _grains(self) -> dict[str, tuple[int, ...]]:
+        """Those that were asked for."""
+        return {}
+
     def grain(self, name: str) -> tuple[int, ...]:
-        return grain(self.binding.tensors[name])
+        found = self._grains.get(name)
+        if found is None:
+            found = self._grains[name] = grain(self.binding.tensors[name])
+        return found
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The box `index` of `name`, owned by the caller.
@@ -71,7 +80,7 @@ class JoinedStore:
             raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
         wanted = normalize(index, bound.spec.shape)
         whole_only = bound.spec.scheme is not None and bound.spec.scheme.whole_only
-        box = wanted if whole_only else outward(wanted, bound.spec.shape, grain(bound))
+        box = wanted if whole_only else outward(wanted, bound.spec.shape, self.grain(name))
         value = self._read(bound, box)
         if box != wanted:
             inner = tuple(slice(w.start - b.start, w.stop - b.start) for w, b in zip(wanted, box, strict=True))
@@ -84,7 +93,7 @@ class JoinedStore:
         taken_apart = {p.component for p in bound.parts if p.picks} - {"*"}
         found: dict[str, Any] = {c: _room(spec, c, box) for c in taken_apart}
         read: set[tuple[str, tuple[Pick, ...]]] = set()
-        for part, leaf in leaf_boxes(bound, box):
+        for part, own, leaf in held(bound, box):
             # What is stored twice is read once (tied embeddings), or is one scale of an expert, and small.
             again = (part.component, part.picks) in read
             if again and not part.picks:
@@ -96,7 +105,7 @@ class JoinedStore:
                 continue
             if part.component not in found:
                 found["*"] = replace(value, **{c: _room(spec, c, box) for c in value.components})
-            place = picked(part, found[part.component], _box_of(part, spec, box))
+            place = picked(part, found[part.component], own)
             if again:
                 _same_twice(part, place, value)
             _fill(place, value)
@@ -123,9 +132,9 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
     """
     checked(value, bound.spec, index, bound.parts[0].leaf)
     out = []
-    for part, leaf in leaf_boxes(bound, index):
+    for part, own, leaf in held(bound, index):
         array = value.component(part.component) if isinstance(value, QTensor) and part.component != "*" else value
-        out.append((part.leaf, leaf, part.pack(picked(part, array, _box_of(part, bound.spec, index)))))
+        out.append((part.leaf, leaf, part.pack(picked(part, array, own))))
     return out
 
 
@@ -143,14 +152,28 @@ def grain(bound: Bound) -> tuple[int, ...]:
     return tuple(out)
 
 
+def held(bound: Bound, index: Index) -> Iterator[tuple[Part, Box, Box]]:
+    """The parts that hold something of the box `index`, each with the box of its component and that of its leaf.
+
+    Raises:
+        IndexError: a box outside the tensor, or one that cuts a block.
+    """
+    of: dict[str, Box] = {}  # of a thousand experts most hold nothing of a box: it is worked out once for all of them
+    for part in bound.parts:
+        box = of.get(part.component)
+        if box is None:
+            box = of[part.component] = box_of(part.component, bound.spec, index)
+        if (leaf := part.box(box)) is not None:
+            yield part, box, leaf
+
+
 def leaf_boxes(bound: Bound, index: Index) -> list[tuple[Part, Box]]:
     """The parts that hold something of the box `index`, each with the box of its leaf.
 
     Raises:
         IndexError: a box outside the tensor, or one that cuts a block.
     """
-    boxes = ((part, leaf_box(part, bound.spec, index)) for part in bound.parts)
-    return [(part, box) for part, box in boxes if box is not None]
+    return [(part, leaf) for part, _, leaf in held(bound, index)]
 
 
 def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
@@ -196,7 +219,7 @@ def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box | None:
     Raises:
         IndexError: a box outside the tensor, or one that cuts a block or what else belongs together.
     """
-    return part.box(_box_of(part, spec, index))
+    return part.box(box_of(part.component, spec, index))
 
 
 def picked(part: Part, value: Any, box: Box) -> Any:
@@ -271,10 +294,6 @@ def _same_twice(part: Part, held: Any, again: Any) -> None:
     if held.tobytes() != again.tobytes():
         text = f"holds {again.tolist()}, another leaf of the same tensor {held.tolist()}; one scale is for both"
         raise SourceError(f"{part.leaf}: {text}")
-
-
-def _box_of(part: Part, spec: TensorSpec, index: Index) -> Box:
-    return normalize(index, spec.shape) if part.component == "*" else component_box(spec, part.component, index)
 
 
 def _at(array: Any, where: tuple[Any, ...]) -> Any:

@@ -44,6 +44,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.tensors.store": (),
     "pipeline.tensors.qtensor": (),
     "pipeline.tensors.binding": (),
+    "pipeline.tensors.steps": (),
     "pipeline.tensors.views": ("JoinedStore", "MappedStore", "Transform", "stored_leaves"),
     "plugins.engine.engine": ("Tokenizers",),
     "plugins.models.common.decoder": (),
