@@ -35,7 +35,7 @@ ERRORS = (
 CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.errors": ERRORS,
     "pipeline.stage": (),
-    "pipeline.engine": ("Windows", "Score", "Session", "Engine", "Loads"),
+    "pipeline.engine": (),
     "pipeline.method": (),
     "pipeline.ops": (),
     "pipeline.formats": (),

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from pipeline.errors import Problem
+from pipeline.errors import Problem, some
 from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Index, Lane, Pick, Transpose
@@ -172,7 +172,7 @@ def _stack(logical: str, found: Mapping[tuple[int, int], Bound]) -> tuple[Bound,
     if len(found) < count * len(names):  # who says how many there are is the last one's name: not all may be there
         every = ((e, phase) for e in range(count) for phase in range(len(names)))
         missing = list(islice((f"{e}.{names[phase]}" for e, phase in every if (e, phase) not in found), 9))
-        listed = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+        listed = some(missing, count * len(names) - len(found))
         problems.append(Problem(logical, f"of {count} experts there is no {listed}"))
     for key, bound in found.items():
         if bound.spec != first.spec:
