@@ -9,9 +9,9 @@ import numpy as np
 from pipeline.errors import SourceError
 from pipeline.strictjson import parse_object
 from pipeline.tensors.steps import Box, Grain
+from plugins.facts.dtypes import FROM_TORCH
 
 STATE = "quant_state.bitsandbytes__nf4"
-DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 LONGEST_NUMBER = 25  # characters of a float64's shortest spelling: sign, 17 digits, point, e-308
 
 
@@ -91,9 +91,9 @@ def read_state(content: Any) -> dict[str, Any]:
         raise ValueError(f"{STATE} has shape {shape!r}; a list of numbers is needed")
     if type(block) is not int:
         raise ValueError(f"{STATE} has blocksize {block!r}; a number is needed")
-    if state.get("dtype") not in DTYPES:
-        raise ValueError(f"{STATE} has dtype {state.get('dtype')!r} (allowed: {', '.join(DTYPES)})")
+    if state.get("dtype") not in FROM_TORCH:
+        raise ValueError(f"{STATE} has dtype {state.get('dtype')!r} (allowed: {', '.join(FROM_TORCH)})")
     nested = {k: state.get(k) for k in ("nested_blocksize", "nested_offset", "nested_dtype") if k in state}
     if nested and (type(nested.get("nested_offset")) is not float or nested.get("nested_dtype") != "float32"):
         raise ValueError(f"{STATE} has {nested!r}; nested_offset as a number and nested_dtype float32 are needed")
-    return {**state, "dtype": DTYPES[state["dtype"]]}
+    return {**state, "dtype": FROM_TORCH[state["dtype"]]}

@@ -17,8 +17,9 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Slice, Split, Transpose
 from pipeline.tensors.views import stored_leaves
 from plugins.facts import gpt_oss
+from plugins.facts.dtypes import DEFAULT, TORCH
 from plugins.formats.common import experts
-from plugins.formats.gpt_oss.bind import TORCH_NAMES, bind, express
+from plugins.formats.gpt_oss.bind import bind, express
 from plugins.formats.gpt_oss.config import ORIGINAL_KEYS, WHERE, from_original, sizes_of, to_original
 from plugins.formats.gpt_oss.table import Entry
 
@@ -193,7 +194,7 @@ def _torch_dtype(tensors: Mapping[str, Bound], config: Mapping[str, Any]) -> dic
     dtypes = {b.spec.dtype for b in tensors.values() if b.spec.scheme is None}
     if len(dtypes) != 1 and "dtype" in config:
         return {}
-    name = TORCH_NAMES[dtypes.pop()] if len(dtypes) == 1 else "bfloat16"
+    name = TORCH[dtypes.pop()] if len(dtypes) == 1 else DEFAULT
     return {key: name for key in ("dtype", "torch_dtype") if key == "dtype" or key in config}
 
 
