@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.tensors.binding import Binding, Bound, Part
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Index, Lane, Pick, Slice, Split, Step, Transpose
 from pipeline.tensors.views import JoinedStore, grain, leaf_box, split, stored_leaves
@@ -144,3 +145,20 @@ def test_a_box_without_the_expert_holds_nothing_of_it() -> None:
     part = Part("w", picks=(Index(2),))
     assert leaf_box(part, TensorSpec(SHAPE, "I32"), (slice(0, 2),)) is None
     assert leaf_box(part, TensorSpec(SHAPE, "I32"), (slice(2, 3),)) == (slice(0, 6), slice(0, 10))
+
+
+@pytest.mark.parametrize(
+    ("bits", "parts", "expected"),
+    [
+        (4, (Part("w", "codes", (Split(16),)),), (1, 1, 32)),  # bytes of codes are two elements each
+        (4, (Part("w", "codes", (Split(3),)), Part("s", "scales")), (1, 1, 6)),
+        (3, (Part("w", "codes", (Split(4),)),), (1, 1, 32)),  # 32 bits in 4 bytes: no whole elements before 12 bytes
+        (4, (Part("w", "codes", (Transpose(), Split(3))),), (1, 3, 2)),
+        (4, (Part("s", "scales", picks=(Lane(-2, 0, 2),)),), (1, 2, 2)),
+        (4, (Part("s", "scales", (Split(5),)),), (1, 1, 10)),  # five blocks of two
+        (4, (Part("s", "second", picks=(Index(1),)),), (1, 1, 2)),
+    ],
+)
+def test_what_components_ask_of_boxes(bits: int, parts: tuple[Part, ...], expected: tuple[int, ...]) -> None:
+    scheme = Scheme(f"int{bits}", 2 if bits == 4 else 8, "e4m3", second="f32")
+    assert grain(Bound(TensorSpec((3, 12, 480), "BF16", scheme), parts)) == expected
