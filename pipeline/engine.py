@@ -3,7 +3,6 @@
 Stages are handed an engine and know neither its framework nor its models.
 """
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ from typing import Any, Protocol
 
 from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context, Footprint
-from pipeline.tensors.spec import group_of
 from pipeline.units import show_bytes
 
 
@@ -132,13 +130,7 @@ def weights_rows(facts: Mapping[str, Any], before: Mapping[str, Any] | None = No
     rows = [("weights on the device", f"{show_bytes(nbytes)}{was} ({facts['device']})")]
     if planned not in (None, nbytes):
         rows.append(("but planned were", f"{show_bytes(planned)}; please report it"))
-    return rows + [("not read", line) for line in grouped(facts.get("ignored", {}))]
-
-
-def grouped(ignored: Mapping[str, str]) -> list[str]:
-    """Tensors that a model does not read and why, those of all layers on one line."""
-    names = Counter((group_of(name), reason) for name, reason in ignored.items())
-    return [f"{group}{f' ×{n}' if n > 1 else ''}: {reason}" for (group, reason), n in names.items()]
+    return rows
 
 
 class Engine(Protocol):

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pipeline.redact import hide
 
 MOST_SHOWN = 20  # lines of a list of problems
+MOST_NAMED = 5  # names in a line
 MOST_HINTS = 5  # of a list of strangers; a hint costs a comparison with every name
 MOST_COMPARED = 2_000  # names that a hint is looked for among; those nearest in length where there are more
 LONGEST_COMPARED = 200  # characters
@@ -93,10 +94,17 @@ class Problem:
         return hide(f"{short(self.where)}: {short(self.message, 4000)}")
 
 
-def shown(lines: Sequence[str], count: int | None = None) -> list[str]:
+def shown(lines: Sequence[str], count: int | None = None, most: int = MOST_SHOWN) -> list[str]:
     """The first of many lines, and how many more there are; `count`: of all of them, where `lines` are not all."""
-    count = len(lines) if count is None else count
-    return list(lines) if count <= MOST_SHOWN else [*lines[:MOST_SHOWN], f"and {count - MOST_SHOWN:,} more"]
+    rest = (len(lines) if count is None else count) - most
+    return [*lines[:most], *([f"and {rest:,} more"] if rest > 0 else [])]
+
+
+def some(names: Sequence[str], count: int | None = None, most: int = MOST_NAMED) -> str:
+    """The same in one line: `a, b and 3 more`."""
+    return ", ".join(names[:most]) + "".join(
+        f" {rest}" for rest in shown([], len(names) if count is None else count, most)
+    )
 
 
 def short(text: str, most: int = LONGEST_COMPARED) -> str:
@@ -127,7 +135,5 @@ def did_you_mean(given: str, allowed: Iterable[str], most_listed: int = 12) -> s
     names = list(dict.fromkeys(allowed))
     close = nearest(given, names)
     hint = f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
-    listed = ", ".join(map(short, names[:most_listed])) + (
-        f", … ({len(names)} in all)" if len(names) > most_listed else ""
-    )
+    listed = some([short(name) for name in names[:most_listed]], len(names), most_listed)
     return f"{hint} (allowed: {listed or 'none'})"

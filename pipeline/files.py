@@ -122,6 +122,11 @@ def is_inner(name: str) -> bool:
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not {*name} & {"\\", "\0"}
 
 
+def is_within(folder: Path, path: Path) -> bool:
+    """Whether a path stays in a folder, links followed."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")

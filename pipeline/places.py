@@ -4,8 +4,6 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-MOST_NAMED = 5  # in a message
-
 
 def reason(why: OSError) -> str:
     """What the system said; what `shutil` says by itself has no number."""
@@ -78,12 +76,6 @@ def unlisted(folder: Path, files: Collection[str]) -> list[str]:
         found += [f"{(here / d).as_posix()}/" for d in (*links, *strange)]
         inner[:] = [d for d in inner if d not in links and d not in strange]
     return sorted(found)
-
-
-def named(names: Collection[str]) -> str:
-    """A few of them, and how many more."""
-    more = len(names) - MOST_NAMED
-    return ", ".join(sorted(names)[:MOST_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def nbytes_on_disk(folder: Path) -> int:

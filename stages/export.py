@@ -225,7 +225,7 @@ class ExportWork:
         """What a box of this tensor is multiples of, to be read and to be written without looking at more than it."""
         bound = self.binding.tensors[name]
         found = common(grain(bound), grain_of(self.store, name))
-        if any(part.transpose for part in bound.parts):
+        if any(part.turned for part in bound.parts):
             rows, n = bound.spec.shape[-2:]
             if n > self.chunk_nbytes // 2 >= rows * found[-1]:  # its columns are rows of the leaf, its rows are crumbs
                 found = (*found[:-2], rows, found[-1])

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.errors import PlanError, Problem, WeightmillError
+from pipeline.errors import PlanError, Problem, WeightmillError, shown
 from pipeline.formats import Container, Dialect
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec, group_of
@@ -110,6 +110,5 @@ def _reasons(why: PlanError) -> str:
     for text, names in groups.items():
         kinds = dict.fromkeys(names)
         more = f" and {len(kinds) - 1} others" if len(kinds) > 1 else ""
-        lines.append(f"\n    {names[0]}{more}{f' (×{len(names)})' if len(names) > 1 else ''}: {text}")
-    more = f"\n    and {len(lines) - MOST_REASONS} more" if len(lines) > MOST_REASONS else ""
-    return "".join(lines[:MOST_REASONS]) + more
+        lines.append(f"{names[0]}{more}{f' (×{len(names)})' if len(names) > 1 else ''}: {text}")
+    return "".join(f"\n    {text}" for text in shown(lines, most=MOST_REASONS))

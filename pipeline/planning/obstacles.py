@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import Problem
-from pipeline.places import hindrance, named, within
+from pipeline.errors import Problem, some
+from pipeline.places import hindrance, within
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.stage import Checkpoint
 
@@ -45,11 +45,11 @@ def run_folder(plan: Plan) -> Iterator[Problem]:
         yield Problem("paths.run", f"{folder!s:.300}: {why}")
         return
     writes = {*RECORDS, *(w for node in plan.nodes.values() for w in getattr(node.stage, "writes", ()))}
-    there = {name for name in writes if os.path.lexists(folder / name)}
+    there = sorted(name for name in writes if os.path.lexists(folder / name))
     if there and not is_run(folder):
         yield Problem(
             "paths.run",
-            f"{folder} holds {named(there)}, and no run.json of Weightmill: not written by a run, and not overwritten; "
+            f"{folder} holds {some(there)}, and no run.json of Weightmill: not written by a run, and not overwritten; "
             "choose another folder",
         )
 

@@ -187,7 +187,6 @@ def _figures(result: Any) -> dict[str, str]:
 
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
-    from pipeline.engine import grouped
     from pipeline.reporting.manifest import chosen, ignored_table, left_out
     from pipeline.stage import Checkpoint, Footprint
     from pipeline.tensors.spec import group_of
@@ -234,13 +233,6 @@ def plan_tables(plan: Any) -> list[Any]:
         folder = os.path.commonpath([f.path.parent for f in work.outputs])
         files = [(line(str(f.path.relative_to(folder))), f"{f.nbytes:,}") for f in work.outputs]
         found += [table(f"Files of {name}", ("file", "bytes"), files, right=(1,)), folder]
-    ignored = {
-        n: r
-        for node in plan.nodes.values()
-        if isinstance(node.result, Footprint)
-        for n, r in node.result.ignored.items()
-    }
-    found += [f"the model does not read {text}" for text in grouped(ignored)]
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)

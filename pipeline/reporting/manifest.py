@@ -18,7 +18,7 @@ import numpy as np
 from pipeline import redact
 from pipeline.config.spine import RunConfig
 from pipeline.digest import Digested, digest_file
-from pipeline.errors import StageError, StorageError
+from pipeline.errors import StageError, StorageError, short, shown
 from pipeline.files import write_json
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Plan
@@ -250,8 +250,7 @@ def plain(value: Any) -> Any:
         return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, np.generic):
         return plain(value.item())
-    text = str(value)
-    return text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}…"
+    return short(str(value), LONGEST_TEXT)
 
 
 def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
@@ -350,8 +349,7 @@ def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str,
     if not lines:
         return []
     rows: list[Sequence[str]] = [tuple(map(line, row)) for row in lines[:MOST_SHOWN]]
-    if len(lines) > MOST_SHOWN:
-        rows.append((f"and {len(lines) - MOST_SHOWN:,} more",))
+    rows += [(rest,) for rest in shown([], len(lines), MOST_SHOWN)]
     return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c], overflow="fold")]
 
 
@@ -374,7 +372,6 @@ def _result_table(name: str, value: Any) -> Any:
     lines = []
     for key, item in pairs[:MOST_SHOWN]:
         text = safe(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
-        lines.append((line(str(key)), text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"))
-    if len(pairs) > MOST_SHOWN:
-        lines.append(("…", f"{len(pairs)} in all, in manifest.json"))
+        lines.append((line(str(key)), short(text, WIDEST)))
+    lines += [(rest, "in manifest.json") for rest in shown([], len(pairs), MOST_SHOWN)]
     return table(f"Result of {name}", ("", ""), lines)

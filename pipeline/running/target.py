@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import SourceError, StorageError
-from pipeline.files import read_whole, write_json
-from pipeline.places import hindrance, named, nbytes_on_disk, reason, sync, unlisted
+from pipeline.errors import SourceError, StorageError, some
+from pipeline.files import is_inner, read_whole, write_json
+from pipeline.places import hindrance, nbytes_on_disk, reason, sync, unlisted
 from pipeline.running.journal import locked
 
 MARKER = ".weightmill.json"
@@ -185,7 +185,7 @@ class Target:
 
     def _check_listed(self) -> None:
         if extra := unlisted(self.partial, _with_marker(self.files)):
-            raise StorageError(f"{self.partial}: holds {named(extra)}, which this run did not write; move that away")
+            raise StorageError(f"{self.partial}: holds {some(extra)}, which this run did not write; move that away")
 
     def put_in_place(self, replaces: Stamp | None) -> None:
         """Rename the partial folder to the target; whatever `replaces` names makes room, and is removed after.
@@ -227,7 +227,7 @@ def read_marker(folder: Path) -> Marker | None:
         said = json.loads(read_whole(path, MAX_MARKER_NBYTES))
         replaces = said.get("replaces")
         files = tuple(said["files"])
-        if said["weightmill"] != VERSION or not isinstance(said["key"], str) or not all(map(_inside, files)):
+        if said["weightmill"] != VERSION or not isinstance(said["key"], str) or not all(map(is_inner, files)):
             return None
         return Marker(said["key"], files, said.get("run"), tuple(replaces) if replaces else None)
     except (SourceError, OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -247,12 +247,7 @@ def _of_manifest(folder: Path) -> Marker | None:
     except (SourceError, ValueError, KeyError, TypeError, RecursionError):
         return None
     files = tuple(p.relative_to(made).as_posix() for p in paths if p.is_relative_to(made))
-    return Marker("", files) if files and all(map(_inside, files)) else None
-
-
-def _inside(name: str) -> bool:
-    """A marker may come from anywhere, and what it lists is removed."""
-    return bool(name) and not name.startswith("/") and not {"..", "", "."} & {*name.split("/")} and "\0" not in name
+    return Marker("", files) if files and all(map(is_inner, files)) else None
 
 
 def _strange(folder: Path) -> str | None:
@@ -267,7 +262,7 @@ def _strange(folder: Path) -> str | None:
     extra = unlisted(folder, _with_marker(marker.files if marker else ()))
     if marker is None and (extra or not folder.name.endswith(".partial")):  # one that was only just made is empty
         return f"and has no {MARKER}, so that no run of Weightmill made it"
-    return f"and holds what no run put there ({named(extra)})" if extra else None
+    return f"and holds what no run put there ({some(extra)})" if extra else None
 
 
 def _remove(folder: Path) -> None:
@@ -286,7 +281,7 @@ def _remove(folder: Path) -> None:
         if parent.is_dir() and not any(parent.iterdir()):
             parent.rmdir()
     if extra := unlisted(folder, _with_marker(())):
-        raise StorageError(f"{folder}: holds {named(extra)}, which no run put there; that is left as it is")
+        raise StorageError(f"{folder}: holds {some(extra)}, which no run put there; that is left as it is")
     for name in _with_marker(()):  # last: until then what is left of the folder is known as ours
         (folder / name).unlink(missing_ok=True)
     folder.rmdir()

@@ -3,41 +3,25 @@
 A dialect makes them, in both directions; what is named here is all that readers and writers know of a file's packing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Pick, Step, Transpose
 
 
-class Packing(Protocol):
-    """How a leaf orders what it holds, where more than reshaping is needed. Must pickle.
+@runtime_checkable
+class Packing(Step, Protocol):
+    """A step that is more than a view: it orders what a leaf holds, and the leaf has a dtype of its own.
 
     Packing loses nothing: it reorders bytes, or widens floats. Only a packing that cannot `pack` may decode a type that
-    no scheme describes. One that decodes blocks to plain values says in an attribute `column_multiple` what a box's
-    columns must be a multiple of, where no scheme says it.
+    no scheme describes. Where the part's component is `*`, boxes and grain are the tensor's and `pack` takes a QTensor.
     """
 
     @property
     def dtype(self) -> str:
         """Dtype of the leaf."""
-        ...
-
-    @property
-    def row_multiple(self) -> int:
-        """A box's rows must be a multiple of this."""
-        ...
-
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
-        """The leaf's box for a box of the component (of the tensor, when the part's component is `*`)."""
-        ...
-
-    def pack(self, value: Any) -> Any:
-        """Component → leaf array (a QTensor → leaf array, for `*`)."""
-        ...
-
-    def unpack(self, array: Any) -> Any:
-        """The inverse of `pack`."""
         ...
 
 
@@ -48,25 +32,72 @@ class Part:
     Attributes:
         leaf: name of the stored array.
         component: `values` of a plain tensor; `codes`, `scales`, `zeros` or `second` of a quantized one; `*` for a
-            leaf that holds all of a quantized tensor interleaved (GGUF), which `packing` takes apart.
-        row0: the row (dimension 0, before `transpose`) of the leaf at which this tensor's row 0 lies (q, k, v fused
-            in one qkv leaf).
-        transpose: the leaf holds the last two dimensions swapped: `[..., in, out]`.
-        unfold: when > 0, the leaf's last dimension is split in two, `[..., n / unfold, unfold]`, after `transpose`.
-        at: the leaf holds only this index of dimension 0, without the dimension (experts stored one by one).
-        lane: `(dim, phase, step)`, `dim` counted from the end: the leaf holds only the indices phase, phase + step, …
-            of that dimension (gate and up rows, stored apart). The parts of all phases stand in order.
-        packing: how the leaf orders bytes, when that is not the component's own order.
+            leaf that holds all of a quantized tensor interleaved (GGUF), which a packing takes apart.
+        steps: how it lies there, from the component to the leaf; see `pipeline.tensors.steps`.
+        picks: which of the component it is, before any step; none: all of it. Where several parts pick from one
+            component, together they hold all of it.
     """
 
     leaf: str
     component: str = "values"
-    row0: int = 0
-    transpose: bool = False
-    unfold: int = 0
-    at: int | None = None
-    lane: tuple[int, int, int] | None = None
-    packing: Packing | None = None
+    steps: tuple[Step, ...] = ()
+    picks: tuple[Pick, ...] = ()
+
+    @property
+    def turned(self) -> bool:
+        """Whether what are columns here are rows of the leaf."""
+        return any(isinstance(step, Transpose) for step in self.steps)
+
+    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...] | None:
+        """The leaf's box for a box of the component (of the tensor, when the component is `*`); None: it holds nothing.
+
+        Raises:
+            IndexError: the box cuts what belongs together.
+        """
+        try:
+            for pick in self.picks:
+                picked = pick.box(box)
+                if picked is None:
+                    return None
+                box = picked
+            for step in self.steps:
+                box = step.box(box)
+        except IndexError as why:
+            raise IndexError(f"{self.leaf}: {why}") from None
+        return box
+
+    def where(self, box: tuple[slice, ...]) -> Iterator[tuple[Any, ...]]:
+        """What is picked of an array that covers a box of the component, as indices to be taken one after the other."""
+        for pick in self.picks:
+            yield pick.where(box)
+            picked = pick.box(box)
+            assert picked is not None
+            box = picked
+
+    def pack(self, value: Any) -> Any:
+        """What is picked → leaf array."""
+        for step in self.steps:
+            value = step.pack(value)
+        return value
+
+    def unpack(self, array: Any) -> Any:
+        """The inverse of `pack`."""
+        for step in reversed(self.steps):
+            array = step.unpack(array)
+        return array
+
+    def grain(self, dims: int) -> tuple[int, ...]:
+        """What bounds of a box of the component must be multiples of, for a leaf of `dims` dimensions."""
+        found = (1,) * dims
+        for step in reversed(self.steps):
+            found = step.grain(found)
+        for pick in reversed(self.picks):
+            found = pick.grain(found)
+        return found
+
+    def dtype(self, own: str) -> str:
+        """Dtype of the leaf, for a component of dtype `own`."""
+        return next((step.dtype for step in reversed(self.steps) if isinstance(step, Packing)), own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,15 @@
-"""Box arithmetic of blocks, and taking values apart and together along their dimensions.
+"""Box arithmetic of blocks: what a box of a tensor is in its components, and how arrays and QTensors alike are cut.
 
-What a box of a tensor is in its components, and how arrays and QTensors alike are sliced, cut and interleaved. Knows
-schemes, and nothing of leaves or dialects.
+Knows schemes, and nothing of leaves or dialects.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pipeline.tensors.binding import Part
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -42,6 +40,11 @@ def component_box(spec: TensorSpec, component: str, index: Index) -> Box:
         return (*lead[:-1], slice(0, 1), slice(0, 1))
     across = _over(last, scheme.block_elems)
     return (*lead[:-1], _over(lead[-1], scheme.block_rows), across) if lead else (across,)
+
+
+def box_of(component: str, spec: TensorSpec, index: Index) -> Box:
+    """`component_box`, or the tensor's own for `*`, a part that holds all components."""
+    return normalize(index, spec.shape) if component == "*" else component_box(spec, component, index)
 
 
 def _over(box: slice, block: int) -> slice:
@@ -96,40 +99,31 @@ def outward(box: Box, shape: tuple[int, ...], grain: tuple[int, ...]) -> Box:
     return tuple(slice(s.start // g * g, min(n, -(-s.stop // g) * g)) for s, n, g in sides)
 
 
+def tensor_grain(spec: TensorSpec, component: str, grain: tuple[int, ...]) -> tuple[int, ...]:
+    """`grain` of boxes of a component (or of the tensor, for `values` and `*`), as one of boxes of the tensor.
+
+    What a block has anyway (`block_grain`) is left out.
+    """
+    scheme = spec.scheme
+    if scheme is None or component == "*":
+        return grain
+    ones = (1,) * len(spec.shape)
+    if component == "second":  # one a matrix, or read whole
+        return ones
+    if component == "codes":
+        bits, whole = scheme.element_bits, 8 * grain[-1]
+        return (*grain[:-1], 1 if grain[-1] == 1 else whole // math.gcd(bits, whole))
+    sides = (scheme.block_rows or spec.shape[-2:][0], scheme.block_elems or spec.shape[-1])[-len(grain) :]
+    blocks = (*ones[: len(grain) - len(sides)], *sides)
+    return tuple(1 if g == 1 else g * block for g, block in zip(grain, blocks, strict=True))
+
+
 def each(value: Any, fn: Callable[[Any], Any]) -> Any:
     """`fn` of an array, or of every component of a QTensor."""
     if isinstance(value, QTensor):
         out: dict[str, Any] = {name: fn(array) for name, array in value.components.items()}
         return replace(value, **out)
     return fn(value)
-
-
-def lane_of(value: Any, lane: tuple[int, int, int]) -> Any:
-    """The indices that a part's `lane` names."""
-    dim, phase, step = lane
-    index = (..., slice(phase, None, step), *(slice(None) for _ in range(-1 - dim)))
-    return each(value, lambda array: array[index])
-
-
-def together(part: Part, found: Mapping[tuple[int, int], Any]) -> Any:
-    """One component from its parts, by (index of dimension 0, phase): lanes taken in turns, experts stacked."""
-    experts: dict[int, list[Any]] = {}
-    for (at, _), value in sorted(found.items(), key=lambda item: item[0]):
-        experts.setdefault(at, []).append(value)
-    turns = [v[0] if part.lane is None else _in_turns(v, part.lane[0]) for v in experts.values()]
-    return turns[0] if part.at is None else np.stack(turns)
-
-
-def _in_turns(values: list[Any], dim: int) -> Any:
-    """Arrays or QTensors whose indices of `dim` take turns, as one."""
-    parts = [v.components if isinstance(v, QTensor) else {"": v} for v in values]
-    out: dict[str, Any] = {}
-    for name, first in parts[0].items():
-        turns = np.stack([v[name] for v in parts], axis=dim)
-        shape = list(first.shape)
-        shape[dim] *= len(values)
-        out[name] = turns.reshape(shape)
-    return replace(values[0], **out) if isinstance(values[0], QTensor) else out[""]
 
 
 def inner_box(value: Any, spec: TensorSpec, box: Box) -> Any:

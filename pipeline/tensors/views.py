@@ -6,26 +6,30 @@ reads exactly the bytes of the box it is asked for.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
+
+import numpy as np
 
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.blocks import (
     block_grain,
+    box_of,
     common,
     component_box,
+    each,
     grain_of,
     inner_box,
-    lane_of,
     outward,
-    together,
+    tensor_grain,
     whole_blocks,
 )
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
+from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
+from pipeline.tensors.steps import Pick
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 
 Box = tuple[slice, ...]
@@ -52,8 +56,16 @@ class JoinedStore:
     def metadata(self) -> Mapping[str, Any]:
         return self.leaves.metadata
 
+    @cached_property
+    def _grains(self) -> dict[str, tuple[int, ...]]:
+        """Those that were asked for."""
+        return {}
+
     def grain(self, name: str) -> tuple[int, ...]:
-        return grain(self.binding.tensors[name])
+        found = self._grains.get(name)
+        if found is None:
+            found = self._grains[name] = grain(self.binding.tensors[name])
+        return found
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The box `index` of `name`, owned by the caller.
@@ -68,7 +80,7 @@ class JoinedStore:
             raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
         wanted = normalize(index, bound.spec.shape)
         whole_only = bound.spec.scheme is not None and bound.spec.scheme.whole_only
-        box = wanted if whole_only else outward(wanted, bound.spec.shape, grain(bound))
+        box = wanted if whole_only else outward(wanted, bound.spec.shape, self.grain(name))
         value = self._read(bound, box)
         if box != wanted:
             inner = tuple(slice(w.start - b.start, w.stop - b.start) for w, b in zip(wanted, box, strict=True))
@@ -77,22 +89,30 @@ class JoinedStore:
 
     def _read(self, bound: Bound, box: Box) -> Any:
         """A box that every part of `bound` can deliver."""
-        first: dict[str, Part] = {}
-        found: dict[str, dict[tuple[int, int], Any]] = {}
-        for part, leaf in leaf_boxes(bound, box):
-            first.setdefault(part.component, part)
-            held = found.setdefault(part.component, {})
-            turn = (part.at or 0, part.lane[1] if part.lane is not None else 0)
+        spec = bound.spec
+        taken_apart = {p.component for p in bound.parts if p.picks} - {"*"}
+        found: dict[str, Any] = {c: _room(spec, c, box) for c in taken_apart}
+        read: set[tuple[str, tuple[Pick, ...]]] = set()
+        for part, own, leaf in held(bound, box):
             # What is stored twice is read once (tied embeddings), or is one scale of an expert, and small.
-            if turn not in held:
-                held[turn] = _fold(part, self.leaves.read(part.leaf, leaf))
-            elif part.at is not None:
-                _same_twice(part, held[turn], _fold(part, self.leaves.read(part.leaf, leaf)))
-        one = {c: together(first[c], held) for c, held in found.items()}
-        scheme, whole = bound.spec.scheme, one.pop("*", None)
+            again = (part.component, part.picks) in read
+            if again and not part.picks:
+                continue
+            read.add((part.component, part.picks))
+            value = part.unpack(self.leaves.read(part.leaf, leaf))
+            if not part.picks:
+                found[part.component] = value
+                continue
+            if part.component not in found:
+                found["*"] = replace(value, **{c: _room(spec, c, box) for c in value.components})
+            place = picked(part, found[part.component], own)
+            if again:
+                _same_twice(part, place, value)
+            _fill(place, value)
+        whole = found.pop("*", None)
         if whole is not None:
-            return replace(whole, scheme=scheme, **one) if one else whole
-        return one["values"] if scheme is None else QTensor(scheme=scheme, **one)
+            return replace(whole, scheme=spec.scheme, **found) if found else whole
+        return found["values"] if spec.scheme is None else QTensor(scheme=spec.scheme, **found)
 
 
 def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
@@ -111,13 +131,10 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
         IndexError: a box outside the tensor, or one that cuts a block.
     """
     checked(value, bound.spec, index, bound.parts[0].leaf)
-    first = normalize(index, bound.spec.shape)[0].start if bound.spec.shape else 0
     out = []
-    for part, box in leaf_boxes(bound, index):
+    for part, own, leaf in held(bound, index):
         array = value.component(part.component) if isinstance(value, QTensor) and part.component != "*" else value
-        if part.lane is not None:
-            array = lane_of(array, part.lane)
-        out.append((part.leaf, box, _unfold(part, array if part.at is None else array[part.at - first])))
+        out.append((part.leaf, leaf, part.pack(picked(part, array, own))))
     return out
 
 
@@ -129,15 +146,25 @@ def grain(bound: Bound) -> tuple[int, ...]:
             return tuple(max(1, n) for n in bound.spec.shape)
         out[-1] = 8 // math.gcd(8, bits)
     for part in bound.parts:
-        if part.packing is not None and out:
-            rows = -2 if len(out) > 1 else -1
-            step = part.lane[2] if part.lane is not None and part.lane[0] == rows else 1
-            out[rows] = math.lcm(out[rows], part.packing.row_multiple * step)
-            out[-1] = math.lcm(out[-1], getattr(part.packing, "column_multiple", 1))
-        if part.lane is not None:
-            dim, _, step = part.lane
-            out[dim] = math.lcm(out[dim], step)
+        if out and (part.steps or part.picks):
+            dims = len(leaf_box(part, bound.spec, ()) or ())
+            out = list(common(tuple(out), tensor_grain(bound.spec, part.component, part.grain(dims))))
     return tuple(out)
+
+
+def held(bound: Bound, index: Index) -> Iterator[tuple[Part, Box, Box]]:
+    """The parts that hold something of the box `index`, each with the box of its component and that of its leaf.
+
+    Raises:
+        IndexError: a box outside the tensor, or one that cuts a block.
+    """
+    of: dict[str, Box] = {}  # of a thousand experts most hold nothing of a box: it is worked out once for all of them
+    for part in bound.parts:
+        box = of.get(part.component)
+        if box is None:
+            box = of[part.component] = box_of(part.component, bound.spec, index)
+        if (leaf := part.box(box)) is not None:
+            yield part, box, leaf
 
 
 def leaf_boxes(bound: Bound, index: Index) -> list[tuple[Part, Box]]:
@@ -146,12 +173,7 @@ def leaf_boxes(bound: Bound, index: Index) -> list[tuple[Part, Box]]:
     Raises:
         IndexError: a box outside the tensor, or one that cuts a block.
     """
-    box = normalize(index, bound.spec.shape)
-    return [
-        (part, leaf_box(part, bound.spec, box))
-        for part in bound.parts
-        if part.at is None or box[0].start <= part.at < box[0].stop
-    ]
+    return [(part, leaf) for part, _, leaf in held(bound, index)]
 
 
 def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
@@ -167,7 +189,7 @@ def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
     for name, bound in tensors.items():
         for part in bound.parts:
             spec = stored_spec(part, bound.spec)
-            size = math.prod(s.stop - s.start for s in leaf_box(part, bound.spec, ()))
+            size = math.prod(s.stop - s.start for s in leaf_box(part, bound.spec, ()) or ())
             have = leaves.get(part.leaf)
             if have is not None and have.dtype != spec.dtype:
                 problems.append(Problem(name, f"{spec.dtype} cannot share {part.leaf} with tensors of {have.dtype}"))
@@ -185,41 +207,26 @@ def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
 
 def stored_spec(part: Part, spec: TensorSpec) -> TensorSpec:
     """The leaf that `part` implies: its shape up to and including this part's rows, and its dtype."""
-    shape = tuple(s.stop for s in leaf_box(part, spec, ()))
-    if part.packing is not None:
-        return TensorSpec(shape, part.packing.dtype)
-    return TensorSpec(shape, spec.scheme.dtypes[part.component] if spec.scheme is not None else spec.dtype)
+    box = leaf_box(part, spec, ())
+    assert box is not None, f"{part.leaf}: picks what {spec.shape} does not have"
+    own = spec.scheme.dtypes.get(part.component, "") if spec.scheme is not None else spec.dtype
+    return TensorSpec(tuple(s.stop for s in box), part.dtype(own))
 
 
-def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box:
-    """The box of the leaf that holds the box `index` of a tensor of `spec`.
+def leaf_box(part: Part, spec: TensorSpec, index: Index) -> Box | None:
+    """The box of the leaf that holds the box `index` of a tensor of `spec`; None: it holds nothing of it.
 
     Raises:
-        IndexError: a box outside the tensor, or one that cuts a block or an unfolded group.
+        IndexError: a box outside the tensor, or one that cuts a block or what else belongs together.
     """
-    box = normalize(index, spec.shape) if part.component == "*" else component_box(spec, part.component, index)
-    if part.at is not None:
-        box = box[1:]
-    if part.lane is not None:
-        dim, _, step = part.lane
-        lane = box[dim]
-        if lane.start % step or lane.stop % step:
-            raise IndexError(f"{part.leaf}: {lane.start}:{lane.stop} cuts a group of {step} in dimension {dim}")
-        cut = list(box)
-        cut[dim] = slice(lane.start // step, lane.stop // step)
-        box = tuple(cut)
-    if part.packing is not None:
-        box = part.packing.box(box)
-    if part.row0:
-        box = (slice(box[0].start + part.row0, box[0].stop + part.row0), *box[1:])
-    if part.transpose:
-        box = (*box[:-2], box[-1], box[-2])
-    if part.unfold:
-        last, group = box[-1], part.unfold
-        if last.start % group or last.stop % group:
-            raise IndexError(f"{part.leaf}: {last.start}:{last.stop} cuts a group of {group} in the last dimension")
-        box = (*box[:-1], slice(last.start // group, last.stop // group), slice(0, group))
-    return box
+    return part.box(box_of(part.component, spec, index))
+
+
+def picked(part: Part, value: Any, box: Box) -> Any:
+    """What `part` holds of a value that covers the box of its component: views."""
+    for where in part.where(box):
+        value = each(value, partial(_at, where=where))
+    return value
 
 
 class Transform(Protocol):
@@ -289,21 +296,23 @@ def _same_twice(part: Part, held: Any, again: Any) -> None:
         raise SourceError(f"{part.leaf}: {text}")
 
 
-def _fold(part: Part, array: Any) -> Any:
-    """Leaf box → component box."""
-    if part.unfold:
-        array = array.reshape(*array.shape[:-2], array.shape[-2] * part.unfold)
-    if part.transpose:
-        array = array.swapaxes(-1, -2)
-    return array if part.packing is None else part.packing.unpack(array)
+def _at(array: Any, where: tuple[Any, ...]) -> Any:
+    return array[where]
 
 
-def _unfold(part: Part, array: Any) -> Any:
-    """Component box → leaf box."""
-    if part.packing is not None:
-        array = part.packing.pack(array)
-    if part.transpose:
-        array = array.swapaxes(-1, -2)
-    if part.unfold:
-        array = array.reshape(*array.shape[:-1], array.shape[-1] // part.unfold, part.unfold)
-    return array
+def _room(spec: TensorSpec, component: str, box: Box) -> Any:
+    """An array for the box of a component, uninitialized."""
+    dtype = spec.dtype if spec.scheme is None else spec.scheme.dtypes[component]
+    shape = [s.stop - s.start for s in component_box(spec, component, box)]
+    if spec.scheme is None and shape and (bits := DTYPE_BITS[dtype]) < 8:
+        shape[-1] = shape[-1] * bits // 8  # sub-byte elements are held packed
+    return np.empty(shape, numpy_dtype(dtype))
+
+
+def _fill(place: Any, value: Any) -> None:
+    """Write `value` into views."""
+    if isinstance(value, QTensor):
+        for component, array in value.components.items():
+            place.component(component)[...] = array
+    else:
+        place[...] = value

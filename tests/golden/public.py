@@ -35,7 +35,7 @@ ERRORS = (
 CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.errors": ERRORS,
     "pipeline.stage": (),
-    "pipeline.engine": ("Windows", "Score", "Session", "Engine", "Loads"),
+    "pipeline.engine": (),
     "pipeline.method": (),
     "pipeline.ops": (),
     "pipeline.formats": (),
@@ -44,6 +44,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.tensors.store": (),
     "pipeline.tensors.qtensor": (),
     "pipeline.tensors.binding": (),
+    "pipeline.tensors.steps": (),
     "pipeline.tensors.views": ("JoinedStore", "MappedStore", "Transform", "stored_leaves"),
     "plugins.engine.engine": ("Tokenizers",),
     "plugins.models.common.decoder": (),

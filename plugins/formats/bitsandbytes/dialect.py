@@ -30,13 +30,13 @@ from pipeline.tensors.scheme import DYNAMIC8_BLOCK, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.facts import codebooks
+from plugins.facts.dtypes import TORCH
 from plugins.formats.bitsandbytes.state import STATE, Nested, StateJson, read_state, state_json
 from plugins.formats.common import linears
 from plugins.formats.common.packings import Flat
 
 WHERE = "config.json"
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # `quantize_4bit` of bitsandbytes
-TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 PACKED = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
 
@@ -89,7 +89,7 @@ class BitsAndBytes:
                 constants[f"{weight}.nested_quant_map"] = codebooks.dynamic8().tobytes()
                 specs[f"{weight}.nested_quant_map"] = TensorSpec((256,), "F32")
             else:
-                state = state_json(spec.shape, TORCH_NAMES[spec.dtype], spec.scheme.block_elems)
+                state = state_json(spec.shape, TORCH[spec.dtype], spec.scheme.block_elems)
                 constants[f"{weight}.{STATE}"] = state
                 specs[f"{weight}.{STATE}"] = TensorSpec((len(state),), "U8")
             return _parts(module, spec, Nested(None), writing=True)
@@ -185,14 +185,14 @@ def _parts(module: str, spec: TensorSpec, nested: Nested, writing: bool = False)
     weight, (_, n) = f"{module}.weight", spec.shape
     scale = scheme.dtypes["scales"]
     parts = [
-        Part(weight, "codes", packing=Flat("U8", n // 2, column=True, swap=True)),
-        Part(f"{weight}.absmax", "scales", packing=Flat(scale, n // scheme.block_elems)),
+        Part(weight, "codes", (Flat("U8", n // 2, column=True, swap=True),)),
+        Part(f"{weight}.absmax", "scales", (Flat(scale, n // scheme.block_elems),)),
     ]
     if scheme.whole_only:
-        parts.append(Part(f"{weight}.nested_absmax", "second", packing=nested))
+        parts.append(Part(f"{weight}.nested_absmax", "second", (nested,)))
         if writing:
-            state = StateJson(spec.shape, TORCH_NAMES[spec.dtype], scheme.block_elems)
-            parts.append(Part(f"{weight}.{STATE}", "second", packing=state))
+            state = StateJson(spec.shape, TORCH[spec.dtype], scheme.block_elems)
+            parts.append(Part(f"{weight}.{STATE}", "second", (state,)))
     return tuple(parts)
 
 

@@ -8,9 +8,10 @@ import numpy as np
 
 from pipeline.errors import SourceError
 from pipeline.strictjson import parse_object
+from pipeline.tensors.steps import Box, Grain
+from plugins.facts.dtypes import FROM_TORCH
 
 STATE = "quant_state.bitsandbytes__nf4"
-DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 LONGEST_NUMBER = 25  # characters of a float64's shortest spelling: sign, 17 digits, point, e-308
 
 
@@ -24,9 +25,8 @@ class Nested:
 
     offset: float | None
     dtype: str = "F32"
-    row_multiple: int = 1
 
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         return (slice(0, box[0].stop - 1),)
 
     def pack(self, value: Any) -> Any:
@@ -35,6 +35,9 @@ class Nested:
     def unpack(self, array: Any) -> Any:
         assert self.offset is not None
         return np.append(array, np.float32(self.offset)).astype("<f4")
+
+    def grain(self, inner: Grain) -> Grain:
+        return inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,8 @@ class StateJson:
     torch_dtype: str
     block: int
     dtype: str = "U8"
-    row_multiple: int = 1
 
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         return (slice(0, len(self._text(0.0)) - len("0.0") + LONGEST_NUMBER),)
 
     def pack(self, value: Any) -> Any:
@@ -56,6 +58,9 @@ class StateJson:
 
     def unpack(self, array: Any) -> Any:
         raise AssertionError("the offset is read when planning")
+
+    def grain(self, inner: Grain) -> Grain:
+        return inner
 
     def _text(self, offset: float) -> bytes:
         return state_json(self.shape, self.torch_dtype, self.block, offset)
@@ -86,9 +91,9 @@ def read_state(content: Any) -> dict[str, Any]:
         raise ValueError(f"{STATE} has shape {shape!r}; a list of numbers is needed")
     if type(block) is not int:
         raise ValueError(f"{STATE} has blocksize {block!r}; a number is needed")
-    if state.get("dtype") not in DTYPES:
-        raise ValueError(f"{STATE} has dtype {state.get('dtype')!r} (allowed: {', '.join(DTYPES)})")
+    if state.get("dtype") not in FROM_TORCH:
+        raise ValueError(f"{STATE} has dtype {state.get('dtype')!r} (allowed: {', '.join(FROM_TORCH)})")
     nested = {k: state.get(k) for k in ("nested_blocksize", "nested_offset", "nested_dtype") if k in state}
     if nested and (type(nested.get("nested_offset")) is not float or nested.get("nested_dtype") != "float32"):
         raise ValueError(f"{STATE} has {nested!r}; nested_offset as a number and nested_dtype float32 are needed")
-    return {**state, "dtype": DTYPES[state["dtype"]]}
+    return {**state, "dtype": FROM_TORCH[state["dtype"]]}

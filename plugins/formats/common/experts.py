@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from pipeline.errors import Problem
+from pipeline.errors import Problem, some
 from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Index, Lane, Pick, Transpose
 from plugins.facts.gpt_oss import TURNS, is_gpt_oss
 
 STACK = re.compile(r"(?P<stem>.*\bexperts)\.(?P<matrix>gate_up_proj|down_proj)(?P<bias>_bias)?")
@@ -49,9 +50,10 @@ class Module:
         shared = part.component == "second" or (
             part.component in ("scales", "zeros") and spec.scheme is not None and not spec.scheme.block_rows
         )
-        if self.turns == 1 or shared:
-            return replace(part, at=self.at)
-        return replace(part, at=self.at, lane=(1 - len(spec.shape), self.phase, self.turns))
+        picks: tuple[Pick, ...] = () if self.at is None else (Index(self.at),)
+        if self.turns > 1 and not shared:
+            picks += (Lane(1 - len(spec.shape), self.phase, self.turns),)
+        return replace(part, picks=picks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,14 @@ def stack_of(name: str, shape: tuple[int, ...]) -> re.Match[str] | None:
 def plain_parts(name: str, spec: TensorSpec, config: Mapping[str, Any]) -> tuple[Part, ...]:
     """A leaf of a plain tensor's own name, as Hugging Face's names mean it: gpt-oss's stacked matrices are transposed
     in it, [E, in, out] (`GptOssExperts` of transformers)."""
-    return (Part(name, transpose=len(spec.shape) == 3 and is_stack(name, spec.shape, config)),)
+    turned = len(spec.shape) == 3 and is_stack(name, spec.shape, config)
+    return (Part(name, steps=(Transpose(),) if turned else ()),)
 
 
 def plain_bound(name: str, leaf: TensorSpec, config: Mapping[str, Any]) -> Bound:
     """A plain leaf as a logical tensor: the inverse of `plain_parts`."""
     parts = plain_parts(name, leaf, config)
-    spec = replace(leaf, shape=(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2])) if parts[0].transpose else leaf
+    spec = replace(leaf, shape=(*leaf.shape[:-2], leaf.shape[-1], leaf.shape[-2])) if parts[0].turned else leaf
     return Bound(spec, parts)
 
 
@@ -169,7 +172,7 @@ def _stack(logical: str, found: Mapping[tuple[int, int], Bound]) -> tuple[Bound,
     if len(found) < count * len(names):  # who says how many there are is the last one's name: not all may be there
         every = ((e, phase) for e in range(count) for phase in range(len(names)))
         missing = list(islice((f"{e}.{names[phase]}" for e, phase in every if (e, phase) not in found), 9))
-        listed = ", ".join(missing[:8]) + (", …" if len(missing) > 8 else "")
+        listed = some(missing, count * len(names) - len(found))
         problems.append(Problem(logical, f"of {count} experts there is no {listed}"))
     for key, bound in found.items():
         if bound.spec != first.spec:

@@ -13,6 +13,7 @@ from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_spec
+from plugins.facts import dtypes
 from plugins.facts.gpt_oss import is_gpt_oss
 from plugins.formats.common import experts
 from plugins.formats.common.experts import Home, Module
@@ -143,23 +144,23 @@ def leaf_problems(bound: Bound, leaves: Mapping[str, TensorSpec], because: str) 
 
 def config_dtype(config: Mapping[str, object]) -> str:
     """What quantized tensors decode to: config.json's `dtype` (`torch_dtype` before transformers 4.56), else BF16."""
-    stated = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16").removeprefix("torch.")
-    return {"float16": "F16", "float32": "F32"}.get(stated, "BF16")
+    stated = str(config.get("dtype") or config.get("torch_dtype") or dtypes.DEFAULT).removeprefix("torch.")
+    return dtypes.FROM_TORCH.get(stated, "BF16")
 
 
 def dtype_problems(tensors: Mapping[str, TensorSpec]) -> tuple[str | None, list[Problem]]:
     """The one dtype that all quantized tensors decode to, as config.json spells it, and those that differ from it."""
-    dtypes = {name: spec.dtype for name, spec in tensors.items() if spec.scheme is not None}
-    if not dtypes:
+    found = {name: spec.dtype for name, spec in tensors.items() if spec.scheme is not None}
+    if not found:
         return None, []
-    counts = list(dtypes.values())
+    counts = list(found.values())
     common = max(dict.fromkeys(counts), key=counts.count)
     problems = [
         Problem(name, f"decodes to {dtype}, others to {common}; config.json states one dtype for all")
-        for name, dtype in dtypes.items()
+        for name, dtype in found.items()
         if dtype != common
     ]
-    return {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(common, "bfloat16"), problems
+    return dtypes.TORCH.get(common, dtypes.DEFAULT), problems
 
 
 def with_dtype(config: Mapping[str, object], dtype: str | None) -> dict[str, object]:

@@ -3,7 +3,7 @@
 In memory codes are a little-endian bit stream, `int…` two's complement and `uint…` unsigned (see `Scheme`). Files
 differ in dtype, in how an integer's sign is spelled (offset binary is two's complement with the top bit turned over),
 in the nibble that comes first, and in shape. Nothing here changes a value. Boxes are of matrices, `Vector`'s aside:
-leading dimensions are taken off by `Part.at` before a packing sees them.
+leading dimensions are picked off by an `Index` before a packing sees them.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pipeline.tensors.spec import numpy_dtype
+from pipeline.tensors.steps import Box, Grain
 
-Box = tuple[slice, ...]
 WORD_NBYTES = 4
 
 
@@ -29,7 +29,6 @@ class Bytes:
 
     dtype: str
     flip: int = 0
-    row_multiple: int = 1
 
     def box(self, box: Box) -> Box:
         return box
@@ -39,6 +38,9 @@ class Bytes:
 
     def unpack(self, array: Any) -> Any:
         return self._flipped(array.view(np.uint8))
+
+    def grain(self, inner: Grain) -> Grain:
+        return inner
 
     def _flipped(self, array: Any) -> Any:
         return array ^ np.uint8(self.flip) if self.flip else array
@@ -60,12 +62,10 @@ class Words:
     nbytes: int
     signed: bool
     dtype: str = "I32"
-    row_multiple: int = 1
 
-    @property
-    def column_multiple(self) -> int:
-        """Elements that fill whole words; all of a row where rows do not."""
-        return self.nbytes * 8 // self.bits if self.nbytes % WORD_NBYTES else 32 // gcd(self.bits, 32)
+    def grain(self, inner: Grain) -> Grain:
+        """Bytes of whole words and whole elements; all of a row where rows do not fill words."""
+        return inner[0], self.nbytes if self.nbytes % WORD_NBYTES else WORD_NBYTES * (self.bits // gcd(self.bits, 32))
 
     def box(self, box: Box) -> Box:
         """
@@ -102,11 +102,10 @@ class WordsDown:
     rows: int
     dtype: str = "I32"
 
-    @property
-    def row_multiple(self) -> int:
+    def grain(self, inner: Grain) -> Grain:
         """Rows that fill whole words, if those fill the column; else all rows."""
         unit = 32 // gcd(self.bits, 32)
-        return unit if self.rows % unit == 0 else self.rows
+        return unit if self.rows % unit == 0 else self.rows, inner[1]
 
     def box(self, box: Box) -> Box:
         """
@@ -114,7 +113,8 @@ class WordsDown:
             IndexError: the rows cut a word.
         """
         rows, last = box
-        if (rows.start % self.row_multiple) or (rows.stop % self.row_multiple):
+        whole, _ = self.grain((1, 1))
+        if rows.start % whole or rows.stop % whole:
             raise IndexError(f"rows {rows.start}:{rows.stop} of {self.rows} cut a 32-bit word of zero points")
         return slice(rows.start * self.bits // 32, -(-rows.stop * self.bits // 32)), last
 
@@ -138,7 +138,6 @@ class Single:
 
     dtype: str
     dims: int
-    row_multiple: int = 1
 
     def box(self, box: Box) -> Box:
         return (slice(0, 1),) * self.dims
@@ -149,13 +148,15 @@ class Single:
     def unpack(self, array: Any) -> Any:
         return np.asarray(array).reshape(1, 1)
 
+    def grain(self, inner: Grain) -> Grain:
+        return 1, 1
+
 
 @dataclass(frozen=True, slots=True)
 class Vector:
     """One scale for each matrix of a stack: [E, 1, 1] ↔ [E]."""
 
     dtype: str
-    row_multiple: int = 1
 
     def box(self, box: Box) -> Box:
         return box[:1]
@@ -165,6 +166,9 @@ class Vector:
 
     def unpack(self, array: Any) -> Any:
         return np.asarray(array).reshape(-1, 1, 1)
+
+    def grain(self, inner: Grain) -> Grain:
+        return *inner, 1, 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +186,6 @@ class Flat:
     width: int
     column: bool = False
     swap: bool = False
-    row_multiple: int = 1
 
     def box(self, box: Box) -> Box:
         """
@@ -202,6 +205,9 @@ class Flat:
     def unpack(self, array: Any) -> Any:
         rows = np.ascontiguousarray(array).reshape(-1, min(self.width, array.size) or 1)  # or part of one
         return _swapped(rows) if self.swap else rows
+
+    def grain(self, inner: Grain) -> Grain:
+        return 1, 1
 
 
 def offset_binary(codes: Any, bits: int) -> Any:

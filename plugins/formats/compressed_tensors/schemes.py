@@ -20,9 +20,10 @@ group, [ceil(out/rows), in/columns] for block. `weight_global_scale` divides: it
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.tensors.binding import Packing, Part
+from pipeline.tensors.binding import Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Step
 from plugins.formats.common.packings import Bytes, Single, Words, WordsDown
 
 NVFP4 = Scheme("e2m1", 16, "e4m3", second="inverse_f32")
@@ -130,24 +131,25 @@ def parts_of(module: str, spec: TensorSpec, fmt: str, single_dims: int = 1) -> t
     scheme = spec.scheme
     assert scheme is not None
     out, n = spec.shape
-    packed: Packing | None = None
+    packed: tuple[Step, ...] = ()
     if fmt == "pack-quantized":
         signed = scheme.zero is None
-        packed = Words(scheme.element_bits, n * scheme.element_bits // 8, signed)
+        packed = (Words(scheme.element_bits, n * scheme.element_bits // 8, signed),)
     elif not fmt.endswith("pack-quantized"):
         dtype = "I8" if fmt == "int-quantized" else "F8_E4M3"
-        packed = Bytes(dtype, flip=SIGN if scheme.zero is not None else 0)
-    single = Single(scheme.dtypes["scales"], single_dims) if (scheme.block_rows, scheme.block_elems) == (0, 0) else None
+        packed = (Bytes(dtype, flip=SIGN if scheme.zero is not None else 0),)
+    whole = (scheme.block_rows, scheme.block_elems) == (0, 0)
+    single = (Single(scheme.dtypes["scales"], single_dims),) if whole else ()
     leaf = "weight_packed" if "pack" in fmt else "weight"
     parts = [
-        Part(f"{module}.{leaf}", "codes", packing=packed),
-        Part(f"{module}.weight_scale", "scales", packing=single),
+        Part(f"{module}.{leaf}", "codes", packed),
+        Part(f"{module}.weight_scale", "scales", single),
     ]
     if scheme.second is not None:
-        parts.append(Part(f"{module}.weight_global_scale", "second", packing=Single("F32", 1)))
+        parts.append(Part(f"{module}.weight_global_scale", "second", (Single("F32", 1),)))
     if scheme.zero is not None:
-        zeros: Packing = WordsDown(scheme.element_bits, out) if fmt == "pack-quantized" else Bytes("I8", flip=SIGN)
-        parts.append(Part(f"{module}.weight_zero_point", "zeros", packing=zeros))
+        zeros: Step = WordsDown(scheme.element_bits, out) if fmt == "pack-quantized" else Bytes("I8", flip=SIGN)
+        parts.append(Part(f"{module}.weight_zero_point", "zeros", (zeros,)))
     return tuple(parts)
 
 

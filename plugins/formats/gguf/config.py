@@ -15,6 +15,7 @@ from pipeline.settings import LARGEST, Settings, is_a
 from pipeline.tensors.spec import TensorSpec
 from plugins.facts import gemma as gemma_facts
 from plugins.facts import gpt_oss
+from plugins.facts.dtypes import DEFAULT
 from plugins.facts.rope import DEFAULT_THETA, parameters
 from plugins.formats.common.sizes import Sizes
 from plugins.formats.gguf import gemma
@@ -175,7 +176,7 @@ def to_config(
     ids = {name: t.get(f"tokenizer.ggml.{key}", int, None) for name, key in TOKEN_IDS.items()}
     problems += t.problems
     ids = {name: value for name, value in ids.items() if value is not None}
-    return {**config, **ids, "dtype": "bfloat16"}, problems
+    return {**config, **ids, "dtype": DEFAULT}, problems
 
 
 def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], Any, list[Problem]]:

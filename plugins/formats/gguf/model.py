@@ -12,9 +12,10 @@ import numpy as np
 
 from pipeline.errors import PlanError, Problem, did_you_mean, strangers
 from pipeline.formats import PEEKED
-from pipeline.tensors.binding import Binding, Bound, Packing, Part
+from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Lane
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.gguf.archs import ARCHS
 from plugins.formats.gguf.config import ROPE_FREQS, sizes_of, to_config, to_kv, too_many
@@ -104,7 +105,7 @@ class GgufDialect:
             made = _express(entry, tensors.get(entry.logical), problems)
             if made is not None:
                 bound[entry.logical] = made
-                types |= {p.leaf: _kind(p.packing) for p in made.parts}
+                types |= {p.leaf: _kind(p) for p in made.parts}
         names = dict.fromkeys(e.logical for e in table)
         problems += strangers((n for n in tensors if n not in names), names, f"{arch.name} in GGUF has no such tensor")
         tokenizer, more = tokenizer_kv(config, self.pre)
@@ -209,13 +210,14 @@ def _parts(entry: Entry, kind: str, given: str) -> tuple[Part, ...]:
     component = "*" if kind in SCHEMES else "values"
     step = len(entry.leaves)
     return tuple(
-        Part(leaf, component, lane=(entry.lane_dim, i, step) if step > 1 else None, packing=packing)
+        Part(leaf, component, (packing,), (Lane(entry.lane_dim, i, step),) if step > 1 else ())
         for i, leaf in enumerate(entry.leaves)
     )
 
 
-def _kind(packing: Packing | None) -> str:
+def _kind(part: Part) -> str:
     """The ggml type of a leaf."""
+    (packing,) = part.steps
     packing = packing.of if isinstance(packing, OfStack) else packing
     return packing.kind if isinstance(packing, Ggml) else "F32"
 
@@ -231,7 +233,7 @@ def _scaled(entry: Entry, spec: TensorSpec, parts: tuple[Part, ...]) -> Bound:
     """
     assert spec.scheme is not None
     packing = PerMatrix(None if len(spec.shape) > 2 else entry.expert or 0)
-    scales = [Part(_scale_leaf(leaf), "second", packing=packing) for leaf in entry.leaves]
+    scales = [Part(_scale_leaf(leaf), "second", (packing,)) for leaf in entry.leaves]
     return Bound(replace(spec, scheme=replace(spec.scheme, second="f32")), (*parts, *scales))
 
 

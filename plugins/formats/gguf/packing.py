@@ -4,6 +4,7 @@ A block is a struct: scale, perhaps minimum, then the elements, interleaved in a
 block is taken apart and put together again without touching a value.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import numpy_dtype
+from pipeline.tensors.steps import Box, Grain
 from plugins.formats.gguf.decode import decode
 from plugins.formats.gguf.types import GGML, PLAIN, SCHEMES
 
@@ -43,16 +45,12 @@ class Ggml:
     def dtype(self) -> str:
         return self.kind if self.kind in PLAIN else "U8"
 
-    @property
-    def row_multiple(self) -> int:
-        return self.head or 1
+    def grain(self, inner: Grain) -> Grain:
+        """A box cuts no head of a reordered tensor, and no block, also of a type that becomes plain values."""
+        rows, block = self.head or 1, GGML[self.kind].block
+        return (*inner[:-2], rows, block) if len(inner) > 1 else (math.lcm(rows, block),)
 
-    @property
-    def column_multiple(self) -> int:
-        """A box cuts no block, also of a type that becomes plain values."""
-        return GGML[self.kind].block
-
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         """See `Packing.box`.
 
         Raises:
@@ -110,15 +108,7 @@ class OfStack:
     def dtype(self) -> str:
         return self.of.dtype
 
-    @property
-    def row_multiple(self) -> int:
-        return self.of.row_multiple
-
-    @property
-    def column_multiple(self) -> int:
-        return self.of.column_multiple
-
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         return (slice(self.index, self.index + 1), *self.of.box(box))
 
     def pack(self, value: Any) -> Any:
@@ -126,6 +116,9 @@ class OfStack:
 
     def unpack(self, array: Any) -> Any:
         return self.of.unpack(array[0])
+
+    def grain(self, inner: Grain) -> Grain:
+        return self.of.grain(inner[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +131,8 @@ class PerMatrix:
 
     index: int | None = None
     dtype: str = "F32"
-    row_multiple: int = 1
 
-    def box(self, box: tuple[slice, ...]) -> tuple[slice, ...]:
+    def box(self, box: Box) -> Box:
         return box[:-2] if self.index is None else (slice(self.index, self.index + 1),)
 
     def pack(self, value: Any) -> Any:
@@ -148,6 +140,9 @@ class PerMatrix:
 
     def unpack(self, array: Any) -> Any:
         return array.reshape((-1, 1, 1) if self.index is None else (1, 1))
+
+    def grain(self, inner: Grain) -> Grain:
+        return (*inner, 1, 1) if self.index is None else (1, 1)
 
 
 def unpack(kind: str, array: Any) -> QTensor:

@@ -13,11 +13,11 @@ from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
+from plugins.facts.dtypes import TORCH
 from plugins.formats.common.sizes import Sizes
 from plugins.formats.gpt_oss.table import Entry, entries
 
-PLAIN_DTYPES = ("BF16", "F16", "F32")
-TORCH_NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+PLAIN_DTYPES = tuple(TORCH)
 
 
 class Naming(Protocol):

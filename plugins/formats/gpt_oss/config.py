@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.errors import PlanError, Problem, did_you_mean, nearest
 from pipeline.settings import LARGEST, is_a
 from plugins.facts import gpt_oss
+from plugins.facts.dtypes import DEFAULT
 from plugins.facts.rope import parameters
 from plugins.formats.common.sizes import Sizes
 
@@ -203,5 +204,5 @@ def from_original(config: Mapping[str, Any], tensors: int) -> dict[str, Any]:
         "max_position_embeddings": int(context * factor),
         "rope_theta": full["rope_theta"],
         "rope_scaling": yarn if factor > 1 else {"rope_type": "default"},
-        "dtype": "bfloat16",
+        "dtype": DEFAULT,
     }

@@ -14,16 +14,18 @@ from pipeline.errors import PlanError, Problem
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Slice, Split, Transpose
 from pipeline.tensors.views import stored_leaves
 from plugins.facts import gpt_oss
+from plugins.facts.dtypes import DEFAULT, TORCH
 from plugins.formats.common import experts
-from plugins.formats.gpt_oss.bind import TORCH_NAMES, bind, express
+from plugins.formats.gpt_oss.bind import bind, express
 from plugins.formats.gpt_oss.config import ORIGINAL_KEYS, WHERE, from_original, sizes_of, to_original
 from plugins.formats.gpt_oss.table import Entry
 
 QUANTIZATION = "quantization_config"
 SIDECAR = "hf_config.json"
-BLOCK_BYTES = MXFP4.block_elems * MXFP4.element_bits // 8
+BLOCKS = Split(MXFP4.block_elems * MXFP4.element_bits // 8)
 
 # What the published checkpoints list. transformers matches these as prefixes, regular expressions or suffixes of module
 # names (`should_convert_module`), and looks at `<layer>.mlp.experts` only.
@@ -85,8 +87,8 @@ class GptOss:
     def parts(self, entry: Entry, scheme: Scheme | None) -> tuple[Part, ...]:
         """Where `entry` lies when packed as `scheme`."""
         if scheme is None:
-            return (Part(entry.logical, transpose=entry.packs),)
-        return (Part(f"{entry.logical}_blocks", "codes", unfold=BLOCK_BYTES), Part(f"{entry.logical}_scales", "scales"))
+            return (Part(entry.logical, steps=(Transpose(),) if entry.packs else ()),)
+        return (Part(f"{entry.logical}_blocks", "codes", (BLOCKS,)), Part(f"{entry.logical}_scales", "scales"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +144,9 @@ class Original:
     def parts(self, entry: Entry, scheme: Scheme | None) -> tuple[Part, ...]:
         """Where `entry` lies when packed as `scheme`."""
         if scheme is None:
-            return (Part(entry.original, row0=entry.row0),)
+            return (Part(entry.original, steps=(Slice(entry.row0),) if entry.row0 else ()),)
         return (
-            Part(f"{entry.original}.blocks", "codes", unfold=BLOCK_BYTES),
+            Part(f"{entry.original}.blocks", "codes", (BLOCKS,)),
             Part(f"{entry.original}.scales", "scales"),
         )
 
@@ -192,7 +194,7 @@ def _torch_dtype(tensors: Mapping[str, Bound], config: Mapping[str, Any]) -> dic
     dtypes = {b.spec.dtype for b in tensors.values() if b.spec.scheme is None}
     if len(dtypes) != 1 and "dtype" in config:
         return {}
-    name = TORCH_NAMES[dtypes.pop()] if len(dtypes) == 1 else "bfloat16"
+    name = TORCH[dtypes.pop()] if len(dtypes) == 1 else DEFAULT
     return {key: name for key in ("dtype", "torch_dtype") if key == "dtype" or key in config}
 
 

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from urllib.parse import unquote
 
-from pipeline.errors import SourceError, did_you_mean
+from pipeline.errors import SourceError, did_you_mean, some
 from pipeline.files import is_inner
 from pipeline.strictjson import read_object
 from plugins.formats.gguf.file import SHARD as GGUF_SHARD
@@ -151,10 +151,9 @@ def _shards(address: Address, index: Path) -> list[str]:
 def _instead(address: Address, names: list[str]) -> str:
     """What there is: GGUF files to name, or folders that hold safetensors, or pickles that are not read."""
     if ggufs := [n for n in names if n.endswith(GGUF)]:
-        some = ", ".join(ggufs[:6]) + (", …" if len(ggufs) > 6 else "")
-        return f"; it has GGUF files, name one: {SCHEME}{address.repo}/FILE ({some})"
+        return f"; it has GGUF files, name one: {SCHEME}{address.repo}/FILE ({some(ggufs)})"
     if folders := sorted({n.rpartition("/")[0] for n in names if n.endswith(SUFFIX)}):
-        return f"; folders of it do, name one: {SCHEME}{address.repo}/FOLDER ({', '.join(folders[:6])})"
+        return f"; folders of it do, name one: {SCHEME}{address.repo}/FOLDER ({some(folders)})"
     if any(fnmatchcase(_base(n), "*.bin") or fnmatchcase(_base(n), "*.pt*") for n in names):
         return ", only pickles, which are not read: they can run code"
     return ""

@@ -29,6 +29,7 @@ from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Index, Transpose
 from pipeline.tensors.views import stored_leaves
 from plugins.facts.gpt_oss import is_gpt_oss
 from plugins.formats.common import experts, linears
@@ -215,7 +216,7 @@ def _parts(module: str, second_dims: int) -> tuple[Part, ...]:
     return (
         Part(f"{module}.weight", "codes"),
         Part(f"{module}.weight_scale", "scales"),
-        Part(f"{module}.weight_scale_2", "second", packing=Single("F32", second_dims)),
+        Part(f"{module}.weight_scale_2", "second", (Single("F32", second_dims),)),
     )
 
 
@@ -223,11 +224,11 @@ def _stack_parts(name: str, spec: TensorSpec, second_dims: int | None) -> tuple[
     """`second_dims`: dimensions of the leaf that holds one second-level scale for all experts; None for one each."""
     leaf = f"{name}_weight_scale_2"
     one = Single("F32", second_dims or 0)
-    each = (Part(leaf, "second", packing=Vector("F32")),)
-    shared = tuple(Part(leaf, "second", at=e, packing=one) for e in range(spec.shape[0]))
+    each = (Part(leaf, "second", (Vector("F32"),)),)
+    shared = tuple(Part(leaf, "second", (one,), (Index(e),)) for e in range(spec.shape[0]))
     return (
-        Part(name, "codes", transpose=True),
-        Part(f"{name}_weight_scale", "scales", transpose=True),
+        Part(name, "codes", (Transpose(),)),
+        Part(f"{name}_weight_scale", "scales", (Transpose(),)),
         *(each if second_dims is None else shared),
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
-from pipeline.files import exists, opened
+from pipeline.files import exists, is_inner, opened
 from pipeline.formats import FilePlan, Layout, Leaves, Place
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
@@ -150,7 +150,7 @@ def _nodes(leaves: Iterable[str], quantized: Mapping[str, Any]) -> dict[Keys, st
 
 
 def _problems(name: str, spec: TensorSpec) -> Iterable[Problem]:
-    if not name or "/" in name or "\0" in name or name in (".", "..") or name in RESERVED:
+    if not is_inner(name) or "/" in name or name in RESERVED:
         yield Problem(repr(name), "cannot be the name of an array's folder in an Orbax checkpoint")
     elif len(name.encode(errors="replace")) > MAX_NAME_NBYTES:
         yield Problem(name, f"has {len(name.encode(errors='replace'))} bytes; a folder's name has {MAX_NAME_NBYTES}")

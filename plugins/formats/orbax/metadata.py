@@ -6,14 +6,13 @@ Whoever saved the checkpoint may have left a note of his own, `custom_metadata`,
 """
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.files import is_inner
+from pipeline.files import is_inner, is_within
 from pipeline.strictjson import read_object
 
 TREE = "_METADATA"
@@ -144,7 +143,7 @@ def item_folders(source: Path) -> list[Path]:
 
 def inside(folder: Path, name: str) -> bool:
     """Whether an array's folder stays in the checkpoint's, links followed."""
-    return is_inner(name) and Path(os.path.realpath(folder / name)).is_relative_to(os.path.realpath(folder))
+    return is_inner(name) and is_within(folder, folder / name)
 
 
 def _node(path: Path, key: str, entry: Any) -> Node:

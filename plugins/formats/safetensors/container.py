@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import PlanError, Problem, SourceError
-from pipeline.files import is_inner, opened
+from pipeline.files import is_inner, is_within, opened
 from pipeline.formats import FilePlan, Layout, Place
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
@@ -244,5 +244,5 @@ def _check_inside(index: Path, file: str) -> None:
     folder = index.parent
     if not is_inner(file):
         raise SourceError(f"{index}: weight_map names the file {file!r}; only files inside the folder are allowed")
-    if not (folder / file).parent.resolve().is_relative_to(folder.resolve()):
+    if not is_within(folder, (folder / file).parent):
         raise SourceError(f"{index}: weight_map names the file {file!r}, which a link leads outside the folder")

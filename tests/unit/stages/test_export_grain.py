@@ -9,6 +9,7 @@ from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.steps import Transpose
 from pipeline.testing.memory import MemoryStore
 from plugins.formats.safetensors.container import SafeTensors
 from stages.export import Export
@@ -20,7 +21,7 @@ class Turned:
     companions = ()
 
     def encode(self, tensors, config):
-        bound = {n: Bound(s, (Part(n, transpose=len(s.shape) > 1),)) for n, s in tensors.items()}
+        bound = {n: Bound(s, (Part(n, steps=(Transpose(),) if len(s.shape) > 1 else ()),)) for n, s in tensors.items()}
         leaves = {n: TensorSpec(s.shape[::-1], s.dtype) for n, s in tensors.items()}
         return Binding(bound, leaves, config)
 

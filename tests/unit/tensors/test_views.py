@@ -14,23 +14,24 @@ from pipeline.tensors.blocks import component_box
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from pipeline.tensors.steps import Slice, Split, Transpose
 from pipeline.tensors.views import JoinedStore, MappedStore, split, stored_leaves, stored_spec
 from tests.cases.memory_store import MemoryStore, box_of, same, write_all
 
 F32, BF16 = "F32", "BF16"
-PACKED = (Part("w_blocks", "codes", unfold=16), Part("w_scales", "scales"))
+PACKED = (Part("w_blocks", "codes", (Split(16),)), Part("w_scales", "scales"))
 BOUNDS = {
     "vector": Bound(TensorSpec((7,), BF16), (Part("vector"),)),
     "scalar": Bound(TensorSpec((), F32), (Part("scalar"),)),
     "matrix": Bound(TensorSpec((5, 11), F32), (Part("matrix"),)),
     "q": Bound(TensorSpec((6, 9), BF16), (Part("qkv"),)),
-    "k": Bound(TensorSpec((2, 9), BF16), (Part("qkv", row0=6),)),
-    "v": Bound(TensorSpec((3, 9), BF16), (Part("qkv", row0=8),)),
-    "conv1d_a": Bound(TensorSpec((4, 10), F32), (Part("conv1d", transpose=True),)),
-    "conv1d_b": Bound(TensorSpec((3, 10), F32), (Part("conv1d", transpose=True, row0=4),)),
-    "experts": Bound(TensorSpec((4, 6, 10), BF16), (Part("experts", transpose=True),)),
-    "unfolded": Bound(TensorSpec((4, 12), F32), (Part("unfolded", unfold=3),)),
-    "both": Bound(TensorSpec((2, 12, 5), F32), (Part("both", transpose=True, unfold=3),)),
+    "k": Bound(TensorSpec((2, 9), BF16), (Part("qkv", steps=(Slice(6),)),)),
+    "v": Bound(TensorSpec((3, 9), BF16), (Part("qkv", steps=(Slice(8),)),)),
+    "conv1d_a": Bound(TensorSpec((4, 10), F32), (Part("conv1d", steps=(Transpose(),)),)),
+    "conv1d_b": Bound(TensorSpec((3, 10), F32), (Part("conv1d", steps=(Slice(4), Transpose())),)),
+    "experts": Bound(TensorSpec((4, 6, 10), BF16), (Part("experts", steps=(Transpose(),)),)),
+    "unfolded": Bound(TensorSpec((4, 12), F32), (Part("unfolded", steps=(Split(3),)),)),
+    "both": Bound(TensorSpec((2, 12, 5), F32), (Part("both", steps=(Transpose(), Split(3))),)),
     "packed": Bound(TensorSpec((3, 5, 96), BF16, MXFP4), PACKED),
     "tied": Bound(TensorSpec((8, 3), F32), (Part("tied_a"), Part("tied_b"))),
 }
@@ -177,13 +178,13 @@ def test_component_boxes() -> None:
     box = (slice(1, 3), slice(32, 96))
     assert component_box(spec, "codes", box) == (slice(1, 3), slice(16, 48))
     assert component_box(spec, "scales", box) == (slice(1, 3), slice(1, 3))
-    assert stored_spec(Part("x", "codes", unfold=16), spec) == TensorSpec((4, 4, 16), "U8")
+    assert stored_spec(Part("x", "codes", (Split(16),)), spec) == TensorSpec((4, 4, 16), "U8")
 
 
 def test_tensors_of_two_dtypes_cannot_share_a_leaf() -> None:
     bounds = {
         "a": Bound(TensorSpec((2, 3), BF16), (Part("x"),)),
-        "b": Bound(TensorSpec((2, 3), F32), (Part("x", row0=2),)),
+        "b": Bound(TensorSpec((2, 3), F32), (Part("x", steps=(Slice(2),)),)),
     }
     with pytest.raises(PlanError, match="b: F32 cannot share x with tensors of BF16"):
         stored_leaves(bounds)
@@ -193,7 +194,7 @@ def test_tensors_of_two_dtypes_cannot_share_a_leaf() -> None:
 def test_gaps_and_overlaps_are_bugs(row0: int) -> None:
     spec = TensorSpec((2, 3), BF16)
     with pytest.raises(AssertionError, match="x: parts fill 12 of"):
-        stored_leaves({"a": Bound(spec, (Part("x"),)), "b": Bound(spec, (Part("x", row0=row0),))})
+        stored_leaves({"a": Bound(spec, (Part("x"),)), "b": Bound(spec, (Part("x", steps=(Slice(row0),)),))})
 
 
 def test_views_pickle(joined: JoinedStore) -> None:

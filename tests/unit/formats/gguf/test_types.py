@@ -132,7 +132,7 @@ def test_q8_k_by_hand():
 def test_boxes_of_decoded_types_are_widened_to_blocks():
     """A box may cut a block of a type that becomes plain values: whole blocks are read, and the rest cut off."""
     leaf = np.random.default_rng(5).integers(0, 60, (7, 3 * 144), dtype=np.uint8)
-    bound = Bound(TensorSpec((7, 768), "F32"), (Part("w", packing=Ggml("Q4_K")),))
+    bound = Bound(TensorSpec((7, 768), "F32"), (Part("w", steps=(Ggml("Q4_K"),)),))
     store = JoinedStore(MemoryStore({"w": leaf}), Binding({"x": bound}, stored_leaves({"x": bound}), {}))
     whole = gguf.dequantize(leaf, GGMLQuantizationType.Q4_K)
     assert np.array_equal(store.read("x", (slice(2, 5), slice(250, 520))), whole[2:5, 250:520])
@@ -161,8 +161,8 @@ def test_matrices_of_a_stack(kind):
     component = "values" if kind == "BF16" else "*"
     bounds = {}
     for e, packing in enumerate(packings):
-        scale = (Part("s", "second", packing=PerMatrix(e)),) if kind == "NVFP4" else ()
-        bounds[f"x{e}"] = Bound(spec, (Part("w", component, packing=packing), *scale))
+        scale = (Part("s", "second", (PerMatrix(e),)),) if kind == "NVFP4" else ()
+        bounds[f"x{e}"] = Bound(spec, (Part("w", component, (packing,)), *scale))
     leaves = stored_leaves(bounds)
     width = 64 // GGML[kind].block * GGML[kind].nbytes if spec.scheme else 64
     assert leaves["w"].shape == (3, 5, width)
@@ -236,7 +236,7 @@ def test_scales_that_nvfp4_cannot_hold():
 
 def test_boxes_cut_no_block_and_no_head():
     spec = TensorSpec((24, 128), "BF16", SCHEMES["Q4_0"])
-    part = Part("w", "*", packing=Ggml("Q4_0", head=8))
+    part = Part("w", "*", (Ggml("Q4_0", head=8),))
     assert leaf_box(part, spec, (slice(8, 16), slice(32, 128))) == (slice(8, 16), slice(18, 72))
     with pytest.raises(IndexError, match="cuts a head of 8 rows"):
         leaf_box(part, spec, (slice(4, 16),))
@@ -251,7 +251,7 @@ def test_second_scales_lie_beside_the_blocks(shape):
     q = replace(unpack("NVFP4", blocks), scheme=replace(NVFP4, second="f32"), second=second)
     bound = Bound(
         TensorSpec(shape, "BF16", q.scheme),
-        (Part("w", "*", packing=Ggml("NVFP4")), Part("s", "second", packing=PerMatrix(None if len(shape) > 2 else 0))),
+        (Part("w", "*", (Ggml("NVFP4"),)), Part("s", "second", (PerMatrix(None if len(shape) > 2 else 0),))),
     )
     leaves = stored_leaves({"q": bound})
     assert leaves["s"] == TensorSpec(shape[:-2] or (1,), "F32")

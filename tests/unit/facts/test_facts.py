@@ -1,0 +1,87 @@
+"""Facts are said once, and rotary settings are one thing in every spelling."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.errors import SourceError
+from plugins.facts import codebooks, gemma, gpt_oss, rope
+
+ROOT = Path(__file__).parents[3]
+YARN = {"factor": 32.0, "original_max_position_embeddings": 4096}
+
+
+@pytest.mark.parametrize("fact", ["0.6961928009986877", "(?i:'s|'t|'re|'ve", "1.702", "150000.0", "'up_proj')"])
+def test_once(fact: str) -> None:
+    """In no file that runs but one, and that one is in `facts`; benchmarks write out whom they compare with."""
+    files = [
+        p for room in ("pipeline", "stages", "plugins") for p in (ROOT / room).rglob("*.py") if p.parent.name != "bench"
+    ]
+    code = {p: "\n".join(_code(p.read_text())) for p in files}
+    said = [p.relative_to(ROOT).parts[:2] for p, text in code.items() if fact in text]
+    assert said == [("plugins", "facts")]
+
+
+def _code(text: str) -> list[str]:
+    """Lines without docstrings and comments, which may speak of anything."""
+    import ast
+
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant("")
+    return ast.unparse(tree).splitlines()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_theta": 5e5, "rope_scaling": {"rope_type": "yarn", **YARN}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "yarn", **YARN}},
+        {"rope_parameters": {"rope_theta": 5e5, "rope_type": "yarn", **YARN}},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "yarn", **YARN}},
+        {"rope_theta": 5e5, "rope_parameters": {}, "rope_scaling": {"type": "yarn", **YARN}},
+    ],
+)
+def test_every_spelling_is_one(config: dict[str, Any]) -> None:
+    assert rope.parameters(config) == {"rope_theta": 5e5, "rope_type": "yarn", **YARN}
+
+
+def test_what_is_not_said() -> None:
+    assert rope.parameters({}) == {"rope_theta": 1e4, "rope_type": "default"}
+    assert rope.parameters({}, theta=None)["rope_theta"] is None
+    # Scaling counts, also where no base is named.
+    assert rope.parameters({"rope_scaling": {"type": "linear", "factor": 2.0}})["factor"] == 2.0
+    assert gpt_oss.rope({}) == {"rope_theta": 15e4, **gpt_oss.YARN, "original_max_position_embeddings": 4096}
+    assert gemma.rope({}, gemma.SLIDING) == {"rope_theta": 1e4, "rope_type": "default"}
+    assert gemma.rope({"rope_scaling": {"type": "linear", "factor": 8.0}}, gemma.FULL) == {
+        "rope_theta": 1e6, "rope_type": "linear", "factor": 8.0,
+    }  # fmt: skip
+    by_kind = {"rope_parameters": {gemma.FULL: {"rope_type": "default"}, gemma.SLIDING: {"rope_type": "default"}}}
+    assert [gemma.rope(by_kind, kind)["rope_theta"] for kind in (gemma.FULL, gemma.SLIDING)] == [1e6, 1e4]
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "says"),
+    [
+        ({"rope_scaling": [1]}, None, "rope_scaling is [1]; an object is expected"),
+        (
+            {"rope_parameters": {"full_attention": {}}},
+            "sliding_attention",
+            "nothing for layer type 'sliding_attention'",
+        ),
+    ],
+)
+def test_what_is_no_setting_is_refused(config: dict[str, Any], kind: str | None, says: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        rope.parameters(config, kind)
+    assert says in str(caught.value)
+
+
+def test_code_books_cannot_be_changed_by_who_reads_them() -> None:
+    for table in (codebooks.nf4(), codebooks.dynamic8()):
+        with pytest.raises(ValueError, match="read-only"):
+            table[0] = 0
+        assert (np.diff(table) > 0).all()
