@@ -336,3 +336,15 @@ def test_an_optional_parameter_takes_what_is_there() -> None:
     assert both.nodes["judge"].result == "judged again"
     after = make_plan({"a": Source(), "b": View(), "judge": Judge(), "verdict": Compare()}, CTX)
     assert after.nodes["judge"].result == "judged"
+
+
+def test_a_stage_is_planned_without_the_optional_one_that_failed() -> None:
+    plan = make_plan({"a": Source(), "b": View(), "verdict": Refuses(), "judge": Judge()}, CTX)
+    assert [p.message for p in plan.problems] == ["no verdict"]
+    assert plan.nodes["judge"].result == "judged"
+
+
+@dataclass(frozen=True)
+class Refuses:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Verdict:
+        raise ConfigError("no verdict")
