@@ -162,7 +162,8 @@ class Engine(Protocol):
         ...
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Session:
-        """Put the weights on the device.
+        """Put the weights on the device. The model is the caller's; stages load through `Context.models`, which keeps
+        it for the next.
 
         Args:
             checkpoint: whose model.

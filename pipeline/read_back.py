@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline import meter
 from pipeline.digest import Digested, digest_file
-from pipeline.errors import SourceError, StageError, StorageError
+from pipeline.errors import SourceError, StageError, StorageError, WeightmillError
 from pipeline.stage import Checkpoint, Exported, ReadBack
 from pipeline.tensors.blocks import grain_of
 from pipeline.tensors.spec import TensorSpec
@@ -38,14 +38,16 @@ def opened(checkpoint: Checkpoint, exported: Exported | None) -> Checkpoint:
     the files, which must be as they were when they were put in place.
 
     Raises:
-        SourceError, PlanError: the export cannot be opened.
-        StageError: it has other tensors than were written.
+        StageError: the export cannot be opened as the source was, or has other tensors than were written.
     """
     back = exported.read_back if exported is not None else None
     if exported is None or back is None or _why_not(checkpoint, back):
         return checkpoint
     assert back.opener is not None
-    found = back.opener(exported.path)
+    try:
+        found = back.opener(exported.path)
+    except WeightmillError as why:
+        raise StageError(f"{exported.path}: what was exported cannot be opened again, to be read here: {why}") from None
     if (given := dict(found.store.specs)) != (promised := dict(back.specs)):
         name = next(n for n in {**promised, **given} if promised.get(n) != given.get(n))
         raise StageError(

@@ -24,6 +24,7 @@ import numpy as np
 
 from pipeline.digest import Digested, InputFile
 from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.figures import Cell
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -195,12 +196,12 @@ class Table:
     """A table for people, in a stage's result: shown on the console as it is.
 
     A result whose field `tables` holds some is shown by them, and not field by field; one that has `figures`, name →
-    text, puts these beside each other when jobs of a sweep are compared.
+    `Figure` or text, puts these beside each other when jobs of a sweep are compared.
     """
 
     title: str
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pipeline import texts
 from pipeline.digest import digest, digest_file, identity, unchanged
 from pipeline.engine import Engine, Score, Windows, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.figures import Cell, Figure
 from pipeline.files import read_whole
 from pipeline.places import hindrance
 from pipeline.read_back import opened, predicted
@@ -37,7 +38,7 @@ class Evaluated:
     texts: Mapping[str, Mapping[str, float]]
     facts: Mapping[str, Any]
     windows: Mapping[str, Any]
-    figures: Mapping[str, str]
+    figures: Mapping[str, Figure]
     tables: tuple[Table, ...]
 
 
@@ -195,13 +196,13 @@ def _row(score: Score, base: Score | None) -> dict[str, float]:
     return found
 
 
-def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
     """Over all texts, weighted by tokens."""
     scored = sum(r["scored"] for r in rows.values())
-    found = {"perplexity": f"{exp(sum(r['nll'] * r['scored'] for r in rows.values()) / scored):.3f}"}
+    found = {"perplexity": Figure(exp(sum(r["nll"] * r["scored"] for r in rows.values()) / scored))}
     if all("kl" in r for r in rows.values()):
-        found["KL"] = f"{sum(r['kl'] * r['scored'] for r in rows.values()) / scored:.4f}"
-        found["top-1"] = f"{100 * sum(r['top1'] * r['scored'] for r in rows.values()) / scored:.2f} %"
+        found["KL"] = Figure(sum(r["kl"] * r["scored"] for r in rows.values()) / scored, "nats", ".4f")
+        found["top-1"] = Figure(100 * sum(r["top1"] * r["scored"] for r in rows.values()) / scored, "%", ".2f")
     return found
 
 
@@ -210,20 +211,20 @@ def _tables(
     base: Mapping[str, Any], *, changed: bool,
 ) -> tuple[Table, ...]:  # fmt: skip
     columns: tuple[str, ...]
-    lines: list[tuple[str, ...]]
+    lines: list[tuple[Cell, ...]]
     if changed:
         columns = ("text", "tokens scored", "perplexity before", "after", "change", "KL", "top-1 agreement")
         lines = [
             (
-                name, f"{r['scored']:,}", f"{r['baseline_perplexity']:.3f}", f"{r['perplexity']:.3f}",
-                f"{100 * (r['perplexity'] / r['baseline_perplexity'] - 1):+z.2f} %", f"{r['kl']:.4f}",
-                f"{100 * r['top1']:.2f} %",
+                name, Figure(r["scored"], form=",d"), Figure(r["baseline_perplexity"]), Figure(r["perplexity"]),
+                Figure(100 * (r["perplexity"] / r["baseline_perplexity"] - 1), "%", "+z.2f"),
+                Figure(r["kl"], form=".4f"), Figure(100 * r["top1"], "%", ".2f"),
             )
             for name, r in rows.items()
         ]  # fmt: skip
     else:
         columns = ("text", "tokens scored", "perplexity")
-        lines = [(name, f"{r['scored']:,}", f"{r['perplexity']:.3f}") for name, r in rows.items()]
+        lines = [(name, Figure(r["scored"], form=",d"), Figure(r["perplexity"])) for name, r in rows.items()]
     seconds = sum(s.seconds for s in scores.values())
     rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
     device = [

@@ -366,10 +366,8 @@ def _read_back(checkpoint: Checkpoint, written: Mapping[str, TensorSpec], bindin
     """
     specs = {}
     for name, bound in binding.tensors.items():
-        spec = bound.spec
-        specs[name] = (
-            spec if spec.scheme is not None else replace(spec, dtype=binding.leaves[bound.parts[0].leaf].dtype)
-        )
+        stored = binding.leaves[bound.parts[0].leaf].dtype
+        specs[name] = replace(bound.spec, dtype=stored) if bound.spec.scheme is None else bound.spec
     why_not = ""
     if other := next((n for n, s in checkpoint.store.specs.items() if written[n] != s), None):
         was = checkpoint.store.specs[other].encoding

@@ -6,6 +6,7 @@ from typing import Any
 
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
+from pipeline.figures import Figure
 from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
@@ -31,7 +32,7 @@ class Generated:
     finish: tuple[str, ...]
     timings: Mapping[str, float]
     facts: Mapping[str, Any]
-    figures: Mapping[str, str]
+    figures: Mapping[str, Figure]
     tables: tuple[Table, ...]
 
 
@@ -92,6 +93,6 @@ class Generate:
                 "decode_tokens_per_s": t.decode_rate,
             },
             facts=facts,
-            figures={"decode tok/s": f"{t.decode_rate:.1f}"},
+            figures={"decode": Figure(t.decode_rate, "tokens/s", ".1f")},
             tables=(Table("Text", ("prompt", "text", "ended by"), tuple(texts)), Table("Speed", ("", ""), tuple(rows))),
         )  # fmt: skip

@@ -10,6 +10,7 @@ import numpy as np
 from pipeline import texts
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
+from pipeline.figures import Figure
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
 
@@ -106,7 +107,8 @@ class Parity:
             summary = f"the same: every layer within {self.tolerance:g} of its largest value"
         else:
             summary = f"{first} is the first that differs: {layers[first]['relative']:.2g} of its largest value"
-        rows = tuple((n, f"{d['max_abs']:.2e}", f"{d['scale']:.3g}", f"{d['relative']:.1e}") for n, d in layers.items())
+        forms = {"max_abs": ".2e", "scale": ".3g", "relative": ".1e"}
+        rows = tuple((n, *(Figure(d[key], form=form) for key, form in forms.items())) for n, d in layers.items())
         tables = (
             Table("Layer by layer", ("after", "max abs difference", "largest value", "relative"), rows),
             Table("Parity", ("", ""), (

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pipeline import texts
 from pipeline.engine import Engine, Windows, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
+from pipeline.figures import Cell, Figure
 from pipeline.reporting.plots import bars
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Footprint, Table
@@ -34,7 +35,7 @@ class Sensitivities:
     plot: str
     windows: Mapping[str, Any]
     facts: Mapping[str, Any]
-    figures: Mapping[str, str]
+    figures: Mapping[str, Cell]
     tables: tuple[Table, ...]
 
 
@@ -97,8 +98,9 @@ class Sensitivity:
         before = exp(base.nll)
         lines = tuple(
             (
-                n, f"×{r['tensors']}", f"{r['bits']:.3f}", f"{r['perplexity']:.3f}",
-                f"{100 * (r['perplexity'] / before - 1):+z.3f} %", f"{r['kl']:.5f}", f"{100 * r['top1']:.2f} %",
+                n, Figure(r["tensors"], form="d"), Figure(r["bits"]), Figure(r["perplexity"]),
+                Figure(100 * (r["perplexity"] / before - 1), "%", "+z.3f"), Figure(r["kl"], form=".5f"),
+                Figure(100 * r["top1"], "%", ".2f"),
             )
             for n, r in ((n, found[n]) for n in ranked)
         )  # fmt: skip

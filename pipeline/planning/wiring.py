@@ -141,9 +141,9 @@ def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
     plan = Plan(wire(stages, problems), ctx, problems)
     stand_in: dict[str, Any] = {}  # results; for a stage that failed what it was given, so that later ones still plan
     for node in plan.nodes.values():
-        if any(source not in stand_in for source in node.inputs.values()):
+        given = {param: stand_in[source] for param, source in node.inputs.items() if source in stand_in}
+        if not given.keys() | node.optional >= node.inputs.keys():
             continue
-        given = {param: stand_in[source] for param, source in node.inputs.items()}
         node.computes = hasattr(node.stage, "plan")
         node.planned_again = any(plan.nodes[s].computes or plan.nodes[s].planned_again for s in node.inputs.values())
         try:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import PlanError, StorageError, shown
 from pipeline.events import Events
+from pipeline.figures import Cell, Figure
 from pipeline.redact import hide
 from pipeline.terminal import line, safe, say, table
 from pipeline.units import show_bytes
@@ -132,29 +133,24 @@ def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
 
 
 def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
-    """The jobs of a sweep side by side, printed and kept as sweep.csv."""
+    """The jobs of a sweep side by side, printed and kept as sweep.csv: numbers, units in the header."""
     import csv
 
-    from pipeline.reporting.manifest import Report
-
-    more = [_figures(result) for _, result in rows]
-    extra = list(dict.fromkeys(name for figures in more for name in figures))
-    columns = ("job", "size", "smaller", "max abs", "RMSE", "SQNR", *extra, "time", "result")
-    lines = []
-    for (label, result), said in zip(rows, more, strict=True):
-        if isinstance(result, Report):
-            e = result.error
-            figures = [f"{e.max_abs:.3g}", f"{e.rmse:.3g}", f"{e.sqnr_db:.2f} dB"] if e.count else ["–"] * 3
-            figures += [said.get(name, "–") for name in extra]
-            done = "complete before" if result.reused else "done"
-            size = [show_bytes(result.nbytes_out), f"{result.ratio:.2f}×"]
-            lines.append([label, *size, *figures, f"{result.seconds:.1f} s", done])
-        else:
-            lines.append([label, *["–"] * (len(columns) - 2), f"failed: {str(result).splitlines()[0]}"])
-    drawn = table("Sweep", columns, lines, right=range(1, len(columns) - 1), overflow="fold")
+    lines = [{"job": label, **_figures(result)} for label, result in rows]
+    columns = list(
+        dict.fromkeys(["job", *SIZES, *ERRORS, *(c for line in lines for c in line if c not in LAST), *LAST])
+    )
+    units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
+    numeric = [i for i, c in enumerate(columns) if units[c] is not None or c in (*SIZES, *ERRORS, "time")]
+    shown = [[line.get(c, "–") for c in columns] for line in lines]
+    drawn = table("Sweep", columns, shown, right=numeric, overflow="fold")
     try:
         with (folder / "sweep.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-            csv.writer(file).writerows([columns, *([hide(cell) for cell in row] for row in lines)])
+            writer = csv.writer(file)
+            writer.writerow([f"{c} [{units[c]}]" if units[c] else c for c in columns])
+            for line in lines:
+                cells = (line.get(c, "") for c in columns)
+                writer.writerow([v.value if isinstance(v, Figure) else hide(v) for v in cells])
         picture = _picture(rows, folder)
     except OSError as why:
         out(drawn)
@@ -162,12 +158,41 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     out(drawn, *picture, f"{folder}")
 
 
+SIZES, ERRORS, LAST = ("size", "smaller"), ("max abs", "RMSE", "SQNR"), ("time", "result")
+
+
+def _figures(result: Any) -> dict[str, Cell]:
+    """What is compared of a job: its report, or the error that it ended with."""
+    from pipeline.reporting.manifest import Report
+
+    if not isinstance(result, Report):
+        return {"result": f"failed: {str(result).splitlines()[0]}"}
+    found: dict[str, Cell] = {"size": Figure(result.nbytes_out, "B"), "smaller": Figure(result.ratio, "×", ".2f")}
+    if (e := result.error).count:
+        errors = Figure(e.max_abs, form=".3g"), Figure(e.rmse, form=".3g"), Figure(e.sqnr_db, "dB", ".2f")
+        found |= zip(ERRORS, errors, strict=True)
+    found |= _found(result)
+    return found | {
+        "time": Figure(result.seconds, "s", ".1f"),
+        "result": "complete before" if result.reused else "done",
+    }
+
+
+def _found(report: Any) -> dict[str, Cell]:
+    """What the results of a job's stages want to see compared."""
+    from pipeline.reporting.manifest import figures_of
+
+    return {name: value for result in report.results.values() for name, value in figures_of(result).items()}
+
+
 def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
     """sweep.png: perplexity over size, where jobs were evaluated."""
+    from pipeline.reporting.manifest import Report
+
     points = [
-        (label, result.bits_per_weight, float(figures["perplexity"]))
-        for label, result in rows
-        if "perplexity" in (figures := _figures(result))
+        (label, report.bits_per_weight, perplexity.value)
+        for label, report in rows
+        if isinstance(report, Report) and isinstance(perplexity := _found(report).get("perplexity"), Figure)
     ]
     if len(points) < 2:
         return []
@@ -175,14 +200,6 @@ def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
 
     scatter(folder / "sweep.png", "What bits buy", "bits a weight", "perplexity", points)
     return [str(folder / "sweep.png")]
-
-
-def _figures(result: Any) -> dict[str, str]:
-    """What the results of a job's stages want to see compared."""
-    found: dict[str, str] = {}
-    for value in getattr(result, "results", {}).values():
-        found |= value.get("figures", {}) if isinstance(value, dict) else {}
-    return found
 
 
 def plan_tables(plan: Any) -> list[Any]:

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import platform
-import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,12 @@ import numpy as np
 from pipeline import redact
 from pipeline.config.spine import RunConfig
 from pipeline.digest import Digested, digest_file
+<<<<<<< HEAD
 from pipeline.errors import StageError, StorageError, short, shown
+=======
+from pipeline.errors import StageError, StorageError
+from pipeline.figures import Cell, Figure, cell
+>>>>>>> h/export
 from pipeline.files import write_json
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Plan
@@ -287,8 +291,10 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
             for name, result in record["results"].items():
-                if isinstance(result, Mapping) and "figures" in result:
-                    file.write(json.dumps({"kind": "figures", "stage": name, **result["figures"]}) + "\n")
+                for label, value in figures_of(result).items():
+                    told = asdict(value) if isinstance(value, Figure) else {"value": value}
+                    said = {"kind": "figure", "stage": name, "name": label, "value": told["value"]}
+                    file.write(json.dumps(plain({**said, "unit": told.get("unit", "")})) + "\n")
             keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
             file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:
@@ -358,11 +364,16 @@ def _tables_of(value: Any) -> list[Any]:
     found = []
     for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
         if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
-            columns, rows = [str(c) for c in given["columns"]], given["rows"]
-            named = range(len(columns) if any(columns) else 0)
-            numeric = [i for i in named if all(re.match(r"[-+]?\d", str(row[i])) for row in rows)]
+            columns, rows = [str(c) for c in given["columns"]], [[cell(c) for c in row] for row in given["rows"]]
+            numeric = [i for i in range(len(columns)) if all(isinstance(row[i], Figure) for row in rows)]
             found.append(table(str(given["title"]), columns, rows, right=numeric, overflow="fold"))
     return found
+
+
+def figures_of(result: Any) -> dict[str, Cell]:
+    """What a stage's result, as a report has it, wants to see compared."""
+    given = result.get("figures") if isinstance(result, Mapping) else None
+    return {str(name): cell(value) for name, value in given.items()} if isinstance(given, Mapping) else {}
 
 
 def _result_table(name: str, value: Any) -> Any:

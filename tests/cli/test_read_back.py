@@ -10,7 +10,7 @@ import pytest
 import pipeline as weightmill
 from pipeline.api import compose_run
 from pipeline.digest import digest_file
-from pipeline.errors import ConfigError, StorageError
+from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.planning.memory import plan_run
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Exported, Footprint
@@ -175,3 +175,11 @@ def test_what_an_export_widens_is_planned(here: Path) -> None:
     assert facts["device_nbytes"] == plan.nodes["generate"].result.device_nbytes == facts["planned_nbytes"]
     assert facts["device_nbytes"] > planned().nodes["generate"].result.device_nbytes
     assert perplexity(report) == pytest.approx(perplexity(run("paths.run=hf")), rel=1e-6)
+
+
+def test_an_export_that_load_does_not_know(here: Path) -> None:
+    """As of a dialect of one's own, which load has not been told of: said where, and what was tried."""
+    why = r"model: what was exported cannot be opened again, to be read here: .*no dialect recognizes its tensors"
+    dialects = "stages.load.dialects=[{_target_: plugins.formats.gpt_oss.dialect.GptOss}]"
+    with pytest.raises(StageError, match=why):
+        run("export=original", dialects)

@@ -3,6 +3,7 @@
 import gc
 import pickle
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.model_slot import ModelSlot
 from pipeline.running import runner
 from pipeline.running.tasks import run_stage
+from pipeline.stage import Context
 from plugins.engine.loader import JaxLoader
 from tests.cases import model_runs
 
@@ -100,6 +102,7 @@ class Session:
     def __init__(self) -> None:
         assert Session.alive == 0
         Session.alive += 1
+        self.itself = self  # as a model knows its parts, and they it: only collecting ends it
 
     def __del__(self) -> None:
         Session.alive -= 1
@@ -146,3 +149,25 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing() -> None:
         with pytest.raises(ConfigError, match="no such device"):
             models.load(Broken("jax"), SimpleNamespace(store="b"))
         assert Session.alive == 0
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A stage that runs a model."""
+
+    def run(self, ctx: Context, name: str) -> int:
+        ctx.models.load(Engine(name), SimpleNamespace(store=name))
+        return Session.alive
+
+
+def test_a_task_without_a_run_to_hold_models_lets_go_of_its_own(tmp_path: Path) -> None:
+    def task(name: str, models: ModelSlot | None) -> Any:
+        return run_stage("runs", Runs(), None, Context(tmp_path), models, (), ("name",), name).value
+
+    assert task("a", None) == 1
+    assert Session.alive == 0
+    with ModelSlot() as models:
+        assert task("a", models) == 1
+        assert Session.alive == 1  # for the next
+        assert task("b", models) == 1
+    assert Session.alive == 0

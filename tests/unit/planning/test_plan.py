@@ -312,3 +312,39 @@ def test_chunks_outputs_and_inputs_of_the_whole_plan() -> None:
 
 def test_peak_memory() -> None:
     assert MemoryPlan(base=100, task=7, tasks=3, budget=Budget(200, 200, "200 B")).peak == 121
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Takes what not every run has, in either order."""
+
+    def plan(self, checkpoint: Checkpoint, *, verdict: Verdict | None = None) -> str:
+        return "judged" if verdict is None else "judged again"
+
+    def run(self, ctx: Context, checkpoint: Checkpoint, verdict: Verdict | None = None) -> str:
+        return self.plan(checkpoint, verdict=verdict)
+
+
+def test_an_optional_parameter_takes_what_is_there() -> None:
+    alone = make_plan({"a": Source(), "judge": Judge()}, CTX)
+    assert not alone.problems
+    assert alone.nodes["judge"].inputs == {"checkpoint": "a"}
+    assert alone.nodes["judge"].result == "judged"
+    both = make_plan({"a": Source(), "b": View(), "verdict": Compare(), "judge": Judge()}, CTX)
+    assert not both.problems
+    assert both.nodes["judge"].inputs == {"checkpoint": "b", "verdict": "verdict"}
+    assert both.nodes["judge"].result == "judged again"
+    after = make_plan({"a": Source(), "b": View(), "judge": Judge(), "verdict": Compare()}, CTX)
+    assert after.nodes["judge"].result == "judged"
+
+
+def test_a_stage_is_planned_without_the_optional_one_that_failed() -> None:
+    plan = make_plan({"a": Source(), "b": View(), "verdict": Refuses(), "judge": Judge()}, CTX)
+    assert [p.message for p in plan.problems] == ["no verdict"]
+    assert plan.nodes["judge"].result == "judged"
+
+
+@dataclass(frozen=True)
+class Refuses:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Verdict:
+        raise ConfigError("no verdict")

@@ -1,0 +1,49 @@
+"""Figures: what a stage found, as a number with its unit. How it looks is decided where it is shown."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.units import show_bytes
+
+KEYS = {"value", "unit", "form"}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its unit; JSON-able field by field, and what is written is read again as the same.
+
+    Attributes:
+        value: in `unit`.
+        unit: `B` (shown as KiB, MiB, …), `%`, `×`, `dB`, `s`, `tokens/s`, `nats`, …; empty: a plain number.
+        form: how the number is shown, as `format` takes it.
+
+    Raises:
+        ValueError: `form` is not for such a number.
+    """
+
+    value: float
+    unit: str = ""
+    form: str = ".3f"
+
+    def __post_init__(self) -> None:
+        format(self.value, self.form)
+
+    def __str__(self) -> str:
+        if self.unit == "B":
+            return show_bytes(self.value)
+        return f"{self.value:{self.form}}{'' if self.unit in ('', '×') else ' '}{self.unit}"
+
+
+Cell = str | Figure
+"""Of a table for people: a figure, or text."""
+
+
+def cell(value: Any) -> Cell:
+    """A figure or a text as a manifest has it; a number alone is a figure without a unit."""
+    if isinstance(value, Mapping) and value.keys() == KEYS:
+        number = value["value"]  # what is not finite is text in JSON
+        return Figure(float(number) if isinstance(number, str) else number, str(value["unit"]), str(value["form"]))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Figure(value, form="")
+    return str(value)
