@@ -17,12 +17,8 @@ import numpy as np
 from pipeline import redact
 from pipeline.config.spine import RunConfig
 from pipeline.digest import Digested, digest_file
-<<<<<<< HEAD
 from pipeline.errors import StageError, StorageError, short, shown
-=======
-from pipeline.errors import StageError, StorageError
 from pipeline.figures import Cell, Figure, cell
->>>>>>> h/export
 from pipeline.files import write_json
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Plan
