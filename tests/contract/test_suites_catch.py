@@ -1,13 +1,17 @@
 """The suites find what they are there to find: plugins with one fault each."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from pipeline.errors import StageError
+from pipeline.errors import StageError, Unsupported
 from pipeline.ops import Op
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, Context
@@ -18,8 +22,11 @@ from pipeline.tensors.views import MappedStore
 from pipeline.testing.container import ContainerContract
 from pipeline.testing.kernel import Case, KernelContract
 from pipeline.testing.method import MethodContract
+from pipeline.testing.model_op import ModelOpContract
 from pipeline.testing.stage import StageContract
 from plugins.formats.safetensors.container import SafeTensors
+from plugins.kernels.matmul import cases as matmuls
+from plugins.kernels.matmul.xla import matmul
 from plugins.quant.mx import MX
 
 
@@ -177,3 +184,82 @@ def test_a_backend_that_writes_into_its_input_or_differs() -> None:
 
 def wrong(x: Any) -> Any:
     return x + 2 if not isinstance(x, QTensor) else x
+
+
+# Backends of matmul with one fault each
+
+
+def a_little_off(x: Any, w: Any, *rest: Any, **options: Any) -> Any:
+    return matmul(x, w, *rest, **options) * (1 + 2.0**-15)
+
+
+def always_float32(x: Any, w: Any, bias: Any = None, **_: Any) -> Any:
+    return matmul(x, w, bias, out_dtype=np.float32)
+
+
+def without_bias(x: Any, w: Any, bias: Any = None, **options: Any) -> Any:
+    return matmul(x, w, **options)
+
+
+def scribbles(x: Any, *rest: Any, **options: Any) -> Any:
+    y = matmul(x, *rest, **options)
+    x[...] = 0
+    return y
+
+
+def forgets_a_gradient(x: Any, w: Any, *rest: Any, **options: Any) -> Any:
+    return matmul(x, w if isinstance(w, QTensor) else jax.lax.stop_gradient(w), *rest, **options)
+
+
+def doubles_a_gradient(x: Any, *rest: Any, **options: Any) -> Any:
+    return matmul(2 * x - jax.lax.stop_gradient(x), *rest, **options)
+
+
+def silent_about_packed(x: Any, w: Any, *rest: Any, **options: Any) -> Any:
+    return matmul(x, jax.lax.stop_gradient(w), *rest, **options)
+
+
+def refuses(*_: Any, **__: Any) -> Any:
+    raise Unsupported("no")
+
+
+VALUES, ITSELF = "test_gives_what_the_definition_gives", "test_does_something_and_needs_no_jit"
+GRADIENTS, PACKED = "test_gradients_are_those_of_float64", "test_packed_weights_have_no_gradient"
+
+
+@pytest.mark.parametrize(
+    ("fault", "test", "name", "error", "said"),
+    [
+        (a_little_off, VALUES, "plain float32 (3,)", AssertionError, "Not equal to tolerance"),
+        (always_float32, VALUES, "plain bfloat16 (3,)", AssertionError, "float32 is not bfloat16"),
+        (without_bias, VALUES, "mxfp4 float32 3", AssertionError, "Not equal to tolerance"),
+        (refuses, VALUES, "mxfp4 float32 3", Unsupported, "no"),
+        (scribbles, ITSELF, None, AssertionError, "writes into its arguments"),
+        (a_little_off, ITSELF, None, AssertionError, "Not equal to tolerance"),
+        (refuses, ITSELF, None, AssertionError, "does no case of matmul"),
+        (forgets_a_gradient, GRADIENTS, "plain float32 (3,)", AssertionError, "Not equal to tolerance"),
+        (doubles_a_gradient, GRADIENTS, "plain bfloat16 (3,)", AssertionError, "Not equal to tolerance"),
+        (silent_about_packed, PACKED, "nvfp4 float32 3", pytest.fail.Exception, "DID NOT RAISE"),
+    ],
+)
+def test_a_model_op_that_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, fault: Callable[..., Any], test: str, name: str | None, error: type, said: str
+) -> None:
+    class Suite(ModelOpContract):
+        op = "matmul"
+
+    case = () if name is None else (next(c for c in matmuls.cases() if c.name == name),)
+    run = getattr(Suite(), test)
+    run("xla", *case)
+    monkeypatch.setitem(sys.modules, "acme.fast", SimpleNamespace(matmul=fault))
+    with pytest.raises(error, match=said):
+        run("acme.fast", *case)
+
+
+def test_a_partial_backend_is_skipped_where_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Suite(ModelOpContract):
+        op, partial = "matmul", True
+
+    monkeypatch.setitem(sys.modules, "acme.fast", SimpleNamespace(matmul=refuses))
+    with pytest.raises(pytest.skip.Exception, match="does not do this: no"):
+        Suite().test_gives_what_the_definition_gives("acme.fast", next(iter(matmuls.cases())))

@@ -1,4 +1,4 @@
-"""matmul: bands, planes, precision and memory; values on named cases are test_op_definitions'."""
+"""matmul: bands, planes, precision and memory; values on named cases are the contract's."""
 
 from typing import Any
 
@@ -11,13 +11,13 @@ import pipeline.tensors.pytree  # noqa: F401
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
+from pipeline.testing.model_op import agree
+from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.dequantize import Dequantize
 from plugins.kernels.embed.xla import embed
 from plugins.kernels.matmul import MatMul, planes, weights, xla
 from plugins.kernels.matmul.reference import matmul as reference
-from tests.cases.ops import BF16, SCHEMES, normal
 from tests.cases.quantized import quantized
-from tests.unit.kernels.test_definitions import check
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["cpu", "other platforms"])
@@ -32,9 +32,9 @@ def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: s
     whole = Dequantize()(stack, "F32")
     call = xla._elsewhere if elsewhere else xla.product
     found = jax.jit(lambda x, w, at: call(x, w, at))(x, stack, np.int32(2))
-    check(reference(x, whole[2]), found)
+    agree(reference(x, whole[2]), found)
     matrix = quantized(SCHEMES[name], (22, 128))
-    check(reference(x, matrix), jax.jit(lambda x, w: call(x, w, None))(x, matrix))
+    agree(reference(x, matrix), jax.jit(lambda x, w: call(x, w, None))(x, matrix))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -43,7 +43,7 @@ def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 40 * 4)
     rng = np.random.default_rng(0)
     x, w = normal(rng, rows, 40, dtype=dtype), normal(rng, 23, 40, dtype=BF16 if dtype == np.float32 else np.float32)
-    check(reference(x, w), jax.jit(MatMul())(x, w))
+    agree(reference(x, w), jax.jit(MatMul())(x, w))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -118,7 +118,7 @@ def test_swapped_nibbles_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return found[::-1], after
 
     x, w = normal(np.random.default_rng(0), 2, 64), quantized(MXFP4, (7, 64))
-    check(reference(x, w), MatMul()(x, w))
+    agree(reference(x, w), MatMul()(x, w))
     monkeypatch.setattr(xla, "planes", swapped)
     with pytest.raises(AssertionError):
-        check(reference(x, w), jax.jit(lambda x, w: xla.matmul(x, w))(x, w))
+        agree(reference(x, w), jax.jit(lambda x, w: xla.matmul(x, w))(x, w))
