@@ -18,7 +18,7 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint types fuzz bench golden models clean
+.PHONY: help setup run test check lint types fuzz bench golden models clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -36,6 +36,9 @@ run: $(VENV)/.core  ## the main job: the embedded gpt-oss becomes MXFP4
 
 test: $(VENV)/.dev $(VENV)/.oracles-asked lint types  ## everything that must pass: lint, types, all tests
 	$(BIN)/python -m pytest -n $(JOBS) $(if $(filter 0,$(ORACLES)),-m 'not oracle') $(ARGS)
+
+check: $(VENV)/.dev lint types  ## what to run while working, in two minutes: lint, types, the tests that take seconds
+	$(BIN)/python -m pytest -n $(JOBS) tests/unit tests/contract -m 'not slow and not oracle' $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and the import contracts
 	$(BIN)/ruff check .

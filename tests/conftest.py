@@ -37,6 +37,13 @@ hypothesis.settings.register_profile("strict", derandomize=True, deadline=None, 
 hypothesis.settings.load_profile("strict")
 
 ORACLES = ("torch", "transformers", "torchao")
+# What `make check` leaves out of tests/unit and tests/contract: whole models, and programs of every scheme and size.
+SLOW = (
+    "contract/test_model_ops.py", "unit/engine/test_generate.py", "unit/kernels/test_formats_by_hand.py",
+    "unit/kernels/test_gradients.py", "unit/kernels/test_matmul.py", "unit/kernels/test_moe.py",
+    "unit/kernels/test_number_formats_xla.py", "unit/models/test_quantized.py", "unit/models/test_reference.py",
+    "unit/running/test_held.py",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +63,11 @@ def _memory() -> Iterator[None]:
         gc.collect()
 
 
+@pytest.hookimpl(tryfirst=True)  # before items are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.as_posix().endswith(SLOW):
+            item.add_marker("slow")
     missing = [name for name in ORACLES if find_spec(name) is None]
     if missing:
         skip = pytest.mark.skip(

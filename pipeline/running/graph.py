@@ -102,7 +102,7 @@ def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Seq
     result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
     if isinstance(result, Failure):
         try:
-            pickle.loads(pickle.dumps(result.error))
+            pickle.loads(pickle.dumps(result.error))  # noqa: S301  our own bytes: the question is whether they pickle
         except Exception:
             return Failure(label, StageError(f"{label}: {type(result.error).__name__}: {result.error}"))
     return result
@@ -186,7 +186,7 @@ class Resources:
                 self._changed.notify_all()
 
 
-def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnDone) -> dict[str, Any]:
+def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnDone) -> dict[str, Any]:  # noqa: C901  one loop with its state
     """Run on a Dask cluster; the same contract as `run_threads`.
 
     A task is submitted when everything before it is done and its results are here, so nothing that was done depends on

@@ -12,11 +12,13 @@ A suite is a class to subclass in a test file of one's own; pytest finds its tes
 * `pipeline.testing.container.ContainerContract`: bytes in files.
 * `pipeline.testing.dialect.DialectContract`: naming and packing.
 * `pipeline.testing.method.MethodContract`: quantization methods.
-* `pipeline.testing.kernel.KernelContract`: every backend of an op against its reference.
-* `pipeline.testing.memory`: checkpoints in memory, random boxes.
+* `pipeline.testing.kernel.KernelContract`: every backend of a codec against its definition, bit for bit.
+* `pipeline.testing.model_op.ModelOpContract`: every backend of a model op against its definition, to a few roundings,
+  and its gradients against float64.
+* `pipeline.testing.memory`: checkpoints in memory, random boxes, random tensors of any scheme.
 * `pipeline.testing.peak`: peak memory of a command.
 
-Nothing outside this package imports it, and only the suites need pytest.
+Tests import it, and the cases of ops (`plugins/kernels/<op>/cases.py`); only the suites need pytest.
 """
 
 import sys
@@ -24,5 +26,5 @@ import sys
 if "pytest" in sys.modules:
     import pytest
 
-    for _suite in ("stage", "container", "dialect", "method", "kernel"):
+    for _suite in ("stage", "container", "dialect", "method", "kernel", "model_op"):
         pytest.register_assert_rewrite(f"{__name__}.{_suite}")

@@ -143,3 +143,20 @@ def holds(value: Any, spec: TensorSpec, index: Index) -> str | None:
     if not isinstance(value, np.ndarray) or value.dtype != numpy_dtype(spec.dtype):
         return f"is {getattr(value, 'dtype', type(value).__name__)}, the spec promises {spec.dtype}"
     return None
+
+
+def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:
+    """Random codes, all of them likely; scales and second scales that are finite and not far from 1."""
+    rng = np.random.default_rng(seed)
+    shapes, found = scheme.components(shape), {}
+    found["codes"] = rng.integers(0, 256, shapes["codes"], dtype=np.uint8)
+    if scheme.element == "e4m3":
+        found["codes"][found["codes"] & 0x7F == 0x7F] ^= 1  # NaN
+    for name, dims in shapes.items():
+        dtype = numpy_dtype(scheme.dtypes[name])
+        if name == "zeros":
+            found[name] = rng.integers(0, 1 << scheme.element_bits, dims).astype(dtype)
+        elif name != "codes":
+            whole = dtype == np.uint8
+            found[name] = (rng.integers(118, 130, dims) if whole else rng.uniform(0.25, 4, dims)).astype(dtype)
+    return QTensor(scheme=scheme, **found)

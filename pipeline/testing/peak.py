@@ -41,7 +41,7 @@ def watch(command: Sequence[str], **popen: Any) -> Peak:
 
     with tempfile.TemporaryFile("w+") as output:
         start = time.perf_counter()
-        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, **popen)
+        child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, **popen)  # noqa: S603  whose job it is
         tree, marks = 0, dict[int, int]()
         root = psutil.Process(child.pid)
         while child.poll() is None:

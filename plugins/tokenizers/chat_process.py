@@ -81,7 +81,7 @@ def _running() -> subprocess.Popen[str]:
     if _process is None or _owner != os.getpid() or _process.poll() is not None:
         stop()
         path = os.pathsep.join(p for p in sys.path if p)
-        _process = subprocess.Popen(
+        _process = subprocess.Popen(  # noqa: S603  this interpreter, and a program of ours
             [sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             encoding="ascii", env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip

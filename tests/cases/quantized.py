@@ -11,28 +11,11 @@ import numpy as np
 from pipeline.formats import PEEKED, Dialect
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore
+from pipeline.testing.memory import quantized as quantized
 from plugins.formats.safetensors.container import SafeTensors
-
-
-def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:
-    """Random codes, all of them likely; scales and second scales that are finite and not far from 1."""
-    rng = np.random.default_rng(seed)
-    shapes, found = scheme.components(shape), {}
-    found["codes"] = rng.integers(0, 256, shapes["codes"], dtype=np.uint8)
-    if scheme.element == "e4m3":
-        found["codes"][found["codes"] & 0x7F == 0x7F] ^= 1  # NaN
-    for name, dims in shapes.items():
-        dtype = numpy_dtype(scheme.dtypes[name])
-        if name == "zeros":
-            found[name] = rng.integers(0, 1 << scheme.element_bits, dims).astype(dtype)
-        elif name != "codes":
-            whole = dtype == np.uint8
-            found[name] = (rng.integers(118, 130, dims) if whole else rng.uniform(0.25, 4, dims)).astype(dtype)
-    return QTensor(scheme=scheme, **found)
 
 
 def leaves_of(binding: Binding, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -1,14 +1,19 @@
-"""`python -m pipeline` as people run it: in a process of its own, from a folder of their own."""
+"""`python -m pipeline` as people run it: in a process of its own. Every test that starts one starts it here."""
 
+import json
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 MAIN = ("+model=gpt_oss", "quant=mxfp4")
+QUIETLY = ("+model=gpt_oss", "progress=false")
 
 
 @dataclass(frozen=True)
@@ -20,17 +25,71 @@ class Said:
     err: str
 
 
-def converting(*args: str) -> list[str]:
-    """The arguments, with `flow=convert` where no flow and no stages are chosen: most tests need no model to run."""
+def command(*args: str) -> list[str]:
+    """The words of `python -m pipeline ARGS…`.
+
+    `flow=convert` is added where no flow and no stages are chosen: most tests need no model to run.
+    """
     flowing = any(a.startswith(("flow=", "stages=", "--help", "-h")) for a in args)
     modelled = any(a.startswith("+model=") for a in args)
-    return [*args] if flowing or not modelled else [*args, "flow=convert"]
+    flow = [] if flowing or not modelled else ["flow=convert"]
+    return [sys.executable, "-m", "pipeline", *args, *flow]
 
 
-def pipeline(*args: str, cwd: Path, env: Mapping[str, str] | None = None, timeout_s: float = 120) -> Said:
-    command = [sys.executable, "-m", "pipeline", *converting(*args)]
-    done = subprocess.run(
-        command, cwd=cwd, env={**os.environ, **(env or {})}, capture_output=True, text=True, check=False,
-        timeout=timeout_s, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    return Said(done.returncode, done.stdout, done.stderr)
+def start(
+    *args: str, cwd: Path | bytes = ROOT, env: Mapping[str, str] | None = None, **popen: Any
+) -> subprocess.Popen[str]:
+    """`python -m pipeline ARGS…`, left running in a process group of its own.
+
+    Args:
+        args: as typed.
+        cwd: where. In the project's folder only runs that say `paths.run=`.
+        env: variables beside those of this process.
+        popen: to `subprocess.Popen`; streams, for one.
+    """
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    environment = {**os.environ, **(env or {})}
+    return subprocess.Popen(
+        command(*args), cwd=cwd, env=environment, text=True, start_new_session=True, **{**streams, **popen}
+    )
+
+
+def end(process: subprocess.Popen[str], timeout_s: float = 120) -> Said:
+    """Wait for `process`; one that hangs is killed with all it started, and fails the test."""
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        kill_tree(process.pid)
+        raise AssertionError(f"still running after {timeout_s} s: {process.args}") from None
+    except KeyboardInterrupt:  # of these tests: the process is in another group
+        kill_tree(process.pid)
+        raise
+    return Said(process.returncode, out or "", err or "")
+
+
+def pipeline(
+    *args: str, cwd: Path | bytes = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 120, **popen: Any
+) -> Said:
+    """Run to the end."""
+    return end(start(*args, cwd=cwd, env=env, **popen), timeout_s)
+
+
+def done(*args: str, cwd: Path | bytes = ROOT, env: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Run to the end, successfully and without a warning; returns the manifest of `paths.run=…`."""
+    said = pipeline(*args, cwd=cwd, env=env)
+    assert said.code == 0, said.err
+    assert "Traceback" not in said.err
+    assert "warn" not in said.err.lower(), said.err
+    [run] = [a.removeprefix("paths.run=") for a in args if a.startswith("paths.run=")]
+    return manifest(Path(run))
+
+
+def manifest(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "manifest.json").read_text())
+    return found
+
+
+def kill_tree(pid: int) -> None:
+    root = psutil.Process(pid)
+    for p in [*root.children(recursive=True), root]:
+        p.kill()

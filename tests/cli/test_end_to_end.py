@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cases import toy_gpt_oss as toys
-from tests.cases.runs import ROOT, done, weightmill
+from tests.cli.run import QUIETLY, ROOT, done, pipeline
 from tests.oracles import mx
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
@@ -18,7 +18,7 @@ BF16 = ml_dtypes.bfloat16
 
 
 def convert(run, *args):
-    done(f"paths.run={run}", *args)
+    done(*QUIETLY, f"paths.run={run}", *args)
     return run / "model"
 
 
@@ -189,10 +189,10 @@ def too_large(tmp_path):
 
 def test_fp16_refuses_what_it_cannot_hold(tmp_path, too_large):
     to = [f"model.source={too_large}", "quant=none", "export=numpy", "export.dtype=fp16"]
-    result = weightmill(f"paths.run={tmp_path / 'run'}", *to)
-    assert result.returncode == 6
-    assert "model.layers.1.self_attn.o_proj.weight" in result.stderr or "down_proj" in result.stderr
-    assert "out of range of F16; export.overflow=clamp" in result.stderr
+    result = pipeline(*QUIETLY, f"paths.run={tmp_path / 'run'}", *to)
+    assert result.code == 6
+    assert "model.layers.1.self_attn.o_proj.weight" in result.err or "down_proj" in result.err
+    assert "out of range of F16; export.overflow=clamp" in result.err
     assert not (tmp_path / "run" / "model").exists()
     folder = convert(tmp_path / "clamped", *to, "export.overflow=clamp")
     index = json.loads((folder / "metadata.json").read_text())["tensors"]

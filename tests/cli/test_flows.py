@@ -1,11 +1,8 @@
 """The flows that run a model: what the main job ends with, by the command line and by the Python API."""
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,7 @@ from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint, Footprint
 from pipeline.testing.memory import MemoryStore
 from stages.parity import Parity
-from tests.cli.run import MAIN, ROOT, pipeline
+from tests.cli.run import MAIN, ROOT, end, pipeline, start
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
 # plugins/models/gpt_oss/tiny/README.md: transformers, fp32 arithmetic on the bf16 weights, the first 8192 tokens.
@@ -219,19 +216,16 @@ def test_an_empty_text_is_named(here: Path) -> None:
 
 def test_an_interrupt_ends_a_long_text_at_once(tmp_path: Path) -> None:
     args = ["+model=gpt_oss", "flow=generate", "sampling.max_tokens=50000"]
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    run = subprocess.Popen(
-        [sys.executable, "-m", "pipeline", *args], stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment
-    )
-    assert run.stderr is not None
+    process = start(*args, cwd=tmp_path, env={"JAX_PLATFORMS": "cpu"}, stdout=None)
+    assert process.stderr is not None
     try:
-        assert len(run.stderr.read(30)) == 30  # text comes
-        run.send_signal(signal.SIGINT)
-        said = run.communicate(timeout=60)[1]
+        assert len(process.stderr.read(30)) == 30  # text comes
+        process.send_signal(signal.SIGINT)
+        said = end(process, 60)
     finally:
-        run.kill()
-    assert run.returncode == 130
-    assert "interrupted; the same command goes on from here" in said
+        process.kill()
+    assert said.code == 130
+    assert "interrupted; the same command goes on from here" in said.err
 
 
 def test_sensitivity_names_the_layer_that_hurts(here: Path) -> None:

@@ -10,7 +10,7 @@ from pipeline.api import run as pipeline_run
 from pipeline.planning.model_choice import model_option
 from tests.cases import runs
 from tests.cases.hub_server import HubServer, Repo, files_of, serving
-from tests.cli.run import pipeline
+from tests.cli.run import QUIETLY, done, pipeline, start
 
 TINY = Path(__file__).parents[2] / "plugins" / "models" / "gpt_oss" / "tiny"
 SECOND = "model-00002-of-00003.safetensors"
@@ -25,7 +25,7 @@ def server() -> Iterator[HubServer]:
 
 @pytest.fixture
 def env(server: HubServer, tmp_path: Path) -> dict[str, str]:
-    return runs.environment(HF_ENDPOINT=server.url, HF_HOME=str(tmp_path / "home"), HF_TOKEN="")
+    return {"HF_ENDPOINT": server.url, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": ""}
 
 
 def test_planned_run_killed_resumed_and_verified_offline(
@@ -39,8 +39,8 @@ def test_planned_run_killed_resumed_and_verified_offline(
 
     run = tmp_path / "run"
     server.stall_after[SECOND] = 1 << 20
-    command = ("quant=mxfp4", "model.source=hf://org/tiny", f"paths.run={run}")
-    process = runs.start(*command, env=env)
+    command = (*QUIETLY, "quant=mxfp4", "model.source=hf://org/tiny", f"paths.run={run}")
+    process = start(*command, env=env)
     runs.until(server.stalled.is_set, process)
     process.kill()
     _, err = process.communicate()
@@ -51,17 +51,17 @@ def test_planned_run_killed_resumed_and_verified_offline(
     server.stall_after.clear()
     server.released.set()
     server.forget()
-    manifest = runs.done(*command, env=env)
+    manifest = done(*command, env=env)
     assert server.bodies == [SECOND, "model-00003-of-00003.safetensors"]
     assert all(f"/snapshots/{commit}/" in file["path"] and file["xxh3_128"] for file in manifest["inputs"])
     local = tmp_path / "local"
-    runs.done("quant=mxfp4", f"paths.run={local}")
+    done(*QUIETLY, "quant=mxfp4", f"paths.run={local}")
     assert runs.digests(run / "model") == runs.digests(local / "model")
 
     server.forget()
-    offline = runs.weightmill(*command, "hub.offline=true", env=env)
-    assert offline.returncode == 0, offline.stderr
-    assert f"complete already, outputs verified: {run}" in offline.stderr
+    offline = pipeline(*command, "hub.offline=true", env=env)
+    assert offline.code == 0, offline.err
+    assert f"complete already, outputs verified: {run}" in offline.err
     assert not [p for _, p, _ in server.requests if "tiny" in p]
 
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from dataclasses import replace
 from math import prod
 
@@ -12,8 +11,7 @@ import pytest
 
 from pipeline.testing.peak import watch
 from tests.cases import big_gpt_oss
-from tests.cases.runs import ROOT, weightmill
-from tests.cli.run import converting, pipeline
+from tests.cli.run import QUIETLY, ROOT, command, pipeline
 
 SIZES = big_gpt_oss.Sizes(layers=1, experts=6, hidden=1536, inter=1600, heads=8, kv_heads=2, head_dim=64, vocab=512)
 DISTRIBUTED = ["dask=distributed", "dask.dashboard=false", "dask.workers=2"]
@@ -28,7 +26,7 @@ def source(tmp_path_factory):
 @pytest.fixture(scope="module")
 def packed(source, tmp_path_factory):
     run = tmp_path_factory.mktemp("packed")
-    assert weightmill(f"paths.run={run}", f"model.source={source}", "quant=mxfp4").returncode == 0
+    assert pipeline(*QUIETLY, f"paths.run={run}", f"model.source={source}", "quant=mxfp4").code == 0
     return run / "model"
 
 
@@ -53,7 +51,7 @@ def predicted(*args):
 def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
     args = [*args, f"model.source={source}", f"paths.run={tmp_path}"]
     most = predicted(*args)
-    seen = watch([sys.executable, "-m", "pipeline", *converting("+model=gpt_oss", "progress=false", *args)], cwd=ROOT)
+    seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert most / 3 < seen.tree_nbytes <= most
 
@@ -78,7 +76,7 @@ def test_any_scheme_keeps_to_a_bound_that_the_weights_are_past(twice, tmp_path, 
     args = [*args, "flow=convert", "dask.workers=2", "dask.memory=150MiB"]
     args += [f"model.source={twice}", f"paths.run={tmp_path}"]
     most = predicted(*args)
-    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert most / 3 < seen.process_nbytes[0] <= most <= bound
 
@@ -87,7 +85,7 @@ def test_running_a_model_takes_what_is_planned(tmp_path):
     """The whole main job, compiling included; and the plan is not far above it."""
     args = ["quant=mxfp4", "flow=full", "engine.programs=null", "evaluate.windows.tokens=2048", f"paths.run={tmp_path}"]
     most = predicted(*args)
-    seen = watch([sys.executable, "-m", "pipeline", "+model=gpt_oss", "progress=false", *args], cwd=ROOT)
+    seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert most / 2 < seen.tree_nbytes <= most
 
@@ -95,7 +93,7 @@ def test_running_a_model_takes_what_is_planned(tmp_path):
 def test_decoding_to_a_transposed_layout(packed, tmp_path):
     args = ["quant=none", "dask.workers=2", f"model.source={packed}", f"paths.run={tmp_path}"]
     most = predicted(*args)
-    seen = watch([sys.executable, "-m", "pipeline", *converting("+model=gpt_oss", "progress=false", *args)], cwd=ROOT)
+    seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert seen.tree_nbytes <= most
 
@@ -148,7 +146,7 @@ def plain_llama(folder, shapes):
 )
 def test_a_row_need_not_fit(long_rows, tmp_path, args):
     args = [*KEPT, *args, f"model.source={long_rows}", f"paths.run={tmp_path}", "dask.memory=112MiB"]
-    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    seen = watch(command(*args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     assert seen.process_nbytes[0] <= 112 << 20
 
@@ -165,7 +163,7 @@ def test_tensors_are_counted(tmp_path, how):
         f"paths.run={tmp_path / 'run'}",
     ]
     args = [*KEPT, *args, *how]
-    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    seen = watch(command(*args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     said = pipeline("plan", *args, cwd=ROOT)
     number, unit = re.search(r"peak memory ([\d.]+) (\w+) of", said.out.replace("\n", " ")).groups()
@@ -180,7 +178,7 @@ def test_every_backend_keeps_to_the_plan(tmp_path, kernels):
     plain_llama(folder, {f"model.layers.{i}.w.weight": (rows, 1024) for i in range(2)})
     args = ["model.rules=[{match: '*', to: quant}]", "quant=int8", "export=compressed_tensors", f"kernels={kernels}"]
     args = [*KEPT, *args, f"model.source={folder}", f"paths.run={tmp_path / 'run'}", "dask.workers=2"]
-    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    seen = watch(command(*args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
     said = pipeline("plan", *args, cwd=ROOT)
     number, unit = re.search(r"peak memory ([\d.]+) (\w+) of", said.out.replace("\n", " ")).groups()

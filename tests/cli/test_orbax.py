@@ -18,14 +18,15 @@ from plugins.formats.orbax.container import Orbax
 from plugins.formats.orbax.pytree import Pytree
 from plugins.formats.orbax.store import TensorStoreLeaves
 from plugins.formats.orbax.tree import abstract, describe
-from tests.cases.runs import after_chunks, done, end, kill_tree, manifest, start, weightmill
+from tests.cases.runs import after_chunks
+from tests.cli.run import QUIETLY, done, end, kill_tree, manifest, pipeline, start
 
 MAIN = ("quant=mxfp4", "dask.chunk=256KiB")
 
 
 def export(folder: Path, *args: str) -> Path:
     """Run, and return the folder that was exported."""
-    done(*args, f"paths.run={folder}")
+    done(*QUIETLY, *args, f"paths.run={folder}")
     return folder / "model"
 
 
@@ -76,9 +77,9 @@ def test_jax_gets_qtensors(params: dict[str, Any]) -> None:
 
 
 def test_it_is_the_same_model_as_in_safetensors(written: Path, direct: Path, tmp_path: Path) -> None:
-    said = weightmill("flow=verify", f"a={written}", f"b={direct}", f"paths.run={tmp_path}")
-    assert said.returncode == 0, said.stderr
-    assert "the same model: all 71 tensors equal bit for bit, encodings and all" in said.stdout
+    said = pipeline(*QUIETLY, "flow=verify", f"a={written}", f"b={direct}", f"paths.run={tmp_path}")
+    assert said.code == 0, said.err
+    assert "the same model: all 71 tensors equal bit for bit, encodings and all" in said.out
     assert export(tmp_path / "back", f"model.source={written}", *MAIN, "export=hf").is_dir()
     assert files(tmp_path / "back/model") == files(direct)
 
@@ -119,7 +120,7 @@ def test_mixed_precision_is_kept_scheme_by_scheme(tmp_path: Path) -> None:
 
 def test_killed_it_goes_on_where_it_was(written: Path, tmp_path: Path) -> None:
     args = (*MAIN[:1], "dask.chunk=32KiB", "export=orbax", "export.container.chunk_nbytes=4194304")
-    process = start(*args, f"paths.run={tmp_path / 'run'}")
+    process = start(*QUIETLY, *args, f"paths.run={tmp_path / 'run'}")
     after_chunks(tmp_path / "run", 2, process)
     kill_tree(process.pid)
     end(process)

@@ -7,14 +7,14 @@ import pytest
 
 from plugins.formats.safetensors.container import SafeTensors
 from tests.cases import toy_gpt_oss
-from tests.cases.runs import done
+from tests.cli.run import QUIETLY, done
 
 
 def run(folder: Path, source: Path, name: str, *args: str) -> Path:
     """Export `source` to `folder/name` in pieces of 32 KiB."""
     target = folder / name
     where = (f"model.source={source}", f"export.path={target}", f"paths.run={folder / f'run-{name}'}", "flow=convert")
-    done(*where, "dask.chunk=32KiB", *args)
+    done(*QUIETLY, *where, "dask.chunk=32KiB", *args)
     return target
 
 

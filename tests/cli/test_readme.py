@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.cli.run import ROOT
 
@@ -81,6 +82,14 @@ def test_what_make_can_do_is_what_make_help_says() -> None:
     for verb in phony.split():
         asked = subprocess.run(["make", "-n", "-C", str(ROOT), verb], capture_output=True, text=True, check=False)
         assert asked.returncode == 0, asked.stderr
+
+
+def test_hooks_before_a_commit_are_the_quick_half_of_check() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    verbs = [hook["entry"].removeprefix("make ") for hook in hooks]
+    (needed,) = re.findall(r"^check: \S+ (.*?)  ##", (ROOT / "Makefile").read_text(), re.M)
+    assert verbs == needed.split()
+    assert all(hook["language"] == "system" for hook in hooks), "nothing is downloaded"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 from pipeline.testing.peak import watch
 from tests.cases import big_gpt_oss
-from tests.cases.runs import ROOT
+from tests.cli.run import ROOT
 
 SIZES = big_gpt_oss.Sizes()  # 2880, 32 experts, 64 heads; one layer, a short vocabulary
 PROGRAM = """

@@ -7,7 +7,8 @@ import psutil
 import pytest
 
 from tests.cases import big_gpt_oss
-from tests.cases.runs import after_chunks, done, end, journaled, start, until, workers_of
+from tests.cases.runs import after_chunks, journaled, until, workers_of
+from tests.cli.run import QUIETLY, done, end, start
 
 SIZES = big_gpt_oss.Sizes(
     layers=1, experts=4, hidden=1024, inter=1088, heads=8, kv_heads=2, head_dim=64, vocab=512
@@ -25,8 +26,8 @@ def source(tmp_path_factory):
 
 def ended(process, signum, children):
     result = end(process, 30)
-    assert result.returncode == 128 + signum, result.stderr
-    lines = [line for line in result.stderr.splitlines() if not line.startswith("Dask cluster")]
+    assert result.code == 128 + signum, result.err
+    lines = [line for line in result.err.splitlines() if not line.startswith("Dask cluster")]
     assert lines == [f"{SAID[signum]}; the same command goes on from here"]
     assert not psutil.wait_procs(children, timeout=10)[1]
 
@@ -41,7 +42,7 @@ def ended(process, signum, children):
     ],
 )
 def test_stopped(source, tmp_path, signals, how, everybody):
-    args = [f"model.source={source}", f"paths.run={tmp_path}", *HOW]
+    args = [*QUIETLY, f"model.source={source}", f"paths.run={tmp_path}", *HOW]
     process = start(*args, *how)
     after_chunks(tmp_path, 2, process)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -55,7 +56,7 @@ def test_stopped(source, tmp_path, signals, how, everybody):
 
 
 def test_stopped_while_workers_start(source, tmp_path):
-    process = start(f"model.source={source}", f"paths.run={tmp_path}", *HOW, *DISTRIBUTED)
+    process = start(*QUIETLY, f"model.source={source}", f"paths.run={tmp_path}", *HOW, *DISTRIBUTED)
     until(lambda: workers_of(process), process)
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(TERM)
@@ -66,9 +67,9 @@ def test_what_is_ignored_stays_ignored(source, tmp_path):
     """`nohup`: a terminal that closes does not stop the run."""
     before = signal.signal(HUP, signal.SIG_IGN)
     try:
-        process = start(f"model.source={source}", f"paths.run={tmp_path}", *HOW)
+        process = start(*QUIETLY, f"model.source={source}", f"paths.run={tmp_path}", *HOW)
     finally:
         signal.signal(HUP, before)
     after_chunks(tmp_path, 1, process)
     process.send_signal(HUP)
-    assert end(process).returncode == 0
+    assert end(process).code == 0

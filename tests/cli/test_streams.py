@@ -3,30 +3,28 @@
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tests.cli.run import MAIN, converting
+from tests.cli.run import MAIN, command, pipeline
 
 
 def unread(*args: str, cwd: Path) -> tuple[int, str]:
     """`python -m pipeline ARGS…` with a stdout that nobody reads from the beginning, as `| head` is at the end."""
     reading, writing = os.pipe()
     os.close(reading)
-    command = [sys.executable, "-m", "pipeline", *converting(*args)]
-    done = subprocess.run(command, cwd=cwd, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    said = pipeline(*args, cwd=cwd, stdout=writing)
     os.close(writing)
-    assert "Traceback" not in done.stderr
-    return done.returncode, done.stderr
+    assert "Traceback" not in said.err
+    return said.code, said.err
 
 
 def shell(redirected: str, *args: str, cwd: Path, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """`python -m pipeline ARGS… REDIRECTED`, and what it said on stderr."""
     done = subprocess.run(
-        ["bash", "-c", f'"$@" {redirected}', "-", sys.executable, "-m", "pipeline", *converting(*args)], cwd=cwd,
+        ["bash", "-c", f'"$@" {redirected}', "-", *command(*args)], cwd=cwd,
         env={**os.environ, **(env or {})}, stderr=subprocess.PIPE, text=True, check=False, stdin=subprocess.DEVNULL,
         errors="surrogateescape",
     )  # fmt: skip
@@ -105,10 +103,9 @@ def test_a_folder_whose_name_is_no_text(run: Path) -> None:
     """A byte that is no UTF-8 comes back from the records as it was, and reaches the terminal as an escape."""
     folder = os.fsencode(run) + b"/caf\xe9"
     os.mkdir(folder)
-    args = converting(*MAIN, "paths.run=out")
-    done = subprocess.run([sys.executable, "-m", "pipeline", *args], cwd=folder, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].endswith(rb"caf\udce9/out")
+    said = pipeline(*MAIN, "paths.run=out", cwd=folder)
+    assert said.code == 0, said.err
+    assert said.out.splitlines()[-1].endswith(r"caf\udce9/out")
     with open(folder + b"/out/manifest.json", "rb") as file:
         record = json.loads(file.read())
     assert record["run"] == os.fsdecode(folder + b"/out")

@@ -57,12 +57,10 @@ def test_runs_on_threads_and_on_a_cluster(stages: str, tmp_path: Path, installed
 
 def test_imported_only_when_chosen(tmp_path: Path, installed: dict[str, str]) -> None:
     def imported(*args: str) -> set[str]:
-        command = [sys.executable, "-v", "-m", "pipeline", "plan", *MAIN, *args]
-        env = {**os.environ, **installed}
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "import 'plugins.quant.blockwise'" in done.stderr
-        return set(re.findall(r"^import '(acme_prune\S*)'", done.stderr, re.MULTILINE))
+        said = pipeline("plan", *MAIN, *args, cwd=tmp_path, env={**installed, "PYTHONVERBOSE": "1"})
+        assert said.code == 0, said.err
+        assert "import 'plugins.quant.blockwise'" in said.err
+        return set(re.findall(r"^import '(acme_prune\S*)'", said.err, re.MULTILINE))
 
     assert imported() == set()
     assert imported(CHOSEN) == {"acme_prune", "acme_prune.small"}

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.errors import StageError
+from pipeline.errors import StageError, Unsupported
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.spec import TensorSpec
@@ -16,8 +16,10 @@ from pipeline.tensors.views import MappedStore
 from pipeline.testing.container import ContainerContract
 from pipeline.testing.kernel import Case, KernelContract
 from pipeline.testing.method import MethodContract
+from pipeline.testing.model_op import ModelOpContract
 from pipeline.testing.stage import StageContract
 from plugins.formats.safetensors.container import SafeTensors
+from plugins.kernels.matmul import cases as matmuls
 from plugins.quant.blockwise import Blockwise
 from tests.cases import guests
 
@@ -178,3 +180,60 @@ def test_a_backend_with_a_fault(tmp_path: Path) -> None:
             Suite().test_gives_what_the_reference_gives("plugins.adds.refuses", case)
         with pytest.raises(pytest.fail.Exception, match=r"refuses refuses \(not today\) what it did not decline"):
             Suite().test_gives_what_the_reference_gives("plugins.adds.refuses", Case("a matrix", (np.ones((2, 3)),)))
+
+
+# Backends of matmul with one fault each
+HEAD = """import jax, numpy as np
+from pipeline.errors import Unsupported
+from pipeline.tensors.qtensor import QTensor
+from plugins.kernels.matmul.xla import matmul as right
+def matmul(x, w, bias=None, **options):
+"""
+FAULTS = {
+    "a_little_off": "    return right(x, w, bias, **options) * (1 + 2.0**-15)\n",
+    "always_float32": "    return right(x, w, bias, out_dtype=np.float32)\n",
+    "without_bias": "    return right(x, w, **options)\n",
+    "scribbles": "    y = right(x, w, bias, **options)\n    x[...] = 0\n    return y\n",
+    "forgets_a_gradient": (
+        "    w = w if isinstance(w, QTensor) else jax.lax.stop_gradient(w)\n    return right(x, w, bias, **options)\n"
+    ),
+    "doubles_a_gradient": "    return right(2 * x - jax.lax.stop_gradient(x), w, bias, **options)\n",
+    "silent_about_packed": "    return right(x, jax.lax.stop_gradient(w), bias, **options)\n",
+    "refuses": "    raise Unsupported('no')\n",
+    "declines_all": "    raise Unsupported('no')\ndef declines(request):\n    return 'not today'\n",
+}
+
+VALUES, ITSELF = "test_gives_what_the_definition_gives", "test_does_something_and_needs_no_jit"
+GRADIENTS, PACKED = "test_gradients_are_those_of_float64", "test_packed_weights_have_no_gradient"
+
+
+@pytest.mark.parametrize(
+    ("fault", "test", "name", "error", "said"),
+    [
+        ("a_little_off", VALUES, "plain float32 (3,)", AssertionError, "Not equal to tolerance"),
+        ("always_float32", VALUES, "plain bfloat16 (3,)", AssertionError, "float32 is not bfloat16"),
+        ("without_bias", VALUES, "mxfp4 float32 3", AssertionError, "Not equal to tolerance"),
+        ("refuses", VALUES, "mxfp4 float32 3", Unsupported, "no"),
+        ("declines_all", VALUES, "mxfp4 float32 3", pytest.skip.Exception, "declines_all declines this: .*not today"),
+        ("scribbles", ITSELF, None, AssertionError, "writes into its arguments"),
+        ("a_little_off", ITSELF, None, AssertionError, "Not equal to tolerance"),
+        ("declines_all", ITSELF, None, AssertionError, "does no case of matmul"),
+        ("forgets_a_gradient", GRADIENTS, "plain float32 (3,)", AssertionError, "Not equal to tolerance"),
+        ("doubles_a_gradient", GRADIENTS, "plain bfloat16 (3,)", AssertionError, "Not equal to tolerance"),
+        ("silent_about_packed", PACKED, "nvfp4 float32 3", pytest.fail.Exception, "DID NOT RAISE"),
+    ],
+)
+def test_a_model_op_that_is_wrong(
+    tmp_path: Path, fault: str, test: str, name: str | None, error: type, said: str
+) -> None:
+    class Suite(ModelOpContract):
+        op = "matmul"
+
+    case = () if name is None else (next(c for c in matmuls.cases() if c.name == name),)
+    run = getattr(Suite(), test)
+    run("xla", *case)
+    with (
+        guests.guest(tmp_path, {f"plugins.faults.{fault}": HEAD + FAULTS[fault]}),
+        pytest.raises(error, match=said),
+    ):
+        run(f"plugins.faults.{fault}", *case)

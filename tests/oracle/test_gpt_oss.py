@@ -1,31 +1,26 @@
-"""What the dialects write, as transformers and gpt_oss.torch read it.
+"""What the dialects write, as transformers reads it, and as gpt_oss.torch has read it (`gpt_oss_records` says how)."""
 
-gpt_oss.torch comes with the `gpt-oss` package; where that does not install (it asks for Python 3.12), unpack it and
-name its folder in GPT_OSS_PATH.
-"""
-
-import importlib
-import importlib.util
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+import xxhash
 
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.views import JoinedStore
 from plugins.formats.gpt_oss.dialect import GptOss, Original
+from plugins.formats.safetensors.container import SafeTensors
 from plugins.formats.safetensors.plain import Plain
 from tests.cases import toy_gpt_oss as toys
 from tests.cases.memory_store import MemoryStore, spec_of, write_all
 from tests.oracles.mxfp4_by_hand import decode
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
+RECORD = Path(__file__).parents[1] / "cases" / "gpt_oss_torch.json"
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {},
     "mxfp4": {"experts": "mxfp4"},
@@ -117,48 +112,29 @@ def test_modules_to_not_convert_means_what_we_think() -> None:
     assert converted == [0, *range(2, 12)]
 
 
-@pytest.fixture
-def gpt_oss_model():
-    pytest.importorskip("torch")
-    if path := os.environ.get("GPT_OSS_PATH"):
-        sys.path.insert(0, path)
-    if importlib.util.find_spec("gpt_oss") is None:
-        pytest.skip("gpt-oss is not installed and GPT_OSS_PATH is not set")
-    return importlib.import_module("gpt_oss.torch.model")
+def read(folder: Path) -> dict[str, str]:
+    """Leaf → digest of its dtype, shape and bytes, of what is in a folder."""
+    store = SafeTensors().open(folder)
+    found = ((name, spec, np.ascontiguousarray(store.read(name))) for name, spec in store.specs.items())
+    return {n: xxhash.xxh3_64_hexdigest(f"{s.dtype} {s.shape} ".encode() + a.tobytes()) for n, s, a in found}
 
 
-def test_gpt_oss_torch_loads_what_we_write(tmp_path: Path, gpt_oss_model: Any) -> None:
-    toy = toys.make(experts="mxfp4")
-    model = gpt_oss_model.Transformer.from_checkpoint(str(write(tmp_path / "o", Original(), toy)), device="cpu")
-    state = {n: p.detach().float().numpy() for n, p in model.named_parameters()}
-    want = values(toy)
-    plain = toys.Toy({}, {}, {n: v.astype(ml_dtypes.bfloat16) for n, v in want.items()})
-    expected = toys._original_leaves(plain.logical)
-    assert state.keys() == expected.keys()
-    for name, value in expected.items():
-        assert (bits(state[name]) == bits(value.astype(np.float32))).all(), name
+def test_we_write_what_gpt_oss_torch_has_read(tmp_path: Path) -> None:
+    """Byte for byte; that it read it right, and takes the config, was checked when it was recorded."""
+    folder = write(tmp_path / "o", Original(), toys.make(experts="mxfp4"))
+    recorded = json.loads(RECORD.read_bytes())
+    assert read(folder) == recorded["leaves"]
+    config = json.loads((folder / "config.json").read_text())
+    assert list(config.items()) == list(recorded["config"].items())
 
 
-def test_both_programs_compute_the_same_logits(tmp_path: Path, hf_model: Any, gpt_oss_model: Any) -> None:
+def test_both_programs_compute_the_same_logits(tmp_path: Path, hf_model: Any) -> None:
     """One set of logical tensors, written in both namings, run by both programs in float32."""
     import torch
 
-    toy = toys.make(experts="mxfp4")
-    hf = hf_model(write(tmp_path / "hf", GptOss(), toy)).float().eval()
-    original = gpt_oss_model.Transformer.from_checkpoint(
-        str(write(tmp_path / "o", Original(), toy)), device="cpu"
-    ).float()
-    tokens = torch.tensor(TOKENS)
+    hf = hf_model(write(tmp_path / "hf", GptOss(), toys.make(experts="mxfp4"))).float().eval()
     with torch.no_grad():
-        a, b = hf(tokens).logits[0].numpy(), original(tokens[0]).numpy()
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(a).max())
-
-
-def test_original_config_is_what_model_config_takes(gpt_oss_model: Any) -> None:
-    import dataclasses
-
-    toy = toys.make()
-    specs = {n: spec_of(v) for n, v in toy.logical.items()}
-    config = json.loads(json.dumps(Original().encode(specs, toy.config).config))
-    assert [f.name for f in dataclasses.fields(gpt_oss_model.ModelConfig)] == list(config)
-    gpt_oss_model.ModelConfig(**config)
+        logits = hf(torch.tensor(TOKENS)).logits[0].numpy()
+    recorded = json.loads(RECORD.read_bytes())
+    theirs = np.array(recorded["logits"])
+    np.testing.assert_allclose(logits[:, :: recorded["every"]], theirs, rtol=1e-4, atol=1e-4 * np.abs(theirs).max())

@@ -43,7 +43,7 @@ def test_addresses(text: str, shown: str) -> None:
 def test_values_are_called_by_their_variable(tmp_path: Path) -> None:
     here, quoted = str(tmp_path), 'a"b\\c\nd'
     values = {"A": SECRET, "B": f"{SECRET} staple", "PLACE": here, "NUMBER": "123456789", "SHORT": "bf16", "Q": quoted}
-    learn({**values, "BELOW": "/tmp/not/there/yet", "NAME": "ablation"}, places=["outputs/ablation-7"])
+    learn({**values, "BELOW": "/tmp/not/there/yet", "NAME": "ablation"}, places=["outputs/ablation-7"])  # noqa: S108  never made
     assert hide(f"{SECRET}, {SECRET} staple") == "${oc.env:A}, ${oc.env:B}"
     assert hide(f"{quoted!r} {quoted}") == "'${oc.env:Q}' ${oc.env:Q}"
     same = f"{here}/x 1234567890 bf16 /tmp/not/there/yet ablation"

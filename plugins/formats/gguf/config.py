@@ -107,7 +107,7 @@ def short(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def to_config(
+def to_config(  # noqa: C901  a case a key of the metadata
     arch: Arch, kv: Mapping[str, tuple[str, Any]], leaves: Mapping[str, TensorSpec], factors: Any = None
 ) -> tuple[dict[str, Any], list[Problem]]:
     """config.json for the metadata `kv` of a file with `leaves`, and what is wrong with the metadata.
@@ -179,7 +179,7 @@ def to_config(
     return {**config, **ids, "dtype": DEFAULT}, problems
 
 
-def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], Any, list[Problem]]:
+def to_kv(arch: Arch, config: Mapping[str, Any]) -> tuple[dict[str, tuple[str, Any]], Any, list[Problem]]:  # noqa: C901  as above
     """Metadata for a Hugging Face config, the values of the leaf `ROPE_FREQS` or None, and what cannot be said."""
     problems: list[Problem] = []
     kv: dict[str, tuple[str, Any]] = {}

@@ -183,8 +183,9 @@ def torch_of(array: np.ndarray) -> Any:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("double", [False, True])
 def test_the_library_reads_ours_and_we_read_its(double: bool) -> None:
-    torch = pytest.importorskip("torch")
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import torch
+    from bitsandbytes import functional
+
     torch.manual_seed(0)
     weight = torch.randn(40, 256, dtype=torch.float32) * 0.02
     packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=double, blocksize=64)
@@ -212,8 +213,8 @@ def test_the_library_reads_ours_and_we_read_its(double: bool) -> None:
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("scheme", [SINGLE, DOUBLE], ids=["single", "double"])
 def test_transformers_loads_and_runs(scheme: Scheme, tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    functional = pytest.importorskip("bitsandbytes.functional")
+    import torch
+    from bitsandbytes import functional
     from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

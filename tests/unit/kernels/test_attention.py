@@ -1,4 +1,4 @@
-"""attention: blocks, rings, memory, torch's own, and mutants; values on named cases are test_op_definitions'."""
+"""attention: blocks, rings, memory, torch's own, and mutants; values on named cases are the contract's."""
 
 from functools import partial
 from typing import Any
@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from pipeline.ops import Kernel
+from pipeline.testing.model_op import agree
 from plugins.kernels.attention import xla
+from plugins.kernels.attention.cases import cases
 from plugins.kernels.attention.reference import attention as reference
-from tests.cases.ops import attentions, normal
-from tests.unit.kernels.test_definitions import check
+from plugins.kernels.cases import normal
 
 BATCH, QUERIES, HEADS, KEY_HEADS, D, DV = 2, 23, 6, 3, 8, 5
 
@@ -31,7 +32,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch: pytest.MonkeyPatch, block
     monkeypatch.setattr(xla, "QUERIES", block)
     sinks = normal(np.random.default_rng(1), HEADS)
     found = jax.jit(lambda *a: xla.attention(*a, scale=0.3, sinks=sinks, **options))(*prompt())
-    check(reference(*prompt(), scale=0.3, sinks=sinks, **options), found)
+    agree(reference(*prompt(), scale=0.3, sinks=sinks, **options), found)
 
 
 def test_the_order_of_slots_does_not_matter() -> None:
@@ -131,11 +132,11 @@ def _heads_read_the_wrong_key_head(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_mutants_are_seen(monkeypatch: pytest.MonkeyPatch, mutate: Any, name: str) -> None:
-    case = next(c for c in attentions() if c.name == name)
+    case = next(c for c in cases() if c.name == name)
     expected = reference(*case.args, **case.options)
     static = {k: v for k, v in case.options.items() if k != "sinks"}
     call = partial(lambda *a, **o: xla.attention(*a, **o), sinks=case.options.get("sinks"), **static)
-    check(expected, call(*map(jnp.asarray, case.args)))
+    agree(expected, call(*map(jnp.asarray, case.args)))
     mutate(monkeypatch)
     with pytest.raises(AssertionError):
-        check(expected, call(*map(jnp.asarray, case.args)))
+        agree(expected, call(*map(jnp.asarray, case.args)))

@@ -1,7 +1,5 @@
-"""Gradients of the model ops: every case of the corpus against float64, and what has no gradient says so."""
+"""Gradients of the model ops beside the contract: bands, what has none and says so, and what is kept for them."""
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -9,84 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.backends import DEFINITION, load
 from pipeline.errors import Unsupported
 from pipeline.ops import Kernel
-from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import dtype_name
-from pipeline.testing.kernel import Case
+from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.dequantize.traced import decode
 from plugins.kernels.matmul import weights
-from tests.cases import gradients
-from tests.cases.ops import BF16, SCHEMES, interleaved, normal
+from plugins.kernels.moe.cases import interleaved
 from tests.cases.quantized import quantized
-from tests.unit.kernels.test_definitions import ALL
 
 MATMUL, MOE = Kernel("matmul", ("xla",)), Kernel("moe", ("xla",))
-
-
-def is_float(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray) and leaf.dtype in (np.float32, BF16)
-
-
-def taken_apart(op: str, case: Case) -> tuple[list[Any], Callable[..., Any], Callable[..., Any]]:
-    """The float arrays of a call, and functions of them: how to call anything with them, packed or decoded."""
-    arrays = {k: v for k, v in case.options.items() if isinstance(v, np.ndarray)}
-    static = {k: v for k, v in case.options.items() if k not in arrays}
-    leaves, tree = jax.tree.flatten((case.args, arrays), is_leaf=lambda leaf: isinstance(leaf, QTensor))
-    at = [i for i, leaf in enumerate(leaves) if is_float(leaf)]
-    if op == "rope":
-        at = at[:1]  # the frequencies are constants
-
-    def called(call: Callable[..., Any], others: Callable[[Any], Any], floats: list[Any]) -> Any:
-        filled = [others(leaf) for leaf in leaves]
-        for i, value in zip(at, floats, strict=True):
-            filled[i] = value
-        args, options = jax.tree.unflatten(tree, filled)
-        return call(*args, **options, **static)
-
-    return [leaves[i] for i in at], called, partial(dense, dtype="F32" if leaves[at[0]].dtype == np.float32 else "BF16")
-
-
-def dense(leaf: Any, dtype: str) -> Any:
-    """A packed tensor as the values that an op takes it for, in float64; float arrays in float64 too."""
-    if isinstance(leaf, QTensor):
-        leaf = Kernel("dequantize", ("numpy",))(leaf, dtype)
-    return np.asarray(leaf).astype(np.float64) if np.asarray(leaf).dtype.kind in "fV" else leaf
-
-
-def close(want: Any, got: Any, dtype: Any) -> None:
-    """Within a few roundings of the dtype, at the size of the largest value."""
-    unit = 2.0 ** -(6 if dtype == BF16 else 18)
-    want, got = (np.asarray(a).astype(np.float64) for a in (want, got))
-    np.testing.assert_allclose(got, want, rtol=unit * 4, atol=unit * 4 * max(np.abs(want).max(initial=0), 1e-6))
-
-
-# Looking up rows of packed weights takes no floats.
-WITH_FLOATS = [p for p in ALL if any(is_float(leaf) for leaf in p.values[1].args)]
-
-
-@pytest.mark.parametrize(("op", "case", "backend"), WITH_FLOATS)
-def test_gradients_are_those_of_float64(op: str, case: Case, backend: str) -> None:
-    floats, called, others = taken_apart(op, case)
-    definition = getattr(gradients, op)
-    reference = load(op, DEFINITION)(*case.args, **case.options)
-    direction = normal(np.random.default_rng(0), *reference.shape, dtype=reference.dtype)
-    with jax.enable_x64(True):
-        wide = [np.asarray(f).astype(np.float64) for f in floats]
-        y, pull = jax.vjp(jax.jit(lambda floats: called(definition, others, floats)), wide)
-        close(np.asarray(y), reference, reference.dtype)
-        expected = jax.tree.map(np.asarray, pull(jnp.asarray(direction.astype(np.float64)))[0])
-
-    def narrow(floats: list[Any]) -> Any:
-        y = called(load(op, backend), lambda leaf: leaf, floats)
-        return (y.astype(jnp.float32) * jnp.asarray(direction, jnp.float32)).sum()
-
-    found = jax.jit(jax.grad(narrow))(floats)
-    for want, got, given in zip(expected, found, floats, strict=True):
-        assert got.dtype == given.dtype
-        assert got.shape == want.shape
-        close(want, got, BF16 if BF16 in (given.dtype, reference.dtype) else np.float32)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
@@ -98,7 +28,8 @@ def test_bands_have_gradients(monkeypatch: pytest.MonkeyPatch, name: str, w_dtyp
     rng = np.random.default_rng(0)
     x = normal(rng, 3, 128, dtype=dtype)
     w = normal(rng, 22, 128, dtype=w_dtype) if name == "plain" else quantized(SCHEMES[name], (22, 128))
-    taken = w.astype(dtype).astype(np.float32) if name == "plain" else dense(w, dtype_name(np.dtype(dtype)))
+    taken = w.astype(dtype) if name == "plain" else Kernel("dequantize", ("numpy",))(w, dtype_name(np.dtype(dtype)))
+    taken = taken.astype(np.float32)
     direction = normal(rng, 3, 22)
     loss = lambda x, w: (MATMUL(x, w, out_dtype=jnp.float32) * direction).sum()  # noqa: E731
     unit = 2.0 ** -(5 if BF16 in (dtype, w_dtype) else 18)

@@ -1,4 +1,4 @@
-"""matmul: bands, planes, precision and memory; values on named cases are test_op_definitions'."""
+"""matmul: bands, planes, precision and memory; values on named cases are the contract's."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
+from pipeline.testing.model_op import agree
+from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.embed.xla import embed
 from plugins.kernels.matmul import planes, weights, xla
 from plugins.kernels.matmul.reference import matmul as reference
-from tests.cases.ops import BF16, SCHEMES, normal
 from tests.cases.quantized import quantized
-from tests.unit.kernels.test_definitions import check
 
 MATMUL = Kernel("matmul", ("xla",))
 
@@ -34,9 +34,9 @@ def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: s
     whole = Kernel("dequantize", ("numpy",))(stack, "F32")
     call = xla._elsewhere if elsewhere else xla.product
     found = jax.jit(lambda x, w, at: call(x, w, at))(x, stack, np.int32(2))
-    check(reference(x, whole[2]), found)
+    agree(reference(x, whole[2]), found)
     matrix = quantized(SCHEMES[name], (22, 128))
-    check(reference(x, matrix), jax.jit(lambda x, w: call(x, w, None))(x, matrix))
+    agree(reference(x, matrix), jax.jit(lambda x, w: call(x, w, None))(x, matrix))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -45,7 +45,7 @@ def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 40 * 4)
     rng = np.random.default_rng(0)
     x, w = normal(rng, rows, 40, dtype=dtype), normal(rng, 23, 40, dtype=BF16 if dtype == np.float32 else np.float32)
-    check(reference(x, w), jax.jit(MATMUL)(x, w))
+    agree(reference(x, w), jax.jit(MATMUL)(x, w))
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -120,7 +120,7 @@ def test_swapped_nibbles_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         return found[::-1], after
 
     x, w = normal(np.random.default_rng(0), 2, 64), quantized(MXFP4, (7, 64))
-    check(reference(x, w), MATMUL(x, w))
+    agree(reference(x, w), MATMUL(x, w))
     monkeypatch.setattr(xla, "planes", swapped)
     with pytest.raises(AssertionError):
-        check(reference(x, w), jax.jit(lambda x, w: xla.matmul(x, w))(x, w))
+        agree(reference(x, w), jax.jit(lambda x, w: xla.matmul(x, w))(x, w))

@@ -1,4 +1,4 @@
-"""moe: that work, reads and memory go with the tokens; values on named cases are test_op_definitions'."""
+"""moe: that work, reads and memory go with the tokens; values on named cases are the contract's."""
 
 import subprocess
 import sys
@@ -14,8 +14,9 @@ import pipeline.tensors.pytree  # noqa: F401
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
+from plugins.kernels.cases import normal
+from plugins.kernels.moe.cases import interleaved
 from plugins.kernels.moe.schedule import tile_rows
-from tests.cases.ops import interleaved, normal
 from tests.cases.quantized import quantized
 from tests.unit.kernels.test_matmul import shaped
 
@@ -120,7 +121,7 @@ import pipeline.tensors.pytree
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from pipeline.ops import Kernel
-from tests.cases.ops import interleaved
+from plugins.kernels.moe.cases import interleaved
 
 def packed(*shape):  # one gpt-oss-20b layer, as wide as the published one
     shapes = MXFP4.components(shape)

@@ -1,4 +1,4 @@
-"""Quantized and decoded inside compiled programs: the bits of the host codecs, and gradients that go straight through."""
+"""Quantized and decoded inside compiled programs: the bits of the host codecs, and straight-through gradients."""
 
 from dataclasses import asdict
 from functools import partial

@@ -11,7 +11,7 @@ from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.budget import CONVERSION, SHARE, budget, limits
 from pipeline.planning.memory import fits_workers
 from pipeline.planning.wiring import MemoryPlan
-from tests.cases.runs import ROOT
+from tests.cli.run import ROOT
 
 GIB = 1 << 30
 CONF = Dask(

@@ -1,0 +1,34 @@
+"""What the named calls of the ops (`plugins/kernels/<op>/cases.py`) are made of. No dimension is like another."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from pipeline.tensors.scheme import MXFP4, Scheme
+
+BF16 = ml_dtypes.bfloat16
+SCHEMES = {
+    "mxfp4": MXFP4,
+    "mxfp8": Scheme("e4m3", 32, "e8m0"),
+    "nvfp4": Scheme("e2m1", 16, "e4m3", second="f32"),
+    "nvfp4, inverse": Scheme("e2m1", 16, "e4m3", second="inverse_f32"),
+    "nf4": Scheme("nf4", 64, "f32"),
+    "nf4 twice": Scheme("nf4", 64, "dynamic8", second="dynamic8"),
+    "int8 a row": Scheme("int8", 0, "f32"),
+    "int8 a matrix": Scheme("int8", 0, "f32", block_rows=0),
+    "int4 a group": Scheme("int4", 32, "bf16"),
+    "uint4 with zero": Scheme("uint4", 32, "f32", zero="int"),
+    "q4_1": Scheme("uint4", 32, "f16", zero="min_f16"),
+    "int3": Scheme("int3", 64, "f32"),
+    "e3m2": Scheme("e3m2", 32, "e8m0"),
+    "fp8 in tiles": Scheme("e4m3", 64, "f32", block_rows=3),
+}
+
+
+def rng_of(name: str) -> np.random.Generator:
+    return np.random.default_rng([ord(c) for c in name])
+
+
+def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Any:
+    return rng.standard_normal(shape).astype(dtype)

@@ -1,0 +1,78 @@
+"""A scheduler that was there before: the same bytes through it, and an error when it goes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.cases.resumed import DISTRIBUTED, command
+from tests.cases.runs import after_chunks, digests, journaled, until
+from tests.cli.run import ROOT, done, end, kill_tree, pipeline, start
+
+
+@pytest.fixture
+def scheduler(tmp_path):
+    """An address with a scheduler behind it, and a way to start its worker."""
+    dask = [sys.executable, "-m", "dask"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": ROOT}
+    file = tmp_path / "scheduler.json"
+    options = ["--port", "0", "--host", "127.0.0.1", "--no-dashboard", "--scheduler-file", str(file)]
+    process = subprocess.Popen([*dask, "scheduler", *options], text=True, **quiet)
+    until(file.exists, process)
+    until(file.read_text, process)
+    address = json.loads(file.read_text())["address"]
+    started = [process]
+
+    def worker():
+        options = ["--nthreads", "1", "--nworkers", "2", "--no-dashboard", "--host", "127.0.0.1"]
+        started.append(subprocess.Popen([*dask, "worker", address, *options], text=True, **quiet))
+
+    yield address, worker, process
+    for p in started:
+        if p.poll() is None:
+            kill_tree(p.pid)
+        p.wait()
+
+
+def test_every_scheduler_writes_the_same_bytes(source, expected, tmp_path, scheduler):
+    address, worker, _ = scheduler
+    worker()
+    done(*command(source, tmp_path / "local", *DISTRIBUTED))
+    assert digests(tmp_path / "local" / "model") == expected
+    runs = [tmp_path / "one", tmp_path / "two"]
+    two = ["quant.scale_rule=even"]
+    processes = [
+        start(*command(source, runs[0], f"dask.address={address}")),
+        start(*command(source, runs[1], f"dask.address={address}", *two)),
+    ]
+    for process in processes:  # at once, on the same workers
+        result = end(process)
+        assert result.code == 0, result.err
+    assert digests(runs[0] / "model") == expected
+    assert digests(runs[1] / "model") != expected
+
+
+def test_a_scheduler_that_dies_ends_the_run(source, expected, tmp_path, scheduler):
+    address, worker, process_of_scheduler = scheduler
+    worker()
+    process = start(*command(source, tmp_path / "run", f"dask.address={address}"))
+    after_chunks(tmp_path / "run", 3, process)
+    process_of_scheduler.kill()
+    result = end(process, 60)
+    assert result.code == 6
+    assert "scheduler is gone" in result.err
+    assert "Traceback" not in result.err
+    had = len(journaled(tmp_path / "run"))
+    assert done(*command(source, tmp_path / "run"))["chunks"]["reused"] == had
+    assert digests(tmp_path / "run" / "model") == expected
+
+
+def test_no_scheduler_and_no_worker_are_errors(source, tmp_path, scheduler):
+    address, _, _ = scheduler
+    result = pipeline(*command(source, tmp_path / "run", f"dask.address={address}"))
+    assert result.code == 6
+    assert "the scheduler there has no workers" in result.err
+    result = pipeline(*command(source, tmp_path / "run", "dask.address=tcp://127.0.0.1:9"))
+    assert result.code == 6
+    assert "no scheduler answers there" in result.err
