@@ -34,6 +34,12 @@ def parts(bits: Any) -> tuple[Any, Any]:
     return significand << shift, jnp.maximum(field, 1).astype(jnp.int32) - 150 - shift.astype(jnp.int32)
 
 
+def is_zero(x: Any) -> Any:
+    """Whether a float32 is ±0, and no subnormal: XLA's threads flush, so neither `x == 0` tells, nor a test of all bits
+    but the sign, of which LLVM makes that comparison."""
+    return parts(bits_of(x))[0] == 0
+
+
 def rounded(sign: Any, wide: Any, exponent: Any) -> Any:
     """Pattern of ± wide · 2^exponent; `wide` is 0 or in [2^25, 2^26), its last bit set when anything lies below it."""
     top = exponent + 25
@@ -76,7 +82,8 @@ def divided(a: Any, b: Any) -> Any:
     a, b = jnp.broadcast_arrays(a, b)
     p, q = bits_of(a), bits_of(b)
     (m, i), (n, j) = parts(p), parts(q)
-    n = jnp.where(n == 0, 1 << 23, n)
+    by_zero = n == 0  # and not by the bits: see `is_zero`
+    n = jnp.where(by_zero, 1 << 23, n)
     # An estimate that may be dozens of units off; what is left over fits 32 bits whatever the products wrap to.
     estimate = m.astype(jnp.float32) / n.astype(jnp.float32) * jnp.float32(1 << 26)
     wide = estimate.astype(jnp.uint32)
@@ -89,7 +96,7 @@ def divided(a: Any, b: Any) -> Any:
     wide, exponent = _narrowed(wide + (step + fix).astype(jnp.uint32), left != 0, i - j - 26)
     wide = jnp.where(m == 0, 0, wide)
     found = float_of(rounded((p ^ q) & _SIGN, wide, exponent))
-    plain = jnp.isfinite(a) & jnp.isfinite(b) & (q & 0x7FFFFFFF != 0)
+    plain = jnp.isfinite(a) & jnp.isfinite(b) & ~by_zero
     return jnp.where(plain, found, _normal(p) / _normal(q))
 
 

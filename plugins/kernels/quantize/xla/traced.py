@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs.elements import FLOATS, element
-from plugins.kernels.codecs.jax_float import added, bits_of, divided, float_of, multiplied, parts, subtracted
+from plugins.kernels.codecs.jax_float import added, bits_of, divided, float_of, is_zero, multiplied, parts, subtracted
 from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_MAX, E8M0_NAN
 from plugins.kernels.codecs.scales import SCALE_MAX, threshold
 from plugins.kernels.dequantize.traced import to_bfloat16, values
@@ -110,7 +110,7 @@ def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> _Share:
     carry = round((2 - threshold(scheme.element, recipe.scale_rule)) * (1 << 23)) - (recipe.scale_rule != "even")
     up = ((significand & 0x7FFFFF) + max(carry, 0)) >> 23
     byte = jnp.clip(exponent + 23 + E8M0_BIAS + up.astype(jnp.int32) - e.emax, 0, E8M0_MAX)
-    byte = jnp.where(amax == 0, 0, byte)
+    byte = jnp.where(significand == 0, 0, byte)
     used = byte
     if recipe.tiny == "torchao":
         used = jnp.where(byte == 0, E8M0_BIAS if recipe.scale_rule == "rceil" else 1, byte)
@@ -127,8 +127,7 @@ def _second(amax: Any, scheme: Scheme) -> Any:
     top = jnp.float32(SCALE_MAX[scheme.scale] * element(scheme.element).max)
     amax = float_of(amax)
     found = divided(top, amax) if scheme.second == "inverse_f32" else divided(amax, top)
-    magnitude = bits_of(found) & _MAGNITUDE
-    return jnp.where((magnitude == 0) | (magnitude == _INFINITY), jnp.float32(1), found)
+    return jnp.where(is_zero(found) | jnp.isinf(found), jnp.float32(1), found)
 
 
 def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> _Share:
@@ -146,7 +145,7 @@ def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> _Share:
     if second is not None:
         total = divided(value, second) if scheme.second == "inverse_f32" else multiplied(value, second)
     used = raw if recipe.codes_from == "unrounded" else total
-    nothing = bits_of(used) & _MAGNITUDE == 0
+    nothing = is_zero(used)
     if recipe.quotient == "reciprocal":
         one = jnp.float32(1)
         inverse = one if second is None else second if scheme.second == "inverse_f32" else divided(one, second)
@@ -207,7 +206,7 @@ def _stored(raw: Any, scheme: Scheme, recipe: Recipe) -> tuple[Any, Any]:
     else:
         stored = value = raw
     if recipe.zero_scale:
-        nothing, least = bits_of(value) & _MAGNITUDE == 0, jnp.asarray(recipe.zero_scale, stored.dtype)
+        nothing, least = is_zero(value), jnp.asarray(recipe.zero_scale, stored.dtype)
         stored, value = jnp.where(nothing, least, stored), jnp.where(nothing, least.astype(jnp.float32), value)
     return stored, value
 
@@ -230,11 +229,11 @@ def _rounded(v: Any, mantissa: int, bias: int, top: int, width: int) -> Any:
 
 def _zero_points(low: Any, raw: Any, value: Any, e: Any, recipe: Recipe) -> Any:
     half = jnp.float32(1 << (e.bits - 1))  # compressed-tensors' zero points are those of signed codes
-    nothing = bits_of(value) & _MAGNITUDE == 0
+    nothing = is_zero(value)
     point = jnp.where(nothing, jnp.float32(0), subtracted(-half, divided(low, value)))
     point = jnp.clip(jnp.round(added(point, half)), 0, e.most)
     point = jnp.where(jnp.isnan(point) | nothing, jnp.float32(0), point)
     if recipe.zero_block == "middle":
-        below = (bits_of(low) >> 31 == 1) & (bits_of(low) & _MAGNITUDE != 0)
-        point = jnp.where(bits_of(raw) & _MAGNITUDE == 0, jnp.where(below, jnp.float32(e.most), half), point)
+        below = (bits_of(low) >> 31 == 1) & ~is_zero(low)
+        point = jnp.where(is_zero(raw), jnp.where(below, jnp.float32(e.most), half), point)
     return point.astype(jnp.uint8)
