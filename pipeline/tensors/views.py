@@ -92,6 +92,7 @@ class JoinedStore:
         spec = bound.spec
         taken_apart = {p.component for p in bound.parts if p.picks} - {"*"}
         found: dict[str, Any] = {c: _room(spec, c, box) for c in taken_apart}
+        filled: dict[str, int] = dict.fromkeys(taken_apart, 0)
         read: set[tuple[str, tuple[Pick, ...]]] = set()
         for part, own, leaf in held(bound, box):
             # What is stored twice is read once (tied embeddings), or is one scale of an expert, and small.
@@ -108,7 +109,14 @@ class JoinedStore:
             place = picked(part, found[part.component], own)
             if again:
                 _same_twice(part, place, value)
+                continue
             _fill(place, value)
+            filled[part.component] = filled.get(part.component, 0) + math.prod(value.shape)
+        for component, size in filled.items():
+            if size != math.prod(found[component].shape):
+                raise AssertionError(
+                    f"{bound.parts[0].leaf}: parts hold {size} elements of {component} {found[component].shape}"
+                )
         whole = found.pop("*", None)
         if whole is not None:
             return replace(whole, scheme=spec.scheme, **found) if found else whole

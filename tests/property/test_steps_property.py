@@ -141,6 +141,16 @@ def test_what_cuts_a_group_is_refused(part: Part, box: tuple[slice, ...], says: 
         leaf_box(part, TensorSpec(SHAPE, "I32"), box)
 
 
+@pytest.mark.parametrize("picks", [(Index(0), Index(2)), (Lane(-2, 0, 2),)])
+def test_parts_that_leave_a_gap_are_a_bug(picks: tuple[Pick, ...]) -> None:
+    whole = np.zeros(SHAPE, np.int32)
+    bound = Bound(TensorSpec(SHAPE, "I32"), tuple(Part(str(p), picks=(p,)) for p in picks))
+    leaves = {str(p): np.array(whole[p.where(tuple(slice(0, n) for n in SHAPE))]) for p in picks}
+    store = JoinedStore(MemoryStore(leaves), Binding({"x": bound}, {}, {}))
+    with pytest.raises(AssertionError, match="parts hold"):
+        store.read("x")
+
+
 def test_a_box_without_the_expert_holds_nothing_of_it() -> None:
     part = Part("w", picks=(Index(2),))
     assert leaf_box(part, TensorSpec(SHAPE, "I32"), (slice(0, 2),)) is None
