@@ -90,14 +90,15 @@ class ExportStore:
         Raises:
             StorageError: a file is not what was put in place.
         """
-        assert self._whole
+        store = self._checked
         with meter.stage("export") as gave:
-            value = self.store.read(name, index)
+            value = store.read(name, index)
             gave[0] = value.nbytes
         return value
 
     @cached_property
-    def _whole(self) -> bool:
+    def _checked(self) -> TensorStore:
+        """The store, once every file was held to its digest."""
         for file in self.files:
             try:
                 now = digest_file(file.path)
@@ -108,7 +109,7 @@ class ExportStore:
                     f"{file.path}: is no longer what this run wrote there: another program's doing, or the disk's; "
                     "the same command writes it again"
                 )
-        return True
+        return self.store
 
 
 @dataclass(frozen=True)

@@ -288,9 +288,9 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
             for name, result in record["results"].items():
                 for label, value in figures_of(result).items():
-                    told = asdict(value) if isinstance(value, Figure) else {"value": value}
-                    said = {"kind": "figure", "stage": name, "name": label, "value": told["value"]}
-                    file.write(json.dumps(plain({**said, "unit": told.get("unit", "")})) + "\n")
+                    number, unit = (value.value, value.unit) if isinstance(value, Figure) else (value, "")
+                    said = {"kind": "figure", "stage": name, "name": label, "value": plain(number), "unit": unit}
+                    file.write(json.dumps(said) + "\n")
             keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
             file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:

@@ -1,6 +1,7 @@
 """Quantized once, and what is scored is what was written: evaluate and generate read the export of the run."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,25 @@ FULL = ["stages=[load,decode,quantize,export,evaluate,generate]", "evaluate.text
 TEXT = "The state of the Union is what the people of it make of it. " * 12
 
 
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(TEXT)
-    return tmp_path
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """One folder for all, so that the baseline is scored once."""
+    folder = tmp_path_factory.mktemp("read_back")
+    (folder / "text.txt").write_text(TEXT)
+    with pytest.MonkeyPatch.context() as during:
+        during.chdir(folder)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def undisturbed(here: Path) -> Any:
+    return run("paths.run=undisturbed")
+
+
+@pytest.fixture(scope="module")
+def direct(here: Path) -> Any:
+    """Without an export."""
+    return run("stages=[load,decode,quantize,evaluate,generate]", "paths.run=direct")
 
 
 @pytest.fixture
@@ -78,15 +93,12 @@ def tampered(monkeypatch: pytest.MonkeyPatch, name: str, at: int, *, known: bool
     monkeypatch.setattr(ExportWork, "finish", finish)
 
 
-def test_every_value_is_quantized_once(here: Path, encoded: list[int]) -> None:
-    full = run()
+def test_every_value_is_quantized_once(here: Path, direct: Any, encoded: list[int]) -> None:
+    full = run("paths.run=once")
     specs = planned().nodes["quantize"].result.store.specs
     assert sum(encoded) == sum(s.size for s in specs.values() if s.scheme is not None) > 0
     for name in ("evaluate", "generate"):
         assert full.results[name]["facts"]["read_from"] == str(Path(full.run) / "model")
-    encoded.clear()
-    direct = run("stages=[load,decode,quantize,evaluate,generate]", "paths.run=direct")
-    assert sum(encoded) > 0
     assert direct.results["evaluate"]["texts"] == full.results["evaluate"]["texts"]
     assert direct.results["generate"]["tokens"] == full.results["generate"]["tokens"]
     assert direct.results["evaluate"]["facts"]["read_from"] == str(TINY)
@@ -94,21 +106,23 @@ def test_every_value_is_quantized_once(here: Path, encoded: list[int]) -> None:
 
 @pytest.mark.parametrize(("name", "at"), [("model.safetensors", -1), ("tokenizer.json", 5000)])
 def test_a_byte_that_changed_stops_the_run(
-    here: Path, monkeypatch: pytest.MonkeyPatch, encoded: list[int], name: str, at: int
+    here: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch, encoded: list[int], name: str, at: int
 ) -> None:
+    where = here / name.partition(".")[0]
     with monkeypatch.context() as during:
         tampered(during, name, at)
         with pytest.raises(StorageError, match=rf"{name}: is no longer what this run wrote there"):
-            run("paths.run=run")
-    assert not (here / "run" / "manifest.json").exists()
+            run(f"paths.run={where}")
+    assert not (where / "manifest.json").exists()
     encoded.clear()
-    again = run("paths.run=run")  # goes on, and writes again what is not what it was
+    again = run(f"paths.run={where}")  # goes on, and writes again what is not what it was
     assert bool(encoded) == (name == "model.safetensors")
-    assert perplexity(again) == perplexity(run("paths.run=undisturbed"))
+    assert perplexity(again) == perplexity(undisturbed)
 
 
-def test_the_bytes_of_the_export_are_what_is_scored(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    undisturbed = run("paths.run=undisturbed")
+def test_the_bytes_of_the_export_are_what_is_scored(
+    here: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     content = (here / "undisturbed/model/model.safetensors").read_bytes()
     header = 8 + int.from_bytes(content[:8], "little")
     at = header + json.loads(content[8:header])["model.norm.weight"]["data_offsets"][0]
@@ -125,10 +139,10 @@ def test_a_run_that_was_stopped_after_its_export(
     with monkeypatch.context() as during:
         during.setattr(Evaluate, "_baseline", stopped)
         with pytest.raises(ConfigError, match="stopped"):
-            run("paths.run=run")
-    assert (here / "run/model/config.json").exists()
+            run("paths.run=stopped")
+    assert (here / "stopped/model/config.json").exists()
     encoded.clear()
-    assert run("paths.run=run").results["evaluate"]["facts"]["read_from"] == str(here / "run/model")
+    assert run("paths.run=stopped").results["evaluate"]["facts"]["read_from"] == str(here / "stopped/model")
     assert not encoded
 
 
@@ -156,11 +170,10 @@ def test_the_plan_says_why_the_export_is_not_read(here: Path, override: str, why
         assert said.endswith(why)
 
 
-def test_what_the_export_does_not_hold_is_read_from_the_checkpoint(here: Path, encoded: list[int]) -> None:
+def test_what_the_export_does_not_hold_is_read_from_the_checkpoint(here: Path, direct: Any) -> None:
     report = run("export=plain")
-    packed = run("stages=[load,decode,quantize,evaluate,generate]", "paths.run=direct")
     assert report.results["evaluate"]["facts"]["read_from"] == str(TINY)
-    assert report.results["evaluate"]["texts"] == packed.results["evaluate"]["texts"]
+    assert report.results["evaluate"]["texts"] == direct.results["evaluate"]["texts"]
 
 
 def test_without_an_export_all_is_as_it_was(here: Path) -> None:
@@ -168,13 +181,13 @@ def test_without_an_export_all_is_as_it_was(here: Path) -> None:
     assert reads(planned("stages=[load,decode,quantize,evaluate,export]")) == [""]  # it is not there yet
 
 
-def test_what_an_export_widens_is_planned(here: Path) -> None:
+def test_what_an_export_widens_is_planned(here: Path, undisturbed: Any) -> None:
     """GGUF has vectors as F32: that is what the device takes, and the values are the same."""
     plan, report = planned("export=gguf"), run("export=gguf")
     facts = report.results["generate"]["facts"]
     assert facts["device_nbytes"] == plan.nodes["generate"].result.device_nbytes == facts["planned_nbytes"]
     assert facts["device_nbytes"] > planned().nodes["generate"].result.device_nbytes
-    assert perplexity(report) == pytest.approx(perplexity(run("paths.run=hf")), rel=1e-6)
+    assert perplexity(report) == pytest.approx(perplexity(undisturbed), rel=1e-6)
 
 
 def test_an_export_that_load_does_not_know(here: Path) -> None:
