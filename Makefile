@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraint
 # What is built from source is built by the pinned setuptools of the virtual environment, not by the newest one.
 BUILD := --no-build-isolation --use-pep517
 
-# 1: compare with torch, transformers and torchao too. Their pins are checked on Python 3.11, where torch's CPU build is
-# small; elsewhere the default is 0, and the test run says what it left out. ORACLES=1 asks for them anyway.
+# 1: compare with other people's libraries too. Their pins are checked on Python 3.11, where torch's CPU build is small;
+# elsewhere the default is 0, and the test run says what it left out. ORACLES=1 asks for them anyway.
 ORACLES ?= $(shell $(BIN)/python -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))')
 JOBS ?= 2
 ARGS ?=
@@ -26,7 +26,7 @@ help:  ## this list
 	@echo 'PYTHON=python3.12   interpreter of a new virtual environment (3.11, 3.12 or 3.13)'
 	@echo 'ARGS=…              more arguments: overrides for run, options for pytest'
 	@echo 'MINUTES=10          how long fuzz takes for each format (1)'
-	@echo 'ORACLES=0           leave the comparisons with torch and transformers out of test'
+	@echo 'ORACLES=0           leave the comparisons with other libraries out of test'
 	@echo 'JOBS=2              processes of pytest'
 
 setup: $(VENV)/.dev  ## virtual environment with the project and all development tools

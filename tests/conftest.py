@@ -81,4 +81,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if "not oracle" in config.option.markexpr:
         terminalreporter.section("oracles left out")
-        terminalreporter.line("Comparisons with torch, transformers and torchao were deselected; ORACLES=1 runs them.")
+        terminalreporter.line("Comparisons with other libraries were deselected; `make test ORACLES=1` runs them.")

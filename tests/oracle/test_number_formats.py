@@ -90,7 +90,8 @@ def test_torchao_nvfp4(torch, dtype):
 
 def ggml(name, x):
     """(scales, minima or None, codes one a byte as ggml counts them, decoded) by the gguf package."""
-    gguf = pytest.importorskip("gguf")
+    import gguf
+
     kind = getattr(gguf.GGMLQuantizationType, name)
     raw = gguf.quants.quantize(x.astype(np.float32), kind)
     head = 4 if name == "Q4_1" else 2

@@ -71,7 +71,8 @@ def test_weights_are_those_that_transformers_reads(checkpoint, transformed):
 
 
 def test_tokens_are_those_of_llama_cpp(checkpoint):
-    tokenizers = pytest.importorskip("tokenizers")
+    import tokenizers
+
     tokenizer = tokenizers.Tokenizer.from_buffer(checkpoint.files["tokenizer.json"])
     assert {text: tokenizer.encode(text).ids for text in TOKENS} == TOKENS
 

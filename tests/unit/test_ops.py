@@ -116,7 +116,12 @@ def test_rooms_and_backends_are_found_in_the_tree() -> None:
     assert {"cast", "matmul", "moe", "number", "quantize", "softmax"} <= {*backends.rooms()}
     assert "codecs" not in backends.rooms()  # holds no definition
     assert backends.backends_of("dequantize") == ["reference", "numpy", "xla"]
-    assert backends.backends_of("quantize") == ["reference", "numpy", "xla"]  # and no `mxfp4`, `recipe`, `declines`
+    assert backends.backends_of("quantize") == [
+        "reference",
+        "numpy",
+        "xla",
+        "native",
+    ]  # and no `mxfp4`, `recipe`, `declines`
     assert backends.backends_of("number") == ["reference"]
     assert backends.backends_of("no such room") == backends.backends_of("codecs") == []
 
@@ -125,6 +130,7 @@ def test_every_room_has_a_line_in_every_choice_of_kernels() -> None:
     from omegaconf import OmegaConf
 
     ours = {*backends.rooms()} - {"number"}
+    assert "native" not in ours  # holds what backends share
     for path in (model_runs.CONF / "kernels").glob("*.yaml"):
         nodes, problems = kernels.nodes(OmegaConf.to_container(OmegaConf.load(path)), ("plugins",))
         assert not problems

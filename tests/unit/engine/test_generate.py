@@ -15,7 +15,6 @@ from plugins.engine import sampling as samplers
 from plugins.engine.generate import _keys, generate
 from plugins.engine.options import Sampling
 from tests.cases import model_runs
-from tests.cases.toy_models import VOCAB, read, taps, toy
 
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 EXPERTS = "[{match: '*.mlp.experts.*_proj', to: quant}, {match: '*', to: keep}]"
@@ -64,21 +63,6 @@ def test_two_thousand_tokens(model: Any, prompts: list[list[int]]) -> None:
     n = len(prompts[0])
     assert_likeliest(logits[n - 1 : -1], done)
     assert len(set(done)) > 10
-
-
-@pytest.mark.oracle
-@pytest.mark.filterwarnings("default")
-@pytest.mark.usefixtures("quick")
-def test_greedy_is_what_transformers_finds_likeliest() -> None:
-    """Prompts of unequal length in one batch, by a model with rings and full layers."""
-    t = toy("gemma3")
-    runtime = model_runs.load(t.folder)
-    prompts = [t.ids[0, :21].tolist(), t.ids[1, :3].tolist(), t.ids[2, :40].tolist()]
-    done, _ = generate(runtime, prompts, Sampling(max_tokens=20))
-    theirs = read(t.folder, "gemma3")
-    for prompt, c in zip(prompts, done, strict=True):
-        logits = taps(theirs, np.array([[*prompt, *c.tokens]]))["logits"][0]
-        assert_likeliest(logits[len(prompt) - 1 : -1], c.tokens)
 
 
 @pytest.mark.usefixtures("quick")
@@ -189,46 +173,6 @@ def test_what_makes_no_sense(model: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             generate(model.runtime, prompts, Sampling(**options))
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"temperature": 0.7},
-        {"temperature": 1.3, "top_k": 5},
-        {"temperature": 1.0, "top_k": 5000},
-        {"temperature": 0.8, "top_p": 0.6},
-        {"temperature": 1.5, "min_p": 0.2},
-        {"temperature": 1.0, "repetition_penalty": 1.7},
-        {"temperature": 0.6, "top_k": 30, "top_p": 0.8, "min_p": 0.05, "repetition_penalty": 0.7},
-    ],
-    ids=str,
-)
-@pytest.mark.oracle
-@pytest.mark.filterwarnings("default")
-def test_filters_are_those_of_transformers(options: dict[str, Any]) -> None:
-    import torch
-    from transformers import generation as g
-
-    rng = np.random.default_rng(0)
-    logits = rng.normal(0, 3, (5, VOCAB)).astype(np.float32)
-    prompt = rng.integers(0, VOCAB, (5, 17))
-    s = Sampling(**options)
-    steps = [g.RepetitionPenaltyLogitsProcessor(s.repetition_penalty), g.TemperatureLogitsWarper(s.temperature)]
-    steps += [g.TopKLogitsWarper(min(s.top_k, VOCAB))] if s.top_k else []
-    steps += [g.TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
-    steps += [g.MinPLogitsWarper(s.min_p)] if s.min_p else []
-    want = g.LogitsProcessorList(steps)(torch.tensor(prompt), torch.tensor(logits)).numpy()
-
-    seen = np.zeros((5, VOCAB), bool)
-    np.put_along_axis(seen, prompt, True, -1)
-    numbers = samplers.numbers(s)
-    got = samplers.penalize(jnp.asarray(logits), seen, numbers["penalty"]) / numbers["temperature"]
-    if s.filters:
-        got = samplers.keep_likely(got, numbers["top_k"], numbers["top_p"], numbers["min_p"])
-    assert (np.isinf(got) == np.isinf(want)).all()
-    np.testing.assert_allclose(got, want, rtol=1e-6)
-    assert np.isinf(want).any() == (s.filters and s.top_k < VOCAB)
 
 
 def test_draws_follow_the_probabilities() -> None:

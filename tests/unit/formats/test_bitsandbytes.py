@@ -1,11 +1,9 @@
-"""The bitsandbytes dialect: round trips, bytes and JSON by hand, and the library itself where it is installed."""
+"""The bitsandbytes dialect: round trips, bytes and JSON by hand."""
 
 import json
 import struct
-from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,8 +16,7 @@ from pipeline.testing.memory import cut, random_boxes, same, spec_of
 from plugins.facts import codebooks
 from plugins.formats.bitsandbytes.dialect import BitsAndBytes
 from plugins.formats.bitsandbytes.state import LONGEST_NUMBER
-from plugins.kernels.codecs import dynamic8
-from tests.cases.quantized import leaves_of, quantized, read, seen_by, write_folder
+from tests.cases.quantized import leaves_of, quantized, read, seen_by
 from tests.oracles import scales as by_hand
 from tests.oracles.blocks_by_hand import NF4, dequantize
 from tests.unit.formats.test_compressed_tensors import CONFIG, problems_of, specs_of
@@ -171,77 +168,3 @@ def test_what_encode_refuses() -> None:
     found = problems_of(DIALECT.encode, specs, CONFIG)
     assert set(found) == set(specs)
     assert "cannot be taken apart" in found["m.experts.down_proj"]
-
-
-def torch_of(array: np.ndarray) -> Any:
-    import torch
-
-    return torch.from_numpy(np.array(array))
-
-
-@pytest.mark.oracle
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("double", [False, True])
-def test_the_library_reads_ours_and_we_read_its(double: bool) -> None:
-    import torch
-    from bitsandbytes import functional
-
-    torch.manual_seed(0)
-    weight = torch.randn(40, 256, dtype=torch.float32) * 0.02
-    packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=double, blocksize=64)
-    stats = {k: v.numpy() for k, v in state.as_dict(packed=True).items()}
-    leaves = {Q: packed.numpy(), **{f"{Q}.{k}": v for k, v in stats.items()}}
-    config = {**CONFIG, "quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}
-    store = read(DIALECT, leaves, config)
-    q = store.read(Q)
-    assert store.specs[Q] == TensorSpec((40, 256), "F32", DOUBLE if double else SINGLE)
-    scales = dynamic8.decode(q.scales, q.second) if double else q.scales
-    values = dequantize(QTensor(q.codes, scales, SINGLE)).astype(np.float32)
-    assert np.array_equal(values, functional.dequantize_4bit(packed, state).numpy())
-    # Back: the same bytes, but for the spaces around the JSON.
-    again = leaves_of(DIALECT.encode(store.specs, CONFIG), {Q: q})
-    assert again.keys() == leaves.keys()
-    assert all(same(again[n], leaves[n]) for n in leaves if n != STATE)
-    assert again[STATE].tobytes().rstrip() == leaves[STATE].tobytes()
-    ours = functional.QuantState.from_dict(
-        {n.removeprefix(f"{Q}."): torch_of(a) for n, a in again.items() if n != Q}, device=torch.device("cpu")
-    )
-    assert torch.equal(functional.dequantize_4bit(torch_of(again[Q]), ours), functional.dequantize_4bit(packed, state))
-
-
-@pytest.mark.oracle
-@pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("scheme", [SINGLE, DOUBLE], ids=["single", "double"])
-def test_transformers_loads_and_runs(scheme: Scheme, tmp_path: Path) -> None:
-    import torch
-    from bitsandbytes import functional
-    from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=128, intermediate_size=192, num_attention_heads=4, num_key_value_heads=1, head_dim=64,
-        num_hidden_layers=2, vocab_size=101, max_position_embeddings=64, tie_word_embeddings=False,
-    )  # fmt: skip
-    tensors: dict[str, Any] = {}
-    for name, value in LlamaForCausalLM(config).state_dict().items():
-        if not name.endswith("_proj.weight"):
-            tensors[name] = value.numpy().astype(ml_dtypes.bfloat16)
-            continue
-        packed, state = functional.quantize_4bit(value, quant_type="nf4", compress_statistics=scheme is DOUBLE)
-        stats = {f"{Q}.{k}": v.numpy() for k, v in state.as_dict(packed=True).items()}
-        tensors[name] = read(DIALECT, {Q: packed.numpy(), **stats}, {}).read(Q)
-    write_folder(tmp_path, DIALECT, tensors, {**config.to_dict(), "dtype": "bfloat16"})
-    loaded, info = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, output_loading_info=True)
-    assert not info["missing_keys"]
-    assert not info["unexpected_keys"]
-    modules = dict(loaded.named_modules())
-    for name, q in tensors.items():
-        if not isinstance(q, QTensor):
-            continue
-        weight = modules[name.removesuffix(".weight")].weight
-        scales = dynamic8.decode(q.scales, q.second) if scheme is DOUBLE else q.scales
-        want = dequantize(QTensor(q.codes, scales, SINGLE)).astype(np.float32).astype(ml_dtypes.bfloat16)
-        got = functional.dequantize_4bit(weight.data, weight.quant_state).float().numpy()
-        assert np.array_equal(got, want.astype(np.float32)), name
-    with torch.no_grad():
-        assert torch.isfinite(loaded(torch.tensor([[5, 100, 0]])).logits).all()

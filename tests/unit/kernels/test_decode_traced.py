@@ -2,20 +2,18 @@
 
 import itertools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pipeline.tensors.pytree  # noqa: F401
 from pipeline.errors import ConfigError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import ELEMENT_BITS, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.dequantize.numpy import dequantize
-
-jax = pytest.importorskip("jax")
-import jax.numpy as jnp  # noqa: E402
-
-import pipeline.tensors.pytree  # noqa: E402, F401
-from plugins.kernels.dequantize.traced import decode  # noqa: E402
+from plugins.kernels.dequantize.traced import decode
 
 TO = {"F32": jnp.float32, "BF16": jnp.bfloat16}
 SIGNED = [name for name in ELEMENT_BITS if not name.startswith("uint")]

@@ -11,7 +11,6 @@ from pipeline.ops import Kernel
 from pipeline.tensors.matrices import Extremes
 from tests.unit.kernels.test_number_formats import built, on, same, spread
 
-pytest.importorskip("jax")
 BF16 = ml_dtypes.bfloat16
 MX_NAMES = ("mxfp4", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp8_e4m3", "mxfp8_e5m2", "mxint8")
 

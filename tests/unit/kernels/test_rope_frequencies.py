@@ -1,4 +1,4 @@
-"""Inverse frequencies from configs, in both spellings, against transformers' own."""
+"""Inverse frequencies from configs, by hand; tests/oracle/test_ops.py has transformers' own."""
 
 from typing import Any
 
@@ -49,27 +49,6 @@ def spellings(theta: float, rope: dict[str, Any]) -> dict[str, dict[str, Any]]:
             }
         },
     }
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("head_dim", [24, 128])
-def test_equal_to_transformers_in_every_spelling(name: str, head_dim: int) -> None:
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    theta, rope = CASES[name]
-    config = LlamaConfig(**(BASE | {"head_dim": head_dim, "rope_parameters": dict(rope) | {"rope_theta": theta}}))
-    compute = ROPE_INIT_FUNCTIONS.get(rope["rope_type"], LlamaRotaryEmbedding.compute_default_rope_parameters)
-    expected, concentration = compute(config)
-    for spelling, given in spellings(theta, rope).items():
-        layer = "full_attention" if spelling == "by layer type" else None
-        inv_freq, found = frequencies(given, head_dim, layer)
-        assert inv_freq.dtype == np.float32
-        assert inv_freq.shape == (head_dim // 2,)
-        np.testing.assert_array_max_ulp(inv_freq, expected.numpy(), maxulp=1)
-        assert found == pytest.approx(concentration, rel=1e-12), spelling
 
 
 def test_yarn_by_hand() -> None:

@@ -229,32 +229,3 @@ def test_values_become_plain():
 
     template = Templates({"default": Template("{{ messages[0].content.secret is defined }}", "x")}, {})
     assert template.render([{"role": "user", "content": Text("a")}], False, {}) == "False"
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("variables", chats.VARIABLES)
-@pytest.mark.parametrize("name", chats.TEMPLATES)
-def test_transformers_agrees(name, variables, tmp_path):
-    """The same text and the same ids for every conversation, or an error from both."""
-    from transformers import PreTrainedTokenizerFast
-
-    about = {"chat_template": chats.TEMPLATES[name], "bos_token": "<|a|>", "eos_token": "<t>"}
-    about |= {"tokenizer_class": "PreTrainedTokenizerFast"}
-    ours = loaded(about)
-    (tmp_path / "tokenizer.json").write_bytes(cases.tokenizer_json("byte_level"))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
-    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
-    rendered = 0
-    for label, messages in chats.CHATS.items():
-        given = {"add_generation_prompt": True} | chats.VARIABLES[variables]
-        try:
-            expected = theirs.apply_chat_template(messages, tokenize=False, **given)
-        except Exception:  # jinja2 raises what it likes
-            with pytest.raises((SourceError, ConfigError)):
-                ours.chat(messages, **given)
-            continue
-        rendered += 1
-        ids = ours.chat(messages, **given)
-        assert ours.decode(ids, skip_special=False) == expected, label
-        assert ids == theirs.apply_chat_template(messages, return_dict=False, **given), label
-    assert rendered >= 6

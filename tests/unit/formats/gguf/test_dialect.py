@@ -15,7 +15,7 @@ from pipeline.tensors.spec import TensorSpec, dtype_name
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore, same, spec_of
 from plugins.formats.gguf.archs import ARCHS
-from plugins.formats.gguf.config import llama3_factors, sizes_of
+from plugins.formats.gguf.config import sizes_of
 from plugins.formats.gguf.model import GgufDialect
 from plugins.formats.gguf.packing import pack, unpack
 from plugins.formats.gguf.table import entries
@@ -194,20 +194,6 @@ def test_rope_scaling_of_llama_3():
     assert (
         "not those of llama 3" in problems(lambda: GgufDialect().decode(binding.leaves, strange))["rope_freqs.weight"]
     )
-
-
-@pytest.mark.oracle
-@pytest.mark.parametrize("factor", [8.0, 32.0])
-def test_factors_are_those_of_transformers(factor):
-    from transformers import LlamaConfig
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    rope = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    rope |= {"original_max_position_embeddings": 8192, "rope_theta": 500000.0}
-    config = LlamaConfig(head_dim=64, max_position_embeddings=131072, rope_parameters=rope)
-    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    plain = 500000.0 ** -(np.arange(0, 64, 2) / 64)
-    assert np.allclose(plain / llama3_factors(rope, 64), theirs.numpy(), rtol=1e-5)
 
 
 # --- gpt-oss
