@@ -203,11 +203,11 @@ class ExportWork:
 
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
-        grains = {name: self._grain(name) for name in self.binding.tensors}
+        grains = {name: self.grain(name) for name in self.binding.tensors}
         written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
         return tuple(self._chunk(pieces) for pieces in pack(written, self.chunk_nbytes // 2, grains))
 
-    def _grain(self, name: str) -> tuple[int, ...]:
+    def grain(self, name: str) -> tuple[int, ...]:
         """What a box of this tensor is multiples of, to be read and to be written without looking at more than it."""
         bound = self.binding.tensors[name]
         found = common(grain(bound), grain_of(self.store, name))

@@ -1,0 +1,287 @@
+"""Jobs that run together: one node for what several of them need, and one task for what reads the same.
+
+Every job is planned by itself first. What has one key in several plans then becomes one node, made once. Chunks of
+works that read one store are cut alike and grouped: a group is a task, reads each box once, and does its chunks one
+after another.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.spine import RunConfig
+from pipeline.digest import identity
+from pipeline.planning.recipes import code_of, nodes_of
+from pipeline.planning.sharing import Box, SharedStore, bounds, within
+from pipeline.planning.wiring import MemoryPlan, Node, Plan, make_plan
+from pipeline.stage import Checkpoint, Chunk, Footprint
+from pipeline.tensors.blocks import common
+from pipeline.tensors.store import TensorStore
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A run of a sweep, or the only one.
+
+    Attributes:
+        run: its config.
+        run_dir: its folder, absolute.
+        command: overrides, as they go into the record.
+        name: what tells it from the other jobs; for people.
+    """
+
+    run: RunConfig
+    run_dir: Path
+    command: tuple[str, ...] = ()
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A chunk of the work of a node, and which job's it is."""
+
+    job: int
+    node: Node
+    chunk: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Chunks that one task does, in order.
+
+    Attributes:
+        nbytes_in: stored bytes that are read for them; what several need, once.
+        peak_nbytes: memory the task takes at its worst: a chunk, and what is kept for those that follow.
+    """
+
+    members: tuple[Member, ...]
+    nbytes_in: int
+    peak_nbytes: int
+
+
+@dataclass
+class Sweep:
+    """What will happen: a plan for each job, with nodes in common, and the groups of their chunks.
+
+    Attributes:
+        jobs, plans: side by side.
+        groups: of all jobs whose plan has no problem, in the order in which they are best done.
+        memory: of all together.
+    """
+
+    jobs: Sequence[Job]
+    plans: list[Plan]
+    groups: list[Group] = field(default_factory=list)
+    memory: MemoryPlan | None = None
+
+    @property
+    def sound(self) -> list[int]:
+        """Jobs whose plan has no problem; a single one counts, so that all of its problems are found."""
+        return [i for i, plan in enumerate(self.plans) if not plan.problems or len(self.plans) == 1]
+
+    @cached_property
+    def names(self) -> dict[Node, str]:
+        """Every node, once, with a name of its own: its stage's, and the first job's that needs it."""
+        alone = len(self.plans) == 1
+        found: dict[Node, str] = {}
+        for i in self.sound:
+            for node in self.plans[i].nodes.values():
+                found.setdefault(node, node.name if alone else f"{i + 1}.{node.name}")
+        return found
+
+    @cached_property
+    def homes(self) -> dict[Node, int]:
+        """Node → the first job that needs it, by whose plan it was made."""
+        found: dict[Node, int] = {}
+        for i in self.sound:
+            for node in self.plans[i].nodes.values():
+                found.setdefault(node, i)
+        return found
+
+    def inputs_of(self, node: Node) -> list[Node]:
+        """The nodes whose results `node` takes, as its parameters have them."""
+        nodes = self.plans[self.homes[node]].nodes
+        return [nodes[source] for source in node.inputs.values()]
+
+    def users(self, node: Node) -> list[int]:
+        """Jobs that need it."""
+        return [i for i in self.sound if self.plans[i].nodes.get(node.name) is node]
+
+
+def node_keys(run: RunConfig, plan: Plan) -> dict[str, str]:
+    """Stage → key of its node: its config, what it reads, and the keys of its inputs; for nodes that were planned."""
+    nodes = nodes_of(run)
+    so_far, found = [code_of(nodes), run.spine.seed], dict[str, str]()
+    for name, node in plan.nodes.items():
+        if all(source in found for source in node.inputs.values()):
+            files = node.result.inputs if isinstance(node.result, Checkpoint | Footprint) else ()
+            inputs = {param: (source, found[source]) for param, source in node.inputs.items()}
+            found[name] = identity([so_far, name, nodes[name], inputs, [f.identity for f in files]])
+    return found
+
+
+def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sweep:
+    """Plans of several jobs as one: equal nodes are one node, and stores that several works read are shared.
+
+    Args:
+        plans: each by itself; those with problems stay as they are.
+        chunk_elems: elements that a chunk is to have at most.
+    """
+    sweep = Sweep(jobs, list(plans))
+    if len(sweep.sound) == 1:
+        return sweep
+    keys = {i: node_keys(jobs[i].run, plans[i]) for i in sweep.sound}
+    grains = _grains(sweep, keys, chunk_elems)
+    made: dict[tuple[str, str], Node] = {}
+    for i in sweep.sound:
+        mine = keys[i]
+
+        def shared(name: str, store: TensorStore, mine: Mapping[str, str] = mine) -> TensorStore:
+            return SharedStore(store, mine[name], grains[mine[name]]) if mine[name] in grains else store
+
+        had = {name: made[name, key] for name, key in mine.items() if (name, key) in made}
+        sweep.plans[i] = plan = make_plan(jobs[i].run.stages, plans[i].context, had, shared)
+        made |= {(name, mine[name]): node for name, node in plan.nodes.items() if node.work is None}
+    return sweep
+
+
+def _grains(
+    sweep: Sweep, keys: Mapping[int, Mapping[str, str]], chunk_elems: int
+) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Key of every store that several works read, or stages on the way to them → tensor → how all cut it.
+
+    A work that must take more than a chunk is left as it is, and the others do not follow it.
+    """
+    readers: dict[str, set[tuple[str, ...]]] = {}
+    below: dict[str, list[tuple[Node, Any]]] = {}
+    for i in sweep.sound:
+        for work in (n for n in sweep.plans[i].nodes.values() if n.work is not None):
+            for node in (work, *_above(sweep.plans[i], work)):
+                reader = (node.name, keys[i][node.name], *([str(i)] if node is work else []))
+                for source in node.inputs.values():
+                    given = sweep.plans[i].nodes[source]
+                    if isinstance(given.result, Checkpoint) and not (given.computes or given.planned_again):
+                        readers.setdefault(keys[i][source], set()).add(reader)
+                        below.setdefault(keys[i][source], []).append((work, given.result.store))
+    found: dict[str, dict[str, tuple[int, ...]]] = {}
+    for key in (k for k, several in readers.items() if len(several) > 1):
+        found[key] = {}
+        for work, store in below[key]:
+            grain_of = getattr(work.work, "grain", None)
+            for name, spec in work.work.store.specs.items() if grain_of is not None else ():
+                if name not in store.specs or store.specs[name].shape != spec.shape:
+                    continue
+                grain = grain_of(name) if name not in work.work.ignored else (1,) * len(spec.shape)
+                both = common(grain, found[key].get(name, (1,) * len(spec.shape)))
+                if prod(min(g, n) for g, n in zip(both, spec.shape, strict=True)) <= chunk_elems:
+                    found[key][name] = both
+    return found
+
+
+def _above(plan: Plan, node: Node) -> Iterator[Node]:
+    """Every node that `node` rests on, once."""
+    seen: dict[Node, None] = {}
+    todo = [plan.nodes[s] for s in node.inputs.values()]
+    while todo:
+        if (one := todo.pop()) not in seen:
+            seen[one] = None
+            todo += [plan.nodes[s] for s in one.inputs.values()]
+    return iter(seen)
+
+
+def group(sweep: Sweep, limit: int) -> list[Group]:
+    """All chunks of all works, those that read the same together, as long as a task takes at most `limit` bytes."""
+    stores: dict[Node, list[SharedStore]] = {}
+    members: list[Member] = []
+    for i in sweep.sound:
+        for node in sweep.plans[i].nodes.values():
+            if node.work is not None:
+                above = {id(s): s for n in _above(sweep.plans[i], node) if (s := _shared(n)) is not None}
+                stores[node] = [*above.values()]
+                members += [Member(i, node, chunk) for chunk in node.work.chunks]
+    found: list[Group] = []
+    todo = [members]
+    while todo:
+        for some in _overlapping(todo.pop(), stores):
+            made = _group(some, stores)
+            if len(some) > 1 and made.peak_nbytes > limit:
+                largest = max(some, key=lambda m: m.chunk.peak_nbytes)
+                found.append(_group([largest], stores))
+                todo.append([m for m in some if m is not largest])
+            else:
+                found.append(made)
+    place = {id(m): at for at, m in enumerate(members)}
+    return sorted(found, key=lambda g: min(place[id(m)] for m in g.members))
+
+
+def _shared(node: Node) -> SharedStore | None:
+    store = getattr(node.result, "store", None)
+    return store if isinstance(store, SharedStore) else None
+
+
+def _overlapping(members: Sequence[Member], stores: Mapping[Node, list[SharedStore]]) -> Iterator[list[Member]]:
+    """The members in sets whose boxes of a shared store have something in common."""
+    parent = list(range(len(members)))
+
+    def root(i: int) -> int:
+        while parent[i] != i:
+            parent[i] = parent[parent[i]]
+            i = parent[i]
+        return i
+
+    regions: dict[tuple[str, str], dict[Any, tuple[Box, int]]] = {}  # of (store, tensor): box → its first member
+    for i, member in enumerate(members):
+        for piece in member.chunk.pieces if stores[member.node] else ():
+            tensor, at = bounds(piece)
+            for store in stores[member.node]:
+                _, first = regions.setdefault((store.key, tensor), {}).setdefault(at, (tuple(piece.index), i))
+                parent[root(i)] = root(first)
+    for boxes in regions.values():
+        ordered = sorted(boxes.items())
+        for n, (at, (_, i)) in enumerate(ordered):
+            for other, (_, j) in ordered[n + 1 :]:
+                if other and other[0][0] >= at[0][1]:  # begins beyond it, and so do all that follow
+                    break
+                if all(a < d and c < b for (a, b), (c, d) in zip(at, other, strict=True)):
+                    parent[root(j)] = root(i)
+    sets: dict[int, list[Member]] = {}
+    for i, member in enumerate(members):
+        sets.setdefault(root(i), []).append(member)
+    yield from sets.values()
+
+
+def _group(members: Sequence[Member], stores: Mapping[Node, list[SharedStore]]) -> Group:
+    """In the order in which they are done: what holds others before these, and then as the jobs come."""
+    if len(members) == 1:
+        chunk = members[0].chunk
+        return Group(tuple(members), chunk.nbytes_in, chunk.peak_nbytes)
+    ordered = sorted(members, key=lambda m: -max(_elems(p.index) for p in m.chunk.pieces))
+    last = {piece.tensor: n for n, member in enumerate(ordered) for piece in member.chunk.pieces}
+    kept: dict[tuple[str, str], int] = {}  # (store, tensor) → bytes
+    seen: dict[tuple[str, str], list[Box]] = {}
+    peak = read = 0
+    for n, member in enumerate(ordered):
+        elems = fresh = 0
+        for piece in member.chunk.pieces:
+            box, count = tuple(piece.index), _elems(piece.index)
+            elems += count
+            there = [seen.setdefault((s.key, piece.tensor), []) for s in stores[member.node]]
+            fresh += count if not any(within(box, b) for boxes in there for b in boxes) else 0
+            for store, boxes in zip(stores[member.node], there, strict=True):
+                spec = store.specs.get(piece.tensor)
+                if spec is not None and not any(within(box, b) for b in boxes):
+                    boxes.append(box)
+                    key = store.key, piece.tensor
+                    kept[key] = kept.get(key, 0) + round(spec.nbytes * count / max(1, spec.size))
+        read += round(member.chunk.nbytes_in * fresh / max(1, elems))
+        peak = max(peak, sum(kept.values()) + member.chunk.peak_nbytes)
+        for key in [k for k in kept if last[k[1]] == n]:
+            del kept[key]
+    return Group(tuple(ordered), read, peak)
+
+
+def _elems(box: Box) -> int:
+    return prod(s.stop - s.start for s in box)
