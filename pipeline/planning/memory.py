@@ -81,9 +81,7 @@ def _smaller_until_it_fits(
     return sweep, memory
 
 
-def _planned(
-    jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fetch: bool
-) -> tuple[Sweep, MemoryPlan]:
+def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fetch: bool) -> tuple[Sweep, MemoryPlan]:
     """All jobs with chunks of `chunk` bytes, as one, and the memory that takes.
 
     Args:
@@ -116,9 +114,10 @@ def _too_little(memory: MemoryPlan, one: MemoryPlan, override: str, jobs: int = 
     fewer = f" or {override.format('dask.workers=1')} ({show_bytes(one.peak)})" if one.fits else ""
     model = f", {show_bytes(memory.model)} to run the model (flow=convert does not)" if memory.model else ""
     enough = override.format(f"dask.memory={-(-memory.peak // (1 << 20))}MiB")
+    who = f" for {jobs} jobs together" if jobs > 1 else ""
     return Problem(
         "dask.memory",
-        f"{memory.budget.said} is too little{f' for {jobs} jobs together' if jobs > 1 else ''}: {show_bytes(memory.base)} for the processes and {memory.tasks} × "
+        f"{memory.budget.said} is too little{who}: {show_bytes(memory.base)} for the processes and {memory.tasks} × "
         f"{show_bytes(memory.task)} for tasks{model}, the least there can be; {enough}{fewer} would do",
     )
 

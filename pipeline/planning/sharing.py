@@ -1,4 +1,4 @@
-"""Reading once for several jobs: within a task that serves them all, a shared store keeps a box until all have taken it.
+"""Reading once for several jobs: in a task that serves them all, a shared store keeps a box until all have taken it.
 
 Outside such a task a shared store is the store behind it. What it kept is handed out as a copy, because what `read`
 gives is the caller's own; and with it goes what reading it measured, so that the record of a job says what was read

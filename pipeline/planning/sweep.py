@@ -156,7 +156,7 @@ def _grains(
     A work that must take more than a chunk is left as it is, and the others do not follow it.
     """
     readers: dict[str, set[tuple[str, ...]]] = {}
-    below: dict[str, list[tuple[Node, Any]]] = {}
+    below: dict[str, list[tuple[Any, TensorStore]]] = {}
     for i in sweep.sound:
         for work in (n for n in sweep.plans[i].nodes.values() if n.work is not None):
             for node in (work, *_above(sweep.plans[i], work)):
@@ -165,16 +165,15 @@ def _grains(
                     given = sweep.plans[i].nodes[source]
                     if isinstance(given.result, Checkpoint) and not (given.computes or given.planned_again):
                         readers.setdefault(keys[i][source], set()).add(reader)
-                        below.setdefault(keys[i][source], []).append((work, given.result.store))
+                        below.setdefault(keys[i][source], []).append((work.work, given.result.store))
     found: dict[str, dict[str, tuple[int, ...]]] = {}
     for key in (k for k, several in readers.items() if len(several) > 1):
         found[key] = {}
         for work, store in below[key]:
-            grain_of = getattr(work.work, "grain", None)
-            for name, spec in work.work.store.specs.items() if grain_of is not None else ():
-                if name not in store.specs or store.specs[name].shape != spec.shape:
+            for name, spec in work.store.specs.items() if hasattr(work, "grain") else ():
+                if name not in store.specs or store.specs[name].shape != spec.shape or name in getattr(work, "ignored", ()):
                     continue
-                grain = grain_of(name) if name not in work.work.ignored else (1,) * len(spec.shape)
+                grain = work.grain(name)
                 both = common(grain, found[key].get(name, (1,) * len(spec.shape)))
                 if prod(min(g, n) for g, n in zip(both, spec.shape, strict=True)) <= chunk_elems:
                     found[key][name] = both

@@ -129,11 +129,15 @@ def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Seq
         result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
     finally:
         held.release()
+    return [_travelling(r) for r in result] if isinstance(result, list) else _travelling(result)
+
+
+def _travelling(result: Any) -> Any:
     if isinstance(result, Failure):
         try:
             pickle.loads(pickle.dumps(result.error))
         except Exception:
-            return Failure(label, StageError(f"{label}: {type(result.error).__name__}: {result.error}"))
+            return Failure(result.label, StageError(f"{result.label}: {type(result.error).__name__}: {result.error}"))
     return result
 
 

@@ -1,4 +1,6 @@
-"""Execute a plan: resume what an earlier run left, run the graph, write the run's record.
+"""Execute plans: resume what an earlier run left, run the graph, write the record of each job.
+
+One job or the jobs of a sweep, it is the same: a single run is a sweep of one.
 
 A run's folder holds `config.yaml` (resolved), `run.json` (what this run is), `journal.jsonl` (what is done so far), and
 at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is written last: a run with one is complete.
@@ -7,26 +9,30 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.spine import RunConfig
-from pipeline.digest import digest_file, identity
+from pipeline.config.spine import Dask, RunConfig
+from pipeline.digest import InputFile, digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
-from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
+from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, worker_count
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.recipes import code_of, nodes_of
-from pipeline.planning.wiring import Plan
+from pipeline.planning.sweep import Job, Sweep
+from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
 from pipeline.running import held, text_stream
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
-from pipeline.running.tasks import build_tasks, digest_input, do_chunk, run_stage
+from pipeline.running.tasks import Graph, Made, Try, build_tasks
+
+Outcome = Report | Exception
+Settled = Callable[[int, Outcome], None]
 
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
@@ -49,41 +55,133 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         PlanError: the plan has problems; nothing was touched.
         SourceError, StorageError, StageError: what stopped the run.
     """
-    plan = plan_run(run, run_dir)
-    if plan.problems:
-        kinds = {w.exit_code for w in plan.failures}
-        raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
-    what = describe(run, plan)
+    [outcome] = execute_jobs([Job(run, run_dir, tuple(command))], events)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda i, outcome: None) -> list[Outcome]:
+    """Run jobs as one graph; returns the report of each, or what ended it. One that fails does not stop the others.
+
+    Whatever was done stays done, and the same call goes on from there.
+
+    Args:
+        jobs: with equal `dask` settings.
+        settled: told of each job as soon as it is complete or has failed, from any thread, one at a time.
+    """
+    outcomes: dict[int, Outcome] = {}
+
+    def settle(i: int, outcome: Outcome) -> None:
+        outcomes[i] = outcome
+        settled(i, outcome)
+
+    sweep = plan_jobs(jobs)
+    begun: dict[int, Attempt] = {}
     with ExitStack() as locks:
+        for i in range(len(jobs)):
+            try:
+                one = Attempt(sweep, i, locks.enter_context(ExitStack()), events)
+            except Exception as why:
+                settle(i, why)
+            else:
+                if one.complete is not None:
+                    settle(i, one.complete)
+                else:
+                    begun[i] = one
+        try:
+            with text_stream.to(events.text):
+                _run(sweep, begun, events, settle)
+        except Exception as why:
+            for i in (i for i in begun if i not in outcomes):
+                settle(i, why)
+    return [outcomes[i] for i in range(len(jobs))]
+
+
+class Attempt:
+    """A job while it runs.
+
+    Attributes:
+        complete: its report, when there was nothing to do.
+        failures: what of it failed, in order.
+        waiting: tasks that it waits for.
+    """
+
+    def __init__(self, sweep: Sweep, i: int, locks: ExitStack, events: Events):
+        """Make its folder ready, and hold the locks.
+
+        Raises:
+            PlanError: the plan has problems; nothing was touched. Or something is in the way on disk.
+            SourceError, ConfigError: as `_earlier`.
+            StorageError: another run is at work.
+        """
+        self.job, self.plan, self.locks = sweep.jobs[i], sweep.plans[i], locks
+        self.complete: Report | None = None
+        self.failures: list[Failure] = []
+        run, run_dir, plan = self.job.run, self.job.run_dir, self.plan
+        if plan.problems:
+            kinds = {w.exit_code for w in plan.failures}
+            raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
+        what = describe(run, plan)
         _stop(run_folder(plan))
         locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
-        journal = Journal(run_dir / "journal.jsonl")
+        self.journal = Journal(run_dir / "journal.jsonl")
+        locks.callback(self.journal.close)
         earlier = _earlier(run_dir, what, run.spine.overwrite, events)
         if isinstance(earlier, Report):
-            return earlier
-        resuming = earlier == "unfinished" and journal.path.exists()
-        known = journal.read() if resuming else {}
+            self.complete = earlier
+            return
+        resuming = earlier == "unfinished" and self.journal.path.exists()
+        self.known: Mapping[str, Any] = self.journal.read() if resuming else {}
         outputs = Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
-        _stop(obstacles(plan, outputs, identity(what), known))
+        _stop(obstacles(plan, outputs, identity(what), self.known))
         for work in plan.works.values():
             if hasattr(work, "lock"):
                 locks.enter_context(work.lock())
-        _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
+        _stop(obstacles(plan, outputs, identity(what), self.known))  # once more, now that no other run can change it
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
         write_json(run_dir / "run.json", what)
         write_config(run_dir / "config.yaml", run.tree)
-        started = time.time()
-        try:
-            with text_stream.to(events.text):
-                results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
-        finally:
-            journal.close()
-        report = build_report(run, plan, results, records, command, started)
-        write_records(run_dir, run, report)
-        journal.path.unlink(missing_ok=True)
-    return report
+        self.started = time.time()
+        self.brings = Try(identity(what), self.known, not resuming)
+        self.stages = {sweep.names[node]: name for name, node in plan.nodes.items()}
+        self.waiting = {*self.stages}
+        self._results: dict[str, Any] = {}
+        self._chunks: dict[str, Any] = {}
+        self._made: dict[str, Any] = {}
+
+    def take_input(self, key: str, file: InputFile, digest: str) -> None:
+        self._results[f"input:{file.path}"] = digest
+        self.waiting.discard(key)
+        if self.known.get(key) != digest:
+            self.journal.append(key, digest)
+
+    def take_chunk(self, key: str, record: Mapping[str, Any]) -> None:
+        self._chunks[key] = record
+        if not record.get("reused", False):
+            self.journal.append(key, record)
+
+    def take_node(self, key: str, result: Any) -> None:
+        """The result of a node, or what it measured."""
+        if isinstance(result, Made):
+            self._made[self.stages[key.removesuffix(":run").removesuffix(":work")]] = result.record
+        elif key in self.waiting:
+            self.waiting.discard(key)
+            self._results[self.stages[key]] = result
+
+    def report(self) -> Report:
+        """What was done, written down; the job is complete then."""
+        run_dir, ids = self.job.run_dir, self.brings.run_id
+        keys = [chunk_key(ids, name, chunk) for name, work in self.plan.works.items() for chunk in work.chunks]
+        records = [self._chunks[k] for k in keys] + [self._made[n] for n in self.plan.nodes if n in self._made]
+        command = list(self.job.command)
+        report = build_report(self.job.run, self.plan, self._results, records, command, self.started)
+        write_records(run_dir, self.job.run, report)
+        self.journal.path.unlink(missing_ok=True)
+        self.locks.close()
+        return report
 
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
@@ -171,44 +269,97 @@ def _first_difference(before: Any, now: Any, where: str = "") -> str:
     return f" ({where})" if where else ""
 
 
-def _graph(
-    run: RunConfig, plan: Plan, run_id: str, journal: Journal, known: Mapping[str, Any], events: Events, *, fresh: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and stages that compute measured."""
-    conf = run.spine.dask
-    tasks = build_tasks(plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
-    chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
-    journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
-    events.total(sum(t.weight for t in tasks), len(chunk_keys))
+def _run(sweep: Sweep, begun: Mapping[int, Attempt], events: Events, settle: Settled) -> None:
+    """Run the graph of the jobs in `begun`, and settle each.
+
+    Raises:
+        WeightmillError: what ended the only job, or all.
+    """
+    if not begun:
+        return
+    alone = len(sweep.jobs) == 1
+    conf = sweep.jobs[0].run.spine.dask
+    graph = build_tasks(sweep, {i: one.brings for i, one in begun.items()})
+    for key in graph.inputs:
+        for i in graph.owners[key]:
+            begun[i].waiting.add(key)
+    events.total(sum(t.weight for t in graph.tasks), sum(map(len, graph.chunks.values())))
+    over: set[int] = set()
+
+    def failed(i: int, why: Failure) -> None:
+        begun[i].failures.append(why)
+        if not conf.keep_going and i not in over:
+            over.add(i)
+            settle(i, _why(begun[i], keep_going=False))
 
     def on_done(task: Task, result: Any) -> None:
+        several = graph.chunks.get(task.key)
+        parts = result if several and len(several) > 1 and isinstance(result, list) else [result]
+        for failure in dict.fromkeys(r for r in parts if isinstance(r, Failure)):
+            events.say(f"failed: {failure.label}: {failure.error}")
         if isinstance(result, Failure):
-            events.say(f"failed: {result.label}: {result.error}")
-        elif task.key in journaled:
-            reused = result.get("reused", False) if task.fn is do_chunk else known.get(task.key) == result
-            if not reused:
-                journal.append(task.key, result)
-            if task.fn is do_chunk:
-                events.chunk(task.label, task.weight, reused)
+            for i in graph.owners[task.key]:
+                failed(i, result)
+            return
+        for n, i in enumerate(graph.owners[task.key]):
+            if i in over:
+                continue
+            try:
+                if task.key in graph.inputs:
+                    begun[i].take_input(task.key, graph.inputs[task.key], result)
+                elif several is None:
+                    begun[i].take_node(task.key, result)
+                elif isinstance(parts[n], Failure):
+                    failed(i, parts[n])
+                else:
+                    begun[i].take_chunk(several[n][1], parts[n])
+                if not begun[i].waiting and not begun[i].failures:
+                    over.add(i)
+                    settle(i, begun[i].report())
+            except Exception as why:
+                if alone:
+                    raise
+                over.add(i)
+                settle(i, why)
+        if several is not None:
+            events.chunk(task.label, task.weight, all(isinstance(p, Mapping) and p.get("reused", False) for p in parts))
 
-    if conf.address or conf.scheduler == "distributed":
-        workers = worker_count(conf)
-        assert plan.memory is not None
-        share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
-        if plan.memory.model:  # one worker at a time holds a model, while it works on chunks too
-            share = max(share, BASE_WORKER + plan.memory.model + plan.memory.task * conf.threads_per_worker)
-        with connect(conf, workers, share, events.say) as client:
-            if plan.memory.budget.total is None:
-                fits_workers(plan.memory, worker_limits(client))
-            results = run_distributed(tasks, conf, client, on_done)
-    else:
+    def wanted(task: Task) -> bool:
+        return any(i not in over for i in graph.owners[task.key])
+
+    _lowered(sweep, graph, replace(conf, keep_going=conf.keep_going or not alone), events, on_done, wanted)
+    for i in (i for i in begun if i not in over):
+        settle(i, _why(begun[i], keep_going=True))
+
+
+def _why(one: Attempt, *, keep_going: bool) -> Exception:
+    """What ended a job that failed."""
+    if not keep_going:
         try:
-            results = run_threads(tasks, conf, worker_count(conf), on_done)
+            one.failures[0].raise_()
+        except Exception as why:
+            return why
+    lines = list(dict.fromkeys(f"{f.label}: {f.error}" for f in one.failures))
+    return StageError(f"{len(lines)} tasks failed; what succeeded is kept\n  " + "\n  ".join(lines))
+
+
+def _lowered(
+    sweep: Sweep, graph: Graph, conf: Dask, events: Events, on_done: Callable[[Task, Any], None],
+    wanted: Callable[[Task], bool],
+) -> None:  # fmt: skip
+    """Run the tasks as `conf` says."""
+    if not conf.address and conf.scheduler != "distributed":
+        try:
+            run_threads(graph.tasks, conf, worker_count(conf), on_done, wanted)
         finally:
             held.release()
-    failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
-    if failures:
-        raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
-    results |= {f"input:{t.args[0].path}": results[t.key] for t in tasks if t.fn is digest_input}
-    records = [results[k] for k in chunk_keys]
-    return results, records + [results[t.key].record for t in tasks if t.fn is run_stage]
+        return
+    workers, memory = worker_count(conf), sweep.memory
+    assert memory is not None
+    share = max(1, (memory.budget.conversion - BASE_CLIENT) // workers)
+    if memory.model:  # one worker at a time holds a model, while it works on chunks too
+        share = max(share, BASE_WORKER + memory.model + memory.task * conf.threads_per_worker)
+    with connect(conf, workers, share, events.say) as client:
+        if memory.budget.total is None:
+            fits_workers(memory, worker_limits(client))
+        run_distributed(graph.tasks, conf, client, on_done, wanted)

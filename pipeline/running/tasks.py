@@ -1,73 +1,170 @@
-"""A plan as tasks: each stage's handle, and for work its beginning, its chunks and its end.
+"""Plans as tasks: each stage's handle, and for work its beginning, its chunks and its end.
 
 Everything here runs where the tasks run, in worker processes too.
 """
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
-from pipeline.planning.wiring import Node, Plan, chunk_key, timed
-from pipeline.running.graph import Ref, Task
+from pipeline.planning import sharing
+from pipeline.planning.sweep import Sweep
+from pipeline.planning.wiring import Node, chunk_key, timed
+from pipeline.running.graph import Failure, Ref, Task, attempt
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
 from pipeline.tensors.spec import TensorSpec
 
 
-def build_tasks(
-    plan: Plan, run_id: str, known: Mapping[str, Any], *, fresh: bool, digest_inputs: bool = False
-) -> list[Task]:
-    """The plan as tasks, in order: each stage's handle, and for work its beginning, chunks and end."""
-    tasks: list[Task] = []
-    if digest_inputs:
-        for file in (f for f in plan.inputs if f.xxh3_128 is None):
-            key = f"input-{identity([run_id, str(file.path)])}"
-            tasks.append(Task(key, digest_input, (file, known.get(key)), label=f"digest {file.path.name}"))
+@dataclass(frozen=True, slots=True)
+class Try:
+    """What a job brings to a run of the graph.
+
+    Attributes:
+        run_id: identity of the job.
+        known: what its journal says an earlier try has done, by task.
+        fresh: nothing that an earlier try left counts.
+    """
+
+    run_id: str
+    known: Mapping[str, Any]
+    fresh: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Tasks, in the order in which they are best done, and whose they are.
+
+    Attributes:
+        owners: task → jobs that need it.
+        chunks: task that does chunks → for each of its results the job, and the chunk's key in that job's journal.
+        inputs: task → the file that it digests.
+    """
+
+    tasks: list[Task] = field(default_factory=list)
+    owners: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    chunks: dict[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
+    inputs: dict[str, InputFile] = field(default_factory=dict)
+
+    def add(self, owners: Iterable[int], *tasks: Task) -> None:
+        self.tasks.extend(tasks)
+        self.owners.update((t.key, tuple(owners)) for t in tasks)
+
+
+def build_tasks(sweep: Sweep, tries: Mapping[int, Try]) -> Graph:
+    """The jobs in `tries` as tasks: digests of inputs, each stage's handle, and for work its beginning, chunks and end.
+
+    What several jobs need is one task. The result of a node is under its name in the sweep.
+    """
+    graph = Graph()
+    for file, users in _to_digest(sweep, tries).items():
+        key = f"input-{identity(file.identity)}"
+        known = next((r for i in users if (r := tries[i].known.get(key)) is not None), None)
+        graph.add(users, Task(key, digest_input, (file, known), label=f"digest {file.path.name}"))
+        graph.inputs[key] = file
+    nodes = {node: users for node in sweep.names if (users := [i for i in sweep.users(node) if i in tries])}
+    at_once = {n: users for n, users in nodes.items() if n.work is not None or not _in_graph(n)}
+    for node, users in at_once.items():
+        graph.add(users, *_handles(sweep, node, tries[users[0]].fresh))
+    done = _add_chunks(graph, sweep, tries)
+    for node, users in nodes.items():
+        if node.work is not None:
+            inputs = sweep.plans[sweep.homes[node]].inputs
+            name = sweep.names[node]
+            keys = [(users[0], chunk_key(tries[users[0]].run_id, node.name, chunk)) for chunk in node.work.chunks]
+            args = (Ref(f"{name}:work"), inputs, *(done[k] for k in keys))
+            graph.add(users, Task(name, finish, args, (f"{name}:begin",), label=f"{node.name} finish"))
     lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
-    for node in plan.nodes.values():
-        resources = dict(getattr(node.stage, "resources", {}))
-        if node.work is None:
-            tasks += _result_tasks(node.name, node, plan, resources, lane)
-            lane = (node.name,) if isinstance(node.result, Footprint) else lane
-        else:
-            tasks += _work_tasks(node, plan, run_id, known, resources, fresh=fresh)
-    return tasks
+    for node, users in nodes.items():
+        if node not in at_once:
+            graph.add(users, *_result_tasks(sweep.names[node], node, sweep, lane))
+            lane = (sweep.names[node],) if isinstance(node.result, Footprint) else lane
+    return graph
 
 
-def _result_tasks(
-    key: str, node: Node, plan: Plan, resources: Mapping[str, float], lane: tuple[str, ...] = ()
-) -> Iterator[Task]:
+def _to_digest(sweep: Sweep, tries: Mapping[int, Try]) -> dict[InputFile, list[int]]:
+    """Files that are only known by size and time, and the jobs whose records are to have their digests."""
+    found: dict[InputFile, list[int]] = {}
+    for i in (i for i in tries if sweep.jobs[i].run.spine.digest_inputs):
+        for file in (f for f in sweep.plans[i].inputs if f.xxh3_128 is None):
+            found.setdefault(file, []).append(i)
+    return found
+
+
+def _in_graph(node: Node) -> bool:
+    return node.computes or node.planned_again
+
+
+def _handles(sweep: Sweep, node: Node, fresh: bool) -> Iterator[Task]:
+    """A stage's handle; of work, and its beginning."""
+    name = sweep.names[node]
+    if node.work is None:
+        yield from _result_tasks(name, node, sweep)
+    else:
+        yield from _result_tasks(f"{name}:work", node, sweep)
+        yield Task(f"{name}:begin", begin, (Ref(f"{name}:work"), fresh), label=f"{node.name} begin")
+
+
+def _result_tasks(key: str, node: Node, sweep: Sweep, lane: tuple[str, ...] = ()) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
-    if not node.computes and not node.planned_again:
-        yield Task(key, give, (node.result,), handle=True, label=key)
+    if not _in_graph(node):
+        yield Task(key, give, (node.result,), handle=True, label=node.name)
         return
+    plan = sweep.plans[sweep.homes[node]]
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
-    args = (node.name, node.stage, promised, plan.context, plan.inputs, *(Ref(s) for s in node.inputs.values()))
-    after = lane if isinstance(node.result, Footprint) else ()
-    yield Task(f"{key}:run", run_stage, args, after, resources, handle=True, label=node.name)
-    yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
+    takes = (Ref(sweep.names[n]) for n in sweep.inputs_of(node))
+    args = (node.name, node.stage, promised, plan.context, plan.inputs, *takes)
+    behind = lane if isinstance(node.result, Footprint) else ()
+    resources = _resources([node])
+    yield Task(f"{key}:run", run_stage, args, behind=behind, resources=resources, handle=True, label=node.name)
+    yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=node.name)
 
 
-def _work_tasks(
-    node: Node, plan: Plan, run_id: str, known: Mapping[str, Any], resources: Mapping[str, float], *, fresh: bool
-) -> Iterator[Task]:
-    name, work, inputs = node.name, node.work, plan.inputs
-    assert work is not None
-    handle, begun = f"{name}:work", f"{name}:begin"
-    yield from _result_tasks(handle, node, plan, resources)
-    yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
-    keys = []
-    for chunk in work.chunks:
-        key = chunk_key(run_id, name, chunk)
-        keys.append(key)
-        yield Task(
-            key, do_chunk, (Ref(handle), chunk, known.get(key)), (begun,), resources,
-            label=f"{name} {chunk}", weight=chunk.nbytes_in,
-        )  # fmt: skip
-    yield Task(name, finish, (Ref(handle), inputs, *map(Ref, keys)), (begun,), label=f"{name} finish")
+def _add_chunks(graph: Graph, sweep: Sweep, tries: Mapping[int, Try]) -> dict[tuple[int, str], Ref]:
+    """A task for every group; returns (job, chunk's key) → its result."""
+    found: dict[tuple[int, str], Ref] = {}
+    for group in sweep.groups:
+        members = [m for m in group.members if m.job in tries]
+        if not members:
+            continue
+        keys = [(m.job, chunk_key(tries[m.job].run_id, m.node.name, m.chunk)) for m in members]
+        known = [tries[job].known.get(key) for job, key in keys]
+        works = [Ref(f"{sweep.names[m.node]}:work") for m in members]
+        begun = tuple(f"{sweep.names[m.node]}:begin" for m in members)
+        resources = _resources([m.node for m in members])
+        weight = sum(m.chunk.nbytes_in for m in members)
+        if len(members) == 1:
+            [member], key = members, keys[0][1]
+            task = Task(
+                key, do_chunk, (works[0], member.chunk, known[0]), begun, resources=resources,
+                label=f"{member.node.name} {member.chunk}", weight=weight,
+            )  # fmt: skip
+            found[keys[0]] = Ref(key)
+        else:
+            labels = [f"{m.node.name} {m.chunk}" for m in members]
+            retries = sweep.jobs[members[0].job].run.spine.dask.retries
+            what = [(m.chunk, k, label) for m, k, label in zip(members, known, labels, strict=True)]
+            key = f"together-{identity(keys)}"
+            task = Task(
+                key, do_chunks, (retries, what, *works, *map(Ref, begun)), tolerant=True, resources=resources,
+                label=f"{labels[0]}, {len(members)} jobs", weight=weight,
+            )  # fmt: skip
+            found |= {k: Ref(key, n) for n, k in enumerate(keys)}
+        graph.add([m.job for m in members], task)
+        graph.chunks[key] = tuple(keys)
+    return found
+
+
+def _resources(nodes: Iterable[Node]) -> dict[str, float]:
+    """What a task for these nodes holds while it runs."""
+    found: dict[str, float] = {}
+    for node in nodes:
+        for tag, amount in getattr(node.stage, "resources", {}).items():
+            found[tag] = max(amount, found.get(tag, 0))
+    return found
 
 
 def give(value: Any) -> Any:
@@ -118,6 +215,27 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
     with meter.metered() as measured:
         digest = work.do(chunk)
     return {"digest": digest, "seconds": time.perf_counter() - start, **measured.record()}
+
+
+def do_chunks(
+    retries: int, what: Sequence[tuple[Chunk, Mapping[str, Any] | None, str]], *works_and_begun: Any
+) -> list[Any]:
+    """Chunks of several works, which read what they share once; a failure of one is its own result only.
+
+    Args:
+        retries: as `dask.retries`, of each.
+        what: chunk, what is known of it, label.
+        works_and_begun: their works, and then the results of their beginnings.
+    """
+    results: list[Any] = []
+    works, begun = works_and_begun[: len(what)], works_and_begun[len(what) :]
+    chunks = [chunk for chunk, _, _ in what]
+    with sharing.keeping(chunks):
+        for n, (chunk, known, label) in enumerate(what):
+            failed = next((r for r in (works[n], begun[n]) if isinstance(r, Failure)), None)
+            results.append(failed or attempt(do_chunk, retries, label, (works[n], chunk, known)))
+            sharing.let_go(chunks[n + 1 :])
+    return results
 
 
 def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:
