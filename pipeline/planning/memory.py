@@ -9,6 +9,7 @@ from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
 from pipeline.planning.budget import PERCENT, SHARE, Budget, budget
+from pipeline.planning.identity import node_keys
 from pipeline.planning.recipes import recipes
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
 from pipeline.stage import Context, Footprint
@@ -61,6 +62,7 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str
     plan.problems += _lacking(plan, conf)
     if not memory.fits:
         plan.problems.append(_too_little(memory, _memory(plan, conf, allowed, 1), override))
+    plan.keys = node_keys(run, plan)
     return plan
 
 
