@@ -122,6 +122,11 @@ def is_inner(name: str) -> bool:
     return bool(pure.parts) and not pure.is_absolute() and ".." not in pure.parts and not {*name} & {"\\", "\0"}
 
 
+def cache_folder() -> Path:
+    """The user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")

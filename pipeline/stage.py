@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,13 @@ from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
 
 T = TypeVar("T", covariant=True)
+
+NEUTRAL: Final = {"identity": "neutral"}
+"""`field(metadata=NEUTRAL)`: whatever this field says, the result is the same. It is no part of a key: where something
+is written or kept, where the files come from whose content counts, what only raises."""
+
+CHOSEN: Final = {"identity": "chosen"}
+"""`field(metadata=CHOSEN)`: alternatives. What was taken of them stands in the result's `made_by`, and counts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +77,7 @@ class Checkpoint:
         ignored: what the source holds and `store` does not, with the reason.
         origin: for people: where and what it was read from.
         source: the folder or file that was opened.
+        made_by: name → plugin: what was taken of a stage's fields that are `CHOSEN`.
     """
 
     store: TensorStore
@@ -80,6 +88,7 @@ class Checkpoint:
     origin: str = ""
     source: Path | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
+    made_by: Mapping[str, Any] | None = None
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import exp
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.files import read_whole
 from pipeline.places import hindrance
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Table
 
 LEAST = 2  # tokens of a text
 
@@ -54,9 +54,9 @@ class Evaluate:
     """
 
     engine: Engine
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = field(metadata=NEUTRAL)  # their content counts, which is read
     windows: Windows
-    baselines: str
+    baselines: str = field(metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         if not self.texts:
@@ -116,7 +116,7 @@ class Evaluate:
             [f.identity for f in decode.inputs], decode.config,
             {n: digest(f) for n, f in decode.files.items() if isinstance(f, bytes)},
             {n: s.encoding for n, s in decode.store.specs.items()},
-            ctx.recipes.get("decode", list(ctx.recipes.values())), self.engine.identity(decode), asdict(self.windows),
+            ctx.recipes.get("decode", list(ctx.recipes.values())), dict(self.engine.identity()), asdict(self.windows),
         ])  # fmt: skip
         kept, scores = {}, {}
         facts: dict[str, Any] = {}

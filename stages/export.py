@@ -23,7 +23,7 @@ from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
 from pipeline.planning.holding import Option, choose, hold
 from pipeline.running.target import MARKER, Target
-from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Work
+from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Chunk, Context, Exported, OutputFile, Work
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.blocks import common, grain_of
@@ -58,16 +58,16 @@ class Export:
         prefer: names of `options`, in the order in which they are asked.
     """
 
-    dialect: Dialect | None
-    container: Container | None
+    dialect: Dialect | None = field(metadata=CHOSEN)
+    container: Container | None = field(metadata=CHOSEN)
     unpack: Kernel
     cast: Kernel
-    path: str | None = None
-    max_shard_size: str | None = "5GB"
+    path: str | None = field(default=None, metadata=NEUTRAL)
+    max_shard_size: str | None = field(default="5GB", metadata=CHOSEN)
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
     overflow: Literal["error", "clamp"] = "error"
-    options: Mapping[str, Option] = field(default_factory=dict)
-    prefer: tuple[str, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict, metadata=CHOSEN)
+    prefer: tuple[str, ...] = field(default=(), metadata=CHOSEN)
 
     def __post_init__(self) -> None:
         if (self.dialect is None) != (self.container is None):
@@ -89,13 +89,13 @@ class Export:
         def encode(dialect: Dialect) -> Binding:
             return dialect.encode(store.specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
 
-        container, shard_size, chosen = self.container, self.max_shard_size, ""
-        if self.dialect is None or container is None:
+        dialect, container, shard_size, chosen = self.dialect, self.container, self.max_shard_size, ""
+        if dialect is None or container is None:
             name, binding, chosen = choose(self.prefer, self.options, store.specs, encode)
-            container = self.options[name].container
+            dialect, container = self.options[name].dialect, self.options[name].container
             shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
         else:
-            binding = hold(self.dialect, self.options, encode)
+            binding = hold(dialect, self.options, encode)
         max_shard = parse_bytes(shard_size, "export.max_shard_size") if shard_size else None
         layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
         files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
@@ -113,6 +113,7 @@ class Export:
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
             chosen=chosen,
+            made_by={"dialect": dialect, "container": container, "max_shard_nbytes": max_shard},
         )
 
 
@@ -151,6 +152,7 @@ class ExportWork:
         inputs: every file behind the store and the companions.
         key: identity of what is written.
         chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
+        made_by: dialect, container and size of files, wherever they were chosen.
     """
 
     store: TensorStore
@@ -166,6 +168,7 @@ class ExportWork:
     run_dir: Path
     overwrite: bool
     chosen: str = ""
+    made_by: Mapping[str, Any] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
 from pipeline.planning.budget import PERCENT, SHARE, budget
+from pipeline.planning.identity import node_keys
 from pipeline.planning.recipes import recipes
 from pipeline.planning.sweep import Job, Sweep, group, together
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
@@ -91,6 +92,7 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
     for i, (run, run_dir) in enumerate((job.run, job.run_dir) for job in jobs):
         ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch, recipes(run))
         plans.append(make_plan(run.stages, ctx))
+        plans[i].keys = node_keys(run, plans[i])
         plans[i].problems += [*_lacking(plans[i], conf), *([refused[i]] if i in refused else [])]
     sweep = together(jobs, plans, chunk // 2)
     sound = [sweep.plans[i] for i in sweep.sound]

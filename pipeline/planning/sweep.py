@@ -13,11 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.spine import RunConfig
-from pipeline.digest import identity
-from pipeline.planning.recipes import code_of, nodes_of
 from pipeline.planning.sharing import Box, SharedStore, bounds, within
 from pipeline.planning.wiring import MemoryPlan, Node, Plan, make_plan
-from pipeline.stage import Checkpoint, Chunk, Footprint
+from pipeline.stage import Checkpoint, Chunk
 from pipeline.tensors.blocks import common
 from pipeline.tensors.store import TensorStore
 
@@ -111,18 +109,6 @@ class Sweep:
         return [i for i in self.sound if self.plans[i].nodes.get(node.name) is node]
 
 
-def node_keys(run: RunConfig, plan: Plan) -> dict[str, str]:
-    """Stage → key of its node: its config, what it reads, and the keys of its inputs; for nodes that were planned."""
-    nodes = nodes_of(run)
-    so_far, found = [code_of(nodes), run.spine.seed], dict[str, str]()
-    for name, node in plan.nodes.items():
-        if all(source in found for source in node.inputs.values()):
-            files = node.result.inputs if isinstance(node.result, Checkpoint | Footprint) else ()
-            inputs = {param: (source, found[source]) for param, source in node.inputs.items()}
-            found[name] = identity([so_far, name, nodes[name], inputs, [f.identity for f in files]])
-    return found
-
-
 def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sweep:
     """Plans of several jobs as one: equal nodes are one node, and stores that several works read are shared.
 
@@ -133,7 +119,7 @@ def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sw
     sweep = Sweep(jobs, list(plans))
     if len(sweep.sound) == 1:
         return sweep
-    keys = {i: node_keys(jobs[i].run, plans[i]) for i in sweep.sound}
+    keys = {i: {name: key.id for name, key in plans[i].keys.items()} for i in sweep.sound}
     grains = _grains(sweep, keys, chunk_elems)
     made: dict[tuple[str, str], Node] = {}
     for i in sweep.sound:
@@ -142,8 +128,10 @@ def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sw
         def shared(name: str, store: TensorStore, mine: Mapping[str, str] = mine) -> TensorStore:
             return SharedStore(store, mine[name], grains[mine[name]]) if mine[name] in grains else store
 
-        had = {name: made[name, key] for name, key in mine.items() if (name, key) in made}
+        found = {name: made[name, key] for name, key in mine.items() if (name, key) in made}
+        had = {name: node for name, node in found.items() if node.inputs == plans[i].nodes[name].inputs}
         sweep.plans[i] = plan = make_plan(jobs[i].run.stages, plans[i].context, had, shared)
+        plan.keys = plans[i].keys
         made |= {(name, mine[name]): node for name, node in plan.nodes.items() if node.work is None}
     return sweep
 

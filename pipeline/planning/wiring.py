@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, identity
@@ -20,6 +20,9 @@ from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
 from pipeline.tensors.blocks import grain_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
+
+if TYPE_CHECKING:
+    from pipeline.planning.identity import Key
 
 _planning: ContextVar[str | None] = ContextVar("planning", default=None)
 
@@ -85,6 +88,7 @@ class Plan:
     problems: list[Problem] = field(default_factory=list)
     failures: list[WeightmillError] = field(default_factory=list)
     memory: "MemoryPlan | None" = None
+    keys: "Mapping[str, Key]" = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[InputFile, ...]:

@@ -1,15 +1,14 @@
 """The engine as a plugin node: which families there are, which kernels they use, and in what dtypes they run."""
 
 import os
-from dataclasses import dataclass, replace
-from importlib import metadata
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline.digest import InputFile, described
+from pipeline.digest import InputFile
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, Footprint
+from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.models.common.ops import Ops
 from plugins.models.device import WeightsDtype, device_nbytes, left_out, unused
@@ -19,8 +18,6 @@ from plugins.models.family import Family, family_of
 # evaluating SmolLM2-135M with 231 MiB of weights and a head of 108 MiB 1259 MiB.
 HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
-
-LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")  # that compute
 
 
 class Tokenizers(Protocol):
@@ -76,8 +73,8 @@ class Engine:
     weights_dtype: WeightsDtype = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
-    programs: str | None = "auto"
-    programs_most: str = "2GiB"
+    programs: str | None = field(default="auto", metadata=NEUTRAL)
+    programs_most: str = field(default="2GiB", metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         parse_bytes(self.programs_most, "engine.programs_most")
@@ -127,18 +124,13 @@ class Engine:
             return wanted.startswith("cpu")
         return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
 
-    def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """See `pipeline.engine.Engine.identity`; imports JAX."""
         from plugins.engine.start import resolved
 
         device, dtype, cache = resolved(self)
         kind = f"{device.platform} ({device.device_kind})"  # whichever of several equal ones
-        here = replace(self, device=kind, dtype=dtype, cache=cache, programs=None)
-        return {
-            "engine": described(here),
-            "files": [f.identity for f in self.tokenizer.inputs(checkpoint)],
-            "versions": {name: metadata.version(name) for name in LIBRARIES},
-        }
+        return {"device": kind, "dtype": dtype, "cache": cache}
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
         """A `plugins.engine.session.Model`.
