@@ -23,8 +23,9 @@ from pipeline.config.overrides import as_typed
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
+from pipeline.planning.sweep import Asked
 from pipeline.reporting import console
-from pipeline.running import stopping
+from pipeline.running import stopping, sweep
 from pipeline.running.runner import execute, obstacles_ahead
 
 VERBS = ("plan", "graph", "new-stage")
@@ -35,9 +36,17 @@ _code = 0  # the largest exit code that a report of this process asks for
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def job(cfg: DictConfig) -> Any:
-    """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way."""
+def job(cfg: DictConfig | Asked) -> Any:
+    """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way.
+
+    With `-m` our launcher gives all jobs, composed; then it returns the outcome of each.
+    """
     global _code, _debug, _outcome
+    if isinstance(cfg, Asked):
+        _debug = any(one.run.spine.debug for one in cfg.jobs)
+        outcomes = sweep.planned(cfg, _verb) if _verb in ("plan", "graph") else sweep.executed(cfg)
+        _code = max([_code, *(getattr(o, "exit_code", 0) for o in outcomes if not isinstance(o, Exception))])
+        return outcomes
     _debug = bool(cfg.get("debug"))
     try:
         _outcome = _job(cfg)

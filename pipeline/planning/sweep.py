@@ -6,13 +6,14 @@ after another.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.spine import RunConfig
+from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.planning.sharing import Box, SharedStore, bounds, within
 from pipeline.planning.wiring import MemoryPlan, Node, Plan, make_plan
 from pipeline.stage import Checkpoint, Chunk
@@ -35,6 +36,22 @@ class Job:
     run_dir: Path
     command: tuple[str, ...] = ()
     name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What `-m` asks for.
+
+    Attributes:
+        jobs, overrides: of each, side by side; overrides as the sweeper made them.
+        folder: of the sweep, for the comparison.
+        config: of the sweep as YAML, for the record.
+    """
+
+    jobs: Sequence[Job]
+    overrides: Sequence[Sequence[str]]
+    folder: Path
+    config: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +116,15 @@ class Sweep:
                 found.setdefault(node, i)
         return found
 
+    @property
+    def whole(self) -> Plan:
+        """The nodes of all jobs as one plan, under their names."""
+        nodes = {}
+        for node, name in self.names.items():
+            takes = [self.names[source] for source in self.inputs_of(node)]
+            nodes[name] = replace(node, name=name, inputs=dict(zip(node.inputs, takes, strict=True)))
+        return Plan(nodes, self.plans[0].context, memory=self.memory)
+
     def inputs_of(self, node: Node) -> list[Node]:
         """The nodes whose results `node` takes, as its parameters have them."""
         nodes = self.plans[self.homes[node]].nodes
@@ -107,6 +133,26 @@ class Sweep:
     def users(self, node: Node) -> list[int]:
         """Jobs that need it."""
         return [i for i in self.sound if self.plans[i].nodes.get(node.name) is node]
+
+
+def distinct(jobs: Sequence[Job]) -> list[int]:
+    """For each job the first that is the same: equal runs in one folder are one.
+
+    Raises:
+        PlanError: different runs in one folder.
+    """
+    first: dict[Path, int] = {}
+    found = [first.setdefault(job.run_dir, i) for i, job in enumerate(jobs)]
+    problems = [
+        Problem(
+            "paths.run", f"{jobs[i].run_dir} is the folder of {jobs[i].name!r} and of {job.name!r}; jobs have one each"
+        )
+        for job, i in zip(jobs, found, strict=True)
+        if (jobs[i].run.nodes, jobs[i].run.spine) != (job.run.nodes, job.run.spine)
+    ]
+    if problems:
+        raise PlanError(problems, exit_code=ConfigError.exit_code)
+    return found
 
 
 def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sweep:
@@ -158,8 +204,9 @@ def _grains(
     for key in (k for k, several in readers.items() if len(several) > 1):
         found[key] = {}
         for work, store in below[key]:
+            left_out = getattr(work, "ignored", ())
             for name, spec in work.store.specs.items() if hasattr(work, "grain") else ():
-                if name not in store.specs or store.specs[name].shape != spec.shape or name in getattr(work, "ignored", ()):
+                if name in left_out or name not in store.specs or store.specs[name].shape != spec.shape:
                     continue
                 grain = work.grain(name)
                 both = common(grain, found[key].get(name, (1,) * len(spec.shape)))

@@ -125,12 +125,6 @@ class _Lines:
             say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({line(label)})")
 
 
-def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """What tells the jobs of a sweep apart."""
-    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-    return [" ".join(o for o in job if o not in shared) or " ".join(job) for job in jobs]
-
-
 def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     """The jobs of a sweep side by side, printed and kept as sweep.csv."""
     import csv
@@ -249,15 +243,19 @@ def plan_tables(plan: Any) -> list[Any]:
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
     )
     if plan.memory is not None:
-        m = plan.memory
-        most = m.budget.total if m.model else m.budget.conversion
-        found.append(
-            f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
-            f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
-            f"{f', {show_bytes(m.model)} to run models' if m.model else ''}"
-        )
-        found.append(f"dask.memory {m.budget.said}")
+        found += memory_lines(plan.memory)
     return found
+
+
+def memory_lines(m: Any) -> list[str]:
+    """What a plan takes, and what it may."""
+    most = m.budget.total if m.model else m.budget.conversion
+    return [
+        f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
+        f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
+        f"{f', {show_bytes(m.model)} to run models' if m.model else ''}",
+        f"dask.memory {m.budget.said}",
+    ]
 
 
 def _bits(holders: Sequence[Any]) -> str:
