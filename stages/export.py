@@ -250,12 +250,15 @@ class ExportWork:
         """
         found = list(self.place.obstacles(finished=finished))
         if not found:
-            needed = 0 if self.place.own(finished=finished) else sum(f.nbytes for f in self.outputs)
-            needed -= self.place.nbytes_there()
             there = nearest_folder(self.target)
-            if needed > (free := shutil.disk_usage(there).free):
+            if (needed := self.nbytes_needed(finished=finished)) > (free := shutil.disk_usage(there).free):
                 found.append(f"{there} has {show_bytes(free)} free, the output needs {show_bytes(needed)}")
         return [Problem("export.path", why) for why in found]
+
+    def nbytes_needed(self, *, finished: bool) -> int:
+        """Bytes that are still to be written, less those that are removed before."""
+        needed = 0 if self.place.own(finished=finished) else sum(f.nbytes for f in self.outputs)
+        return needed - self.place.nbytes_there()
 
     def begin(self, *, fresh: bool) -> None:
         self.place.begin(fresh=fresh)

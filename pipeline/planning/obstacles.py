@@ -5,15 +5,17 @@ A run's folder is ours when it has our `run.json`; in any other, files that a ru
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Problem
-from pipeline.places import hindrance, named, within
+from pipeline.places import hindrance, named, nearest_folder, within
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.stage import Checkpoint
+from pipeline.units import show_bytes
 
 RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")
 """What every run writes into its folder; a stage that writes more there says so in a class variable `writes`."""
@@ -36,6 +38,33 @@ def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) 
             finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
             found += work.obstacles(finished=finished)
     return found
+
+
+def room(jobs: Sequence[tuple[Plan, str, Mapping[str, Any]]]) -> list[Problem]:
+    """Disks that have room for what each job writes, and not for all of it.
+
+    Args:
+        jobs: plan, identity of the run, and records of its journal.
+    """
+    needed: dict[int, int] = {}
+    free: dict[int, tuple[Path, int]] = {}
+    for plan, run_id, known in jobs:
+        for name, work in plan.works.items():
+            if (target := getattr(work, "target", None)) is not None and hasattr(work, "nbytes_needed"):
+                there = nearest_folder(target)
+                disk = there.stat().st_dev
+                free.setdefault(disk, (there, shutil.disk_usage(there).free))
+                finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
+                needed[disk] = needed.get(disk, 0) + work.nbytes_needed(finished=finished)
+    return [
+        Problem(
+            "export.path",
+            f"{there} has {show_bytes(nbytes)} free, and {len(jobs)} jobs together need {show_bytes(needed[disk])}; "
+            "hydra.sweeper.max_batch_size=N runs N at a time",
+        )
+        for disk, (there, nbytes) in free.items()
+        if needed[disk] > nbytes
+    ]
 
 
 def run_folder(plan: Plan) -> Iterator[Problem]:

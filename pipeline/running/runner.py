@@ -8,6 +8,7 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,8 +21,9 @@ from pipeline.digest import InputFile, digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
+from pipeline.places import reason
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, worker_count
-from pipeline.planning.obstacles import obstacles, run_folder
+from pipeline.planning.obstacles import obstacles, room, run_folder
 from pipeline.planning.recipes import code_of, nodes_of
 from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.wiring import Plan, chunk_key
@@ -90,6 +92,7 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
                 else:
                     begun[i] = one
         try:
+            _stop(room([(one.plan, one.brings.run_id, one.known) for one in begun.values()]))
             with text_stream.to(events.text):
                 _run(sweep, begun, events, settle)
         except Exception as why:
@@ -163,10 +166,24 @@ class Attempt:
         if not record.get("reused", False):
             self.journal.append(key, record)
 
-    def take_node(self, key: str, result: Any) -> None:
-        """The result of a node, or what it measured."""
+    def take_node(self, key: str, result: Any, made_in: Path) -> None:
+        """The result of a node, or what it measured.
+
+        Args:
+            made_in: folder of the job for which it was made; what it writes there is copied.
+
+        Raises:
+            StorageError: it cannot be copied.
+        """
         if isinstance(result, Made):
-            self._made[self.stages[key.removesuffix(":run").removesuffix(":work")]] = result.record
+            name = self.stages[key.removesuffix(":run").removesuffix(":work")]
+            self._made[name] = result.record
+            written = getattr(self.plan.nodes[name].stage, "writes", ()) if made_in != self.job.run_dir else ()
+            for file in (made_in / w for w in written if (made_in / w).exists()):
+                try:
+                    shutil.copyfile(file, self.job.run_dir / file.name)
+                except OSError as why:
+                    raise StorageError(f"{self.job.run_dir / file.name}: {reason(why)}") from None
         elif key in self.waiting:
             self.waiting.discard(key)
             self._results[self.stages[key]] = result
@@ -308,7 +325,7 @@ def _run(sweep: Sweep, begun: Mapping[int, Attempt], events: Events, settle: Set
                 if task.key in graph.inputs:
                     begun[i].take_input(task.key, graph.inputs[task.key], result)
                 elif several is None:
-                    begun[i].take_node(task.key, result)
+                    begun[i].take_node(task.key, result, begun[graph.owners[task.key][0]].job.run_dir)
                 elif isinstance(parts[n], Failure):
                     failed(i, parts[n])
                 else:

@@ -68,19 +68,18 @@ def build_tasks(sweep: Sweep, tries: Mapping[int, Try]) -> Graph:
     nodes = {node: users for node in sweep.names if (users := [i for i in sweep.users(node) if i in tries])}
     at_once = {n: users for n, users in nodes.items() if n.work is not None or not _in_graph(n)}
     for node, users in at_once.items():
-        graph.add(users, *_handles(sweep, node, tries[users[0]].fresh))
+        graph.add(users, *_handles(sweep, node, users[0], tries[users[0]].fresh))
     done = _add_chunks(graph, sweep, tries)
     for node, users in nodes.items():
         if node.work is not None:
-            inputs = sweep.plans[sweep.homes[node]].inputs
-            name = sweep.names[node]
+            name, inputs = sweep.names[node], sweep.plans[users[0]].inputs
             keys = [(users[0], chunk_key(tries[users[0]].run_id, node.name, chunk)) for chunk in node.work.chunks]
             args = (Ref(f"{name}:work"), inputs, *(done[k] for k in keys))
             graph.add(users, Task(name, finish, args, (f"{name}:begin",), label=f"{node.name} finish"))
     lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
     for node, users in nodes.items():
         if node not in at_once:
-            graph.add(users, *_result_tasks(sweep.names[node], node, sweep, lane))
+            graph.add(users, *_result_tasks(sweep.names[node], node, sweep, users[0], lane))
             lane = (sweep.names[node],) if isinstance(node.result, Footprint) else lane
     return graph
 
@@ -98,24 +97,28 @@ def _in_graph(node: Node) -> bool:
     return node.computes or node.planned_again
 
 
-def _handles(sweep: Sweep, node: Node, fresh: bool) -> Iterator[Task]:
+def _handles(sweep: Sweep, node: Node, job: int, fresh: bool) -> Iterator[Task]:
     """A stage's handle; of work, and its beginning."""
     name = sweep.names[node]
     if node.work is None:
-        yield from _result_tasks(name, node, sweep)
+        yield from _result_tasks(name, node, sweep, job)
     else:
-        yield from _result_tasks(f"{name}:work", node, sweep)
+        yield from _result_tasks(f"{name}:work", node, sweep, job)
         yield Task(f"{name}:begin", begin, (Ref(f"{name}:work"), fresh), label=f"{node.name} begin")
 
 
-def _result_tasks(key: str, node: Node, sweep: Sweep, lane: tuple[str, ...] = ()) -> Iterator[Task]:
-    """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
+def _result_tasks(key: str, node: Node, sweep: Sweep, job: int, lane: tuple[str, ...] = ()) -> Iterator[Task]:
+    """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does.
+
+    Args:
+        job: the first of the jobs at work that need it; it is made as that job would, and from what that job has.
+    """
     if not _in_graph(node):
         yield Task(key, give, (node.result,), handle=True, label=node.name)
         return
-    plan = sweep.plans[sweep.homes[node]]
+    plan = sweep.plans[job]
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
-    takes = (Ref(sweep.names[n]) for n in sweep.inputs_of(node))
+    takes = (Ref(sweep.names[plan.nodes[source]]) for source in node.inputs.values())
     args = (node.name, node.stage, promised, plan.context, plan.inputs, *takes)
     behind = lane if isinstance(node.result, Footprint) else ()
     resources = _resources([node])
