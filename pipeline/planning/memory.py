@@ -9,8 +9,8 @@ from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
 from pipeline.planning.budget import PERCENT, SHARE, Budget, budget
-from pipeline.planning.identity import node_keys
-from pipeline.planning.recipes import recipes
+from pipeline.planning.digests import Digests
+from pipeline.planning.identity import keyed
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
 from pipeline.stage import Context, Footprint
 from pipeline.units import parse_bytes, show_bytes
@@ -49,7 +49,7 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str
     conf = run.spine.dask
     allowed = budget(conf)
     chunk = parse_bytes(conf.chunk, "dask.chunk")
-    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch, recipes(run))
+    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
     plan = make_plan(run.stages, ctx)
     plan.memory = memory = _memory(plan, conf, allowed, worker_count(conf))
     while not memory.fits and chunk > SMALLEST_CHUNK and plan.chunks:
@@ -62,7 +62,7 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str
     plan.problems += _lacking(plan, conf)
     if not memory.fits:
         plan.problems.append(_too_little(memory, _memory(plan, conf, allowed, 1), override))
-    plan.keys = node_keys(run, plan)
+    keyed(run, plan, Digests().of)
     return plan
 
 

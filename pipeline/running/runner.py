@@ -7,39 +7,37 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.spine import RunConfig
-from pipeline.digest import digest_file, identity
+from pipeline.digest import InputFile, digest_file
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
+from pipeline.planning.digests import Digests
+from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
 from pipeline.planning.obstacles import obstacles, run_folder
-from pipeline.planning.recipes import code_of, nodes_of
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
 from pipeline.running import held, text_stream
+from pipeline.running.description import Description, describe, read_description, refuse
+from pipeline.running.exports import Exports, kept_at
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
-from pipeline.running.tasks import build_tasks, digest_input, do_chunk, run_stage
+from pipeline.running.results import FOLDER, Results
+from pipeline.running.tasks import KEYS, build_tasks, digest_input, do_chunk, keeps, run_stage
 
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
 
-def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
-    """What makes this run this run; equal descriptions, equal bytes."""
-    nodes = nodes_of(run)
-    return {
-        "stages": nodes,
-        "seed": run.spine.seed,
-        "inputs": [f.identity for f in plan.inputs],
-        "code": code_of(nodes),
-    }
+def outputs_of(run: RunConfig) -> Path:
+    """Folder of all runs."""
+    return Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
 
 
 def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -> Report:
@@ -53,34 +51,46 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
     if plan.problems:
         kinds = {w.exit_code for w in plan.failures}
         raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
-    what = describe(run, plan)
+    outputs = outputs_of(run)
     with ExitStack() as locks:
-        _stop(run_folder(plan))
+        _stop([*run_folder(plan), *unkeepable(plan, Results(outputs / FOLDER))])
         locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
         journal = Journal(run_dir / "journal.jsonl")
-        earlier = _earlier(run_dir, what, run.spine.overwrite, events)
+        digests = Digests()
+        before = read_description(run_dir)
+        what = _as_described(run, plan, before, digests)
+        earlier = _earlier(run_dir, before, what, plan, run, events)
         if isinstance(earlier, Report):
             return earlier
         resuming = earlier == "unfinished" and journal.path.exists()
         known = journal.read() if resuming else {}
-        outputs = Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
-        _stop(obstacles(plan, outputs, identity(what), known))
-        for work in plan.works.values():
-            if hasattr(work, "lock"):
+        results = Results(outputs / FOLDER, run_dir, what.id)
+        plan.context = replace(plan.context, results=results)
+        exports = Exports(plan, results, again=run.spine.overwrite or resuming)
+        locks.callback(exports.close)
+        with text_stream.to(events.text):
+            exports.look()
+        _stop(obstacles(plan, outputs, known, exports.there))
+        for name, work in plan.works.items():
+            if hasattr(work, "lock") and name not in exports.there:
                 locks.enter_context(work.lock())
-        _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
+        _stop(obstacles(plan, outputs, known, exports.there))  # once more, now that no other run can change it
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
-        write_json(run_dir / "run.json", what)
+        write_json(run_dir / "run.json", asdict(what))
         write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
-        try:
-            with text_stream.to(events.text):
-                results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
-        finally:
-            journal.close()
-        report = build_report(run, plan, results, records, command, started)
+        with text_stream.to(events.text):
+            exports.copy()
+            try:
+                graph = _graph(run, plan, journal, known, exports, digests, events, fresh=not resuming)
+            finally:
+                journal.close()
+            exports.keep(graph.results, graph.keys)
+        report = build_report(run, plan, graph.results, graph.records, command, started, graph.found)
+        final = describe(plan, graph.keys, digests.of, what, graph.made)
+        write_json(run_dir / "run.json", asdict(final))
         write_records(run_dir, run, report)
         journal.path.unlink(missing_ok=True)
     return report
@@ -88,22 +98,43 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
     """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
-    if found := list(run_folder(plan)):
+    outputs = outputs_of(run)
+    if found := [*run_folder(plan), *unkeepable(plan, Results(outputs / FOLDER))]:
         return found
-    what = describe(run, plan)
-    try:
-        same = json.loads(read_whole(run_dir / "run.json")) == json.loads(json.dumps(what))
-    except (SourceError, ValueError):
-        same = False
+    before = read_description(run_dir)
+    what = _as_described(run, plan, before, Digests())
+    same = before is not None and not before.new_in(what)
     if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
         return []  # complete: running it again does nothing
     try:
-        if not same:
-            _earlier(run_dir, what, run.spine.overwrite, Events())
+        if not same and before is not None and not run.spine.overwrite:
+            refuse(run_dir, before, before.new_in(what), what)
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        return obstacles(plan, Path(os.path.expanduser(run.spine.paths.outputs)).absolute(), identity(what), known)
+        results = Results(outputs / FOLDER)
+        there = [n for n, w in plan.works.items() if getattr(w, "target", None) in kept_at(results, plan.keys[n])]
+        return obstacles(plan, outputs, known, () if run.spine.overwrite else there)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
+
+
+def _as_described(run: RunConfig, plan: Plan, before: Description | None, digests: Digests) -> Description:
+    """What the run is. The keys of one that goes on are those that it began with, whatever is known since."""
+
+    def known(file: InputFile) -> str | None:
+        return before.known(file) if before is not None and before.has(file) else digests.of(file)
+
+    keyed(run, plan, known)
+    what = describe(plan, plan.keys, known, before)
+    if before is None or not before.new_in(what):
+        return what
+    keyed(run, plan, digests.of)
+    return describe(plan, plan.keys, digests.of)
+
+
+def unkeepable(plan: Plan, results: Results) -> Iterable[Problem]:
+    """Why what a stage finds cannot be kept."""
+    if any(keeps(node) for node in plan.nodes.values()) and (why := results.hindrance):
+        yield Problem("paths.outputs", f"results cannot be kept in {results.folder}: {why}")
 
 
 def _stop(found: Iterable[Problem]) -> None:
@@ -112,39 +143,34 @@ def _stop(found: Iterable[Problem]) -> None:
         raise PlanError(problems, exit_code=StorageError.exit_code)
 
 
-def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:
+def _earlier(
+    run_dir: Path, before: Description | None, what: Description, plan: Plan, run: RunConfig, events: Events
+) -> Report | str | None:
     """What stands in the folder: this run's report when it is complete, "unfinished" when it can go on, or None.
 
     Raises:
         SourceError: the source changed since the run in this folder began.
         ConfigError: the folder holds another run, or outputs that are no longer what this run wrote.
     """
-    try:
-        before = dict(json.loads(read_whole(run_dir / "run.json")))
-    except (SourceError, ValueError, TypeError):
+    overwrite = run.spine.overwrite
+    if before is None:
         return None
-    now = json.loads(json.dumps(what))
-    if before != now:
-        if overwrite:
-            return None
-        changed = [k for k in now if before.get(k) != now[k]]
-        if changed == ["inputs"]:
-            names = ", ".join(_changed_inputs(before["inputs"], now["inputs"]))
-            raise SourceError(
-                f"{names}: changed since the run in {run_dir} began; overwrite=true starts afresh from the new source"
-            )
-        if changed == ["code"]:
-            raise ConfigError(f"{run_dir} was made by another version of the code; overwrite=true makes it again")
-        raise ConfigError(
-            f"{run_dir} holds a run with other {' and '.join(changed)}{_first_difference(before, now)}; "
-            "overwrite=true replaces it, paths.run=DIR puts this one elsewhere"
-        )
+    if found := before.new_in(what):
+        if not overwrite:
+            refuse(run_dir, before, found, what)
+        return None
     try:
         report = Report.from_json(json.loads(read_whole(run_dir / "manifest.json", MOST_RECORD_NBYTES)))
     except (SourceError, ValueError, KeyError, TypeError, AttributeError):
         return "unfinished"
     if overwrite:
         return None
+    if not run.spine.dask.address:  # whose workers may have other devices than this process
+        for name, key in plan.keys.items():
+            then = before.nodes[name].get("found")
+            if then is not None and (here := resolved(key)).id != then["key"]:
+                new = differences({"resolved": then["resolved"]}, {"resolved": here.parts.get("resolved", {})})
+                refuse(run_dir, before, [(name, d) for d in new], what)
     for file in report.outputs:
         path = Path(file["path"])
         if not path.exists():
@@ -155,31 +181,38 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
     return replace(report, reused=True)
 
 
-def _changed_inputs(before: list[Any], now: list[Any]) -> Iterator[str]:
-    old = {b[0]: b for b in before}
-    yield from (n[0] for n in now if old.pop(n[0], None) != n)
-    yield from (f"{name} (gone)" for name in old)
+@dataclass(frozen=True)
+class Graph:
+    """What running the tasks gave.
 
+    Attributes:
+        results: by stage, by task of a chunk, and `input:PATH`.
+        records: what chunks and stages that compute measured.
+        keys: of all nodes, with the digests of what was read.
+        made: those that were open, as they were in the run.
+        found: stage → where its result, which was not made now, came from.
+    """
 
-def _first_difference(before: Any, now: Any, where: str = "") -> str:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in [*now, *before]:
-            if before.get(key) != now.get(key) and (key in before) and (key in now):
-                return _first_difference(before[key], now[key], f"{where}.{key}" if where else str(key))
-    if isinstance(before, str | int | float | bool | None) and isinstance(now, str | int | float | bool | None):
-        return f" ({where}: {before} → {now})"
-    return f" ({where})" if where else ""
+    results: dict[str, Any]
+    records: list[dict[str, Any]]
+    keys: dict[str, Key]
+    made: dict[str, Key]
+    found: dict[str, str]
 
 
 def _graph(
-    run: RunConfig, plan: Plan, run_id: str, journal: Journal, known: Mapping[str, Any], events: Events, *, fresh: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and stages that compute measured."""
-    conf = run.spine.dask
-    tasks = build_tasks(plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
+    run: RunConfig, plan: Plan, journal: Journal, known: Mapping[str, Any], exports: Exports, digests: Digests,
+    events: Events, *, fresh: bool,
+) -> Graph:  # fmt: skip
+    """Run the tasks."""
+    large = [f for f in plan.inputs if f.xxh3_128 is None]
+    wanted = [f for f in large if digests.of(f) is None] if run.spine.digest_inputs else []
+    contents = {str(f.path): d for f in large if (d := digests.of(f)) is not None}
+    tasks = build_tasks(plan, known, fresh=fresh, digest=wanted, contents=contents, there=exports.there)
     chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
     journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
     events.total(sum(t.weight for t in tasks), len(chunk_keys))
+    read: list[tuple[InputFile, str]] = []
 
     def on_done(task: Task, result: Any) -> None:
         if isinstance(result, Failure):
@@ -190,7 +223,32 @@ def _graph(
                 journal.append(task.key, result)
             if task.fn is do_chunk:
                 events.chunk(task.label, task.weight, reused)
+            else:
+                read.append((task.args[0], result))
+        elif task.key in plan.works:
+            exports.release(task.key)
 
+    try:
+        results = _scheduled(tasks, run, plan, events, on_done)
+    finally:
+        digests.add(read)
+    failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
+    if failures:
+        raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
+    results |= {f"input:{f.path}": digests.of(f) for f in large if run.spine.digest_inputs}
+    made = {t.args[0]: results[t.key] for t in tasks if t.fn is run_stage}
+    records = [*(results[k] for k in chunk_keys), *exports.records, *(m.record for m in made.values())]
+    found = {name: m.found for name, m in made.items() if m.found}
+    found |= {name: str(exports.kept[name].folder) for name in exports.there}
+    keys = {name: m.key for name, m in made.items() if m.key is not None and plan.keys[name].open}
+    return Graph(results, records, results[KEYS], keys, found)
+
+
+def _scheduled(
+    tasks: list[Task], run: RunConfig, plan: Plan, events: Events, on_done: Callable[[Task, Any], None]
+) -> dict[str, Any]:
+    """Every task's result."""
+    conf = run.spine.dask
     if conf.address or conf.scheduler == "distributed":
         workers = worker_count(conf)
         assert plan.memory is not None
@@ -200,15 +258,9 @@ def _graph(
         with connect(conf, workers, share, events.say) as client:
             if plan.memory.budget.total is None:
                 fits_workers(plan.memory, worker_limits(client))
-            results = run_distributed(tasks, conf, client, on_done)
+            return run_distributed(tasks, conf, client, on_done)
     else:
         try:
-            results = run_threads(tasks, conf, worker_count(conf), on_done)
+            return run_threads(tasks, conf, worker_count(conf), on_done)
         finally:
             held.release()
-    failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
-    if failures:
-        raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
-    results |= {f"input:{t.args[0].path}": results[t.key] for t in tasks if t.fn is digest_input}
-    records = [results[k] for k in chunk_keys]
-    return results, records + [results[t.key].record for t in tasks if t.fn is run_stage]
