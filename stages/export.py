@@ -326,7 +326,7 @@ class ExportWork:
         if {*files} != {*self.place.files} - {MARKER} or not all((folder / n).is_file() for n in files):
             return None
         if folder == self.target:
-            if unlisted(folder, self.place.files):
+            if folder.is_symlink() or unlisted(folder, self.place.files):
                 return None
             return self._as_exported(folder, files)
         self.place.begin(fresh=True)

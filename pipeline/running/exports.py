@@ -72,8 +72,7 @@ class Exports:
         for name in names:
             if (kept := _read(self.results, keys[name])) is not None:
                 self.kept[name] = kept
-                if self._target(name) in kept.places:
-                    self._adopt(name, self._target(name))
+                self._adopt(name, self._target(name))  # a copy that was not noted any more is known by its bytes
 
     def copy(self) -> None:
         """Copy what is kept, and whole, to where it is wanted."""
@@ -147,8 +146,8 @@ def _read(results: Results, key: Key) -> Kept | None:
     return Kept(folder, tuple(map(Path, value["places"])), dict(value["files"]), tuple(value["records"]))
 
 
-def kept_at(results: Results, key: Key) -> list[Path]:
-    """Where the export of this key is, as far as can be told without reading it."""
-    kept = _read(results, key)
-    places = kept.places if kept else ()
-    return [p for p in places if kept and all(os.path.isfile(p / n) for n in kept.files)]
+def places_of(results: Results, key: Key, *more: Path) -> list[Path]:
+    """Where the export of this key is, `more` places asked, as far as can be told without reading it all."""
+    if (kept := _read(results, key)) is None:
+        return []
+    return [p for p in dict.fromkeys((*kept.places, *more)) if all(os.path.isfile(p / n) for n in kept.files)]

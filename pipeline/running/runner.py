@@ -26,7 +26,7 @@ from pipeline.planning.wiring import Plan
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
 from pipeline.running import held, text_stream
 from pipeline.running.description import Description, describe, read_description, refuse
-from pipeline.running.exports import Exports, kept_at
+from pipeline.running.exports import Exports, places_of
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
 from pipeline.running.results import FOLDER, Results
@@ -111,7 +111,8 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
             refuse(run_dir, before, before.new_in(what), what)
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
         results = Results(outputs / FOLDER)
-        there = [n for n, w in plan.works.items() if getattr(w, "target", None) in kept_at(results, plan.keys[n])]
+        targets = {n: w.target for n, w in plan.works.items() if hasattr(w, "adopt") and hasattr(w, "target")}
+        there = [n for n, target in targets.items() if target in places_of(results, plan.keys[n], target)]
         return obstacles(plan, outputs, known, () if run.spine.overwrite else there)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
