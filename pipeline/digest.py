@@ -139,13 +139,3 @@ def identity(value: Any) -> str:
     """xxh3-128 of `value` as canonical JSON: equal values, equal identities, on any machine and any run."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def code_version(*roots: Path) -> str:
-    """Identity of all Python sources under `roots`: what a chunk's bytes depend on besides config and inputs."""
-    hasher = xxhash.xxh3_128()
-    for root in roots:
-        for path in sorted(root.rglob("*.py")):
-            hasher.update(path.relative_to(root).as_posix().encode())
-            hasher.update(path.read_bytes())
-    return hasher.hexdigest()

@@ -10,7 +10,8 @@ views and return. Three kinds of stage follow from what it returns:
 * a view (a `Checkpoint` over a lazy store): nothing more happens until somebody reads;
 * `Work[T]`: chunks that become tasks, and a last step that yields the T that later stages see;
 * a stage that has to compute in one piece also defines `plan(*inputs)`, which predicts its result from the inputs'
-  specs; then `run` is called only when the graph runs.
+  specs; then `run` is called only when the graph runs. What it gives, unless that is a handle, is kept under its key
+  with the files that its class variable `writes` names, and is not computed again by whatever run needs the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +48,10 @@ class Context:
         chunk_nbytes: how much of a tensor one task should handle, in bytes of its bf16 values.
         overwrite: replace an output that stands in the way.
         fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
-        recipes: stage → identity of its config, those of all stages before it, in order, and the code: with the
-            inputs, what its result depends on.
+        key: what the result of this stage is known by; empty while planning (see `pipeline.planning.identity`).
+        takes: parameter of `run` → key of what the stage is given.
+        recipe: how the stage works, whatever it is given: identity of its config, its code, and what was resolved.
+        results: what earlier runs have found; None: nothing is kept.
     """
 
     run_dir: Path
@@ -56,7 +59,27 @@ class Context:
     chunk_nbytes: int = 32 << 20
     overwrite: bool = False
     fetch: bool = True
-    recipes: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
+    takes: Mapping[str, str] = field(default_factory=dict)
+    recipe: str = ""
+    results: "Results | None" = None
+
+
+class Results(Protocol):
+    """What is kept under keys (`pipeline.running.results`)."""
+
+    def once(self, key: str, make: Callable[[Path], Any], *, files: Sequence[str] = ()) -> tuple[Any, Path]:
+        """What `make(folder)` gave, as JSON holds it, and the folder, into which it may have written files: made now,
+        or earlier by whatever run needed the same.
+
+        Args:
+            key: all that it depends on.
+            files: of those in the folder, the ones that are needed.
+
+        Raises:
+            StorageError: it cannot be kept.
+        """
+        ...
 
 
 @runtime_checkable

@@ -15,12 +15,12 @@ import numpy as np
 import xxhash
 
 from pipeline import meter
-from pipeline.digest import Digested, InputFile, digest_file, identity, unchanged
+from pipeline.digest import Digested, InputFile, digest_file, unchanged
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
-from pipeline.files import read_whole, spoken
+from pipeline.files import clone, read_whole, spoken
 from pipeline.formats import Container, Dialect, Layout
 from pipeline.ops import Kernel
-from pipeline.places import nearest_folder, reason
+from pipeline.places import nearest_folder, reason, unlisted
 from pipeline.planning.holding import Option, choose, hold
 from pipeline.running.target import MARKER, Target
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Chunk, Context, Exported, OutputFile, Work
@@ -109,7 +109,7 @@ class Export:
             inputs=checkpoint.inputs,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
-            key=identity([ctx.recipes, ctx.seed, [f.identity for f in checkpoint.inputs]]),
+            key=ctx.key,
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
             chosen=chosen,
@@ -150,7 +150,7 @@ class ExportWork:
         companions: files to carry along, name → path or content.
         stored: bytes that each tensor takes where it is read.
         inputs: every file behind the store and the companions.
-        key: identity of what is written.
+        key: of what is written; whoever planned it fills it in.
         chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
         made_by: dialect, container and size of files, wherever they were chosen.
     """
@@ -316,6 +316,43 @@ class ExportWork:
         return Exported(
             self.target, tuple(replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files)
         )
+
+    def adopt(self, folder: Path, files: Mapping[str, str]) -> Exported | None:
+        """Put in place what an earlier run wrote under this key into `folder`, if it still is that.
+
+        Args:
+            files: name → xxh3-128 digest of every file there but the marker.
+
+        Raises:
+            StorageError: it cannot be copied here.
+        """
+        if {*files} != {*self.place.files} - {MARKER} or not all((folder / n).is_file() for n in files):
+            return None
+        if folder == self.target:
+            if folder.is_symlink() or unlisted(folder, self.place.files):
+                return None
+            return self._as_exported(folder, files)
+        self.place.begin(fresh=True)
+        try:
+            for name in files:
+                (self.partial / name).parent.mkdir(parents=True, exist_ok=True)
+                clone(folder / name, self.partial / name)
+            (self.partial / MARKER).write_bytes(self.place.marker)
+        except OSError as why:
+            raise StorageError(f"{self.target}: cannot be copied from {folder}: {reason(why)}") from None
+        if (found := self._as_exported(self.partial, files)) is not None:
+            self.place.put_in_place(None)
+        return found
+
+    def _as_exported(self, folder: Path, files: Mapping[str, str]) -> Exported | None:
+        """What lies in `folder`, which is or will be the target, if every file has its digest."""
+        found = []
+        for name in (*files, MARKER):
+            digested = digest_file(folder / name, sync=True)
+            if name != MARKER and digested.xxh3_128 != files[name]:
+                return None
+            found.append(replace(digested, path=self.target / name))
+        return Exported(self.target, tuple(sorted(found, key=lambda f: f.path)))
 
     def _digested(self, records: Sequence[Mapping[str, Any]]) -> list[Digested]:
         """Every file's digest, made durable; before it those of the chunks in it, which must be as they were written.

@@ -9,7 +9,7 @@ the run asked JAX, the options of an engine stand for the device and the dtypes 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.config.spine import RunConfig
 from pipeline.digest import InputFile, described, identity
@@ -87,6 +87,14 @@ def _key(node: Node, config: Any, seed: int, plan: Plan, before: Mapping[str, Ke
         parts["resolved"] = dict(_flat(described(taken)))
     upstream = {f"{s}:{where}": p for s in node.inputs.values() if s in before for where, p in before[s].open.items()}
     return Key(node.name, parts, dict(node.inputs), {**upstream, **dict(_open(stage))})
+
+
+def keyed(run: RunConfig, plan: Plan, known: Known) -> None:
+    """Give every node of the plan its key, and that to work which writes under it."""
+    plan.keys = node_keys(run, plan, known)
+    for name, node in plan.nodes.items():
+        if node.work is not None and hasattr(node.work, "key"):
+            node.result = replace(node.result, key=plan.keys[name].id)
 
 
 def settled(keys: Mapping[str, Key], contents: Mapping[str, str]) -> dict[str, Key]:
@@ -198,26 +206,43 @@ def _flat(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
         yield where, list(value) if isinstance(value, tuple) else value
 
 
-def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """What of the parts of a key is new against those of another, each named in words."""
+class Difference(NamedTuple):
+    """One part of a key that is new.
+
+    Attributes:
+        section: of the parts.
+        name: of what is new in it.
+        how: what it was and is, where that says something.
+    """
+
+    section: str
+    name: str
+    how: str
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (_SAID[self.section], self.name))) + self.how
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[Difference]:
+    """What of the parts of a key is new against those of another."""
     for section in _SAID:
         old, new = before.get(section), now.get(section)
         if old == new:
             continue
-        if not isinstance(new, Mapping) or not isinstance(old, Mapping):
-            yield f"{_SAID[section]}: {old} → {new}"
+        if not isinstance(new, Mapping) and not isinstance(old, Mapping):
+            yield Difference(section, "", f": {old} → {new}")
             continue
+        old, new = old or {}, new or {}
         for name in dict.fromkeys([*new, *old]):
-            if old.get(name, _ABSENT) == new.get(name, _ABSENT):
+            if name in old and name in new and old[name] == new[name]:
                 continue
             if section in ("code", "files", "takes"):
                 how = "" if name in old and name in new else " (new)" if name in new else " (gone)"
             else:
                 how = f": {_shown(old, name)} → {_shown(new, name)}"
-            yield f"{_SAID[section]} {name}{how}"
+            yield Difference(section, name, how)
 
 
-_ABSENT = object()
 _SAID = {
     "stage": "stage", "config": "field", "seed": "seed", "resolved": "resolved", "files": "file", "code": "module",
     "libraries": "library", "takes": "input",

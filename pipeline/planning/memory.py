@@ -8,8 +8,8 @@ from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
 from pipeline.planning.budget import PERCENT, SHARE, budget
-from pipeline.planning.identity import node_keys
-from pipeline.planning.recipes import recipes
+from pipeline.planning.digests import Digests
+from pipeline.planning.identity import keyed
 from pipeline.planning.sweep import Job, Sweep, group, together
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
 from pipeline.stage import Context, Footprint
@@ -88,13 +88,16 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
     Args:
         refused: jobs that are known not to fit.
     """
-    conf, plans = jobs[0].run.spine.dask, []
+    conf, plans, digests = jobs[0].run.spine.dask, [], Digests()
     for i, (run, run_dir) in enumerate((job.run, job.run_dir) for job in jobs):
-        ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch, recipes(run))
+        ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
         plans.append(make_plan(run.stages, ctx))
-        plans[i].keys = node_keys(run, plans[i])
+        keyed(run, plans[i], digests.of)
         plans[i].problems += [*_lacking(plans[i], conf), *([refused[i]] if i in refused else [])]
     sweep = together(jobs, plans, chunk // 2)
+    if len(jobs) > 1:
+        for i in sweep.sound:
+            keyed(jobs[i].run, sweep.plans[i], digests.of)
     sound = [sweep.plans[i] for i in sweep.sound]
     chunks = sum(len(plan.chunks) for plan in sound)
     workers = worker_count(conf)

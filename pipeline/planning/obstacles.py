@@ -6,7 +6,7 @@ A run's folder is ours when it has our `run.json`; in any other, files that a ru
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics
 """What every run writes into its folder; a stage that writes more there says so in a class variable `writes`."""
 
 
-def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
+def obstacles(plan: Plan, outputs: Path, known: Mapping[str, Any], there: Container[str] = ()) -> list[Problem]:
     """What stands in the way of works that write, given what an earlier try had done.
 
     Args:
         outputs: folder of all runs.
         known: records of its journal.
+        there: stages whose output is in its place already.
     """
     found: list[Problem] = []
     for name, work in plan.works.items():
@@ -34,27 +35,31 @@ def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) 
         clash = next(clashes(target, name, plan, outputs), None) if target is not None else None
         if clash is not None:
             found.append(Problem("export.path", f"{target} {clash}; choose another"))
-        elif hasattr(work, "obstacles"):
-            finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
+        elif name not in there and hasattr(work, "obstacles"):
+            finished = all(chunk_key(plan, name, chunk) in known for chunk in work.chunks)
             found += work.obstacles(finished=finished)
     return found
 
 
-def room(jobs: Sequence[tuple[Plan, str, Mapping[str, Any]]]) -> list[Problem]:
+def room(jobs: Sequence[tuple[Plan, Mapping[str, Any], Container[str]]]) -> list[Problem]:
     """Disks that have room for what each job writes, and not for all of it.
 
     Args:
-        jobs: plan, identity of the run, and records of its journal.
+        jobs: plan, records of its journal, and stages whose output is in its place already.
     """
     needed: dict[int, int] = {}
     free: dict[int, tuple[Path, int]] = {}
-    for plan, run_id, known in jobs:
+    for plan, known, done in jobs:
         for name, work in plan.works.items():
-            if (target := getattr(work, "target", None)) is not None and hasattr(work, "nbytes_needed"):
+            if (
+                name not in done
+                and (target := getattr(work, "target", None)) is not None
+                and hasattr(work, "nbytes_needed")
+            ):
                 there = nearest_folder(target)
                 disk = there.stat().st_dev
                 free.setdefault(disk, (there, shutil.disk_usage(there).free))
-                finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
+                finished = all(chunk_key(plan, name, chunk) in known for chunk in work.chunks)
                 needed[disk] = needed.get(disk, 0) + work.nbytes_needed(finished=finished)
     return [
         Problem(
@@ -86,7 +91,8 @@ def run_folder(plan: Plan) -> Iterator[Problem]:
 def is_run(folder: Path) -> bool:
     """Whether `folder` is that of a run of ours, by its run.json, or by its manifest."""
     for name, keys in (
-        ("run.json", {"stages", "seed", "inputs", "code"}),
+        ("run.json", {"id", "nodes", "places", "inputs"}),
+        ("run.json", {"stages", "seed", "inputs", "code"}),  # of earlier versions
         ("manifest.json", {"weightmill", "outputs"}),
     ):
         try:

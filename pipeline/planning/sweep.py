@@ -177,7 +177,6 @@ def together(jobs: Sequence[Job], plans: Sequence[Plan], chunk_elems: int) -> Sw
         found = {name: made[name, key] for name, key in mine.items() if (name, key) in made}
         had = {name: node for name, node in found.items() if node.inputs == plans[i].nodes[name].inputs}
         sweep.plans[i] = plan = make_plan(jobs[i].run.stages, plans[i].context, had, shared)
-        plan.keys = plans[i].keys
         made |= {(name, mine[name]): node for name, node in plan.nodes.items() if node.work is None}
     return sweep
 

@@ -263,6 +263,7 @@ def _show(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def chunk_key(run_id: str, name: str, chunk: Chunk) -> str:
-    """The hash of the run's identity and the chunk, so that a journal line of another run never matches."""
-    return f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"
+def chunk_key(plan: Plan, name: str, chunk: Chunk) -> str:
+    """The hash of the node's key and the chunk, so that a journal line about another result never matches."""
+    key = plan.keys[name].id if name in plan.keys else ""
+    return f"{name}-{identity([key, [str(p) for p in chunk.pieces]])}"

@@ -10,28 +10,32 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.spine import Dask, RunConfig
-from pipeline.digest import InputFile, digest_file, identity
+from pipeline.digest import InputFile, digest_file
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
 from pipeline.places import reason
+from pipeline.planning.digests import Digests
+from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, worker_count
 from pipeline.planning.obstacles import obstacles, room, run_folder
-from pipeline.planning.recipes import code_of, nodes_of
 from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
 from pipeline.running import held, text_stream
+from pipeline.running.description import Description, describe, read_description, refuse
+from pipeline.running.exports import Exports, places_of, wait_for
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
-from pipeline.running.tasks import Graph, Made, Try, build_tasks
+from pipeline.running.results import FOLDER, Results
+from pipeline.running.tasks import Graph, Made, Try, build_tasks, keeps
 
 Outcome = Report | Exception
 Settled = Callable[[int, Outcome], None]
@@ -39,15 +43,9 @@ Settled = Callable[[int, Outcome], None]
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
 
-def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
-    """What makes this run this run; equal descriptions, equal bytes."""
-    nodes = nodes_of(run)
-    return {
-        "stages": nodes,
-        "seed": run.spine.seed,
-        "inputs": [f.identity for f in plan.inputs],
-        "code": code_of(nodes),
-    }
+def outputs_of(run: RunConfig) -> Path:
+    """Folder of all runs."""
+    return Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
 
 
 def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -> Report:
@@ -79,22 +77,34 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
         settled(i, outcome)
 
     sweep = plan_jobs(jobs)
+    digests = Digests()
     begun: dict[int, Attempt] = {}
-    with ExitStack() as locks:
+
+    def each(step: Callable[[Attempt], None]) -> None:
+        for i in [*begun]:
+            try:
+                step(begun[i])
+            except Exception as why:
+                del begun[i]
+                settle(i, why)
+
+    with ExitStack() as locks, text_stream.to(events.text):
         for i in range(len(jobs)):
             try:
-                one = Attempt(sweep, i, locks.enter_context(ExitStack()), events)
+                begun[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests)
             except Exception as why:
                 settle(i, why)
-            else:
-                if one.complete is not None:
-                    settle(i, one.complete)
-                else:
-                    begun[i] = one
+        each(lambda one: one.compare(events))
+        for i in [*begun]:
+            if (report := begun[i].complete) is not None:
+                del begun[i]
+                settle(i, report)
         try:
-            _stop(room([(one.plan, one.brings.run_id, one.known) for one in begun.values()]))
-            with text_stream.to(events.text):
-                _run(sweep, begun, events, settle)
+            wait_for([one.exports for one in begun.values()], locks)
+            each(lambda one: one.prepare())
+            _stop(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
+            each(lambda one: one.begin())
+            _run(sweep, begun, digests, events, settle)
         except Exception as why:
             for i in (i for i in begun if i not in outcomes):
                 settle(i, why)
@@ -102,72 +112,110 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
 
 
 class Attempt:
-    """A job while it runs.
+    """A job while it runs: compared with what stands in its folder, prepared, begun, fed with results, reported.
 
     Attributes:
         complete: its report, when there was nothing to do.
+        known: what its journal says an earlier try has done.
         failures: what of it failed, in order.
         waiting: tasks that it waits for.
     """
 
-    def __init__(self, sweep: Sweep, i: int, locks: ExitStack, events: Events):
-        """Make its folder ready, and hold the locks.
+    def __init__(self, sweep: Sweep, i: int, locks: ExitStack, digests: Digests):
+        """Hold its folder.
 
         Raises:
-            PlanError: the plan has problems; nothing was touched. Or something is in the way on disk.
-            SourceError, ConfigError: as `_earlier`.
-            StorageError: another run is at work.
+            PlanError: the plan has problems, or something is in the way on disk; nothing was touched.
+            StorageError: another run is at work there.
         """
-        self.job, self.plan, self.locks = sweep.jobs[i], sweep.plans[i], locks
+        self.job, self.plan, self._locks, self._digests = sweep.jobs[i], sweep.plans[i], locks, digests
         self.complete: Report | None = None
         self.failures: list[Failure] = []
-        run, run_dir, plan = self.job.run, self.job.run_dir, self.plan
+        self.known: Mapping[str, Any] = {}
+        self.stages = {sweep.names[node]: name for name, node in self.plan.nodes.items() if node in sweep.names}
+        self.waiting = {*self.stages}
+        self._given: dict[str, Any] = {}
+        self._made: dict[str, Made] = {}
+        self._keys: Mapping[str, Key] = {}
+        plan, run_dir = self.plan, self.job.run_dir
         if plan.problems:
             kinds = {w.exit_code for w in plan.failures}
             raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
-        what = describe(run, plan)
-        _stop(run_folder(plan))
+        self._outputs = outputs_of(self.job.run)
+        _stop([*run_folder(plan), *unkeepable(plan, Results(self._outputs / FOLDER))])
         locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
+
+    def compare(self, events: Events) -> None:
+        """With what stands in its folder.
+
+        Raises:
+            SourceError, ConfigError: as `_earlier`.
+        """
+        run, run_dir, plan = self.job.run, self.job.run_dir, self.plan
         self.journal = Journal(run_dir / "journal.jsonl")
-        locks.callback(self.journal.close)
-        earlier = _earlier(run_dir, what, run.spine.overwrite, events)
+        self._locks.callback(self.journal.close)
+        before = read_description(run_dir)
+        self._what = _as_described(run, plan, before, self._digests)
+        earlier = _earlier(run_dir, before, self._what, plan, run, events)
         if isinstance(earlier, Report):
             self.complete = earlier
+            self._locks.close()
             return
-        resuming = earlier == "unfinished" and self.journal.path.exists()
-        self.known: Mapping[str, Any] = self.journal.read() if resuming else {}
-        outputs = Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
-        _stop(obstacles(plan, outputs, identity(what), self.known))
-        for work in plan.works.values():
-            if hasattr(work, "lock"):
-                locks.enter_context(work.lock())
-        _stop(obstacles(plan, outputs, identity(what), self.known))  # once more, now that no other run can change it
-        if not resuming:
+        self._resuming = earlier == "unfinished" and self.journal.path.exists()
+        self.known = self.journal.read() if self._resuming else {}
+        results = Results(self._outputs / FOLDER, run_dir, self._what.id)
+        plan.context = replace(plan.context, results=results)
+        self.exports = Exports(plan, results, again=run.spine.overwrite or self._resuming)
+
+    def prepare(self) -> None:
+        """See what there is, and hold what it writes.
+
+        Raises:
+            PlanError: something is in the way on disk.
+            StorageError: another run is at work there.
+        """
+        self.exports.look()
+        _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
+        for name, work in self.plan.works.items():
+            if hasattr(work, "lock") and name not in self.exports.there:
+                self._locks.enter_context(work.lock())
+        # Once more, now that no other run can change it.
+        _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
+
+    def begin(self) -> None:
+        """Write down what the job is, and put in place what is there already."""
+        run_dir = self.job.run_dir
+        if not self._resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
-        write_json(run_dir / "run.json", what)
-        write_config(run_dir / "config.yaml", run.tree)
+        write_json(run_dir / "run.json", asdict(self._what))
+        write_config(run_dir / "config.yaml", self.job.run.tree)
         self.started = time.time()
-        self.brings = Try(identity(what), self.known, not resuming)
-        self.stages = {sweep.names[node]: name for name, node in plan.nodes.items()}
-        self.waiting = {*self.stages}
-        self._results: dict[str, Any] = {}
-        self._chunks: dict[str, Any] = {}
-        self._made: dict[str, Any] = {}
+        self.exports.copy()
 
-    def take_input(self, key: str, file: InputFile, digest: str) -> None:
-        self._results[f"input:{file.path}"] = digest
+    @property
+    def brings(self) -> Try:
+        large = [f for f in self.plan.inputs if f.xxh3_128 is None]
+        wanted = [f for f in large if self._digests.of(f) is None] if self.job.run.spine.digest_inputs else []
+        contents = {str(f.path): d for f in large if (d := self._digests.of(f)) is not None}
+        return Try(self.known, not self._resuming, tuple(wanted), contents, self.exports.there)
+
+    def take_input(self, key: str, digest: str) -> None:
         self.waiting.discard(key)
         if self.known.get(key) != digest:
             self.journal.append(key, digest)
 
     def take_chunk(self, key: str, record: Mapping[str, Any]) -> None:
-        self._chunks[key] = record
+        self._given[key] = record
         if not record.get("reused", False):
             self.journal.append(key, record)
 
+    def take_keys(self, key: str, keys: Mapping[str, Key]) -> None:
+        self.waiting.discard(key)
+        self._keys = keys
+
     def take_node(self, key: str, result: Any, made_in: Path) -> None:
-        """The result of a node, or what it measured.
+        """The result of a node, or what was made for it.
 
         Args:
             made_in: folder of the job for which it was made; what it writes there is copied.
@@ -177,48 +225,85 @@ class Attempt:
         """
         if isinstance(result, Made):
             name = self.stages[key.removesuffix(":run").removesuffix(":work")]
-            self._made[name] = result.record
-            written = getattr(self.plan.nodes[name].stage, "writes", ()) if made_in != self.job.run_dir else ()
-            for file in (made_in / w for w in written if (made_in / w).exists()):
+            self._made[name] = result
+            if made_in == self.job.run_dir:
+                return
+            if result.key is not None:
+                self.exports.results.refer(result.key.id)
+            written = (made_in / w for w in getattr(self.plan.nodes[name].stage, "writes", ()))
+            for file in (f for f in written if f.exists()):
                 try:
                     shutil.copyfile(file, self.job.run_dir / file.name)
                 except OSError as why:
                     raise StorageError(f"{self.job.run_dir / file.name}: {reason(why)}") from None
         elif key in self.waiting:
             self.waiting.discard(key)
-            self._results[self.stages[key]] = result
+            self._given[self.stages[key]] = result
+            if self.stages[key] in self.plan.works:
+                self.exports.release(self.stages[key])
 
     def report(self) -> Report:
         """What was done, written down; the job is complete then."""
-        run_dir, ids = self.job.run_dir, self.brings.run_id
-        keys = [chunk_key(ids, name, chunk) for name, work in self.plan.works.items() for chunk in work.chunks]
-        records = [self._chunks[k] for k in keys] + [self._made[n] for n in self.plan.nodes if n in self._made]
-        command = list(self.job.command)
-        report = build_report(self.job.run, self.plan, self._results, records, command, self.started)
-        write_records(run_dir, self.job.run, report)
+        run, run_dir, plan, there = self.job.run, self.job.run_dir, self.plan, self.exports.there
+        self.exports.keep(self._given, self._keys)
+        works = {name: work for name, work in plan.works.items() if name not in there}
+        keys = [chunk_key(plan, name, chunk) for name, work in works.items() for chunk in work.chunks]
+        made = {name: self._made[name] for name in plan.nodes if name in self._made}
+        records = [*(self._given[k] for k in keys), *self.exports.records, *(m.record for m in made.values())]
+        found = {name: m.found for name, m in made.items() if m.found}
+        found |= {name: str(self.exports.kept[name].folder) for name in there}
+        resolved_now = {n: m.key for n, m in made.items() if m.key is not None and plan.keys[n].open}
+        large = [f for f in plan.inputs if f.xxh3_128 is None] if run.spine.digest_inputs else []
+        given = {**self._given, **{f"input:{f.path}": self._digests.of(f) for f in large}}
+        report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
+        final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
+        write_json(run_dir / "run.json", asdict(final))
+        write_records(run_dir, run, report)
         self.journal.path.unlink(missing_ok=True)
-        self.locks.close()
+        self._locks.close()
         return report
 
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
     """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
-    if found := list(run_folder(plan)):
+    outputs = outputs_of(run)
+    if found := [*run_folder(plan), *unkeepable(plan, Results(outputs / FOLDER))]:
         return found
-    what = describe(run, plan)
-    try:
-        same = json.loads(read_whole(run_dir / "run.json")) == json.loads(json.dumps(what))
-    except (SourceError, ValueError):
-        same = False
+    before = read_description(run_dir)
+    what = _as_described(run, plan, before, Digests())
+    same = before is not None and not before.new_in(what)
     if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
         return []  # complete: running it again does nothing
     try:
-        if not same:
-            _earlier(run_dir, what, run.spine.overwrite, Events())
+        if not same and before is not None and not run.spine.overwrite:
+            refuse(run_dir, before, before.new_in(what), what)
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        return obstacles(plan, Path(os.path.expanduser(run.spine.paths.outputs)).absolute(), identity(what), known)
+        results = Results(outputs / FOLDER)
+        targets = {n: w.target for n, w in plan.works.items() if hasattr(w, "adopt") and hasattr(w, "target")}
+        there = [n for n, target in targets.items() if target in places_of(results, plan.keys[n], target)]
+        return obstacles(plan, outputs, known, () if run.spine.overwrite else there)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
+
+
+def _as_described(run: RunConfig, plan: Plan, before: Description | None, digests: Digests) -> Description:
+    """What the run is. The keys of one that goes on are those that it began with, whatever is known since."""
+
+    def known(file: InputFile) -> str | None:
+        return before.known(file) if before is not None and before.has(file) else digests.of(file)
+
+    keyed(run, plan, known)
+    what = describe(plan, plan.keys, known, before)
+    if before is None or not before.new_in(what):
+        return what
+    keyed(run, plan, digests.of)
+    return describe(plan, plan.keys, digests.of)
+
+
+def unkeepable(plan: Plan, results: Results) -> Iterable[Problem]:
+    """Why what a stage finds cannot be kept."""
+    if any(keeps(node) for node in plan.nodes.values()) and (why := results.hindrance):
+        yield Problem("paths.outputs", f"results cannot be kept in {results.folder}: {why}")
 
 
 def _stop(found: Iterable[Problem]) -> None:
@@ -227,39 +312,34 @@ def _stop(found: Iterable[Problem]) -> None:
         raise PlanError(problems, exit_code=StorageError.exit_code)
 
 
-def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:
+def _earlier(
+    run_dir: Path, before: Description | None, what: Description, plan: Plan, run: RunConfig, events: Events
+) -> Report | str | None:
     """What stands in the folder: this run's report when it is complete, "unfinished" when it can go on, or None.
 
     Raises:
         SourceError: the source changed since the run in this folder began.
         ConfigError: the folder holds another run, or outputs that are no longer what this run wrote.
     """
-    try:
-        before = dict(json.loads(read_whole(run_dir / "run.json")))
-    except (SourceError, ValueError, TypeError):
+    overwrite = run.spine.overwrite
+    if before is None:
         return None
-    now = json.loads(json.dumps(what))
-    if before != now:
-        if overwrite:
-            return None
-        changed = [k for k in now if before.get(k) != now[k]]
-        if changed == ["inputs"]:
-            names = ", ".join(_changed_inputs(before["inputs"], now["inputs"]))
-            raise SourceError(
-                f"{names}: changed since the run in {run_dir} began; overwrite=true starts afresh from the new source"
-            )
-        if changed == ["code"]:
-            raise ConfigError(f"{run_dir} was made by another version of the code; overwrite=true makes it again")
-        raise ConfigError(
-            f"{run_dir} holds a run with other {' and '.join(changed)}{_first_difference(before, now)}; "
-            "overwrite=true replaces it, paths.run=DIR puts this one elsewhere"
-        )
+    if found := before.new_in(what):
+        if not overwrite:
+            refuse(run_dir, before, found, what)
+        return None
     try:
         report = Report.from_json(json.loads(read_whole(run_dir / "manifest.json", MOST_RECORD_NBYTES)))
     except (SourceError, ValueError, KeyError, TypeError, AttributeError):
         return "unfinished"
     if overwrite:
         return None
+    if not run.spine.dask.address:  # whose workers may have other devices than this process
+        for name, key in plan.keys.items():
+            then = before.nodes[name].get("found")
+            if then is not None and (here := resolved(key)).id != then["key"]:
+                new = differences({"resolved": then["resolved"]}, {"resolved": here.parts.get("resolved", {})})
+                refuse(run_dir, before, [(name, d) for d in new], what)
     for file in report.outputs:
         path = Path(file["path"])
         if not path.exists():
@@ -270,23 +350,7 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
     return replace(report, reused=True)
 
 
-def _changed_inputs(before: list[Any], now: list[Any]) -> Iterator[str]:
-    old = {b[0]: b for b in before}
-    yield from (n[0] for n in now if old.pop(n[0], None) != n)
-    yield from (f"{name} (gone)" for name in old)
-
-
-def _first_difference(before: Any, now: Any, where: str = "") -> str:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in [*now, *before]:
-            if before.get(key) != now.get(key) and (key in before) and (key in now):
-                return _first_difference(before[key], now[key], f"{where}.{key}" if where else str(key))
-    if isinstance(before, str | int | float | bool | None) and isinstance(now, str | int | float | bool | None):
-        return f" ({where}: {before} → {now})"
-    return f" ({where})" if where else ""
-
-
-def _run(sweep: Sweep, begun: Mapping[int, Attempt], events: Events, settle: Settled) -> None:
+def _run(sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled) -> None:
     """Run the graph of the jobs in `begun`, and settle each.
 
     Raises:
@@ -297,7 +361,7 @@ def _run(sweep: Sweep, begun: Mapping[int, Attempt], events: Events, settle: Set
     alone = len(sweep.jobs) == 1
     conf = sweep.jobs[0].run.spine.dask
     graph = build_tasks(sweep, {i: one.brings for i, one in begun.items()})
-    for key in graph.inputs:
+    for key in (*graph.inputs, *graph.keys):
         for i in graph.owners[key]:
             begun[i].waiting.add(key)
     events.total(sum(t.weight for t in graph.tasks), sum(map(len, graph.chunks.values())))
@@ -318,12 +382,16 @@ def _run(sweep: Sweep, begun: Mapping[int, Attempt], events: Events, settle: Set
             for i in graph.owners[task.key]:
                 failed(i, result)
             return
+        if task.key in graph.inputs:
+            digests.add([(graph.inputs[task.key], result)])
         for n, i in enumerate(graph.owners[task.key]):
             if i in over:
                 continue
             try:
                 if task.key in graph.inputs:
-                    begun[i].take_input(task.key, graph.inputs[task.key], result)
+                    begun[i].take_input(task.key, result)
+                elif task.key in graph.keys:
+                    begun[i].take_keys(task.key, result)
                 elif several is None:
                     begun[i].take_node(task.key, result, begun[graph.owners[task.key][0]].job.run_dir)
                 elif isinstance(parts[n], Failure):

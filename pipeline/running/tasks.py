@@ -3,19 +3,24 @@
 Everything here runs where the tasks run, in worker processes too.
 """
 
+import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
 from pipeline.planning import sharing
+from pipeline.planning.identity import Key, resolved, settled
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Node, chunk_key, timed
+from pipeline.running import text_stream
 from pipeline.running.graph import Failure, Ref, Task, attempt
-from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
+from pipeline.running.results import Results, keepable, packed, unpacked
+from pipeline.stage import Checkpoint, Chunk, Context, Exported, Footprint, Work
 from pipeline.tensors.spec import TensorSpec
 
 
@@ -24,14 +29,18 @@ class Try:
     """What a job brings to a run of the graph.
 
     Attributes:
-        run_id: identity of the job.
         known: what its journal says an earlier try has done, by task.
         fresh: nothing that an earlier try left counts.
+        digest: inputs whose digests are wanted.
+        contents: path → digest, of inputs that are known.
+        there: stage → its output that is in its place already.
     """
 
-    run_id: str
     known: Mapping[str, Any]
     fresh: bool
+    digest: tuple[InputFile, ...]
+    contents: Mapping[str, str]
+    there: Mapping[str, Exported]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +51,14 @@ class Graph:
         owners: task → jobs that need it.
         chunks: task that does chunks → for each of its results the job, and the chunk's key in that job's journal.
         inputs: task → the file that it digests.
+        keys: task that settles the keys of a job's nodes → the job.
     """
 
     tasks: list[Task] = field(default_factory=list)
     owners: dict[str, tuple[int, ...]] = field(default_factory=dict)
     chunks: dict[str, tuple[tuple[int, str], ...]] = field(default_factory=dict)
     inputs: dict[str, InputFile] = field(default_factory=dict)
+    keys: dict[str, int] = field(default_factory=dict)
 
     def add(self, owners: Iterable[int], *tasks: Task) -> None:
         self.tasks.extend(tasks)
@@ -60,37 +71,47 @@ def build_tasks(sweep: Sweep, tries: Mapping[int, Try]) -> Graph:
     What several jobs need is one task. The result of a node is under its name in the sweep.
     """
     graph = Graph()
-    for file, users in _to_digest(sweep, tries).items():
-        key = f"input-{identity(file.identity)}"
-        known = next((r for i in users if (r := tries[i].known.get(key)) is not None), None)
-        graph.add(users, Task(key, digest_input, (file, known), label=f"digest {file.path.name}"))
-        graph.inputs[key] = file
+    files: dict[InputFile, list[int]] = {}
+    for i, one in tries.items():
+        for file in one.digest:
+            files.setdefault(file, []).append(i)
+    for file, users in files.items():
+        known = next((r for i in users if (r := tries[i].known.get(_input_key(file))) is not None), None)
+        graph.add(users, Task(_input_key(file), digest_input, (file, known), label=f"digest {file.path.name}"))
+        graph.inputs[_input_key(file)] = file
+    for i, one in tries.items():
+        given = (sweep.plans[i].keys, one.contents, tuple(str(f.path) for f in one.digest))
+        graph.add([i], Task(_keys(i), settle, (*given, *(Ref(_input_key(f)) for f in one.digest)), handle=True))
+        graph.keys[_keys(i)] = i
     nodes = {node: users for node in sweep.names if (users := [i for i in sweep.users(node) if i in tries])}
-    at_once = {n: users for n, users in nodes.items() if n.work is not None or not _in_graph(n)}
+    there = {node for node, users in nodes.items() if node.work is not None and node.name in tries[users[0]].there}
+    for node in there:
+        done = tries[nodes[node][0]].there[node.name]
+        graph.add(nodes[node], Task(sweep.names[node], give, (done,), handle=True, label=node.name))
+    at_once = {n: u for n, u in nodes.items() if n not in there and (n.work is not None or not _in_graph(n))}
     for node, users in at_once.items():
         graph.add(users, *_handles(sweep, node, users[0], tries[users[0]].fresh))
-    done = _add_chunks(graph, sweep, tries)
-    for node, users in nodes.items():
+    chunks = _add_chunks(graph, sweep, tries)
+    for node, users in at_once.items():
         if node.work is not None:
-            name, inputs = sweep.names[node], sweep.plans[users[0]].inputs
-            keys = [(users[0], chunk_key(tries[users[0]].run_id, node.name, chunk)) for chunk in node.work.chunks]
-            args = (Ref(f"{name}:work"), inputs, *(done[k] for k in keys))
+            name, plan = sweep.names[node], sweep.plans[users[0]]
+            keys = [(users[0], chunk_key(plan, node.name, chunk)) for chunk in node.work.chunks]
+            args = (Ref(f"{name}:work"), plan.inputs, *(chunks[k] for k in keys))
             graph.add(users, Task(name, finish, args, (f"{name}:begin",), label=f"{node.name} finish"))
     lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
     for node, users in nodes.items():
-        if node not in at_once:
+        if node not in at_once and node not in there:
             graph.add(users, *_result_tasks(sweep.names[node], node, sweep, users[0], lane))
             lane = (sweep.names[node],) if isinstance(node.result, Footprint) else lane
     return graph
 
 
-def _to_digest(sweep: Sweep, tries: Mapping[int, Try]) -> dict[InputFile, list[int]]:
-    """Files that are only known by size and time, and the jobs whose records are to have their digests."""
-    found: dict[InputFile, list[int]] = {}
-    for i in (i for i in tries if sweep.jobs[i].run.spine.digest_inputs):
-        for file in (f for f in sweep.plans[i].inputs if f.xxh3_128 is None):
-            found.setdefault(file, []).append(i)
-    return found
+def _input_key(file: InputFile) -> str:
+    return f"input-{identity(file.identity)}"
+
+
+def _keys(job: int) -> str:
+    return f"keys of {job + 1}"
 
 
 def _in_graph(node: Node) -> bool:
@@ -119,7 +140,8 @@ def _result_tasks(key: str, node: Node, sweep: Sweep, job: int, lane: tuple[str,
     plan = sweep.plans[job]
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
     takes = (Ref(sweep.names[plan.nodes[source]]) for source in node.inputs.values())
-    args = (node.name, node.stage, promised, plan.context, plan.inputs, *takes)
+    gives = node.gives if keeps(node) else None
+    args = (node.name, node.stage, promised, plan.context, plan.inputs, gives, Ref(_keys(job)), *takes)
     behind = lane if isinstance(node.result, Footprint) else ()
     resources = _resources([node])
     yield Task(f"{key}:run", run_stage, args, behind=behind, resources=resources, handle=True, label=node.name)
@@ -130,10 +152,10 @@ def _add_chunks(graph: Graph, sweep: Sweep, tries: Mapping[int, Try]) -> dict[tu
     """A task for every group; returns (job, chunk's key) → its result."""
     found: dict[tuple[int, str], Ref] = {}
     for group in sweep.groups:
-        members = [m for m in group.members if m.job in tries]
+        members = [m for m in group.members if m.job in tries and m.node.name not in tries[m.job].there]
         if not members:
             continue
-        keys = [(m.job, chunk_key(tries[m.job].run_id, m.node.name, m.chunk)) for m in members]
+        keys = [(m.job, chunk_key(sweep.plans[m.job], m.node.name, m.chunk)) for m in members]
         known = [tries[job].known.get(key) for job, key in keys]
         works = [Ref(f"{sweep.names[m.node]}:work") for m in members]
         begun = tuple(f"{sweep.names[m.node]}:begin" for m in members)
@@ -176,22 +198,90 @@ def give(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What a stage's `run` gave in the graph, and what it measured."""
+    """What a stage's `run` gave in the graph, and what it measured.
+
+    Attributes:
+        key: the node's, with all that the run found out; None where there are no keys.
+        found: where, when it was not made now.
+    """
 
     value: Any
     record: dict[str, Any]
+    key: Key | None = None
+    found: str = ""
+
+
+def settle(keys: Mapping[str, Key], contents: Mapping[str, str], paths: Sequence[str], *digests: str) -> dict[str, Key]:
+    return settled(keys, {**contents, **dict(zip(paths, digests, strict=True))})
+
+
+def keeps(node: Node) -> bool:
+    """Whether what the stage gives is kept under its key: it is found by computing, and no handle."""
+    return node.computes and not isinstance(node.result, Checkpoint) and node.work is None
+
+
+class _Unkept(Exception):
+    """Takes a result that cannot be kept past those who would."""
+
+    def __init__(self, made: Made):
+        self.made = made
 
 
 def run_stage(
     name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, files: tuple[InputFile, ...],
-    *inputs: Any,
+    gives: Any = None, keys: Mapping[str, Key] | None = None, *inputs: Any,
 ) -> Made:  # fmt: skip
-    """Run a stage in the graph.
+    """Run a stage in the graph, or give what it found before.
+
+    Args:
+        gives: the class of a result that is kept; None: it is not.
+        keys: of all nodes, with the digests of the run's files.
 
     Raises:
         StageError: it gives other tensors than its plan promised.
         SourceError: one of `files` is no longer what was planned.
+        StorageError: the result cannot be kept.
     """
+    key = resolved(keys[name]) if keys else None
+    if key is None:
+        return _run(name, stage, promised, ctx, files, inputs)
+    ctx = replace(ctx, key=key.id, takes=key.parts["takes"], recipe=key.recipe)
+    results = ctx.results
+    if gives is None or not isinstance(results, Results):
+        return replace(_run(name, stage, promised, ctx, files, inputs), key=key)
+    fresh: list[Made] = []
+    writes = tuple(getattr(stage, "writes", ()))
+
+    def make(folder: Path) -> Any:
+        made = _run(name, stage, promised, ctx, files, inputs)
+        if not keepable(made.value, gives):
+            raise _Unkept(made)
+        for file in (ctx.run_dir / n for n in writes):
+            if file.is_file():
+                shutil.copyfile(file, folder / file.name)
+        fresh.append(made)
+        return {"value": packed(made.value), "record": made.record}
+
+    try:
+        said, folder = results.once(key.id, make, parts=key.parts, again=ctx.overwrite)
+        if fresh:
+            return replace(fresh[0], key=key)
+        if (value := unpacked(said["value"], gives)) is None:  # of an earlier version of that class, under this key
+            said, folder = results.once(key.id, make, parts=key.parts, again=True)
+            return replace(fresh[0], key=key)
+    except _Unkept as unkept:
+        return replace(unkept.made, key=key)
+    for file in (folder / n for n in writes):
+        if file.is_file():
+            shutil.copyfile(file, ctx.run_dir / file.name)
+    text_stream.write(f"{name}: found in {folder}, not computed again\n")
+    return Made(value, said["record"], key, str(folder))
+
+
+def _run(
+    name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, files: tuple[InputFile, ...],
+    inputs: tuple[Any, ...],
+) -> Made:  # fmt: skip
     with meter.metered() as measured, meter.stage(name):
         value = timed(stage.run(ctx, *inputs), name, inputs)
     unchanged(*files)

@@ -87,7 +87,7 @@ class StageContract:
             return node.result
         promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
         inputs = [plan.nodes[source].result for source in node.inputs.values()]
-        return run_stage("under_test", node.stage, promised, plan.context, plan.inputs, *inputs).value
+        return run_stage("under_test", node.stage, promised, plan.context, plan.inputs, None, None, *inputs).value
 
     def test_is_a_frozen_dataclass_with_run(self) -> None:
         stage = self.stage()
