@@ -6,7 +6,7 @@ and lost for it, whoever read it first.
 """
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -118,9 +118,9 @@ def keeping(chunks: list[Chunk]) -> Iterator[None]:
         _kept.reset(token)
 
 
-def let_go(left: list[Chunk]) -> None:
-    """Keep nothing that `left`, the chunks that are still to come, do not ask for."""
-    kept, needed = _kept.get(), {piece.tensor for chunk in left for piece in chunk.pieces}
-    if kept is not None:
-        for key in [k for k in kept.found if k[1] not in needed]:
-            del kept.found[key]
+def let_go(left: list[tuple[Chunk, Sequence[str]]]) -> None:
+    """Keep nothing that `left` does not ask for: chunks that are still to come, and keys of the stores they read."""
+    if (kept := _kept.get()) is not None:
+        needed = {(key, piece.tensor) for chunk, keys in left for piece in chunk.pieces for key in keys}
+        for box in [k for k in kept.found if k not in needed]:
+            del kept.found[box]

@@ -56,11 +56,17 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A chunk of the work of a node, and which job's it is."""
+    """A chunk of the work of a node.
+
+    Attributes:
+        job: whose it is.
+        stores: what it rests on that others read, too.
+    """
 
     job: int
     node: Node
     chunk: Chunk
+    stores: tuple[SharedStore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,22 +233,20 @@ def _above(plan: Plan, node: Node) -> Iterator[Node]:
 
 def group(sweep: Sweep, limit: int) -> list[Group]:
     """All chunks of all works, those that read the same together, as long as a task takes at most `limit` bytes."""
-    stores: dict[Node, list[SharedStore]] = {}
     members: list[Member] = []
     for i in sweep.sound:
         for node in sweep.plans[i].nodes.values():
             if node.work is not None:
                 above = {id(s): s for n in _above(sweep.plans[i], node) if (s := _shared(n)) is not None}
-                stores[node] = [*above.values()]
-                members += [Member(i, node, chunk) for chunk in node.work.chunks]
+                members += [Member(i, node, chunk, tuple(above.values())) for chunk in node.work.chunks]
     found: list[Group] = []
     todo = [members]
     while todo:
-        for some in _overlapping(todo.pop(), stores):
-            made = _group(some, stores)
+        for some in _overlapping(todo.pop()):
+            made = _group(some)
             if len(some) > 1 and made.peak_nbytes > limit:
                 largest = max(some, key=lambda m: m.chunk.peak_nbytes)
-                found.append(_group([largest], stores))
+                found.append(_group([largest]))
                 todo.append([m for m in some if m is not largest])
             else:
                 found.append(made)
@@ -255,7 +259,7 @@ def _shared(node: Node) -> SharedStore | None:
     return store if isinstance(store, SharedStore) else None
 
 
-def _overlapping(members: Sequence[Member], stores: Mapping[Node, list[SharedStore]]) -> Iterator[list[Member]]:
+def _overlapping(members: Sequence[Member]) -> Iterator[list[Member]]:
     """The members in sets whose boxes of a shared store have something in common."""
     parent = list(range(len(members)))
 
@@ -267,9 +271,9 @@ def _overlapping(members: Sequence[Member], stores: Mapping[Node, list[SharedSto
 
     regions: dict[tuple[str, str], dict[Any, tuple[Box, int]]] = {}  # of (store, tensor): box → its first member
     for i, member in enumerate(members):
-        for piece in member.chunk.pieces if stores[member.node] else ():
+        for piece in member.chunk.pieces if member.stores else ():
             tensor, at = bounds(piece)
-            for store in stores[member.node]:
+            for store in member.stores:
                 _, first = regions.setdefault((store.key, tensor), {}).setdefault(at, (tuple(piece.index), i))
                 parent[root(i)] = root(first)
     for boxes in regions.values():
@@ -286,13 +290,16 @@ def _overlapping(members: Sequence[Member], stores: Mapping[Node, list[SharedSto
     yield from sets.values()
 
 
-def _group(members: Sequence[Member], stores: Mapping[Node, list[SharedStore]]) -> Group:
-    """In the order in which they are done: what holds others before these, and then as the jobs come."""
+def _group(members: Sequence[Member]) -> Group:
+    """In the order in which they are done: what holds others before these, and what reads one store together."""
     if len(members) == 1:
         chunk = members[0].chunk
         return Group(tuple(members), chunk.nbytes_in, chunk.peak_nbytes)
-    ordered = sorted(members, key=lambda m: -max(_elems(p.index) for p in m.chunk.pieces))
-    last = {piece.tensor: n for n, member in enumerate(ordered) for piece in member.chunk.pieces}
+    order: dict[tuple[str, ...], int] = {}
+    for member in members:
+        order.setdefault(_keys(member), len(order))
+    ordered = sorted(members, key=lambda m: (-max(_elems(p.index) for p in m.chunk.pieces), order[_keys(m)]))
+    last = {(key, p.tensor): n for n, m in enumerate(ordered) for p in m.chunk.pieces for key in _keys(m)}
     kept: dict[tuple[str, str], int] = {}  # (store, tensor) → bytes
     seen: dict[tuple[str, str], list[Box]] = {}
     peak = read = 0
@@ -301,9 +308,9 @@ def _group(members: Sequence[Member], stores: Mapping[Node, list[SharedStore]]) 
         for piece in member.chunk.pieces:
             box, count = tuple(piece.index), _elems(piece.index)
             elems += count
-            there = [seen.setdefault((s.key, piece.tensor), []) for s in stores[member.node]]
+            there = [seen.setdefault((s.key, piece.tensor), []) for s in member.stores]
             fresh += count if not any(within(box, b) for boxes in there for b in boxes) else 0
-            for store, boxes in zip(stores[member.node], there, strict=True):
+            for store, boxes in zip(member.stores, there, strict=True):
                 spec = store.specs.get(piece.tensor)
                 if spec is not None and not any(within(box, b) for b in boxes):
                     boxes.append(box)
@@ -311,9 +318,13 @@ def _group(members: Sequence[Member], stores: Mapping[Node, list[SharedStore]]) 
                     kept[key] = kept.get(key, 0) + round(spec.nbytes * count / max(1, spec.size))
         read += round(member.chunk.nbytes_in * fresh / max(1, elems))
         peak = max(peak, sum(kept.values()) + member.chunk.peak_nbytes)
-        for key in [k for k in kept if last[k[1]] == n]:
+        for key in [k for k in kept if last[k] == n]:
             del kept[key]
     return Group(tuple(ordered), read, peak)
+
+
+def _keys(member: Member) -> tuple[str, ...]:
+    return tuple(store.key for store in member.stores)
 
 
 def _elems(box: Box) -> int:

@@ -171,7 +171,8 @@ def _add_chunks(graph: Graph, sweep: Sweep, tries: Mapping[int, Try]) -> dict[tu
         else:
             labels = [f"{m.node.name} {m.chunk}" for m in members]
             retries = sweep.jobs[members[0].job].run.spine.dask.retries
-            what = [(m.chunk, k, label) for m, k, label in zip(members, known, labels, strict=True)]
+            read = [[store.key for store in m.stores] for m in members]
+            what = [(m.chunk, *more) for m, *more in zip(members, read, known, labels, strict=True)]
             key = f"together-{identity(keys)}"
             task = Task(
                 key, do_chunks, (retries, what, *works, *map(Ref, begun)), tolerant=True, resources=resources,
@@ -311,23 +312,22 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
 
 
 def do_chunks(
-    retries: int, what: Sequence[tuple[Chunk, Mapping[str, Any] | None, str]], *works_and_begun: Any
+    retries: int, what: Sequence[tuple[Chunk, Sequence[str], Mapping[str, Any] | None, str]], *works_and_begun: Any
 ) -> list[Any]:
     """Chunks of several works, which read what they share once; a failure of one is its own result only.
 
     Args:
         retries: as `dask.retries`, of each.
-        what: chunk, what is known of it, label.
+        what: chunk, keys of the shared stores that it reads, what is known of it, label.
         works_and_begun: their works, and then the results of their beginnings.
     """
     results: list[Any] = []
     works, begun = works_and_begun[: len(what)], works_and_begun[len(what) :]
-    chunks = [chunk for chunk, _, _ in what]
-    with sharing.keeping(chunks):
-        for n, (chunk, known, label) in enumerate(what):
+    with sharing.keeping([chunk for chunk, *_ in what]):
+        for n, (chunk, _, known, label) in enumerate(what):
             failed = next((r for r in (works[n], begun[n]) if isinstance(r, Failure)), None)
             results.append(failed or attempt(do_chunk, retries, label, (works[n], chunk, known)))
-            sharing.let_go(chunks[n + 1 :])
+            sharing.let_go([(chunk, keys) for chunk, keys, *_ in what[n + 1 :]])
     return results
 
 
