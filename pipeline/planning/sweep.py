@@ -255,7 +255,7 @@ def group(sweep: Sweep, limit: int) -> list[Group]:
 
 
 def _shared(node: Node) -> SharedStore | None:
-    store = getattr(node.result, "store", None)
+    store = node.result.store if isinstance(node.result, Checkpoint) else None
     return store if isinstance(store, SharedStore) else None
 
 

@@ -3,14 +3,16 @@
 import csv
 import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cases.runs import kill_tree, start
-from tests.cli.run import MAIN, pipeline
+from tests.cases.runs import kill_tree
+from tests.cli.run import MAIN, converting, pipeline
 
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
@@ -58,7 +60,7 @@ def test_a_job_that_cannot_run_does_not_stop_the_rest(tmp_path: Path) -> None:
 def test_the_plan_of_a_sweep_shows_all_of_it(tmp_path: Path) -> None:
     said = pipeline("plan", "-m", MODEL, *TWELVE, "dask.workers=2", cwd=tmp_path)
     assert said.code == 0, said.err
-    assert "12 jobs with 48 stages, 18 of them different" in said.out
+    assert "12 jobs with 48 stages, 19 of them different" in said.out
     assert "chunks read 9.7 MiB (116.9 MiB job by job) and write " in said.out
     assert "│ quantize │ 4, 5, 6 " in said.out
     assert "peak memory " in said.out
@@ -133,7 +135,10 @@ def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
     outputs, kills, rng = tmp_path / "outputs", 10 if not how else 2, random.Random(20)
     killed = 0
     while True:
-        process = start("-m", *TWELVE, *how, f"paths.outputs={outputs}")
+        command = [sys.executable, "-m", "pipeline", "-m", *converting(MODEL, *TWELVE, *how), "progress=false"]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         before, had = dict(state(outputs)), chunks(outputs)
         done = sum(map(len, had.values()))
         goal = done + rng.randrange(1, 90)  # of 708 chunks

@@ -12,12 +12,13 @@ from pipeline.api import compose_run
 from pipeline.planning.memory import plan_jobs, plan_run
 from pipeline.planning.sharing import SharedStore
 from pipeline.planning.sweep import Job, group
+from pipeline.stage import Checkpoint
 
 HERE = Path("/nonexistent")
 TINY = Path(__file__).parents[3] / "plugins/models/gpt_oss/tiny"
 # Blocks of 32, of a row, of 128 × 128, of rows that a GGUF file packs by 256: no two of them cut alike by themselves.
 QUANTS = ("mxfp4", "int8", "fp8_e4m3", "q8_0")
-DOUBLE = ("quant.scale=dynamic8", "quant.second=dynamic8")
+DOUBLE = ("quant.scale=dynamic8", "quant.second=dynamic8", "quant.block_elems=32")
 EXPORTS = ("plain", "numpy", "auto")
 
 
@@ -66,7 +67,7 @@ def test_what_does_not_fit_one_task_is_taken_apart() -> None:
 def test_a_work_that_takes_whole_tensors_does_not_make_the_others_do_so() -> None:
     """NF4 with double quantization codes its scales over all of a tensor."""
     small = [job("flow=convert", f"quant={q}", "dask.chunk=256KiB") for q in ("mxfp4", "fp8_e4m3")]
-    whole = job("flow=convert", "quant=nf4", *DOUBLE, "dask.chunk=256KiB")
+    whole = job("flow=convert", "quant=nf4", "export=orbax", *DOUBLE, "dask.chunk=256KiB")
     sweep = plan_jobs([*small, whole])
     assert all(plan.problems == [] for plan in sweep.plans)
     pieces = [max(c.nbytes_in for c in plan.chunks) for plan in sweep.plans]
@@ -98,9 +99,8 @@ def test_what_quantize_gives_is_shared_by_exports() -> None:
     assert sweep.plans[0].nodes["quantize"] is sweep.plans[1].nodes["quantize"]
     assert sweep.plans[0].nodes["export"] is not sweep.plans[1].nodes["export"]
     # Decode has one reader, which is asked once.
-    shared = [
-        name for name, n in sweep.plans[0].nodes.items() if isinstance(getattr(n.result, "store", None), SharedStore)
-    ]
+    nodes = {name: n.result for name, n in sweep.plans[0].nodes.items() if isinstance(n.result, Checkpoint)}
+    shared = [name for name, checkpoint in nodes.items() if isinstance(checkpoint.store, SharedStore)]
     assert shared == ["quantize"]
 
 
@@ -133,7 +133,7 @@ def replace_memory(one: Job, said: str) -> Job:
 
 
 def test_one_that_does_not_fit_alone_leaves_room_for_the_others() -> None:
-    large = job("flow=convert", "quant=nf4", *DOUBLE, "dask.memory=97MiB", "dask.workers=1")
+    large = job("flow=convert", "quant=nf4", "export=orbax", *DOUBLE, "dask.memory=97MiB", "dask.workers=1")
     least = job("flow=convert", "quant=mxfp4", "dask.memory=97MiB", "dask.workers=1")
     sweep = plan_jobs([least, large])
     fits = [not plan.problems for plan in sweep.plans]
