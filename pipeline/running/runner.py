@@ -257,9 +257,9 @@ class Attempt:
         given = {**self._given, **{f"input:{f.path}": self._digests.of(f) for f in large}}
         report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
-        write_json(run_dir / "run.json", asdict(final))
         write_records(run_dir, run, report)
         self.journal.path.unlink(missing_ok=True)
+        write_json(run_dir / "run.json", asdict(final))
         self._locks.close()
         return report
 
