@@ -13,7 +13,7 @@ from pipeline.planning.identity import Difference, Key, differences
 from pipeline.planning.wiring import Plan
 from pipeline.running.description import read_description
 from pipeline.running.exports import places_of
-from pipeline.running.results import PARTS, RESULT, Results
+from pipeline.running.results import PARTS, RESULT, Results, referring
 from pipeline.running.tasks import keeps
 
 VIEW = "a view"
@@ -90,8 +90,9 @@ def _new(earlier: Earlier, key: Key) -> tuple[Difference, ...]:
 
 
 def _history(outputs: Path, run_dir: Path, results: Path) -> Iterator[Earlier]:
-    """Keys of earlier runs, the newest first: of this run's folder, of all runs in `outputs`, and of what is kept."""
-    runs = {run_dir, *(p for p in (outputs.iterdir() if outputs.is_dir() else ()) if (p / "run.json").is_file())}
+    """Keys of earlier runs, the newest first: of this run's folder, of the runs in `outputs`, of those that refer to a
+    result, and of the results."""
+    runs = {run_dir, *(outputs.iterdir() if outputs.is_dir() else ()), *referring(results)}
     for folder in sorted((r for r in runs if (r / "run.json").is_file()), key=_age):
         if (said := read_description(folder)) is not None:
             for node in said.nodes.values():

@@ -82,7 +82,7 @@ def test_a_repaired_dialect_reuses_no_stale_baseline(tree: Path, here: Path) -> 
 
 
 def test_why_and_gc(tree: Path, here: Path) -> None:
-    args = (*HOW, "export=hf", "paths.run=hf")
+    args = (*HOW, "quant=mxfp4", "export=hf", "paths.run=hf")
     nothing = run(tree, here, "why", *args)
     assert nothing.code == 0
     assert "no earlier run has one" in nothing.out
@@ -91,14 +91,14 @@ def test_why_and_gc(tree: Path, here: Path) -> None:
     done = run(tree, here, "why", *args)
     assert re.search(f"export +│ done +│ {here / 'hf/model'} ", done.out)
     edit(tree, "stages/quantize.py")
-    new = run(tree, here, "why", *args, "quant=mxfp4", "paths.run=other")
+    new = run(tree, here, "why", *args, "quant.scale_rule=even", "paths.run=other")
     for said in (
         "module stages.quantize",
-        "field method.element: nothing → e2m1",
+        "field method.scale_rule: None → even",
         f"against {here / 'hf'}",
         "input checkpoint",
     ):
-        assert said in new.out
+        assert said in new.out, new.out
     assert "every result belongs to a run" in run(tree, here, "gc").out
     shutil.rmtree(here / "hf")
     listed = run(tree, here, "gc")
