@@ -401,6 +401,6 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
 
     monkeypatch.setattr(model, "swiglu", wrong_in_layer_two)
     held.release()
-    again = run("flow=parity", "progress=false", "paths.run=outputs/wrong")
+    again = run("flow=parity", "progress=false", "paths.run=outputs/wrong", "overwrite=true")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.2"

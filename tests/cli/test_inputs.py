@@ -143,7 +143,7 @@ def test_a_tokenizer_that_changes_during_an_evaluation(own: Path, here: Path) ->
         pytest.raises(SourceError, match=f"{path}: changed while it was being read"),
     ):
         execute(config, here / "run", [], Events(text=_once(spoil)))
-    assert not [*(here / "outputs" / ".results").iterdir()]
+    assert not [*(here / "outputs").rglob("result.json")]
     path.write_bytes(content)
     with (
         _composed(["+model=gpt_oss", *args], None) as (config, _),
