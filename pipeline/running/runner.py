@@ -90,8 +90,8 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
             exports.keep(graph.results, graph.keys)
         report = build_report(run, plan, graph.results, graph.records, command, started, graph.found)
         final = describe(plan, graph.keys, digests.of, what, graph.made)
-        write_json(run_dir / "run.json", asdict(final))
         write_records(run_dir, run, report)
+        write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         journal.path.unlink(missing_ok=True)
     return report
 
