@@ -68,13 +68,21 @@ class Context:
 class Results(Protocol):
     """What is kept under keys (`pipeline.running.results`)."""
 
-    def once(self, key: str, make: Callable[[Path], Any], *, files: Sequence[str] = ()) -> tuple[Any, Path]:
+    def once(
+        self,
+        key: str,
+        make: Callable[[Path], Any],
+        *,
+        files: Sequence[str] = (),
+        parts: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Path]:
         """What `make(folder)` gave, as JSON holds it, and the folder, into which it may have written files: made now,
         or earlier by whatever run needed the same.
 
         Args:
             key: all that it depends on.
             files: of those in the folder, the ones that are needed.
+            parts: what the key is made of, for people.
 
         Raises:
             StorageError: it cannot be kept.

@@ -117,7 +117,8 @@ class Evaluate:
                 return {"score": asdict(found), "facts": dict(session.facts), "text": name}
 
             key = identity(["baseline", ctx.recipe, ctx.takes.get("decode"), read, text])
-            said, folder = results.once(key, score, files=[STATES] if needed else [])
+            parts = {"stage": "a baseline of Evaluate", "recipe": ctx.recipe, "takes": dict(ctx.takes), "text": name}
+            said, folder = results.once(key, score, files=[STATES] if needed else [], parts=parts)
             kept[name], scores[name], facts = folder / STATES, Score(**said["score"]), said["facts"]
         return kept, scores, facts
 

@@ -27,5 +27,6 @@ TARGETS: Final = {f"plugins.formats.dialects.{old}": f"plugins.formats.{new}" fo
 
 FIELDS: Final = {
     ("plugins.engine.engine.Engine", "hold"): "weights_dtype",
+    ("stages.evaluate.Evaluate", "baselines"): "paths.outputs",
 }
 """(`_target_`, field before) → the field now."""

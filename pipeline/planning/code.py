@@ -3,7 +3,8 @@
 Imports are followed through our own packages, the user's folder and installed plugins, those inside functions too; what
 only type checkers import is not. A package that is reached only because a module lies in it counts with what its
 `__init__` does when it is imported. What lies beside a module and is compiled or read by it (C++, YAML) counts with it,
-but for YAML that configures plugins: its values are in the config. Of other libraries the version counts.
+but for YAML that configures plugins: its values are in the config. Of other libraries the version counts. What only
+composes, schedules and words errors is left out (`SILENT`, `DOORS`).
 """
 
 import ast
@@ -29,6 +30,8 @@ BESIDE = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".yaml", "
 YAML = frozenset({".yaml", ".yml"})
 SILENT = frozenset({"dask", "distributed", "hydra", "matplotlib", "omegaconf", "rich", "xxhash"})
 """Libraries that compose, schedule, hash and show: no value of a result is theirs."""
+DOORS = ("pipeline.api", "pipeline.config", "pipeline.errors", "pipeline.redact", "pipeline.terminal")
+"""Of ours the same: what makes a config of what was typed (all of which is in the key), and what words errors."""
 TOGETHER = {"jax": ("jax", "jaxlib")}
 
 Import = tuple[str, tuple[str, ...]]
@@ -74,6 +77,8 @@ def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
         if name in seen and (seen[name] or not whole):
             continue
         seen[name] = whole
+        if name.startswith(DOORS):
+            continue
         package, _, last = name.rpartition(".")
         folders = _roots(name.partition(".")[0], plugins)
         if not folders:

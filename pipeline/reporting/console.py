@@ -258,6 +258,31 @@ def memory_lines(m: Any) -> list[str]:
     ]
 
 
+def why_tables(reasons: Sequence[Any]) -> list[Any]:
+    """Each stage: done already and where, or to do, and what is new against the nearest earlier one."""
+    rows = []
+    for r in reasons:
+        if r.where:
+            said = r.where
+        elif not r.against:
+            said = "no earlier run has one"
+        else:
+            said = "\n".join(shown([str(d) for d in r.new])) or "the same; not kept"
+            said = f"{said}\nagainst {r.against}"
+        rows.append((line(r.node), r.state, safe(hide(said))))
+    return [table("Why", ("stage", "", "where, or what is new"), rows, overflow="fold")]
+
+
+def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:
+    """Results that no run refers to, and what they take."""
+    if not found:
+        return ["every result belongs to a run"]
+    rows = [(line(str(f.path)), line(f.what), show_bytes(f.nbytes)) for f in found]
+    total = show_bytes(sum(f.nbytes for f in found))
+    said = f"{total} removed" if deleted else f"{total} in all; gc --delete removes them"
+    return [table("No run refers to", ("folder", "of", "bytes"), rows, right=[2], overflow="fold"), said]
+
+
 def _bits(holders: Sequence[Any]) -> str:
     """Effective bits per weight of what comes out."""
     from pipeline.reporting.manifest import nbytes_of

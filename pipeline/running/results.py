@@ -232,6 +232,15 @@ def unreferred(outputs: Path) -> list[Unreferred]:
     return found
 
 
+def referring(folder: Path) -> set[Path]:
+    """Folders of the runs that referred to results in `folder`, wherever they are or were."""
+    found = set()
+    for note in folder.glob(f"*/{RUNS}/*.json"):
+        with suppress(SourceError, ValueError, KeyError, TypeError):
+            found.add(Path(json.loads(read_whole(note))["run"]))
+    return found
+
+
 def remove(found: Unreferred) -> None:
     """
     Raises:

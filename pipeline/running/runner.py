@@ -258,8 +258,8 @@ class Attempt:
         report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         write_records(run_dir, run, report)
+        write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         self.journal.path.unlink(missing_ok=True)
-        write_json(run_dir / "run.json", asdict(final))
         self._locks.close()
         return report
 

@@ -10,7 +10,9 @@ from pipeline.planning.sweep import Asked, Job, distinct
 from pipeline.reporting import console
 from pipeline.reporting.manifest import Report, tables
 from pipeline.reporting.sweep import sweep_tables
-from pipeline.running.runner import Outcome, execute_jobs, obstacles_ahead
+from pipeline.running.results import FOLDER, Results
+from pipeline.running.runner import Outcome, execute_jobs, obstacles_ahead, outputs_of
+from pipeline.running.why import reasons
 
 
 def planned(asked: Asked, verb: str) -> list[Any]:
@@ -25,10 +27,14 @@ def planned(asked: Asked, verb: str) -> list[Any]:
         sweep = plan_jobs([asked.jobs[i] for i in alike], fetch=False)
         if verb == "graph":
             console.out(console.mermaid(sweep.whole))
+        elif verb == "why":
+            for job, plan in zip(sweep.jobs, sweep.plans, strict=True):
+                results = Results(outputs_of(job.run) / FOLDER)
+                console.out(job.name, *console.why_tables(reasons(plan, outputs_of(job.run), results)))
         else:
             console.out(*sweep_tables(sweep))
         for job, plan in zip(sweep.jobs, sweep.plans, strict=True):
-            found = plan.problems or obstacles_ahead(job.run, plan, job.run_dir)
+            found = plan.problems or (obstacles_ahead(job.run, plan, job.run_dir) if verb == "plan" else [])
             problems += [Problem(f"{job.name}: {p.where}", p.message) for p in found]
     if problems:
         raise PlanError(problems)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def start(*args: str, **popen: Any) -> subprocess.Popen[str]:
     """`python -m pipeline +model=gpt_oss ARGS…`, left running in a process group of its own."""
     # Each run folder has its own results, or a test would be handed the export of another.
-    apart = [a.replace("paths.run=", "paths.outputs=", 1) + "/outputs" for a in args if a.startswith("paths.run=")]
+    apart = [a.replace("paths.run=", "paths.outputs=", 1) + ".outputs" for a in args if a.startswith("paths.run=")]
     given = ("+model=gpt_oss", "progress=false", *(apart or ()), *args)
     command = [sys.executable, "-m", "pipeline", *converting(*given)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
