@@ -2,35 +2,39 @@
 
 The search path: the config folders of installed third-party plugins.
 
-Sweeps: Hydra's `-m`, with every job in a readable folder, and one failing job not stopping the others.
-
-Hydra's own basic launcher raises at the first job that failed, and its sweeper refuses a sweep of which one job cannot
-be composed. Ours names what failed, finishes the rest and compares the jobs. A job that is complete costs nothing, so
-an interrupted sweep that is started again does only what is missing.
+Sweeps: Hydra's `-m`. The sweeper makes jobs of what was typed, combined or in step; the launcher composes them all and
+hands them on together, because they run as one graph. So a typo in the last job stops the sweep before the first began,
+and all that is wrong is said at once.
 """
 
 import os
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.utils import JobReturn, JobStatus, env_override, setup_globals
 from hydra.plugins.launcher import Launcher as HydraLauncher
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from pipeline import redact, terminal
-from pipeline.config.compose import plugin_folder, plugins
-from pipeline.errors import StageError, StorageError, WeightmillError
+from pipeline.config.compose import load_run, plugin_folder, plugins, unresolved
+from pipeline.config.explain import explain
+from pipeline.config.names import short_names
+from pipeline.errors import ConfigError, PlanError, Problem, StorageError, WeightmillError, did_you_mean
 from pipeline.places import hindrance
 from pipeline.planning.model_choice import with_model
-from pipeline.reporting import console
+from pipeline.planning.sweep import Asked, Job
 
-FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder: Hydra the first of them
+ZIP = "zip"  # the setting that names lists which go together
+FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder, in this order
 
 
 class PluginSearchPath(SearchPathPlugin):
@@ -46,24 +50,76 @@ class PluginSearchPath(SearchPathPlugin):
 
 
 class Sweeper(BasicSweeper):
-    """The Cartesian product, without refusing all jobs for one that does not compose."""
+    """The Cartesian product of the lists that were typed; those that `zip` names go together, in step."""
 
     def sweep(self, arguments: list[str]) -> Any:
         assert self.config is not None
+        assert self.hydra_context is not None
+        assert self.launcher is not None
         HydraConfig.instance().set_config(self.config)  # the sweep's folder is named after its overrides
         check_folder(Path(str(self.config.hydra.sweep.dir)).absolute())
-        # What Hydra does with it here is write it down; the launcher has one of its own.
-        self.config = OmegaConf.create(redact.tree(OmegaConf.to_container(self.config)))
-        return super().sweep(arguments)
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        jobs = combined(parser.parse_overrides([*self._parse_config(), *arguments]))
+        returns, done = [], 0
+        for batch in self.split_overrides_to_chunks(jobs, self.max_batch_size):
+            returns.append(self.launcher.launch(batch, initial_job_idx=done))
+            done += len(batch)
+        return returns
 
-    def validate_batch_is_legal(self, batch: Any) -> None:
-        """A job that does not compose fails by itself, in the launcher."""
+
+def combined(overrides: Sequence[Override]) -> list[list[str]]:
+    """The overrides of every job, in the order in which they were typed; the last list varies fastest.
+
+    Raises:
+        ConfigError: a list that cannot be told one by one; `zip` names what has no list, or lists of unequal lengths.
+    """
+    values: dict[str, list[str]] = {}
+    together: list[list[str]] = []
+    for override in overrides:
+        key = override.get_key_element()
+        if key.lstrip("+") == ZIP:
+            together += _named_together(override)
+        elif not override.is_sweep_override():
+            values[key] = [f"{key}={override.get_value_element_as_str()}"]
+        elif override.is_discrete_sweep():
+            values[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise ConfigError(f"{override.input_line}: lists, range(…), choice(…) and glob(…) are swept")
+    lists = {key.lstrip("+"): key for key, several in values.items() if len(several) > 1}
+    axes: dict[str, list[dict[str, str]]] = {}
+    for names in together:
+        for name in names:
+            if name not in lists:
+                raise ConfigError(
+                    f"{ZIP}: {name!r} has no list of values here, or goes with others{did_you_mean(name, lists)}"
+                )
+        keys = [lists.pop(name) for name in names]
+        if len({len(values[k]) for k in keys}) > 1:
+            lengths = ", ".join(f"{name} has {len(values[k])} values" for name, k in zip(names, keys, strict=True))
+            raise ConfigError(f"{ZIP}: {lengths}; what goes together has equally many")
+        steps = zip(*(values[k] for k in keys), strict=True)
+        axes |= {keys[0]: [dict(zip(keys, step, strict=True)) for step in steps]} | {k: [{}] for k in keys[1:]}
+    choices = [axes.get(key, [{key: value} for value in several]) for key, several in values.items()]
+    jobs = [{k: v for part in job for k, v in part.items()} for job in product(*choices)]
+    return [[job[key] for key in values] for job in jobs]
+
+
+def _named_together(override: Override) -> list[list[str]]:
+    """What `zip=[a,b]`, or `zip=[[a,b],[c,d]]`, names."""
+    given: Any = override.value()
+    lists = given if isinstance(given, list) and given and all(isinstance(g, list) for g in given) else [given]
+    for names in lists:
+        if not isinstance(names, list) or len(names) < 2 or not all(isinstance(n, str) for n in names):
+            raise ConfigError(
+                f"{override.input_line}: names of at least two lists are expected, such as {ZIP}=[quant,export]"
+            )
+    return [[n.lstrip("+") for n in names] for names in lists]
 
 
 def check_folder(folder: Path) -> None:
     """Raises StorageError when a sweep's files cannot be written there, or would overwrite what is not a sweep's.
 
-    A sweep of ours is known by multirun.yaml, which Hydra writes first, and in which our sweeper stands.
+    A sweep of ours is known by multirun.yaml, which is written first, and in which our sweeper stands.
     """
     if why := hindrance(folder / FILES[0]):
         raise StorageError(f"hydra.sweep.dir: {folder}: {why}")
@@ -76,12 +132,29 @@ def check_folder(folder: Path) -> None:
         )
 
 
+def _none_composed(failed: Sequence[tuple[str, Exception]]) -> Exception:
+    """One error for all jobs that do not compose; what several have in common is said once."""
+    said: dict[Problem, list[str]] = {}
+    for name, why in failed:
+        if not isinstance(why, WeightmillError):
+            return why
+        problems = why.problems if isinstance(why, PlanError) else [Problem("", text) for text in str(why).splitlines()]
+        for problem in problems:
+            said.setdefault(problem, []).append(name)
+    found = []
+    for problem, names in said.items():
+        who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
+        found.append(Problem(f"{who}: {problem.where}" if problem.where else who, problem.message))
+    kinds = {getattr(why, "exit_code", 1) for _, why in failed}
+    return PlanError(found, exit_code=kinds.pop() if len(kinds) == 1 else ConfigError.exit_code)
+
+
 class Launcher(HydraLauncher):
-    """Runs jobs one after another in this process; each has the whole Dask budget."""
+    """Composes all jobs, and hands them to the task together: they are one graph, in this process."""
 
     def __init__(self) -> None:
         self.config: DictConfig | None = None
-        self.task_function: TaskFunction | None = None
+        self.task_function: Any = None
         self.hydra_context: HydraContext | None = None
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
@@ -90,56 +163,44 @@ class Launcher(HydraLauncher):
         self.task_function = task_function
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Run every job, print how they compare.
+        """Compose every job, then run them.
 
         Raises:
-            StageError: some jobs failed; names each with its cause.
+            PlanError: some do not compose; nothing was run.
+            StageError: some failed; names each with its cause.
         """
         setup_globals()
         assert self.config is not None
-        sweep_dir = Path(str(self.config.hydra.sweep.dir))
-        results: list[Any] = []
-        returns = []
-        for number, overrides in enumerate(job_overrides):
-            console.job(number + 1, len(job_overrides), overrides)
+        folder = Path(str(self.config.hydra.sweep.dir))  # named after what was typed, which a job's config is not
+        names = short_names(job_overrides)
+        jobs: list[Job] = []
+        failed: list[tuple[str, Sequence[str], Exception]] = []
+        for overrides, name in zip(job_overrides, names, strict=True):
             try:
-                ret = self._run(list(overrides), initial_job_idx + number)
-            except Exception as why:  # does not compose
-                ret = JobReturn(overrides=list(overrides), status=JobStatus.FAILED)
-                ret.return_value = why
-            result = ret._return_value
-            if isinstance(result, Exception):
-                if not isinstance(result, WeightmillError):
-                    from pipeline.config.explain import explain
-
-                    result = explain(result, list(overrides))
-                console.error(result)
-            results.append(result)
-            returns.append(ret)
-        rows = list(zip(console.short_names(job_overrides), results, strict=True))
-        console.comparison(rows, sweep_dir)
-        failed = [(name, why) for name, why in rows if isinstance(why, Exception)]
+                jobs.append(self._job(list(overrides), initial_job_idx + len(jobs), name))
+            except Exception as why:
+                failed.append((name, overrides, why))
         if failed:
-            lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
-            raise StageError(f"{len(failed)} of {len(rows)} jobs failed\n{lines}")
-        return returns
+            raise _none_composed([(name, explain(why, overrides)) for name, overrides, why in failed])
+        record = OmegaConf.create(redact.tree(OmegaConf.to_container(self.config)))
+        with env_override(self.config.hydra.job.env_set):
+            outcomes = self.task_function(Asked(jobs, list(job_overrides), folder, OmegaConf.to_yaml(record)))
+        status = [JobStatus.FAILED if isinstance(o, Exception) else JobStatus.COMPLETED for o in outcomes]
+        return [
+            JobReturn(overrides=list(given), status=s, _return_value=o)
+            for given, s, o in zip(job_overrides, status, outcomes, strict=True)
+        ]
 
-    def _run(self, overrides: list[str], number: int) -> JobReturn:
+    def _job(self, overrides: list[str], number: int, name: str) -> Job:
+        """Raises what composing and checking it raises."""
         assert self.config is not None
         assert self.hydra_context is not None
-        assert self.task_function is not None
         settled = with_model(overrides, fetch=True)  # of a source that the sweep varies
         config = self.hydra_context.config_loader.load_sweep_config(self.config, settled)
-        HydraConfig.instance().set_config(config)
         with open_dict(config), read_write(config), read_write(config.hydra):
-            config.hydra.job.id = number
-            config.hydra.job.num = number
-            config.hydra.sweep.dir = config.hydra.sweep.subdir = "."  # a run makes its own folder, paths.run
-        return run_job(
-            hydra_context=self.hydra_context,
-            task_function=self.task_function,
-            config=config,
-            job_dir_key="hydra.sweep.dir",
-            job_subdir_key="hydra.sweep.subdir",
-            configure_logging=False,
-        )
+            config.hydra.job.id = config.hydra.job.num = number
+            command = unresolved(config.hydra.overrides.task)
+            HydraConfig.instance().set_config(config)  # the run's folder is named after its overrides
+            del config["hydra"]
+        run = load_run(config)
+        return Job(run, Path(os.path.expanduser(run.spine.paths.run)).absolute(), tuple(command), name)

@@ -1,8 +1,9 @@
 """The command line: `python -m pipeline [VERB] OVERRIDES…`, and nothing else.
 
-Without a verb the run is executed (`-m` sweeps). `plan` and `graph` stop before anything is read or written;
-`new-stage NAME` writes a stage to start from. Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan,
-4 source, 5 storage, 6 a stage failed, 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
+Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop before anything is read or written;
+`gc` lists results that no run refers to, `gc --delete` removes them; `new-stage NAME` writes a stage to start from.
+Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
+7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
 import os
@@ -20,14 +21,16 @@ from omegaconf import DictConfig
 from pipeline import terminal
 from pipeline.config.compose import CONF, load_run, register, unresolved
 from pipeline.config.overrides import as_typed
-from pipeline.errors import PlanError, WeightmillError
+from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
+from pipeline.planning.sweep import Asked
 from pipeline.reporting import console
-from pipeline.running import stopping
-from pipeline.running.runner import execute, obstacles_ahead
+from pipeline.running import stopping, sweep
+from pipeline.running.results import FOLDER, Results, remove, unreferred
+from pipeline.running.runner import execute, obstacles_ahead, outputs_of
 
-VERBS = ("plan", "graph", "new-stage")
+VERBS = ("plan", "graph", "why", "gc", "new-stage")
 _verb = "run"
 _debug = False
 _outcome: Any = None  # of a single run: its report, or the error that ended it
@@ -35,9 +38,17 @@ _code = 0  # the largest exit code that a report of this process asks for
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def job(cfg: DictConfig) -> Any:
-    """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way."""
+def job(cfg: DictConfig | Asked) -> Any:
+    """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way.
+
+    With `-m` our launcher gives all jobs, composed; then it returns the outcome of each.
+    """
     global _code, _debug, _outcome
+    if isinstance(cfg, Asked):
+        _debug = any(one.run.spine.debug for one in cfg.jobs)
+        outcomes = sweep.executed(cfg) if _verb == "run" else sweep.planned(cfg, _verb)
+        _code = max([_code, *(getattr(o, "exit_code", 0) for o in outcomes if not isinstance(o, Exception))])
+        return outcomes
     _debug = bool(cfg.get("debug"))
     try:
         _outcome = _job(cfg)
@@ -51,10 +62,15 @@ def _job(cfg: DictConfig) -> Any:
     """Plan, and run unless the verb says otherwise."""
     run = load_run(cfg)
     run_dir = Path(os.path.expanduser(run.spine.paths.run)).absolute()
-    if _verb in ("plan", "graph"):
+    if _verb in ("plan", "graph", "why"):
         plan = plan_run(run, run_dir, fetch=False)
         if _verb == "graph":
             console.out(console.mermaid(plan))
+        elif _verb == "why":
+            from pipeline.running.why import reasons
+
+            outputs = outputs_of(run)
+            console.out(*console.why_tables(reasons(plan, outputs, Results(outputs / FOLDER))))
         else:
             console.out(*console.plan_tables(plan), *console.kernels_table(plan))
             if not plan.problems:
@@ -101,8 +117,32 @@ def _main(args: list[str]) -> int:
 
         new_stage(args)
         return 0
+    if _verb == "gc":
+        _gc(args)
+        return 0
     _run_hydra(args)
     return _code
+
+
+def _gc(args: list[str]) -> None:
+    """List, and with --delete remove, results that no run refers to.
+
+    Raises:
+        ConfigError: another argument.
+        StorageError: something cannot be removed.
+    """
+    delete, outputs = False, "outputs"
+    for arg in args:
+        if arg == "--delete":
+            delete = True
+        elif arg.startswith("paths.outputs="):
+            outputs = arg.partition("=")[2]
+        else:
+            raise ConfigError(f"gc {arg}{did_you_mean(arg, ['--delete', 'paths.outputs=DIR'])}")
+    found = unreferred(Path(os.path.expanduser(outputs)).absolute())
+    for one in found if delete else ():
+        remove(one)
+    console.out(*console.gc_tables(found, deleted=delete))
 
 
 def _run_hydra(args: list[str]) -> None:
@@ -110,8 +150,6 @@ def _run_hydra(args: list[str]) -> None:
     config_dir = _option(args, "--config-dir", "-cd")
     if config_dir is not None:
         if not Path(config_dir).is_dir():
-            from pipeline.errors import ConfigError
-
             raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
         os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
     register()

@@ -95,6 +95,14 @@ def load(op: str, backend: str) -> Callable[..., Any]:
     return found
 
 
+def modules(op: str, backend: str) -> list[str]:
+    """Names of the modules that a backend is made of: its own, and the one that says what it leaves to others."""
+    if "." in backend:
+        return [backend]
+    says = f"{ROOM}.{op}.declines"
+    return [f"{ROOM}.{op}.{backend}", *([says] if _exists(says) else [])]
+
+
 def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:
     """What says beforehand which requests a backend cannot do; None: it does everything.
 

@@ -33,18 +33,20 @@ class InputFile:
         nbytes: its size.
         mtime_ns: when it was modified.
         xxh3_128: digest of the content of a small file (settings, tokenizers, texts), and then all that counts. None
-            for weights, whose digest takes as long as reading them: size and time stand for it.
+            for weights, whose digest takes as long as reading them: size, time and inode stand for it.
+        inode: its number on disk.
     """
 
     path: Path
     nbytes: int
     mtime_ns: int
     xxh3_128: str | None = None
+    inode: int = 0
 
     @property
     def identity(self) -> list[str | int]:
         """JSON-able; of the same file with the same content it is the same."""
-        return [str(self.path), self.nbytes, self.xxh3_128 or self.mtime_ns]
+        return [str(self.path), self.nbytes, *([self.xxh3_128] if self.xxh3_128 else [self.mtime_ns, self.inode])]
 
 
 def digest_file(path: Path, *, sync: bool = False) -> Digested:
@@ -83,7 +85,7 @@ def stamped(path: Path) -> InputFile:
         status = path.stat()
     except OSError as why:
         raise SourceError(f"{path}: {why.strerror}") from None
-    return InputFile(path, status.st_size, status.st_mtime_ns)
+    return InputFile(path, status.st_size, status.st_mtime_ns, inode=status.st_ino)
 
 
 def small_input(path: Path, content: bytes | None = None) -> InputFile:
@@ -100,11 +102,11 @@ def small_input(path: Path, content: bytes | None = None) -> InputFile:
     """
     stamp = stamped(path)
     if content is not None:
-        return InputFile(path, len(content), stamp.mtime_ns, digest(content))
+        return InputFile(path, len(content), stamp.mtime_ns, digest(content), stamp.inode)
     if stamp.nbytes > SMALL_NBYTES:
         return stamp
     found = digest_file(path)
-    return InputFile(path, found.nbytes, stamp.mtime_ns, found.xxh3_128)
+    return InputFile(path, found.nbytes, stamp.mtime_ns, found.xxh3_128, stamp.inode)
 
 
 def unchanged(*files: InputFile) -> None:
@@ -137,13 +139,3 @@ def identity(value: Any) -> str:
     """xxh3-128 of `value` as canonical JSON: equal values, equal identities, on any machine and any run."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
     return xxhash.xxh3_128_hexdigest(text.encode())
-
-
-def code_version(*roots: Path) -> str:
-    """Identity of all Python sources under `roots`: what a chunk's bytes depend on besides config and inputs."""
-    hasher = xxhash.xxh3_128()
-    for root in roots:
-        for path in sorted(root.rglob("*.py")):
-            hasher.update(path.relative_to(root).as_posix().encode())
-            hasher.update(path.read_bytes())
-    return hasher.hexdigest()

@@ -144,9 +144,9 @@ class Engine(Protocol):
         """
         ...
 
-    def identity(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
-        """What results depend on beside the checkpoint, JSON-able: the options as they apply on this machine (which
-        device, which dtypes), kernels, the tokenizer and its files, versions of the libraries that compute.
+    def identity(self) -> Mapping[str, Any]:
+        """What options come to on this machine, JSON-able, by their names: which kind of device, which dtypes. Asked in
+        the run only, as it imports the framework; until then the options stand for it.
 
         Raises:
             ConfigError: no such device.

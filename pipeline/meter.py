@@ -48,6 +48,11 @@ class Meter:
     # One entry for every stage now running: [seconds spent in nested stages, bytes they gave].
     _nested: list[list[float]] = field(default_factory=list)
 
+    def share(self, part: float) -> "Meter":
+        """What a part of the work measured, where only bytes were."""
+        of = {n: Tally(0.0, round(t.nbytes_in * part), round(t.nbytes_out * part)) for n, t in self.stages.items()}
+        return Meter(of, backends=self.backends)
+
     def record(self) -> dict[str, Any]:
         """JSON-able form."""
         return {
@@ -94,6 +99,32 @@ def stage(name: str) -> Iterator[list[int]]:
         if meter._nested:
             meter._nested[-1][0] += spent
             meter._nested[-1][1] += gave[0]
+
+
+def add(other: Meter, gave: int, seconds: float | None = None) -> None:
+    """Add what reading measured under a meter of its own, as if it had been read under the current one.
+
+    Args:
+        other: what it measured.
+        gave: bytes that were read.
+        seconds: how long it took; None: it was read before, for somebody else, so that it takes no time again.
+    """
+    meter = _current.get()
+    if meter is None:
+        return
+    for name, tally in other.stages.items():
+        mine = meter.stages.setdefault(name, Tally())
+        mine.seconds += tally.seconds if seconds is not None else 0.0
+        mine.nbytes_in += tally.nbytes_in
+        mine.nbytes_out += tally.nbytes_out
+    for name, stats in other.errors.items():
+        meter.errors[name] = meter.errors.get(name, ErrorStats()) + stats
+    meter.backends |= other.backends
+    for what, times in other.declined.items():
+        count_declined(meter.declined, what, times)
+    if meter._nested:
+        meter._nested[-1][0] += seconds or 0.0
+        meter._nested[-1][1] += gave
 
 
 def error(tensor: str, stats: ErrorStats) -> None:

@@ -11,14 +11,15 @@ views and return. Three kinds of stage follow from what it returns:
 * a view (a `Checkpoint` over a lazy store): nothing more happens until somebody reads;
 * `Work[T]`: chunks that become tasks, and a last step that yields the T that later stages see;
 * a stage that has to compute in one piece also defines `plan(*inputs)`, which predicts its result from the inputs'
-  specs; then `run` is called only when the graph runs.
+  specs; then `run` is called only when the graph runs. What it gives, unless that is a handle, is kept under its key
+  with the files that its class variable `writes` names, and is not computed again by whatever run needs the same.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -33,6 +34,13 @@ from pipeline.tensors.views import MappedStore
 
 T = TypeVar("T", covariant=True)
 
+NEUTRAL: Final = {"identity": "neutral"}
+"""`field(metadata=NEUTRAL)`: whatever this field says, the result is the same. It is no part of a key: where something
+is written or kept, where the files come from whose content counts, what only raises."""
+
+CHOSEN: Final = {"identity": "chosen"}
+"""`field(metadata=CHOSEN)`: alternatives. What was taken of them stands in the result's `made_by`, and counts alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -44,8 +52,10 @@ class Context:
         chunk_nbytes: how much of a tensor one task should handle, in bytes of its bf16 values.
         overwrite: replace an output that stands in the way.
         fetch: get sources that lie elsewhere; False: this is only to be planned, so an outline of them is enough.
-        recipes: stage → identity of its config, those of all stages before it, in order, and the code: with the
-            inputs, what its result depends on.
+        key: what the result of this stage is known by; empty while planning (see `pipeline.planning.identity`).
+        takes: parameter of `run` → key of what the stage is given.
+        recipe: how the stage works, whatever it is given: identity of its config, its code, and what was resolved.
+        results: what earlier runs have found; None: nothing is kept.
         models: where models are loaded, and held for the stages after.
     """
 
@@ -54,8 +64,36 @@ class Context:
     chunk_nbytes: int = 32 << 20
     overwrite: bool = False
     fetch: bool = True
-    recipes: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
+    takes: Mapping[str, str] = field(default_factory=dict)
+    recipe: str = ""
+    results: "Results | None" = None
     models: ModelSlot = field(default_factory=ModelSlot, compare=False, repr=False)
+
+
+class Results(Protocol):
+    """What is kept under keys (`pipeline.running.results`)."""
+
+    def once(
+        self,
+        key: str,
+        make: Callable[[Path], Any],
+        *,
+        files: Sequence[str] = (),
+        parts: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Path]:
+        """What `make(folder)` gave, as JSON holds it, and the folder, into which it may have written files: made now,
+        or earlier by whatever run needed the same.
+
+        Args:
+            key: all that it depends on.
+            files: of those in the folder, the ones that are needed.
+            parts: what the key is made of, for people.
+
+        Raises:
+            StorageError: it cannot be kept.
+        """
+        ...
 
 
 @runtime_checkable
@@ -77,6 +115,7 @@ class Checkpoint:
         origin: for people: where and what it was read from.
         source: the folder or file that was opened.
         opener: opens another folder as this one was opened, an export of it for instance; None: nothing does.
+        made_by: name → plugin: what was taken of a stage's fields that are `CHOSEN`.
     """
 
     store: TensorStore
@@ -88,6 +127,7 @@ class Checkpoint:
     source: Path | None = None
     ignored: Mapping[str, str] = field(default_factory=dict)
     opener: "Callable[[Path], Checkpoint] | None" = field(default=None, compare=False, repr=False)
+    made_by: Mapping[str, Any] | None = None
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

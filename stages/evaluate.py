@@ -1,24 +1,23 @@
 """Evaluate: what quantization did to the model's predictions, on real text."""
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import exp
 from pathlib import Path
 from typing import Any
 
 from pipeline import texts
-from pipeline.digest import digest, digest_file, identity, unchanged
+from pipeline.digest import identity, unchanged
 from pipeline.engine import Engine, Score, Windows, weights_rows
-from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.errors import ConfigError
 from pipeline.figures import Cell, Figure
-from pipeline.files import read_whole
-from pipeline.places import hindrance
 from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
+from pipeline.running.results import FOLDER, Results
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Table
 
 LEAST = 2  # tokens of a text
+STATES = "states.npz"  # hidden states of the baseline
 
 
 @dataclass(frozen=True)
@@ -48,20 +47,18 @@ class Evaluate:
 
     Where the run exports the checkpoint, the export is read in its place (`pipeline.read_back`).
 
-    The baseline is computed once for the same weights, settings, tokenizer, texts, options, device and code, and read
-    from `baselines` afterwards, by all jobs of a sweep and by later runs.
+    The baseline is computed once for the same weights, settings, tokenizer, texts, options, device and code, and found
+    afterwards, by all jobs of a sweep and by later runs.
 
     Attributes:
         engine: runs the model.
         texts: files, UTF-8.
         windows: how they are cut.
-        baselines: folder where baselines are kept.
     """
 
     engine: Engine
-    texts: tuple[str, ...]
+    texts: tuple[str, ...] = field(metadata=NEUTRAL)  # their content counts, which is read
     windows: Windows
-    baselines: str
 
     def __post_init__(self) -> None:
         if not self.texts:
@@ -70,13 +67,7 @@ class Evaluate:
             texts.check(text, "evaluate.texts")
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None) -> Footprint:
-        """The larger of both models, one of which is loaded at a time.
-
-        Raises:
-            StorageError: baselines cannot be kept where they are to be.
-        """
-        if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
-            raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
+        """The larger of both models, one of which is loaded at a time."""
         subject, reads = predicted(checkpoint, exported)
         ours, base = self.engine.plan(subject), self.engine.plan(decode)
         read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
@@ -119,45 +110,25 @@ class Evaluate:
     def _baseline(
         self, ctx: Context, decode: Checkpoint, written: Mapping[str, str], *, needed: bool
     ) -> tuple[dict[str, Path], dict[str, Score], dict[str, Any]]:
-        """For each text the file to compare with and the score; from disk when they are there, and whole."""
-        folder = Path(self.baselines)
-        about = identity([
-            [f.identity for f in decode.inputs], decode.config,
-            {n: digest(f) for n, f in decode.files.items() if isinstance(f, bytes)},
-            {n: s.encoding for n, s in decode.store.specs.items()},
-            ctx.recipes.get("decode", list(ctx.recipes.values())), self.engine.identity(decode), asdict(self.windows),
-        ])  # fmt: skip
+        """For each text the file to compare with (if it is `needed`) and the score: kept, or made now."""
+        results = ctx.results or Results(ctx.run_dir / FOLDER)
+        read = [f.identity for f in self.engine.plan(decode).inputs]  # the tokenizer, where it lies elsewhere
         kept, scores = {}, {}
         facts: dict[str, Any] = {}
-        session = None
         for name, text in written.items():
-            key = identity([about, text])
-            kept[name], record = folder / f"{key}.npz", folder / f"{key}.json"
-            before = _read(record, kept[name] if needed else None)
-            if before is not None:
-                scores[name], facts = before
-                continue
-            session = session or ctx.models.load(self.engine, decode)
-            text_stream.write(f"scoring {name} with the unquantized model\n")
-            ids = _ids(session, name, text)
-            # Named after the run, whose folder is locked: runs at the same time do not write the same file.
-            mine = folder / f"{key}.{identity(str(ctx.run_dir))[:8]}.npz"
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                scores[name] = session.score(ids, self.windows, keep=mine if needed else None, against=None)
-                facts = dict(session.facts)
+
+            def score(folder: Path, name: str = name, text: str = text) -> dict[str, Any]:
+                session = ctx.models.load(self.engine, decode)
+                text_stream.write(f"scoring {name} with the unquantized model\n")
+                keep = folder / STATES if needed else None
+                found = session.score(_ids(session, name, text), self.windows, keep=keep, against=None)
                 unchanged(*decode.inputs)  # or it would be kept for files that were not read
-                whole = digest_file(mine).xxh3_128 if needed else None
-                if needed:
-                    mine.replace(kept[name])
-                partial = mine.with_suffix(".partial")
-                about_it = {"score": asdict(scores[name]), "facts": facts, "text": name, "xxh3_128": whole}
-                partial.write_text(json.dumps(about_it))
-                partial.replace(record)
-            except OSError as why:
-                raise StorageError(f"{folder}: the baseline cannot be kept: {why.strerror or why}") from None
-            finally:
-                mine.unlink(missing_ok=True)  # where it was not put in its place
+                return {"score": asdict(found), "facts": dict(session.facts), "text": name}
+
+            key = identity(["baseline", ctx.recipe, ctx.takes.get("decode"), read, text])
+            parts = {"stage": "a baseline of Evaluate", "recipe": ctx.recipe, "takes": dict(ctx.takes), "text": name}
+            said, folder = results.once(key, score, files=[STATES] if needed else [], parts=parts)
+            kept[name], scores[name], facts = folder / STATES, Score(**said["score"]), said["facts"]
         return kept, scores, facts
 
 
@@ -166,27 +137,6 @@ def _ids(session: Any, name: str, text: str) -> list[int]:
     if len(ids) < LEAST:
         raise ConfigError(f"evaluate.texts: {name}: {len(ids)} tokens, nothing to predict; at least {LEAST} are needed")
     return ids
-
-
-def _read(record: Path, kept: Path | None) -> tuple[Score, dict[str, Any]] | None:
-    """A baseline's score and facts; None when it is not there, or not (any more) what was written, and is made again.
-
-    Args:
-        record: its JSON file.
-        kept: its hidden states, if they are needed.
-    """
-    if not record.exists() or (kept is not None and not kept.exists()):
-        return None
-    try:
-        before = json.loads(read_whole(record))
-        found = Score(**before["score"]), dict(before["facts"])
-        whole = kept is None or digest_file(kept).xxh3_128 == before["xxh3_128"]
-    except (OSError, ValueError, KeyError, TypeError, SourceError):
-        whole = False
-    if not whole:
-        text_stream.write(f"{record}: is damaged; made again\n")
-        return None
-    return found
 
 
 def _row(score: Score, base: Score | None) -> dict[str, float]:

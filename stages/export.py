@@ -15,15 +15,15 @@ import numpy as np
 import xxhash
 
 from pipeline import meter
-from pipeline.digest import Digested, InputFile, digest_file, identity, unchanged
+from pipeline.digest import Digested, InputFile, digest_file, unchanged
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
-from pipeline.files import read_whole, spoken
+from pipeline.files import clone, read_whole, spoken
 from pipeline.formats import Container, Dialect, Layout
 from pipeline.ops import Call, Kernel
-from pipeline.places import nearest_folder, reason
+from pipeline.places import nearest_folder, reason, unlisted
 from pipeline.planning.holding import Option, choose, hold
 from pipeline.running.target import MARKER, Target
-from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, ReadBack, Work
+from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Chunk, Context, Exported, OutputFile, ReadBack, Work
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.blocks import common, grain_of
@@ -58,16 +58,16 @@ class Export:
         prefer: names of `options`, in the order in which they are asked.
     """
 
-    dialect: Dialect | None
-    container: Container | None
+    dialect: Dialect | None = field(metadata=CHOSEN)
+    container: Container | None = field(metadata=CHOSEN)
     unpack: Kernel
     cast: Kernel
-    path: str | None = None
-    max_shard_size: str | None = "5GB"
+    path: str | None = field(default=None, metadata=NEUTRAL)
+    max_shard_size: str | None = field(default="5GB", metadata=CHOSEN)
     dtype: Literal["keep", "bf16", "fp16", "fp32"] = "keep"
     overflow: Literal["error", "clamp"] = "error"
-    options: Mapping[str, Option] = field(default_factory=dict)
-    prefer: tuple[str, ...] = ()
+    options: Mapping[str, Option] = field(default_factory=dict, metadata=CHOSEN)
+    prefer: tuple[str, ...] = field(default=(), metadata=CHOSEN)
 
     def __post_init__(self) -> None:
         if (self.dialect is None) != (self.container is None):
@@ -89,13 +89,13 @@ class Export:
         def encode(dialect: Dialect) -> Binding:
             return dialect.encode(store.specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
 
-        container, shard_size, chosen = self.container, self.max_shard_size, ""
-        if self.dialect is None or container is None:
+        dialect, container, shard_size, chosen = self.dialect, self.container, self.max_shard_size, ""
+        if dialect is None or container is None:
             name, binding, chosen = choose(self.prefer, self.options, store.specs, encode)
-            container = self.options[name].container
+            dialect, container = self.options[name].dialect, self.options[name].container
             shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
         else:
-            binding = hold(self.dialect, self.options, encode)
+            binding = hold(dialect, self.options, encode)
         max_shard = parse_bytes(shard_size, "export.max_shard_size") if shard_size else None
         layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
         files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
@@ -109,11 +109,12 @@ class Export:
             inputs=checkpoint.inputs,
             stored=checkpoint.stored,
             chunk_nbytes=ctx.chunk_nbytes,
-            key=identity([ctx.recipes, ctx.seed, [f.identity for f in checkpoint.inputs]]),
+            key=ctx.key,
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
             chosen=chosen,
             read_back=_read_back(checkpoint, store.specs, binding),
+            made_by={"dialect": dialect, "container": container, "max_shard_nbytes": max_shard},
         )
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
@@ -161,9 +162,10 @@ class ExportWork:
         companions: files to carry along, name → path or content.
         stored: bytes that each tensor takes where it is read.
         inputs: every file behind the store and the companions.
-        key: identity of what is written.
+        key: of what is written; whoever planned it fills it in.
         chosen: for people: which option of `export=` was taken, and why; empty when it was asked for.
         read_back: whether, and how, later stages read the export in place of the checkpoint.
+        made_by: dialect, container and size of files, wherever they were chosen.
     """
 
     store: TensorStore
@@ -180,6 +182,7 @@ class ExportWork:
     overwrite: bool
     chosen: str = ""
     read_back: ReadBack | None = None
+    made_by: Mapping[str, Any] | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -217,11 +220,11 @@ class ExportWork:
 
     @cached_property
     def chunks(self) -> Sequence[Chunk]:
-        grains = {name: self._grain(name) for name in self.binding.tensors}
+        grains = {name: self.grain(name) for name in self.binding.tensors}
         written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
         return tuple(self._chunk(pieces) for pieces in pack(written, self.chunk_nbytes // 2, grains))
 
-    def _grain(self, name: str) -> tuple[int, ...]:
+    def grain(self, name: str) -> tuple[int, ...]:
         """What a box of this tensor is multiples of, to be read and to be written without looking at more than it."""
         bound = self.binding.tensors[name]
         found = common(grain(bound), grain_of(self.store, name))
@@ -261,12 +264,15 @@ class ExportWork:
         """
         found = list(self.place.obstacles(finished=finished))
         if not found:
-            needed = 0 if self.place.own(finished=finished) else sum(f.nbytes for f in self.outputs)
-            needed -= self.place.nbytes_there()
             there = nearest_folder(self.target)
-            if needed > (free := shutil.disk_usage(there).free):
+            if (needed := self.nbytes_needed(finished=finished)) > (free := shutil.disk_usage(there).free):
                 found.append(f"{there} has {show_bytes(free)} free, the output needs {show_bytes(needed)}")
         return [Problem("export.path", why) for why in found]
+
+    def nbytes_needed(self, *, finished: bool) -> int:
+        """Bytes that are still to be written, less those that are removed before."""
+        needed = 0 if self.place.own(finished=finished) else sum(f.nbytes for f in self.outputs)
+        return needed - self.place.nbytes_there()
 
     def begin(self, *, fresh: bool) -> None:
         self.place.begin(fresh=fresh)
@@ -323,6 +329,43 @@ class ExportWork:
         self.place.put_in_place(replaces)
         files = [replace(f, path=self.target / f.path.relative_to(self.partial)) for f in files]
         return Exported(self.target, tuple(files), self.read_back)
+
+    def adopt(self, folder: Path, files: Mapping[str, str]) -> Exported | None:
+        """Put in place what an earlier run wrote under this key into `folder`, if it still is that.
+
+        Args:
+            files: name → xxh3-128 digest of every file there but the marker.
+
+        Raises:
+            StorageError: it cannot be copied here.
+        """
+        if {*files} != {*self.place.files} - {MARKER} or not all((folder / n).is_file() for n in files):
+            return None
+        if folder == self.target:
+            if folder.is_symlink() or unlisted(folder, self.place.files):
+                return None
+            return self._as_exported(folder, files)
+        self.place.begin(fresh=True)
+        try:
+            for name in files:
+                (self.partial / name).parent.mkdir(parents=True, exist_ok=True)
+                clone(folder / name, self.partial / name)
+            (self.partial / MARKER).write_bytes(self.place.marker)
+        except OSError as why:
+            raise StorageError(f"{self.target}: cannot be copied from {folder}: {reason(why)}") from None
+        if (found := self._as_exported(self.partial, files)) is not None:
+            self.place.put_in_place(None)
+        return found
+
+    def _as_exported(self, folder: Path, files: Mapping[str, str]) -> Exported | None:
+        """What lies in `folder`, which is or will be the target, if every file has its digest."""
+        found = []
+        for name in (*files, MARKER):
+            digested = digest_file(folder / name, sync=True)
+            if name != MARKER and digested.xxh3_128 != files[name]:
+                return None
+            found.append(replace(digested, path=self.target / name))
+        return Exported(self.target, tuple(sorted(found, key=lambda f: f.path)))
 
     def _digested(self, records: Sequence[Mapping[str, Any]]) -> list[Digested]:
         """Every file's digest, made durable; before it those of the chunks in it, which must be as they were written.

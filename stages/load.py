@@ -14,7 +14,7 @@ from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
-from pipeline.stage import Checkpoint, Context
+from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context
 from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
 
@@ -35,12 +35,12 @@ class Load:
         model_types: those of config.json that the chosen model option is for; None: any.
     """
 
-    source: str
-    containers: tuple[Container, ...]
-    dialects: tuple[Dialect, ...]
+    source: str = field(metadata=NEUTRAL)
+    containers: tuple[Container, ...] = field(metadata=CHOSEN)
+    dialects: tuple[Dialect, ...] = field(metadata=CHOSEN)
     carry: tuple[str, ...] = ()
-    remotes: tuple[Remote, ...] = ()
-    model_types: tuple[str, ...] | None = None
+    remotes: tuple[Remote, ...] = field(default=(), metadata=NEUTRAL)
+    model_types: tuple[str, ...] | None = field(default=None, metadata=NEUTRAL)
 
     def run(self, ctx: Context) -> Checkpoint:
         """Reads headers, and the small leaves that say what others mean.
@@ -102,6 +102,7 @@ class Load:
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
             source=source.absolute(),
             ignored=binding.ignored,
+            made_by={"container": container, "dialect": dialect},
             opener=self.open,
         )
 

@@ -56,6 +56,8 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
     spine = resolver.typed(spine_keys, Spine, "config")
     nodes = tree.get("stages") or {}
+    if tree.get("zip"):
+        resolver.note("zip", "says which lists of a sweep go together, and this is one job; -m makes it a sweep")
     stages = {}
     if not nodes and not problems:
         resolver.note("stages", f"no stage chosen{did_you_mean('', options('stages'))}")

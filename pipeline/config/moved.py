@@ -36,6 +36,7 @@ TARGETS: Final = (
 
 FIELDS: Final = {
     ("plugins.engine.engine.Engine", "hold"): "weights_dtype",
+    ("stages.evaluate.Evaluate", "baselines"): "paths.outputs",
 }
 """(`_target_`, field before) → the field now."""
 

@@ -1,7 +1,7 @@
 """Readable folder names for runs: the choices somebody typed, and nothing that changes no byte of the output."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import xxhash
 
@@ -41,3 +41,9 @@ def run_name(overrides: Iterable[str]) -> str:
     if len(name) > LONGEST:
         name = f"{name[: LONGEST - 9]}~{_hash(name, 8)}"
     return name
+
+
+def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
+    """What tells the jobs of a sweep apart."""
+    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+    return [" ".join(o for o in job if o not in shared) or " ".join(job) for job in jobs]

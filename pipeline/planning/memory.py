@@ -1,16 +1,17 @@
 """Plan a run so that it fits: chunks as small, and problems as clear, as `dask.memory` makes them."""
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.ops import kernels_of
 from pipeline.planning import kernels
-from pipeline.planning.budget import PERCENT, SHARE, Budget, budget
-from pipeline.planning.recipes import recipes
+from pipeline.planning.budget import PERCENT, SHARE, budget
+from pipeline.planning.digests import Digests
+from pipeline.planning.identity import keyed
+from pipeline.planning.sweep import Job, Sweep, group, together
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
 from pipeline.stage import Context, Footprint
 from pipeline.units import parse_bytes, show_bytes
@@ -36,43 +37,94 @@ def worker_count(conf: Dask) -> int:
 
 
 def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str = "{}") -> Plan:
-    """Plan all stages, with chunks (and, where it is ours to choose, workers) that fit `dask.memory`.
-
-    Args:
-        run: the config.
-        run_dir: the run's folder.
-        fetch: False: a plan to look at; of sources that lie elsewhere an outline is enough.
-        override: how an override is written where it would be given, for problems that name one.
-
-    Problems are in `Plan.problems`; a run that cannot fit is one of them, and says what would.
-    """
-    conf = run.spine.dask
-    allowed = budget(conf)
-    chunk = parse_bytes(conf.chunk, "dask.chunk")
-    ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch, recipes(run))
-    plan = make_plan(run.stages, ctx)
-    plan.memory = memory = _memory(plan, conf, allowed, worker_count(conf))
-    while not memory.fits and chunk > SMALLEST_CHUNK and plan.chunks:
-        chunk = max(SMALLEST_CHUNK, chunk // 2)
-        smaller = make_plan(run.stages, replace(ctx, chunk_nbytes=chunk))
-        smaller.memory = _memory(smaller, conf, allowed, worker_count(conf))
-        if smaller.memory.peak >= memory.peak:  # more chunks now cost more than smaller ones save
-            break
-        plan, memory = smaller, smaller.memory
-    plan.problems += [*_lacking(plan, conf), *kernels.refused(plan)]
-    if not memory.fits:
-        plan.problems.append(_too_little(memory, _memory(plan, conf, allowed, 1), override))
+    """The plan of a single run, see `plan_jobs`."""
+    [plan] = plan_jobs([Job(run, run_dir)], fetch=fetch, override=override).plans
     return plan
 
 
-def _too_little(memory: MemoryPlan, one: MemoryPlan, override: str) -> Problem:
-    """What is needed, and what would do; `one` is the plan for one worker."""
+def plan_jobs(jobs: Sequence[Job], *, fetch: bool = True, override: str = "{}") -> Sweep:
+    """Plan all stages of all jobs as one, with chunks that fit `dask.memory`.
+
+    Problems are in `Plan.problems` of each; a job that cannot fit has one, and says what would. Jobs that have none go
+    on without those that do.
+
+    Args:
+        jobs: with equal `dask` settings.
+        fetch: False: a plan to look at; of sources that lie elsewhere an outline is enough.
+        override: how an override is written where it would be given, for problems that name one.
+    """
+    refused: dict[int, Problem] = {}
+    while True:
+        sweep, memory = _smaller_until_it_fits(jobs, refused, fetch)
+        conf, sound = jobs[0].run.spine.dask, sweep.sound
+        unfit = {} if memory.fits else {i: m for i in sound if not (m := _alone(sweep.plans[i], conf)).fits}
+        if unfit and len(jobs) > 1:  # the others may fit without them
+            refused |= {i: _too_little(m, _alone(sweep.plans[i], conf, 1), override) for i, m in unfit.items()}
+            continue
+        if not memory.fits:
+            one = memory if len(sound) > 1 else _alone(sweep.plans[0], conf, 1)
+            for i in sound:
+                sweep.plans[i].problems.append(_too_little(memory, one, override, len(sound)))
+        return sweep
+
+
+def _smaller_until_it_fits(
+    jobs: Sequence[Job], refused: Mapping[int, Problem], fetch: bool
+) -> tuple[Sweep, MemoryPlan]:
+    conf = jobs[0].run.spine.dask
+    chunk = parse_bytes(conf.chunk, "dask.chunk")
+    sweep, memory = _planned(jobs, refused, chunk, fetch)
+    while not memory.fits and chunk > SMALLEST_CHUNK and sweep.groups:
+        chunk = max(SMALLEST_CHUNK, chunk // 2)
+        smaller, less = _planned(jobs, refused, chunk, fetch)
+        if less.peak >= memory.peak:  # more chunks now cost more than smaller ones save
+            break
+        sweep, memory = smaller, less
+    return sweep, memory
+
+
+def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fetch: bool) -> tuple[Sweep, MemoryPlan]:
+    """All jobs with chunks of `chunk` bytes, as one, and the memory that takes.
+
+    Args:
+        refused: jobs that are known not to fit.
+    """
+    conf, plans, digests = jobs[0].run.spine.dask, [], Digests()
+    for i, (run, run_dir) in enumerate((job.run, job.run_dir) for job in jobs):
+        ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
+        plans.append(make_plan(run.stages, ctx))
+        keyed(run, plans[i], digests.of)
+        plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i])]
+        plans[i].problems += [refused[i]] if i in refused else []
+    sweep = together(jobs, plans, chunk // 2)
+    if len(jobs) > 1:
+        for i in sweep.sound:
+            keyed(jobs[i].run, sweep.plans[i], digests.of)
+    sound = [sweep.plans[i] for i in sweep.sound]
+    chunks = sum(len(plan.chunks) for plan in sound)
+    workers = worker_count(conf)
+    without = _memory(sound, chunks, 0, conf, workers)
+    sweep.groups = group(sweep, (without.budget.conversion - without.base) // without.tasks)
+    sweep.memory = _memory(sound, chunks, max((g.peak_nbytes for g in sweep.groups), default=0), conf, workers)
+    for plan in sweep.plans:
+        plan.memory = _alone(plan, conf) if plan.problems and len(jobs) > 1 else sweep.memory
+    return sweep, sweep.memory
+
+
+def _alone(plan: Plan, conf: Dask, workers: int | None = None) -> MemoryPlan:
+    task = max((c.peak_nbytes for c in plan.chunks), default=0)
+    return _memory([plan], len(plan.chunks), task, conf, workers or worker_count(conf))
+
+
+def _too_little(memory: MemoryPlan, one: MemoryPlan, override: str, jobs: int = 1) -> Problem:
+    """What is needed, and what would do; `one` is the plan for one worker, `jobs` how many run together."""
     fewer = f" or {override.format('dask.workers=1')} ({show_bytes(one.peak)})" if one.fits else ""
     model = f", {show_bytes(memory.model)} to run the model (flow=convert does not)" if memory.model else ""
     enough = override.format(f"dask.memory={-(-memory.peak // (1 << 20))}MiB")
+    who = f" for {jobs} jobs together" if jobs > 1 else ""
     return Problem(
         "dask.memory",
-        f"{memory.budget.said} is too little: {show_bytes(memory.base)} for the processes and {memory.tasks} × "
+        f"{memory.budget.said} is too little{who}: {show_bytes(memory.base)} for the processes and {memory.tasks} × "
         f"{show_bytes(memory.task)} for tasks{model}, the least there can be; {enough}{fewer} would do",
     )
 
@@ -98,22 +150,33 @@ def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
                 yield Problem(f"stages.{node.name}", text)
 
 
-def _memory(plan: Plan, conf: Dask, allowed: Budget, workers: int) -> MemoryPlan:
-    chunks = plan.chunks
-    task = max((c.peak_nbytes for c in chunks), default=0)
-    model = max((n.result.host_nbytes for n in plan.nodes.values() if isinstance(n.result, Footprint)), default=0)
-    stores = [s for n in plan.nodes.values() if (s := getattr(n.result, "store", None)) is not None]
-    tensors = max((len(s.specs) for s in stores), default=0)
-    files = sum(len(w.outputs) for w in plan.works.values())
+def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: int) -> MemoryPlan:
+    """What jobs that run together take.
+
+    Args:
+        chunks: how many they have.
+        task: bytes that their hungriest task takes.
+    """
+    allowed = budget(conf)
+    nodes = [n for plan in plans for n in plan.nodes.values()]
+    model = max((n.result.host_nbytes for n in nodes if isinstance(n.result, Footprint)), default=0)
+    tensors = sum(_tensors(plan) for plan in plans)
+    files = sum(len(w.outputs) for plan in plans for w in plan.works.values())
     # What a stage that runs a model needs is in its `Footprint`.
-    lazy = (n.stage for n in plan.nodes.values() if not isinstance(n.result, Footprint))
+    lazy = (n.stage for n in nodes if not isinstance(n.result, Footprint))
     kept = max((kernel.resident for stage in lazy for kernel in kernels_of(stage)), default=0) if chunks else 0
     if conf.address:  # somebody else's processes: the bound is each worker's
         held = tensors * PER_TENSOR_WORKER
         return MemoryPlan(BASE_WORKER + kept + held, task, conf.threads_per_worker, allowed, model)
     held = tensors * PER_TENSOR + files * PER_FILE
     if conf.scheduler == "distributed":
-        held += len(chunks) * PER_CHUNK_CLUSTER + tensors * PER_TENSOR_CLIENT
+        held += chunks * PER_CHUNK_CLUSTER + tensors * PER_TENSOR_CLIENT
         base = BASE_CLIENT + workers * (BASE_WORKER + kept + tensors * PER_TENSOR_WORKER) + held
         return MemoryPlan(base, task, workers * conf.threads_per_worker, allowed, model)
-    return MemoryPlan(BASE_THREADS + kept + len(chunks) * PER_CHUNK + held, task, workers, allowed, model)
+    return MemoryPlan(BASE_THREADS + kept + chunks * PER_CHUNK + held, task, workers, allowed, model)
+
+
+def _tensors(plan: Plan) -> int:
+    """Of its largest store."""
+    stores = [s for n in plan.nodes.values() if (s := getattr(n.result, "store", None)) is not None]
+    return max((len(s.specs) for s in stores), default=0)

@@ -5,26 +5,29 @@ A run's folder is ours when it has our `run.json`; in any other, files that a ru
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Problem, some
-from pipeline.places import hindrance, within
+from pipeline.places import hindrance, nearest_folder, within
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.stage import Checkpoint
+from pipeline.units import show_bytes
 
 RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")
 """What every run writes into its folder; a stage that writes more there says so in a class variable `writes`."""
 
 
-def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
+def obstacles(plan: Plan, outputs: Path, known: Mapping[str, Any], there: Container[str] = ()) -> list[Problem]:
     """What stands in the way of works that write, given what an earlier try had done.
 
     Args:
         outputs: folder of all runs.
         known: records of its journal.
+        there: stages whose output is in its place already.
     """
     found: list[Problem] = []
     for name, work in plan.works.items():
@@ -32,10 +35,41 @@ def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) 
         clash = next(clashes(target, name, plan, outputs), None) if target is not None else None
         if clash is not None:
             found.append(Problem("export.path", f"{target} {clash}; choose another"))
-        elif hasattr(work, "obstacles"):
-            finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
+        elif name not in there and hasattr(work, "obstacles"):
+            finished = all(chunk_key(plan, name, chunk) in known for chunk in work.chunks)
             found += work.obstacles(finished=finished)
     return found
+
+
+def room(jobs: Sequence[tuple[Plan, Mapping[str, Any], Container[str]]]) -> list[Problem]:
+    """Disks that have room for what each job writes, and not for all of it.
+
+    Args:
+        jobs: plan, records of its journal, and stages whose output is in its place already.
+    """
+    needed: dict[int, int] = {}
+    free: dict[int, tuple[Path, int]] = {}
+    for plan, known, done in jobs:
+        for name, work in plan.works.items():
+            if (
+                name not in done
+                and (target := getattr(work, "target", None)) is not None
+                and hasattr(work, "nbytes_needed")
+            ):
+                there = nearest_folder(target)
+                disk = there.stat().st_dev
+                free.setdefault(disk, (there, shutil.disk_usage(there).free))
+                finished = all(chunk_key(plan, name, chunk) in known for chunk in work.chunks)
+                needed[disk] = needed.get(disk, 0) + work.nbytes_needed(finished=finished)
+    return [
+        Problem(
+            "export.path",
+            f"{there} has {show_bytes(nbytes)} free, and {len(jobs)} jobs together need {show_bytes(needed[disk])}; "
+            "hydra.sweeper.max_batch_size=N runs N at a time",
+        )
+        for disk, (there, nbytes) in free.items()
+        if needed[disk] > nbytes
+    ]
 
 
 def run_folder(plan: Plan) -> Iterator[Problem]:
@@ -57,7 +91,8 @@ def run_folder(plan: Plan) -> Iterator[Problem]:
 def is_run(folder: Path) -> bool:
     """Whether `folder` is that of a run of ours, by its run.json, or by its manifest."""
     for name, keys in (
-        ("run.json", {"stages", "seed", "inputs", "code"}),
+        ("run.json", {"id", "nodes", "places", "inputs"}),
+        ("run.json", {"stages", "seed", "inputs", "code"}),  # of earlier versions
         ("manifest.json", {"weightmill", "outputs"}),
     ):
         try:

@@ -6,11 +6,11 @@ plan says is what the graph will do, because it is the same objects.
 
 import inspect
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, identity
@@ -20,6 +20,9 @@ from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
 from pipeline.tensors.blocks import grain_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
+
+if TYPE_CHECKING:
+    from pipeline.planning.identity import Key
 
 _planning: ContextVar[str | None] = ContextVar("planning", default=None)
 
@@ -51,9 +54,9 @@ class StageStore:
         return value
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
-    """A stage in the DAG.
+    """A stage in the DAG. Jobs of a sweep may share it.
 
     Attributes:
         inputs: parameter of `run` → name of the stage it comes from.
@@ -87,6 +90,7 @@ class Plan:
     problems: list[Problem] = field(default_factory=list)
     failures: list[WeightmillError] = field(default_factory=list)
     memory: "MemoryPlan | None" = None
+    keys: "Mapping[str, Key]" = field(default_factory=dict)
 
     @property
     def inputs(self) -> tuple[InputFile, ...]:
@@ -135,12 +139,26 @@ class MemoryPlan:
         return self.conversion <= self.budget.conversion and (total is None or self.peak <= total)
 
 
-def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
-    """Wire and plan every stage; problems are collected, not raised."""
+def make_plan(
+    stages: Mapping[str, Any],
+    ctx: Context,
+    had: Mapping[str, Node] | None = None,
+    shared: Callable[[str, TensorStore], TensorStore] = lambda name, store: store,
+) -> Plan:
+    """Wire and plan every stage; problems are collected, not raised.
+
+    Args:
+        had: nodes that another job of a sweep has planned already, by stage.
+        shared: stage and the store that it made → the store that later stages see.
+    """
     problems: list[Problem] = []
     plan = Plan(wire(stages, problems), ctx, problems)
     stand_in: dict[str, Any] = {}  # results; for a stage that failed what it was given, so that later ones still plan
-    for node in plan.nodes.values():
+    for node in list(plan.nodes.values()):
+        if had is not None and node.name in had:
+            plan.nodes[node.name] = had[node.name]
+            stand_in[node.name] = had[node.name].result
+            continue
         given = {param: stand_in[source] for param, source in node.inputs.items() if source in stand_in}
         if not given.keys() | node.optional >= node.inputs.keys():
             continue
@@ -161,7 +179,10 @@ def make_plan(stages: Mapping[str, Any], ctx: Context) -> Plan:
             plan.problems.append(Problem(f"stages.{node.name}", str(why)))
             plan.failures.append(why)
         else:
-            node.result = stand_in[node.name] = timed(result, node.name, given.values())
+            result = timed(result, node.name, given.values())
+            if isinstance(result, Checkpoint) and not passed_on(result, given.values()):
+                result = replace(result, store=shared(node.name, result.store))
+            node.result = stand_in[node.name] = result
             continue
         same_kind = [v for v in given.values() if isinstance(v, node.gives)] if isinstance(node.gives, type) else []
         if same_kind:
@@ -180,10 +201,14 @@ def _all_predicted(plan: Plan, node: Node, given: Mapping[str, Any]) -> None:
 
 def timed(result: Any, name: str, given: Iterable[Any]) -> Any:
     """A stage that gives a new store has it timed; one that passes its input on costs nothing."""
-    passed_on = any(isinstance(v, Checkpoint) and v.store is getattr(result, "store", None) for v in given)
-    if isinstance(result, Checkpoint) and not passed_on:
+    if isinstance(result, Checkpoint) and not passed_on(result, given):
         return replace(result, store=StageStore(result.store, name))
     return result
+
+
+def passed_on(result: Any, given: Iterable[Any]) -> bool:
+    """Whether the store of `result` is that of something given."""
+    return any(isinstance(v, Checkpoint) and v.store is getattr(result, "store", None) for v in given)
 
 
 @contextmanager
@@ -250,6 +275,7 @@ def _show(annotation: Any) -> str:
     return getattr(annotation, "__name__", str(annotation))
 
 
-def chunk_key(run_id: str, name: str, chunk: Chunk) -> str:
-    """The hash of the run's identity and the chunk, so that a journal line of another run never matches."""
-    return f"{name}-{identity([run_id, [str(p) for p in chunk.pieces]])}"
+def chunk_key(plan: Plan, name: str, chunk: Chunk) -> str:
+    """The hash of the node's key and the chunk, so that a journal line about another result never matches."""
+    key = plan.keys[name].id if name in plan.keys else ""
+    return f"{name}-{identity([key, [str(p) for p in chunk.pieces]])}"

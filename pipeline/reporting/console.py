@@ -126,12 +126,6 @@ class _Lines:
             say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({line(label)})")
 
 
-def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:
-    """What tells the jobs of a sweep apart."""
-    shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
-    return [" ".join(o for o in job if o not in shared) or " ".join(job) for job in jobs]
-
-
 def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     """The jobs of a sweep side by side, printed and kept as sweep.csv: numbers, units in the header."""
     import csv
@@ -259,14 +253,7 @@ def plan_tables(plan: Any) -> list[Any]:
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
     )
     if plan.memory is not None:
-        m = plan.memory
-        most = m.budget.total if m.model else m.budget.conversion
-        found.append(
-            f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
-            f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
-            f"{f', {show_bytes(m.model)} to run models' if m.model else ''}"
-        )
-        found.append(f"dask.memory {m.budget.said}")
+        found += memory_lines(plan.memory)
     return found
 
 
@@ -279,6 +266,42 @@ def kernels_table(plan: Any) -> list[Any]:
     used = [i for i in range(len(columns)) if any(row[i] for row in found)]
     drawn = table("Kernels", [columns[i] for i in used], [[row[i] for i in used] for row in found], overflow="fold")
     return [drawn] if found else []
+
+
+def memory_lines(m: Any) -> list[str]:
+    """What a plan takes, and what it may."""
+    most = m.budget.total if m.model else m.budget.conversion
+    return [
+        f"peak memory {show_bytes(m.peak)}{'' if most is None else f' of {show_bytes(most)}'}: "
+        f"{show_bytes(m.base)} for the processes, {m.tasks} × {show_bytes(m.task)} for tasks"
+        f"{f', {show_bytes(m.model)} to run models' if m.model else ''}",
+        f"dask.memory {m.budget.said}",
+    ]
+
+
+def why_tables(reasons: Sequence[Any]) -> list[Any]:
+    """Each stage: done already and where, or to do, and what is new against the nearest earlier one."""
+    rows = []
+    for r in reasons:
+        if r.where:
+            said = r.where
+        elif not r.against:
+            said = "no earlier run has one"
+        else:
+            said = "\n".join(shown([str(d) for d in r.new])) or "the same; not kept"
+            said = f"{said}\nagainst {r.against}"
+        rows.append((line(r.node), r.state, safe(hide(said))))
+    return [table("Why", ("stage", "", "where, or what is new"), rows, overflow="fold")]
+
+
+def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:
+    """Results that no run refers to, and what they take."""
+    if not found:
+        return ["every result belongs to a run"]
+    rows = [(line(str(f.path)), line(f.what), show_bytes(f.nbytes)) for f in found]
+    total = show_bytes(sum(f.nbytes for f in found))
+    said = f"{total} removed" if deleted else f"{total} in all; gc --delete removes them"
+    return [table("No run refers to", ("folder", "of", "bytes"), rows, right=[2], overflow="fold"), said]
 
 
 def _bits(holders: Sequence[Any]) -> str:

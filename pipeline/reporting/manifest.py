@@ -56,6 +56,7 @@ class Report:
         reused: the run was complete already; nothing was done.
         chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
+        found: stage → where its result was kept, which an earlier run had found; its times are of then.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
 
@@ -80,6 +81,7 @@ class Report:
     exit_code: int = 0
     declined: list[dict[str, Any]] = field(default_factory=list)
     ignored: list[dict[str, Any]] = field(default_factory=list)
+    found: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -123,7 +125,7 @@ def versions() -> dict[str, str]:
 
 def build_report(
     run: RunConfig, plan: Plan, results: Mapping[str, Any], records: Iterable[Mapping[str, Any]], command: list[str],
-    started: float,
+    started: float, found: Mapping[str, str] | None = None,
 ) -> Report:  # fmt: skip
     """Sum the chunks' records, in plan order, so that equal runs give equal figures."""
     stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
@@ -195,6 +197,7 @@ def build_report(
         ignored=left_out(plan),
         versions=versions(),
         chosen=chosen(plan),
+        found=dict(found or {}),
         exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
@@ -324,6 +327,7 @@ def tables(report: Report) -> list[Any]:
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
+    found += [f"{name}: from an earlier run ({where})" for name, where in report.found.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(

@@ -29,9 +29,19 @@ SILENT = logging.CRITICAL + 1  # closed connections are "critical" to a schedule
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Stands for another task's result among a task's arguments."""
+    """Stands for another task's result among a task's arguments; for one of the results of a task that gives several.
+
+    Attributes:
+        key: of the task.
+        item: which of its results; None: it gives one.
+    """
 
     key: str
+    item: int | None = None
+
+    def of(self, result: Any) -> Any:
+        """What is meant of the task's result."""
+        return result if self.item is None or isinstance(result, Failure) else result[self.item]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,8 @@ class Task:
         fn: module-level function, so that it pickles.
         args: values, or `Ref`s to other tasks' results.
         after: tasks that must be done first, whose results are not needed.
+        behind: tasks that must have ended first, well or not.
+        tolerant: takes the failures among its arguments, which would otherwise be its own.
         resources: tags and amounts that the task holds while it runs.
         handle: the result is a handle that many tasks take; on a cluster it stays with the workers.
         label: for people.
@@ -53,6 +65,8 @@ class Task:
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
     after: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
+    tolerant: bool = False
     resources: Mapping[str, float] = field(default_factory=dict)
     handle: bool = False
     label: str = ""
@@ -73,6 +87,17 @@ class Failure:
 
 
 OnDone = Callable[[Task, Any], None]
+Wanted = Callable[[Task], bool]
+
+
+def anything(task: Task) -> bool:
+    """Every task is wanted."""
+    return True
+
+
+def _failed(task: Task, args: Sequence[Any], after: Sequence[Any]) -> Failure | None:
+    """The failure of what came before that keeps `task` from running."""
+    return next((r for r in (*(() if task.tolerant else args), *after) if isinstance(r, Failure)), None)
 
 
 def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
@@ -100,16 +125,26 @@ def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Seq
     from distributed.protocol.pickle import loads
 
     result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
+    return [_travelling(r) for r in result] if isinstance(result, list) else _travelling(result)
+
+
+def _travelling(result: Any) -> Any:
     if isinstance(result, Failure):
         try:
             pickle.loads(pickle.dumps(result.error))  # noqa: S301  our own bytes: the question is whether they pickle
         except Exception:
-            return Failure(label, StageError(f"{label}: {type(result.error).__name__}: {result.error}"))
+            return Failure(result.label, StageError(f"{result.label}: {type(result.error).__name__}: {result.error}"))
     return result
 
 
-def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone) -> dict[str, Any]:
+def run_threads(
+    tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone, wanted: Wanted = anything
+) -> dict[str, Any]:
     """Run on Dask's threaded scheduler in this process; returns every task's result (a `Failure` where it failed).
+
+    Args:
+        on_done: told of every task that ran.
+        wanted: asked when a task could begin; one that nobody wants any more fails without being tried.
 
     Raises:
         WeightmillError: the first failure, unless `conf.keep_going`.
@@ -124,8 +159,9 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
     results: dict[str, Any] = {}
     first: list[Failure] = []
 
-    def call(task: Task, args: list[Any], after: list[Any]) -> Any:
-        failed = next((r for r in (*args, *after) if isinstance(r, Failure)), None)
+    def call(task: Task, given: list[Any], after: list[Any], behind: list[Any]) -> Any:
+        args = [ref.of(a) if isinstance(ref, Ref) else a for ref, a in zip(task.args, given, strict=True)]
+        failed = _failed(task, args, after) or _unwanted(task, wanted)
         if failed is not None or stop.is_set():
             result: Any = failed or Failure(task.label, StageError("stopped"))
         else:
@@ -147,8 +183,8 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
     graph = {}
     for task in tasks:
         args = List(*(TaskRef(place[a.key]) if isinstance(a, Ref) else a for a in task.args))
-        after = List(*(TaskRef(place[k]) for k in task.after))
-        graph[place[task.key]] = DaskTask(place[task.key], call, task, args, after)
+        after, behind = (List(*(TaskRef(place[k]) for k in keys)) for keys in (task.after, task.behind))
+        graph[place[task.key]] = DaskTask(place[task.key], call, task, args, after, behind)
     try:
         get(graph, list(graph), num_workers=workers)
     except Exception:
@@ -159,6 +195,10 @@ def run_threads(tasks: Sequence[Task], conf: Dask, workers: int, on_done: OnDone
         with lock:  # after an interrupt, tasks already queued must not start, and none may report any more
             stop.set()
     return results
+
+
+def _unwanted(task: Task, wanted: Wanted) -> Failure | None:
+    return None if wanted(task) else Failure(task.label, StageError("not wanted any more"))
 
 
 class Resources:
@@ -186,7 +226,9 @@ class Resources:
                 self._changed.notify_all()
 
 
-def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnDone) -> dict[str, Any]:  # noqa: C901  one loop with its state
+def run_distributed(  # noqa: C901  one loop with its state
+    tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnDone, wanted: Wanted = anything
+) -> dict[str, Any]:
     """Run on a Dask cluster; the same contract as `run_threads`.
 
     A task is submitted when everything before it is done and its results are here, so nothing that was done depends on
@@ -200,7 +242,7 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
     from distributed.protocol.pickle import dumps
 
     session = uuid.uuid4().hex  # a scheduler may serve others, whose keys must not be ours
-    waiting = {t.key: {a.key for a in t.args if isinstance(a, Ref)} | set(t.after) for t in tasks}
+    waiting = {t.key: {*_refs(t), *t.after, *t.behind} for t in tasks}
     users: dict[str, list[str]] = {}
     for key, needs in waiting.items():
         for need in needs:
@@ -228,16 +270,15 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
         while ready or futures:
             while ready:
                 task = tasks[heapq.heappop(ready)]
-                before = [a.key for a in task.args if isinstance(a, Ref)] + list(task.after)
-                failed = next((results[k] for k in before if isinstance(results[k], Failure)), None)
+                given = [a.of(results[a.key]) if isinstance(a, Ref) else a for a in task.args]
+                failed = _failed(task, given, [results[k] for k in task.after]) or _unwanted(task, wanted)
                 if failed is not None:
                     settle(task, failed, ran=False)
                     continue
-                if task.handle and task.key not in users and not before:  # nobody there takes it
+                if task.handle and task.key not in users and not (_refs(task) or task.after):  # nobody there takes it
                     settle(task, attempt(task.fn, conf.retries, task.label, task.args), ran=True)
                     continue
-                given = [results[a.key] if isinstance(a, Ref) else a for a in task.args]
-                there = [handles.get(a.key) if isinstance(a, Ref) else None for a in task.args]
+                there = [handles.get(a.key) if isinstance(a, Ref) and a.item is None else None for a in task.args]
                 args = [future or Sealed(dumps(a)) for future, a in zip(there, given, strict=True)]
                 future = client.submit(
                     attempt_remotely, task.fn, conf.retries, task.label, args,
@@ -266,6 +307,10 @@ def run_distributed(tasks: Sequence[Task], conf: Dask, client: Any, on_done: OnD
         if futures and client.status == "running":
             client.cancel([f for _, f in futures.values()], force=True)
     return results
+
+
+def _refs(task: Task) -> list[str]:
+    return [a.key for a in task.args if isinstance(a, Ref)]
 
 
 @contextmanager

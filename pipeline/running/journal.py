@@ -8,7 +8,7 @@ import errno
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -54,8 +54,12 @@ class Journal:
             self._file = None
 
 
+class Busy(StorageError):
+    """Another process holds a lock."""
+
+
 @contextmanager
-def locked(file: Path, busy: str) -> Iterator[None]:
+def locked(file: Path, busy: str, *, wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold the lock `file`, which is made for it, and folders too; it dies with the process.
 
     Whoever holds it removes it in the end, and the folders where nothing came into them. Who opened it before then
@@ -64,13 +68,20 @@ def locked(file: Path, busy: str) -> Iterator[None]:
     Args:
         file: in the folder that is to be held, or beside it.
         busy: what to say when another process holds it.
+        wait: called again and again, instead, until none does.
 
     Raises:
         StorageError: another process holds it, or it cannot be made.
     """
     made: list[Path] = []
-    while (fd := _taken(file, busy, made)) is None:
-        pass
+    while True:
+        try:
+            if (fd := _taken(file, busy, made)) is not None:
+                break
+        except Busy:
+            if wait is None:
+                raise
+            wait()
     try:
         yield
     finally:
@@ -104,7 +115,7 @@ def _taken(file: Path, busy: str, made: list[Path]) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         held = _is(fd, file)
     except BlockingIOError:
-        raise StorageError(busy) from None
+        raise Busy(busy) from None
     except OSError as why:
         raise StorageError(f"{file}: cannot be locked: {why.strerror}") from None
     finally:

@@ -1,4 +1,6 @@
-"""Execute a plan: resume what an earlier run left, run the graph, write the run's record.
+"""Execute plans: resume what an earlier run left, run the graph, write the record of each job.
+
+One job or the jobs of a sweep, it is the same: a single run is a sweep of one.
 
 A run's folder holds `config.yaml` (resolved), `run.json` (what this run is), `journal.jsonl` (what is done so far), and
 at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is written last: a run with one is complete.
@@ -6,41 +8,45 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 
 import json
 import os
+import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.spine import RunConfig
-from pipeline.digest import digest_file, identity
+from pipeline.config.spine import Dask, RunConfig
+from pipeline.digest import InputFile, digest_file
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
 from pipeline.model_slot import ModelSlot
-from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
-from pipeline.planning.obstacles import obstacles, run_folder
-from pipeline.planning.recipes import code_of, nodes_of
-from pipeline.planning.wiring import Plan
+from pipeline.places import reason
+from pipeline.planning.digests import Digests
+from pipeline.planning.identity import Key, differences, keyed, resolved
+from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, worker_count
+from pipeline.planning.obstacles import obstacles, room, run_folder
+from pipeline.planning.sweep import Job, Sweep
+from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
 from pipeline.running import text_stream
+from pipeline.running.description import Description, describe, read_description, refuse
+from pipeline.running.exports import Exports, places_of, wait_for
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
-from pipeline.running.tasks import build_tasks, digest_input, do_chunk, run_stage
+from pipeline.running.results import FOLDER, Results
+from pipeline.running.tasks import Graph, Made, Try, build_tasks, keeps
+
+Outcome = Report | Exception
+Settled = Callable[[int, Outcome], None]
 
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
 
-def describe(run: RunConfig, plan: Plan) -> dict[str, Any]:
-    """What makes this run this run; equal descriptions, equal bytes."""
-    nodes = nodes_of(run)
-    return {
-        "stages": nodes,
-        "seed": run.spine.seed,
-        "inputs": [f.identity for f in plan.inputs],
-        "code": code_of(nodes),
-    }
+def outputs_of(run: RunConfig) -> Path:
+    """Folder of all runs."""
+    return Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
 
 
 def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -> Report:
@@ -50,61 +56,255 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         PlanError: the plan has problems; nothing was touched.
         SourceError, StorageError, StageError: what stopped the run.
     """
-    plan = plan_run(run, run_dir)
-    if plan.problems:
-        kinds = {w.exit_code for w in plan.failures}
-        raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
-    what = describe(run, plan)
-    with ExitStack() as locks:
-        _stop(run_folder(plan))
+    [outcome] = execute_jobs([Job(run, run_dir, tuple(command))], events)
+    if isinstance(outcome, Exception):
+        raise outcome
+    return outcome
+
+
+def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda i, outcome: None) -> list[Outcome]:
+    """Run jobs as one graph; returns the report of each, or what ended it. One that fails does not stop the others.
+
+    Whatever was done stays done, and the same call goes on from there.
+
+    Args:
+        jobs: with equal `dask` settings.
+        settled: told of each job as soon as it is complete or has failed, from any thread, one at a time.
+    """
+    outcomes: dict[int, Outcome] = {}
+
+    def settle(i: int, outcome: Outcome) -> None:
+        outcomes[i] = outcome
+        settled(i, outcome)
+
+    sweep = plan_jobs(jobs)
+    digests = Digests()
+    begun: dict[int, Attempt] = {}
+
+    def each(step: Callable[[Attempt], None]) -> None:
+        for i in [*begun]:
+            try:
+                step(begun[i])
+            except Exception as why:
+                del begun[i]
+                settle(i, why)
+
+    with ExitStack() as locks, text_stream.to(events.text):
+        for i in range(len(jobs)):
+            try:
+                begun[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests)
+            except Exception as why:
+                settle(i, why)
+        each(lambda one: one.compare(events))
+        for i in [*begun]:
+            if (report := begun[i].complete) is not None:
+                del begun[i]
+                settle(i, report)
+        try:
+            wait_for([one.exports for one in begun.values()], locks)
+            each(lambda one: one.prepare())
+            _stop(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
+            each(lambda one: one.begin())
+            _run(sweep, begun, digests, events, settle)
+        except Exception as why:
+            for i in (i for i in begun if i not in outcomes):
+                settle(i, why)
+    return [outcomes[i] for i in range(len(jobs))]
+
+
+class Attempt:
+    """A job while it runs: compared with what stands in its folder, prepared, begun, fed with results, reported.
+
+    Attributes:
+        complete: its report, when there was nothing to do.
+        known: what its journal says an earlier try has done.
+        failures: what of it failed, in order.
+        waiting: tasks that it waits for.
+    """
+
+    def __init__(self, sweep: Sweep, i: int, locks: ExitStack, digests: Digests):
+        """Hold its folder.
+
+        Raises:
+            PlanError: the plan has problems, or something is in the way on disk; nothing was touched.
+            StorageError: another run is at work there.
+        """
+        self.job, self.plan, self._locks, self._digests = sweep.jobs[i], sweep.plans[i], locks, digests
+        self.complete: Report | None = None
+        self.failures: list[Failure] = []
+        self.known: Mapping[str, Any] = {}
+        self.stages = {sweep.names[node]: name for name, node in self.plan.nodes.items() if node in sweep.names}
+        self.waiting = {*self.stages}
+        self._given: dict[str, Any] = {}
+        self._made: dict[str, Made] = {}
+        self._keys: Mapping[str, Key] = {}
+        plan, run_dir = self.plan, self.job.run_dir
+        if plan.problems:
+            kinds = {w.exit_code for w in plan.failures}
+            raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
+        self._outputs = outputs_of(self.job.run)
+        _stop([*run_folder(plan), *unkeepable(plan, Results(self._outputs / FOLDER))])
         locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
-        journal = Journal(run_dir / "journal.jsonl")
-        earlier = _earlier(run_dir, what, run.spine.overwrite, events)
+
+    def compare(self, events: Events) -> None:
+        """With what stands in its folder.
+
+        Raises:
+            SourceError, ConfigError: as `_earlier`.
+        """
+        run, run_dir, plan = self.job.run, self.job.run_dir, self.plan
+        self.journal = Journal(run_dir / "journal.jsonl")
+        self._locks.callback(self.journal.close)
+        before = read_description(run_dir)
+        self._what = _as_described(run, plan, before, self._digests)
+        earlier = _earlier(run_dir, before, self._what, plan, run, events)
         if isinstance(earlier, Report):
-            return earlier
-        resuming = earlier == "unfinished" and journal.path.exists()
-        known = journal.read() if resuming else {}
-        outputs = Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
-        _stop(obstacles(plan, outputs, identity(what), known))
-        for work in plan.works.values():
-            if hasattr(work, "lock"):
-                locks.enter_context(work.lock())
-        _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
-        if not resuming:
+            self.complete = earlier
+            self._locks.close()
+            return
+        self._resuming = earlier == "unfinished" and self.journal.path.exists()
+        self.known = self.journal.read() if self._resuming else {}
+        results = Results(self._outputs / FOLDER, run_dir, self._what.id)
+        plan.context = replace(plan.context, results=results)
+        self.exports = Exports(plan, results, again=run.spine.overwrite or self._resuming)
+
+    def prepare(self) -> None:
+        """See what there is, and hold what it writes.
+
+        Raises:
+            PlanError: something is in the way on disk.
+            StorageError: another run is at work there.
+        """
+        self.exports.look()
+        _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
+        for name, work in self.plan.works.items():
+            if hasattr(work, "lock") and name not in self.exports.there:
+                self._locks.enter_context(work.lock())
+        # Once more, now that no other run can change it.
+        _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
+
+    def begin(self) -> None:
+        """Write down what the job is, and put in place what is there already."""
+        run_dir = self.job.run_dir
+        if not self._resuming:
             for name in ("journal.jsonl", "manifest.json"):
                 (run_dir / name).unlink(missing_ok=True)
-        write_json(run_dir / "run.json", what)
-        write_config(run_dir / "config.yaml", run.tree)
-        started = time.time()
-        try:
-            with text_stream.to(events.text):
-                results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
-        finally:
-            journal.close()
-        report = build_report(run, plan, results, records, command, started)
+        write_json(run_dir / "run.json", asdict(self._what))
+        write_config(run_dir / "config.yaml", self.job.run.tree)
+        self.started = time.time()
+        self.exports.copy()
+
+    @property
+    def brings(self) -> Try:
+        large = [f for f in self.plan.inputs if f.xxh3_128 is None]
+        wanted = [f for f in large if self._digests.of(f) is None] if self.job.run.spine.digest_inputs else []
+        contents = {str(f.path): d for f in large if (d := self._digests.of(f)) is not None}
+        return Try(self.known, not self._resuming, tuple(wanted), contents, self.exports.there)
+
+    def take_input(self, key: str, digest: str) -> None:
+        self.waiting.discard(key)
+        if self.known.get(key) != digest:
+            self.journal.append(key, digest)
+
+    def take_chunk(self, key: str, record: Mapping[str, Any]) -> None:
+        self._given[key] = record
+        if not record.get("reused", False):
+            self.journal.append(key, record)
+
+    def take_keys(self, key: str, keys: Mapping[str, Key]) -> None:
+        self.waiting.discard(key)
+        self._keys = keys
+
+    def take_node(self, key: str, result: Any, made_in: Path) -> None:
+        """The result of a node, or what was made for it.
+
+        Args:
+            made_in: folder of the job for which it was made; what it writes there is copied.
+
+        Raises:
+            StorageError: it cannot be copied.
+        """
+        if isinstance(result, Made):
+            name = self.stages[key.removesuffix(":run").removesuffix(":work")]
+            self._made[name] = result
+            if made_in == self.job.run_dir:
+                return
+            if result.key is not None:
+                self.exports.results.refer(result.key.id)
+            written = (made_in / w for w in getattr(self.plan.nodes[name].stage, "writes", ()))
+            for file in (f for f in written if f.exists()):
+                try:
+                    shutil.copyfile(file, self.job.run_dir / file.name)
+                except OSError as why:
+                    raise StorageError(f"{self.job.run_dir / file.name}: {reason(why)}") from None
+        elif key in self.waiting:
+            self.waiting.discard(key)
+            self._given[self.stages[key]] = result
+            if self.stages[key] in self.plan.works:
+                self.exports.release(self.stages[key])
+
+    def report(self) -> Report:
+        """What was done, written down; the job is complete then."""
+        run, run_dir, plan, there = self.job.run, self.job.run_dir, self.plan, self.exports.there
+        self.exports.keep(self._given, self._keys)
+        works = {name: work for name, work in plan.works.items() if name not in there}
+        keys = [chunk_key(plan, name, chunk) for name, work in works.items() for chunk in work.chunks]
+        made = {name: self._made[name] for name in plan.nodes if name in self._made}
+        records = [*(self._given[k] for k in keys), *self.exports.records, *(m.record for m in made.values())]
+        found = {name: m.found for name, m in made.items() if m.found}
+        found |= {name: str(self.exports.kept[name].folder) for name in there}
+        resolved_now = {n: m.key for n, m in made.items() if m.key is not None and plan.keys[n].open}
+        large = [f for f in plan.inputs if f.xxh3_128 is None] if run.spine.digest_inputs else []
+        given = {**self._given, **{f"input:{f.path}": self._digests.of(f) for f in large}}
+        report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
+        final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         write_records(run_dir, run, report)
-        journal.path.unlink(missing_ok=True)
-    return report
+        write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
+        self.journal.path.unlink(missing_ok=True)
+        self._locks.close()
+        return report
 
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
     """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
-    if found := list(run_folder(plan)):
+    outputs = outputs_of(run)
+    if found := [*run_folder(plan), *unkeepable(plan, Results(outputs / FOLDER))]:
         return found
-    what = describe(run, plan)
-    try:
-        same = json.loads(read_whole(run_dir / "run.json")) == json.loads(json.dumps(what))
-    except (SourceError, ValueError):
-        same = False
+    before = read_description(run_dir)
+    what = _as_described(run, plan, before, Digests())
+    same = before is not None and not before.new_in(what)
     if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
         return []  # complete: running it again does nothing
     try:
-        if not same:
-            _earlier(run_dir, what, run.spine.overwrite, Events())
+        if not same and before is not None and not run.spine.overwrite:
+            refuse(run_dir, before, before.new_in(what), what)
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        return obstacles(plan, Path(os.path.expanduser(run.spine.paths.outputs)).absolute(), identity(what), known)
+        results = Results(outputs / FOLDER)
+        targets = {n: w.target for n, w in plan.works.items() if hasattr(w, "adopt") and hasattr(w, "target")}
+        there = [n for n, target in targets.items() if target in places_of(results, plan.keys[n], target)]
+        return obstacles(plan, outputs, known, () if run.spine.overwrite else there)
     except WeightmillError as why:
         return [Problem("paths.run", str(why))]
+
+
+def _as_described(run: RunConfig, plan: Plan, before: Description | None, digests: Digests) -> Description:
+    """What the run is. The keys of one that goes on are those that it began with, whatever is known since."""
+
+    def known(file: InputFile) -> str | None:
+        return before.known(file) if before is not None and before.has(file) else digests.of(file)
+
+    keyed(run, plan, known)
+    what = describe(plan, plan.keys, known, before)
+    if before is None or not before.new_in(what):
+        return what
+    keyed(run, plan, digests.of)
+    return describe(plan, plan.keys, digests.of)
+
+
+def unkeepable(plan: Plan, results: Results) -> Iterable[Problem]:
+    """Why what a stage finds cannot be kept."""
+    if any(keeps(node) for node in plan.nodes.values()) and (why := results.hindrance):
+        yield Problem("paths.outputs", f"results cannot be kept in {results.folder}: {why}")
 
 
 def _stop(found: Iterable[Problem]) -> None:
@@ -113,39 +313,34 @@ def _stop(found: Iterable[Problem]) -> None:
         raise PlanError(problems, exit_code=StorageError.exit_code)
 
 
-def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Events) -> Report | str | None:
+def _earlier(
+    run_dir: Path, before: Description | None, what: Description, plan: Plan, run: RunConfig, events: Events
+) -> Report | str | None:
     """What stands in the folder: this run's report when it is complete, "unfinished" when it can go on, or None.
 
     Raises:
         SourceError: the source changed since the run in this folder began.
         ConfigError: the folder holds another run, or outputs that are no longer what this run wrote.
     """
-    try:
-        before = dict(json.loads(read_whole(run_dir / "run.json")))
-    except (SourceError, ValueError, TypeError):
+    overwrite = run.spine.overwrite
+    if before is None:
         return None
-    now = json.loads(json.dumps(what))
-    if before != now:
-        if overwrite:
-            return None
-        changed = [k for k in now if before.get(k) != now[k]]
-        if changed == ["inputs"]:
-            names = ", ".join(_changed_inputs(before["inputs"], now["inputs"]))
-            raise SourceError(
-                f"{names}: changed since the run in {run_dir} began; overwrite=true starts afresh from the new source"
-            )
-        if changed == ["code"]:
-            raise ConfigError(f"{run_dir} was made by another version of the code; overwrite=true makes it again")
-        raise ConfigError(
-            f"{run_dir} holds a run with other {' and '.join(changed)}{_first_difference(before, now)}; "
-            "overwrite=true replaces it, paths.run=DIR puts this one elsewhere"
-        )
+    if found := before.new_in(what):
+        if not overwrite:
+            refuse(run_dir, before, found, what)
+        return None
     try:
         report = Report.from_json(json.loads(read_whole(run_dir / "manifest.json", MOST_RECORD_NBYTES)))
     except (SourceError, ValueError, KeyError, TypeError, AttributeError):
         return "unfinished"
     if overwrite:
         return None
+    if not run.spine.dask.address:  # whose workers may have other devices than this process
+        for name, key in plan.keys.items():
+            then = before.nodes[name].get("found")
+            if then is not None and (here := resolved(key)).id != then["key"]:
+                new = differences({"resolved": then["resolved"]}, {"resolved": here.parts.get("resolved", {})})
+                refuse(run_dir, before, [(name, d) for d in new], what)
     for file in report.outputs:
         path = Path(file["path"])
         if not path.exists():
@@ -156,62 +351,107 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
     return replace(report, reused=True)
 
 
-def _changed_inputs(before: list[Any], now: list[Any]) -> Iterator[str]:
-    old = {b[0]: b for b in before}
-    yield from (n[0] for n in now if old.pop(n[0], None) != n)
-    yield from (f"{name} (gone)" for name in old)
+def _run(  # noqa: C901  what becomes of a result, in one place
+    sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled
+) -> None:
+    """Run the graph of the jobs in `begun`, and settle each.
 
-
-def _first_difference(before: Any, now: Any, where: str = "") -> str:
-    if isinstance(before, Mapping) and isinstance(now, Mapping):
-        for key in [*now, *before]:
-            if before.get(key) != now.get(key) and (key in before) and (key in now):
-                return _first_difference(before[key], now[key], f"{where}.{key}" if where else str(key))
-    if isinstance(before, str | int | float | bool | None) and isinstance(now, str | int | float | bool | None):
-        return f" ({where}: {before} → {now})"
-    return f" ({where})" if where else ""
-
-
-def _graph(
-    run: RunConfig, plan: Plan, run_id: str, journal: Journal, known: Mapping[str, Any], events: Events, *, fresh: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and stages that compute measured."""
-    conf = run.spine.dask
-    remote = bool(conf.address) or conf.scheduler == "distributed"
+    Raises:
+        WeightmillError: what ended the only job, or all.
+    """
+    if not begun:
+        return
+    alone = len(sweep.jobs) == 1
+    conf = sweep.jobs[0].run.spine.dask
     models = ModelSlot()
-    tasks = build_tasks(
-        plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs, models=None if remote else models
-    )
-    chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
-    journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
-    events.total(sum(t.weight for t in tasks), len(chunk_keys))
+    graph = build_tasks(sweep, {i: one.brings for i, one in begun.items()}, None if _remote(conf) else models)
+    for key in (*graph.inputs, *graph.keys):
+        for i in graph.owners[key]:
+            begun[i].waiting.add(key)
+    events.total(sum(t.weight for t in graph.tasks), sum(map(len, graph.chunks.values())))
+    over: set[int] = set()
 
-    def on_done(task: Task, result: Any) -> None:
+    def failed(i: int, why: Failure) -> None:
+        begun[i].failures.append(why)
+        if not conf.keep_going and i not in over:
+            over.add(i)
+            settle(i, _why(begun[i], keep_going=False))
+
+    def on_done(task: Task, result: Any) -> None:  # noqa: C901
+        several = graph.chunks.get(task.key)
+        parts = result if several and len(several) > 1 and isinstance(result, list) else [result]
+        for failure in dict.fromkeys(r for r in parts if isinstance(r, Failure)):
+            events.say(f"failed: {failure.label}: {failure.error}")
         if isinstance(result, Failure):
-            events.say(f"failed: {result.label}: {result.error}")
-        elif task.key in journaled:
-            reused = result.get("reused", False) if task.fn is do_chunk else known.get(task.key) == result
-            if not reused:
-                journal.append(task.key, result)
-            if task.fn is do_chunk:
-                events.chunk(task.label, task.weight, reused)
+            for i in graph.owners[task.key]:
+                failed(i, result)
+            return
+        if task.key in graph.inputs:
+            digests.add([(graph.inputs[task.key], result)])
+        for n, i in enumerate(graph.owners[task.key]):
+            if i in over:
+                continue
+            try:
+                if task.key in graph.inputs:
+                    begun[i].take_input(task.key, result)
+                elif task.key in graph.keys:
+                    begun[i].take_keys(task.key, result)
+                elif several is None:
+                    begun[i].take_node(task.key, result, begun[graph.owners[task.key][0]].job.run_dir)
+                elif isinstance(parts[n], Failure):
+                    failed(i, parts[n])
+                else:
+                    begun[i].take_chunk(several[n][1], parts[n])
+                if not begun[i].waiting and not begun[i].failures:
+                    over.add(i)
+                    settle(i, begun[i].report())
+            except Exception as why:
+                if alone:
+                    raise
+                over.add(i)
+                settle(i, why)
+        if several is not None:
+            events.chunk(task.label, task.weight, all(isinstance(p, Mapping) and p.get("reused", False) for p in parts))
 
-    if remote:
-        workers = worker_count(conf)
-        assert plan.memory is not None
-        share = max(1, (plan.memory.budget.conversion - BASE_CLIENT) // workers)
-        if plan.memory.model:  # one worker at a time holds a model, while it works on chunks too
-            share = max(share, BASE_WORKER + plan.memory.model + plan.memory.task * conf.threads_per_worker)
-        with connect(conf, workers, share, events.say) as client:
-            if plan.memory.budget.total is None:
-                fits_workers(plan.memory, worker_limits(client))
-            results = run_distributed(tasks, conf, client, on_done)
-    else:
-        with models:
-            results = run_threads(tasks, conf, worker_count(conf), on_done)
-    failures = {f"{f.label}: {f.error}": f for f in results.values() if isinstance(f, Failure)}
-    if failures:
-        raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
-    results |= {f"input:{t.args[0].path}": results[t.key] for t in tasks if t.fn is digest_input}
-    records = [results[k] for k in chunk_keys]
-    return results, records + [results[t.key].record for t in tasks if t.fn is run_stage]
+    def wanted(task: Task) -> bool:
+        return any(i not in over for i in graph.owners[task.key])
+
+    with models:
+        _lowered(sweep, graph, replace(conf, keep_going=conf.keep_going or not alone), events, on_done, wanted)
+    for i in (i for i in begun if i not in over):
+        settle(i, _why(begun[i], keep_going=True))
+
+
+def _why(one: Attempt, *, keep_going: bool) -> Exception:
+    """What ended a job that failed."""
+    if not keep_going:
+        try:
+            one.failures[0].raise_()
+        except Exception as why:
+            return why
+    lines = list(dict.fromkeys(f"{f.label}: {f.error}" for f in one.failures))
+    return StageError(f"{len(lines)} tasks failed; what succeeded is kept\n  " + "\n  ".join(lines))
+
+
+def _remote(conf: Dask) -> bool:
+    """Whether tasks run in other processes."""
+    return bool(conf.address) or conf.scheduler == "distributed"
+
+
+def _lowered(
+    sweep: Sweep, graph: Graph, conf: Dask, events: Events, on_done: Callable[[Task, Any], None],
+    wanted: Callable[[Task], bool],
+) -> None:  # fmt: skip
+    """Run the tasks as `conf` says."""
+    if not _remote(conf):
+        run_threads(graph.tasks, conf, worker_count(conf), on_done, wanted)
+        return
+    workers, memory = worker_count(conf), sweep.memory
+    assert memory is not None
+    share = max(1, (memory.budget.conversion - BASE_CLIENT) // workers)
+    if memory.model:  # one worker at a time holds a model, while it works on chunks too
+        share = max(share, BASE_WORKER + memory.model + memory.task * conf.threads_per_worker)
+    with connect(conf, workers, share, events.say) as client:
+        if memory.budget.total is None:
+            fits_workers(memory, worker_limits(client))
+        run_distributed(graph.tasks, conf, client, on_done, wanted)

@@ -88,7 +88,8 @@ class StageContract:
         promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
         inputs = [plan.nodes[source].result for source in node.inputs.values()]
         params = tuple(node.inputs)
-        return run_stage("under_test", node.stage, promised, plan.context, None, plan.inputs, params, *inputs).value
+        args = ("under_test", node.stage, promised, plan.context, None, plan.inputs, params, None, None)
+        return run_stage(*args, *inputs).value
 
     def test_is_a_frozen_dataclass_with_run(self) -> None:
         stage = self.stage()

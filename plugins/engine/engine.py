@@ -3,15 +3,14 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from importlib import metadata
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline.digest import InputFile, described
+from pipeline.digest import InputFile
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Call, Kernel
-from pipeline.stage import Checkpoint, Footprint
+from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
@@ -22,8 +21,6 @@ from plugins.models.family import Family, family_of
 # evaluating SmolLM2-135M with 231 MiB of weights and a head of 108 MiB 1259 MiB.
 HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
-
-LIBRARIES = ("jax", "jaxlib", "flax", "numpy", "ml_dtypes")  # that compute
 
 
 class Tokenizers(Protocol):
@@ -108,8 +105,8 @@ class Engine:
     weights_dtype: WeightsDtype = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
     device: str = "auto"
-    programs: str | None = "auto"
-    programs_most: str = "2GiB"
+    programs: str | None = field(default="auto", metadata=NEUTRAL)
+    programs_most: str = field(default="2GiB", metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         parse_bytes(self.programs_most, "engine.programs_most")
@@ -183,15 +180,10 @@ class Engine:
             return wanted.startswith("cpu")
         return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
 
-    def identity(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def identity(self) -> dict[str, Any]:
         """See `pipeline.engine.Engine.identity`; imports JAX."""
         found = self.loader.resolve(self)
-        here = replace(self, device=found.device, dtype=found.dtype, cache=found.cache, programs=None)
-        return {
-            "engine": described(here),
-            "files": [f.identity for f in self.tokenizer.inputs(checkpoint)],
-            "versions": {name: metadata.version(name) for name in LIBRARIES},
-        }
+        return {"device": found.device, "dtype": found.dtype, "cache": found.cache}
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
         """A `plugins.engine.session.Model`.

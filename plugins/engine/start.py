@@ -1,6 +1,5 @@
 """From an engine's options and a checkpoint to a model on a device."""
 
-import os
 import time
 from pathlib import Path
 from typing import Any, Literal
@@ -8,6 +7,7 @@ from typing import Any, Literal
 import jax
 
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
+from pipeline.files import cache_folder
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
@@ -76,7 +76,7 @@ def keep_programs(folder: str | None, most: str) -> None:
     if folder == "auto":
         if jax.config.jax_compilation_cache_dir is not None:  # type: ignore[attr-defined]
             return
-        folder = str(Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "jax")
+        folder = str(cache_folder() / "jax")
         _set("jax_persistent_cache_min_compile_time_secs", 0.5)
     if folder is not None:
         _date_programs(Path(folder))

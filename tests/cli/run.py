@@ -33,7 +33,14 @@ def command(*args: str) -> list[str]:
     flowing = any(a.startswith(("flow=", "stages=", "--help", "-h")) for a in args)
     modelled = any(a.startswith("+model=") for a in args)
     flow = [] if flowing or not modelled else ["flow=convert"]
-    return [sys.executable, "-m", "pipeline", *args, *flow]
+    return [sys.executable, "-m", "pipeline", *args, *flow, *_apart(args)]
+
+
+def _apart(args: tuple[str, ...]) -> list[str]:
+    """Results of its own for each run folder that is named, or a test would be handed the export of another."""
+    if any(a.startswith("paths.outputs=") for a in args):
+        return []
+    return [a.replace("paths.run=", "paths.outputs=", 1) + ".outputs" for a in args if a.startswith("paths.run=")]
 
 
 def start(

@@ -89,15 +89,14 @@ def test_a_sweep_computes_the_baseline_once(here: Path) -> None:
     assert len({t["sotu_eval.txt"].get("baseline_perplexity", t["sotu_eval.txt"]["perplexity"]) for t in tables}) == 1
     assert tables[0]["sotu_eval.txt"]["kl"] > tables[1]["sotu_eval.txt"]["kl"] > 0
     assert "kl" not in tables[2]["sotu_eval.txt"]
-    records = sorted((here / "outputs" / "baselines").iterdir())
-    assert [p.suffix for p in records] == [".json", ".npz"] * 2
-    times = [p.stat().st_mtime_ns for p in records]
+    times = [p.stat().st_mtime_ns for p in baselines(here, "states.npz")]
+    assert len(times) == 2
     run("flow=evaluate", "quant=mxfp4", "quant.scale_rule=even", *SHORT)
-    assert [p.stat().st_mtime_ns for p in sorted((here / "outputs" / "baselines").iterdir())] == times
+    assert [p.stat().st_mtime_ns for p in baselines(here, "states.npz")] == times
 
 
-def baselines(here: Path, suffix: str) -> list[Path]:
-    return sorted((here / "outputs" / "baselines").glob(f"*{suffix}"))
+def baselines(here: Path, name: str) -> list[Path]:
+    return sorted(p.with_name(name) for p in (here / "outputs" / ".results").glob("*/states.npz"))
 
 
 def test_a_damaged_baseline_is_made_again(here: Path) -> None:
@@ -105,24 +104,24 @@ def test_a_damaged_baseline_is_made_again(here: Path) -> None:
         return run("flow=evaluate", "quant=mxfp4", *SHORT, "overwrite=true").results["evaluate"]["texts"]
 
     first = evaluated()
-    whole = [p.read_bytes() for p in baselines(here, ".npz")]
-    for path in baselines(here, ".npz"):
+    whole = [p.read_bytes() for p in baselines(here, "states.npz")]
+    for path in baselines(here, "states.npz"):
         bits = bytearray(path.read_bytes())
         bits[len(bits) // 2] ^= 1
         path.write_bytes(bits)
     assert evaluated() == first
-    assert [len(p.read_bytes()) for p in baselines(here, ".npz")] == [len(b) for b in whole]
-    for path in baselines(here, ".json"):
+    assert [len(p.read_bytes()) for p in baselines(here, "states.npz")] == [len(b) for b in whole]
+    for path in baselines(here, "result.json"):
         path.write_text("{")
     assert evaluated() == first
-    assert all(json.loads(p.read_text())["xxh3_128"] for p in baselines(here, ".json"))
-    assert len(list((here / "outputs" / "baselines").iterdir())) == 4  # nothing half-written stays
+    assert all(json.loads(p.read_text())["xxh3_128"] for p in baselines(here, "result.json"))
+    assert len(list((here / "outputs" / ".results").iterdir())) == 3  # two texts, the result; nothing half-written
 
 
 def test_a_baseline_that_cannot_be_kept(here: Path) -> None:
     (here / "outputs").mkdir()
-    (here / "outputs" / "baselines").write_text("in the way")
-    with pytest.raises(PlanError, match=r"outputs/baselines: the baseline cannot be kept: .*baselines is not a folder"):
+    (here / "outputs" / ".results").write_text("in the way")
+    with pytest.raises(PlanError, match=r"results cannot be kept in .*outputs/\.results: .*\.results is not a folder"):
         run("flow=evaluate", "quant=mxfp4", *SHORT)
 
 
@@ -392,6 +391,6 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
         return right(h, **options) * (1.001 if next(calls) == 2 else 1)
 
     monkeypatch.setattr(model, "swiglu", wrong_in_layer_two)
-    again = run("flow=parity", "progress=false", "paths.run=outputs/wrong")
+    again = run("flow=parity", "progress=false", "paths.run=outputs/wrong", "overwrite=true")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.2"

@@ -140,7 +140,7 @@ def test_a_tokenizer_that_changes_during_an_evaluation(own: Path, here: Path) ->
         pytest.raises(SourceError, match=f"{path}: changed while it was being read"),
     ):
         execute(config, here / "run", [], Events(text=_once(spoil)))
-    assert not [*(here / "outputs" / "baselines").glob("*.json")]
+    assert not [*(here / "outputs").rglob("result.json")]
     path.write_bytes(content)
     with (
         _composed(["+model=gpt_oss", *args], None) as (config, _),
@@ -185,20 +185,23 @@ def test_a_baseline_is_of_the_config_and_the_tokenizer_it_was_made_with(own: Pat
     ):
         edit(own / name, old, new)
         kept = figures(*args, f"paths.run=run{number}-kept")
-        fresh = figures(*args, f"paths.run=run{number}-fresh", f"stages.evaluate.baselines=fresh{number}")
+        fresh = figures(*args, f"paths.run=run{number}-fresh", f"paths.outputs=fresh{number}")
         assert kept == fresh, name
         assert fresh["baseline_perplexity"] != before, name
         before = fresh["baseline_perplexity"]
-    baselines = here / "outputs" / "baselines"
-    assert len([*baselines.iterdir()]) == 6  # hidden states and a record, before and after each change
+
+    def baselines() -> dict[Path, int]:
+        return {p: p.stat().st_mtime_ns for p in (here / "outputs" / ".results").glob("*/states.npz")}
+
+    assert len(baselines()) == 3  # before and after each change
     edit(here / "text.txt", "people", "Peoria")
     fresh = figures(*args, "paths.run=text")
-    records = {p: p.stat().st_mtime_ns for p in baselines.iterdir()}
-    assert len(records) == 8
+    records = baselines()
+    assert len(records) == 4
     for path in (own / "config.json", here / "text.txt"):
         os.utime(path, ns=(1, 1))
     assert figures(*args, "paths.run=touched") == fresh
-    assert {p: p.stat().st_mtime_ns for p in baselines.iterdir()} == records
+    assert baselines() == records
 
 
 def test_without_the_stage_decode_a_baseline_is_of_all_stages_before(here: Path) -> None:

@@ -54,13 +54,13 @@ def test_a_worker_lets_go_of_its_model(tmp_path: Path, monkeypatch: pytest.Monke
     counts: list[int] = []
     real = runner.run_distributed
 
-    def watched(tasks: Any, conf: Any, client: Any, on_done: Any) -> Any:
+    def watched(tasks: Any, conf: Any, client: Any, on_done: Any, wanted: Any) -> Any:
         def look(task: Any, result: Any) -> None:
             if task.fn is run_stage:
                 counts.extend(client.run(loaded).values())
             on_done(task, result)
 
-        return real(tasks, conf, client, look)
+        return real(tasks, conf, client, look, wanted)
 
     monkeypatch.setattr(runner, "run_distributed", watched)
     how = ("dask=distributed", "dask.workers=2", "dask.dashboard=false", "dask.memory=4GiB")

@@ -8,7 +8,7 @@ from pipeline import redact
 from pipeline.api import compose_run
 from pipeline.config.names import run_name
 from pipeline.errors import PlanError, SourceError
-from pipeline.planning.memory import recipes
+from pipeline.planning.memory import plan_run
 from pipeline.redact import hide, identified, learn, tree
 
 SECRET = "correct horse battery"
@@ -94,10 +94,11 @@ def test_a_config_is_recorded_by_name_and_built_by_value(monkeypatch: pytest.Mon
     monkeypatch.setenv("DATA", f"{tmp_path}2")
     other = compose_run(args)
     assert other.tree == run.tree
-    assert recipes(other) != recipes(run)
-    monkeypatch.setenv("DATA", str(tmp_path))
+    assert other.nodes["load"]["source"]["digest"] != run.nodes["load"]["source"]["digest"]
+    key = plan_run(run, tmp_path, fetch=False).keys["load"]
+    assert not any(s in str(key.parts) for s in (SECRET, str(tmp_path)))
     monkeypatch.setenv("EP", "https://other")
-    assert recipes(compose_run(args)) == recipes(run)  # who was asked does not change what was given
+    assert plan_run(compose_run(args), tmp_path, fetch=False).keys["load"].id == key.id  # who is asked changes nothing
 
 
 def test_what_one_run_learned_changes_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,12 @@ def own_source(source, tmp_path):
 
 @pytest.fixture(scope="session")
 def undisturbed(source, tmp_path_factory):
-    """Digests of the files, and the number of chunks, of a run that nothing disturbed; its journal is kept."""
+    """A run that nothing disturbed; its journal is kept, and what it was."""
     run = tmp_path_factory.mktemp("undisturbed")
     process = start(*command(source, run))
     after_chunks(run, 1, process)
-    os.link(run / "journal.jsonl", run / "journal.kept")
+    for name in ("journal.jsonl", "run.json"):  # as they are until the run ends
+        os.link(run / name, run / f"{name}.kept")
     assert end(process).code == 0
     return run
 
@@ -43,7 +44,8 @@ def expected(undisturbed):
 def nearly(undisturbed, tmp_path):
     """The run as it stands when it is killed after its last rename and before its manifest."""
     run = Path(shutil.copytree(undisturbed, tmp_path / "nearly"))
-    (run / "journal.kept").rename(run / "journal.jsonl")
+    for name in ("journal.jsonl", "run.json"):
+        (run / f"{name}.kept").rename(run / name)
     (run / "manifest.json").unlink()
     old, new = str(undisturbed), str(run)
     text = (run / "run.json").read_text()

@@ -205,13 +205,13 @@ def test_a_sweep_overwrites_no_other_files(here: Path, name: str) -> None:
         check_folder(here / name / "sweep")
 
 
-def test_baselines_that_cannot_be_kept_are_in_the_plan(here: Path) -> None:
+def test_results_that_cannot_be_kept_are_in_the_plan(here: Path) -> None:
     (here / "outputs").mkdir()
-    (here / "outputs" / "baselines").write_text("mine")
+    (here / "outputs" / ".results").write_text("mine")
     run = compose_run(["+model=gpt_oss", "flow=evaluate", "quant=mxfp4"])
-    [problem] = plan_run(run, here / "outputs/run").problems
-    assert "the baseline cannot be kept" in str(problem)
-    assert f"{here / 'outputs/baselines'} is not a folder" in str(problem)
+    [problem] = obstacles_ahead(run, plan_run(run, here / "outputs/run"), here / "outputs/run")
+    assert str(problem).startswith(f"paths.outputs: results cannot be kept in {here / 'outputs/.results'}: ")
+    assert f"{here / 'outputs/.results'} is not a folder" in str(problem)
 
 
 def test_inputs_are_what_counts_not_their_names(here: Path) -> None:

@@ -1,0 +1,89 @@
+"""The jobs of a sweep as people meet them: planned and shown, or run and compared."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pipeline.errors import PlanError, Problem, StageError, StorageError, WeightmillError
+from pipeline.places import reason
+from pipeline.planning.memory import plan_jobs
+from pipeline.planning.sweep import Asked, Job, distinct
+from pipeline.reporting import console
+from pipeline.reporting.manifest import Report, tables
+from pipeline.reporting.sweep import sweep_tables
+from pipeline.running.results import FOLDER, Results
+from pipeline.running.runner import Outcome, execute_jobs, obstacles_ahead, outputs_of
+from pipeline.running.why import reasons
+
+
+def planned(asked: Asked, verb: str) -> list[Any]:
+    """Show what the sweep would do, all of it, and what is wrong with any of its jobs.
+
+    Raises:
+        PlanError: something is.
+    """
+    distinct(asked.jobs)
+    problems: list[Problem] = []
+    for alike in _by_dask(asked.jobs):
+        sweep = plan_jobs([asked.jobs[i] for i in alike], fetch=False)
+        if verb == "graph":
+            console.out(console.mermaid(sweep.whole))
+        elif verb == "why":
+            for job, plan in zip(sweep.jobs, sweep.plans, strict=True):
+                results = Results(outputs_of(job.run) / FOLDER)
+                console.out(job.name, *console.why_tables(reasons(plan, outputs_of(job.run), results)))
+        else:
+            console.out(*sweep_tables(sweep))
+        for job, plan in zip(sweep.jobs, sweep.plans, strict=True):
+            found = plan.problems or (obstacles_ahead(job.run, plan, job.run_dir) if verb == "plan" else [])
+            problems += [Problem(f"{job.name}: {p.where}", p.message) for p in found]
+    if problems:
+        raise PlanError(problems)
+    return [None] * len(asked.jobs)
+
+
+def executed(asked: Asked) -> list[Outcome]:
+    """Run the jobs, say of each how it ended as soon as it did, and compare them.
+
+    Raises:
+        StageError: some failed; names each with its cause.
+        StorageError: the comparison cannot be kept.
+    """
+    jobs, first = asked.jobs, distinct(asked.jobs)
+    try:
+        asked.folder.mkdir(parents=True, exist_ok=True)
+        (asked.folder / "multirun.yaml").write_text(asked.config, encoding="utf-8")
+    except OSError as why:
+        raise StorageError(f"{asked.folder}: {reason(why)}") from None
+    outcomes: dict[int, Outcome] = {}
+    with console.progress(jobs[0].run.spine.progress) as events:
+        for alike in _by_dask(jobs, set(first)):
+
+            def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
+                _say(alike[n], asked, outcome)
+
+            outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
+    rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
+    console.comparison(rows, asked.folder)
+    failed = [(name, why) for name, why in rows if isinstance(why, Exception)]
+    if failed:
+        lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
+        raise StageError(f"{len(failed)} of {len(rows)} jobs failed\n{lines}")
+    return [outcome for _, outcome in rows]
+
+
+def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[list[int]]:
+    """Jobs that can be one graph: those with equal `dask` settings."""
+    left = [i for i in range(len(jobs)) if among is None or i in among]
+    while left:
+        alike = [i for i in left if jobs[i].run.spine.dask == jobs[left[0]].run.spine.dask]
+        left = [i for i in left if i not in alike]
+        yield alike
+
+
+def _say(i: int, asked: Asked, outcome: Outcome) -> None:
+    console.job(i + 1, len(asked.jobs), asked.overrides[i])
+    if isinstance(outcome, Report):
+        console.out(*tables(outcome), outcome.run)
+    else:
+        known = isinstance(outcome, WeightmillError)
+        console.error(outcome if known else StageError(f"{type(outcome).__name__}: {outcome}"))

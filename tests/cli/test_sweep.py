@@ -1,0 +1,162 @@
+"""Sweeps as people run them: composed before the first job runs, one graph, killed and gone on with."""
+
+import csv
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cases.runs import kill_tree
+from tests.cli.run import MAIN, converting, pipeline
+
+MODEL = MAIN[0]
+TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
+TIME = "time"
+
+
+def table(outputs: Path) -> list[list[str]]:
+    """sweep.csv without what differs between equal sweeps: how long it took, and whether it was done before."""
+    [file] = outputs.glob("sweep-*/sweep.csv")
+    rows = list(csv.DictReader(file.read_text(encoding="utf-8").splitlines()))
+    return [[v for k, v in row.items() if k not in (TIME, "result")] for row in rows]
+
+
+def experiments(folder: Path) -> Path:
+    (folder / "mine/experiment").mkdir(parents=True)
+    for name, quant, seed in (("small", "mxfp4", 3), ("exact", "none", 4)):
+        (folder / f"mine/experiment/{name}.yaml").write_text(
+            f"# @package _global_\ndefaults:\n  - override /quant: {quant}\nseed: {seed}\n"
+        )
+    return folder / "mine"
+
+
+def test_a_typo_in_the_last_job_stops_the_sweep_before_the_first(tmp_path: Path) -> None:
+    said = pipeline("-m", MODEL, "quant=mxfp4,none,foo", "export=plain,autoo", cwd=tmp_path)
+    assert said.code == 2
+    assert "there is no 'foo' in quant" in said.err
+    assert "there is no 'autoo' in export; did you mean 'auto'?" in said.err
+    assert "quant=mxfp4 export=autoo and 2 more: " in said.err
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_job_that_cannot_run_does_not_stop_the_rest(tmp_path: Path) -> None:
+    sweep = ("-m", MODEL, "quant=int8,q8_0", "export=gguf")
+    planned = pipeline("plan", *sweep, cwd=tmp_path)
+    assert planned.code == 3
+    assert "error: quant=int8: export: export=gguf cannot hold this" in planned.err
+    assert not (tmp_path / "outputs").exists()
+    said = pipeline(*sweep, cwd=tmp_path)
+    assert said.code == 6
+    assert "1 of 2 jobs failed\n  quant=int8: export: export=gguf cannot hold this" in said.err
+    assert table(tmp_path / "outputs")[0][1] == "–"
+    assert (tmp_path / "outputs/gpt_oss-q8_0-export=gguf-flow=convert/manifest.json").exists()
+
+
+def test_the_plan_of_a_sweep_shows_all_of_it(tmp_path: Path) -> None:
+    said = pipeline("plan", "-m", MODEL, *TWELVE, "dask.workers=2", cwd=tmp_path)
+    assert said.code == 0, said.err
+    assert "12 jobs with 48 stages, 19 of them different" in said.out
+    assert "chunks read 9.7 MiB (116.9 MiB job by job) and write " in said.out
+    assert "│ quantize │ 4, 5, 6 " in said.out
+    assert "peak memory " in said.out
+    assert list(tmp_path.iterdir()) == []
+    drawn = pipeline("graph", "-m", MODEL, "quant=mxfp4,none", cwd=tmp_path)
+    assert drawn.out.count('["1.decode"]') == 1
+    assert '["2.quantize"]' in drawn.out
+    assert '["2.decode"]' not in drawn.out
+
+
+def test_lists_in_step(tmp_path: Path) -> None:
+    lists = ("quant=mxfp4,none", "seed=1,2,3", "export=hf,plain")
+    said = pipeline("-m", MODEL, *lists, "zip=[quant,export]", cwd=tmp_path)
+    assert said.code == 0, said.err
+    runs = [json.loads(p.read_text())["command"] for p in (tmp_path / "outputs").glob("*/manifest.json")]
+    found = {tuple(o.partition("=")[2] for o in run if o.startswith(("quant", "seed", "export"))) for run in runs}
+    assert found == {(q, s, e) for q, e in (("mxfp4", "hf"), ("none", "plain")) for s in "123"}
+    for wrong, why in (
+        ("zip=[quant,seed]", "zip: quant has 2 values, seed has 3 values; what goes together has equally many"),
+        ("zip=[quant,exprt]", "zip: 'exprt' has no list of values here, or goes with others; did you mean 'export'?"),
+        ("zip=[quant]", "names of at least two lists are expected"),
+    ):
+        refused = pipeline("plan", "-m", MODEL, *lists, wrong, cwd=tmp_path)
+        assert refused.code == 2
+        assert why in refused.err
+    alone = pipeline("plan", *MAIN, "zip=[quant,export]", cwd=tmp_path)
+    assert alone.code == 2
+    assert "-m makes it a sweep" in alone.err
+
+
+def test_experiments_by_name(tmp_path: Path) -> None:
+    folder = experiments(tmp_path)
+    said = pipeline("-m", "--config-dir", folder.name, MODEL, "experiment=small,exact", cwd=tmp_path)
+    assert said.code == 0, said.err
+    runs = {p.parent.name: p.parent / "config.yaml" for p in (tmp_path / "outputs").glob("*/manifest.json")}
+    assert {*runs} == {f"gpt_oss-experiment={name}-flow=convert" for name in ("small", "exact")}
+    assert "seed: 4" in runs["gpt_oss-experiment=exact-flow=convert"].read_text().splitlines()
+    unknown = pipeline("plan", "--config-dir", folder.name, MODEL, "experiment=smal", cwd=tmp_path)
+    assert "there is no 'smal' in experiment; did you mean 'small'?" in unknown.err
+
+
+def test_jobs_with_one_folder(tmp_path: Path) -> None:
+    said = pipeline("-m", MODEL, "quant=mxfp4,none", "paths.run=here", cwd=tmp_path)
+    assert said.code == 2
+    assert "is the folder of 'quant=mxfp4' and of 'quant=none'; jobs have one each" in said.err
+    assert not (tmp_path / "here").exists()
+    same = pipeline("-m", MODEL, "quant=mxfp4,mxfp4", cwd=tmp_path)
+    assert same.code == 0, same.err
+    assert len(table(tmp_path / "outputs")) == 2
+
+
+def state(outputs: Path) -> Iterator[tuple[str, Any]]:
+    """What is finished: complete jobs and kept results by when they were written, chunks by their keys."""
+    for file in [*outputs.glob("*/manifest.json"), *outputs.glob(".results/*/result.json")]:
+        yield str(file), file.stat().st_mtime_ns
+
+
+def chunks(outputs: Path) -> dict[Path, list[str]]:
+    """Run → keys of chunks that its journal has; whole lines."""
+    found = {}
+    for file in outputs.glob("*/journal.jsonl"):
+        lines = file.read_bytes().split(b"\n")[:-1]
+        found[file.parent] = [str(json.loads(line)["key"]) for line in lines if line]
+    return found
+
+
+@pytest.mark.parametrize("how", [(), ("dask=distributed", "dask.workers=2")], ids=["threads", "distributed"])
+def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
+    """Wherever it is killed, it ends as an undisturbed one, and nothing that was finished is done twice."""
+    undisturbed = pipeline("-m", MODEL, *TWELVE, "paths.outputs=whole", cwd=tmp_path)
+    assert undisturbed.code == 0, undisturbed.err
+    outputs, kills, rng = tmp_path / "outputs", 10 if not how else 2, random.Random(20)
+    killed = 0
+    while True:
+        command = [sys.executable, "-m", "pipeline", "-m", *converting(MODEL, *TWELVE, *how), "progress=false"]
+        process = subprocess.Popen(
+            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        before, had = dict(state(outputs)), chunks(outputs)
+        done = sum(map(len, had.values()))
+        goal = done + rng.randrange(1, 90)  # of 708 chunks
+        while process.poll() is None and (killed == kills or sum(map(len, chunks(outputs).values())) < goal):
+            pass
+        if process.poll() is not None:
+            break
+        kill_tree(process.pid)
+        process.communicate()
+        killed += 1
+        assert before.items() <= dict(state(outputs)).items()
+        for run, keys in chunks(outputs).items():
+            assert len({*keys}) == len(keys)  # what is in the journal was not done again
+            assert keys[: len(had.get(run, []))] == had.get(run, [])
+    _, err = process.communicate()
+    assert process.returncode == 0, err
+    assert killed >= kills // 2
+    assert table(outputs) == table(tmp_path / "whole")
+    for file in (tmp_path / "whole").glob("*/model/*"):
+        if file.name != ".weightmill.json":
+            assert (outputs / file.relative_to(tmp_path / "whole")).read_bytes() == file.read_bytes()

@@ -1,0 +1,113 @@
+"""What a key depends on: everything that can change a result, and nothing else."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.api import compose_run
+from pipeline.planning.identity import Key, differences, node_keys, resolved, settled
+from pipeline.planning.memory import plan_run
+
+MAIN = ("+model=gpt_oss", "quant=mxfp4")
+
+
+def keys(*overrides: str) -> dict[str, Key]:
+    run = compose_run([*MAIN, *overrides])
+    return dict(plan_run(run, Path("/nowhere"), fetch=False).keys)
+
+
+@pytest.fixture(scope="module")
+def main() -> dict[str, Key]:
+    return keys()
+
+
+def new(before: dict[str, Key], now: dict[str, Key]) -> dict[str, list[str]]:
+    """Node → what is new in its key."""
+    found = {n: [str(d) for d in differences(before[n].parts, now[n].parts)] for n in now}
+    assert all((before[n].id == now[n].id) == (not found[n]) for n in now)
+    return {n: d for n, d in found.items() if d}
+
+
+def test_every_node_has_a_key_and_equal_configs_equal_keys(main: dict[str, Key]) -> None:
+    assert list(main) == ["load", "decode", "quantize", "export", "evaluate", "generate"]
+    assert len({k.id for k in main.values()}) == 6
+    assert new(main, keys()) == {}
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "paths.outputs=x",
+        "export.path=/elsewhere",
+        "engine.programs=null",
+        "dask=distributed",
+        "dask.chunk=1MiB",
+        "hub.cache=/x",
+        "digest_inputs=false",
+        "overwrite=true",
+        "model.model_types=[gpt_oss,other]",
+    ],
+)
+def test_what_cannot_change_a_result_is_in_no_key(main: dict[str, Key], override: str) -> None:
+    assert new(main, keys(override)) == {}
+
+
+def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(main: dict[str, Key]) -> None:
+    taken = ["input checkpoint"]
+    assert new(main, keys("quant.scale_rule=even")) == {
+        "quantize": ["field method.scale_rule: None → even"], "export": taken, "evaluate": taken, "generate": taken,
+    }  # fmt: skip
+    assert new(main, keys("evaluate.windows.tokens=99")) == {"evaluate": ["field windows.tokens: 8192 → 99"]}
+
+
+def test_what_was_chosen_counts_and_not_what_it_was_chosen_from(main: dict[str, Key]) -> None:
+    """`export=auto` takes hf here, so that asking for hf is the same."""
+    assert new(main, keys("export=hf")) == {}
+    [line, *_] = new(main, keys("export=original"))["export"]
+    assert line.startswith("resolved dialect._target_: ")
+    assert not {m for m in main["load"].parts["code"] if "gguf" in m or "bitsandbytes" in m}
+
+
+def test_the_backend_that_is_chosen_is_followed(main: dict[str, Key]) -> None:
+    found = new(main, keys("kernels=xla"))["quantize"]
+    assert "module plugins.kernels.quantize.xla (new)" in found
+    assert any(line.startswith("library jax: nothing → ") for line in found)
+
+
+def test_content_stands_for_a_file_as_soon_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where no digest is known yet
+    main = keys()
+    weights = {s[0]: "0" * 32 for s in main["load"].parts["files"].values() if isinstance(s, list)}
+    assert len(weights) == 3
+    known = settled(main, weights)
+    assert not [f for f in known["load"].parts["files"].values() if isinstance(f, list)]
+    assert all(known[n].id != main[n].id for n in main)
+    run = compose_run(list(MAIN))
+    plan = plan_run(run, Path("/nowhere"), fetch=False)
+    again = node_keys(run, plan, lambda file: "0" * 32)
+    assert {n: k.id for n, k in again.items()} == {n: k.id for n, k in known.items()}
+
+
+@dataclass(frozen=True)
+class Device:
+    kind: str
+
+    def identity(self) -> dict[str, str]:
+        return {"device": self.kind}
+
+
+def test_what_only_the_run_knows_is_open_until_then(main: dict[str, Key]) -> None:
+    assert {n: list(k.open) for n, k in main.items() if k.open} == {"evaluate": ["engine"], "generate": ["engine"]}
+    cpu, gpu = (resolved(replace(main["evaluate"], open={"engine": Device(d)})) for d in ("cpu", "gpu"))
+    assert len({cpu.id, gpu.id, main["evaluate"].id}) == 3
+    assert not cpu.open
+    assert [str(d) for d in differences(cpu.parts, gpu.parts)] == ["resolved engine.device: cpu → gpu"]
+    assert resolved(main["load"]) == main["load"]
+
+
+def test_who_can_look_at_the_seed(main: dict[str, Key]) -> None:
+    """None of ours does by its context; what is random there has a field, which says so where it counts."""
+    found = new(main, keys("seed=1"))
+    assert found["quantize"] == ["field method.seed: 0 → 1"]
+    assert not any(line.startswith("seed") for lines in found.values() for line in lines)
