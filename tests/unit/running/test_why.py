@@ -131,6 +131,7 @@ def test_what_is_the_same_says_so(before: Before) -> None:
         ("export", "evaluate", "generate"), "to do"
     )
     assert not [d for r in found.values() for d in r.new]
+    assert {n: r.open for n, r in found.items() if r.open} == {"evaluate": ("engine",), "generate": ("engine",)}
 
 
 def test_the_nearest_is_compared_with(before: Before) -> None:
