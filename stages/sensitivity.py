@@ -23,7 +23,7 @@ class Sensitivities:
         groups: name → perplexity, KL divergence from the unquantized model (nats), top-1 agreement, number of tensors,
             bits a weight.
         perplexity: of the unquantized model.
-        plot: the picture of it.
+        plot: the picture of it: a file in the run's folder.
         windows: how the text was cut.
         facts: device, dtypes, bytes on the device.
         figures: for comparisons.
@@ -92,9 +92,9 @@ class Sensitivity:
             }  # fmt: skip
         kept.unlink()
         ranked = sorted(found, key=lambda n: -found[n]["kl"])
-        plot = ctx.run_dir / "sensitivity.png"
+        plot = "sensitivity.png"
         title = f"KL from the unquantized model, each {self.by} quantized alone"
-        bars(plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
+        bars(ctx.run_dir / plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
         before = exp(base.nll)
         lines = tuple(
             (
@@ -107,9 +107,9 @@ class Sensitivity:
         columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1 agreement")
         head = Table(f"Quantized alone, worst first (unquantized: {before:.3f})", columns, lines)
         return Sensitivities(
-            found, before, str(plot), asdict(self.windows), session.facts, {"worst": ranked[0]},
+            found, before, plot, asdict(self.windows), session.facts, {"worst": ranked[0]},
             (head, Table("On the device", ("", ""), tuple(weights_rows(session.facts))),
-             Table("Picture", ("",), ((str(plot),),))),
+             Table("Picture", ("",), ((f"{plot}, in the run's folder",),))),
         )  # fmt: skip
 
     def groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:

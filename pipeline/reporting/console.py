@@ -290,6 +290,8 @@ def why_tables(reasons: Sequence[Any]) -> list[Any]:
         else:
             said = "\n".join(shown([str(d) for d in r.new])) or "the same; not kept"
             said = f"{said}\nagainst {r.against}"
+        if r.open:
+            said += f"\nopen until the run: what {' and '.join(r.open)} comes to on this machine"
         rows.append((line(r.node), r.state, safe(hide(said))))
     return [table("Why", ("stage", "", "where, or what is new"), rows, overflow="fold")]
 

@@ -287,6 +287,8 @@ def run_distributed(  # noqa: C901  one loop with its state
                 )  # fmt: skip
                 futures[future.key] = task, future
                 done.add(future)
+            if not futures:  # all that was ready was done here
+                continue
             future = next(done)
             if future.status == "lost":  # it was done, and its worker died before we looked: the scheduler repeats it
                 done.add(future)

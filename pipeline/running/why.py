@@ -29,6 +29,7 @@ class Reason:
         where: of what is done already: the folder; `if …`, where only the run can tell whether it is that.
         against: what `new` compares with: the folder of a run, or of a result; empty when there is nothing.
         new: what is new in the key.
+        open: what only the run can tell: plugins, by their place in the config.
     """
 
     node: str
@@ -36,6 +37,7 @@ class Reason:
     where: str
     against: str
     new: tuple[Difference, ...]
+    open: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,9 @@ def _reason(name: str, key: Key, plan: Plan, results: Results, earlier: list[Ear
     state = VIEW if node.work is None and not node.computes else "to do"
     alike = [e for e in earlier if e.parts.get("stage") == key.parts["stage"]]
     if not alike:
-        return Reason(name, state, "", "", ())
+        return Reason(name, state, "", "", (), tuple(key.open))
     nearest = min(alike, key=lambda e: len(_new(e, key)))
-    return Reason(name, state, "", str(nearest.where), _new(nearest, key))
+    return Reason(name, state, "", str(nearest.where), _new(nearest, key), tuple(key.open))
 
 
 def _new(earlier: Earlier, key: Key) -> tuple[Difference, ...]:

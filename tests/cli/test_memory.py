@@ -49,7 +49,7 @@ def predicted(*args):
     ids=lambda args: " ".join(args),
 )
 def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
-    args = [*args, f"model.source={source}", f"paths.run={tmp_path}"]
+    args = [*args, f"model.source={source}", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}.outputs"]
     most = predicted(*args)
     seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
@@ -74,7 +74,7 @@ def test_any_scheme_keeps_to_a_bound_that_the_weights_are_past(twice, tmp_path, 
     bound = 150 << 20
     assert sum(p.stat().st_size for p in twice.glob("*.safetensors")) > bound * 7 / 6
     args = [*args, "flow=convert", "dask.workers=2", "dask.memory=150MiB"]
-    args += [f"model.source={twice}", f"paths.run={tmp_path}"]
+    args += [f"model.source={twice}", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}.outputs"]
     most = predicted(*args)
     seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output
@@ -91,7 +91,13 @@ def test_running_a_model_takes_what_is_planned(tmp_path):
 
 
 def test_decoding_to_a_transposed_layout(packed, tmp_path):
-    args = ["quant=none", "dask.workers=2", f"model.source={packed}", f"paths.run={tmp_path}"]
+    args = [
+        "quant=none",
+        "dask.workers=2",
+        f"model.source={packed}",
+        f"paths.run={tmp_path}",
+        f"paths.outputs={tmp_path}.outputs",
+    ]
     most = predicted(*args)
     seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output

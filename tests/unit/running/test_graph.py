@@ -342,3 +342,8 @@ def test_a_failure_says_what_failed() -> None:
     assert caught.value is why
     with pytest.raises(StageError, match=r"chunk 3: KeyError: 'k'"):
         Failure("chunk 3", KeyError("k")).raise_()
+
+
+def test_a_graph_of_nothing_but_what_is_there(run: Run) -> None:
+    """A handle that nobody takes is not sent to a worker; with nothing else to do, that is the end."""
+    assert run([Task("there", abs, (-3,), handle=True, label="there")]) == {"there": 3}

@@ -1,0 +1,135 @@
+"""A baseline is one machine's and one backend's: whoever evaluates on another computes its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.digest import described
+from pipeline.engine import Score, Windows
+from pipeline.planning.identity import node_keys
+from pipeline.planning.wiring import make_plan
+from pipeline.running.results import FOLDER, Results
+from pipeline.running.tasks import run_stage
+from pipeline.stage import Checkpoint, Context, Footprint
+from stages.evaluate import Evaluate, Evaluated
+from tests.cases.memory_store import MemoryStore
+
+loads: list[str] = []
+"""Which checkpoint each model was made of."""
+
+
+class Tokenizer:
+    def encode(self, text: str) -> list[int]:
+        return [*text.encode()]
+
+
+class Model:
+    tokenizer = Tokenizer()
+    facts: Mapping[str, Any] = {"device": "fake", "device_nbytes": 1, "activations": "f32"}
+
+    def score(self, ids: Any, windows: Windows, *, keep: Path | None, against: Path | None) -> Score:
+        if keep is not None:
+            np.savez(keep, ids=np.array(ids))
+        assert against is None or against.exists()
+        return Score(len(ids), len(ids) - 1, 1.5, 0.1 if against else None, 0.9 if against else None, 0.1, 0.0)
+
+
+@dataclass(frozen=True)
+class Fake:
+    """An engine; where it runs is found out in the run."""
+
+    device: str = "auto"
+    backends: tuple[str, ...] = ("xla",)
+
+    def identity(self) -> dict[str, str]:
+        return {"device": here}
+
+    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
+        return Footprint(1, 1)
+
+    def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Model:
+        loads.append("quantized" if checkpoint.config else "baseline")
+        return Model()
+
+
+here = "cpu (cpu)"
+
+
+@dataclass(frozen=True)
+class Load:
+    def run(self, ctx: Context) -> Checkpoint:
+        return Checkpoint(MemoryStore({"w": np.zeros((2, 3), "f4")}))
+
+
+@dataclass(frozen=True)
+class Decode:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        return checkpoint
+
+
+@dataclass(frozen=True)
+class Quantize:
+    by: float = 1.0
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        return replace(checkpoint.map(Scaled(self.by), "*"), config={"quantized": True})
+
+
+@dataclass(frozen=True)
+class Scaled:
+    by: float
+
+    def __call__(self, x: Any) -> Any:
+        return x * self.by
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads.clear()
+    monkeypatch.setattr(f"{__name__}.here", "cpu (cpu)")
+
+
+def evaluated(
+    folder: Path, *, by: float = 1.0, engine: Fake | None = None, text: str = "t.txt", **windows: int
+) -> list[str]:
+    """Which models an evaluation loads."""
+    (folder / text).touch()
+    if not (folder / text).read_text():
+        (folder / text).write_text("The people")
+    evaluate = Evaluate(engine or Fake(), (str(folder / text),), Windows(**windows))
+    stages = {"load": Load(), "decode": Decode(), "quantize": Quantize(by), "evaluate": evaluate}
+    run = SimpleNamespace(nodes={n: described(s) for n, s in stages.items()}, spine=SimpleNamespace(seed=0))
+    plan = make_plan(stages, Context(folder, results=Results(folder / FOLDER)))
+    assert not plan.problems
+    node = plan.nodes["evaluate"]
+    inputs = [plan.nodes[source].result for source in node.inputs.values()]
+    before = len(loads)
+    made = run_stage(
+        "evaluate", evaluate, None, plan.context, plan.inputs, Evaluated, node_keys(run, plan), *inputs  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert isinstance(made.value, Evaluated)
+    return loads[before:]
+
+
+def test_one_baseline_for_all_that_quantize_the_same(tmp_path: Path) -> None:
+    assert evaluated(tmp_path) == ["baseline", "quantized"]
+    assert evaluated(tmp_path) == []  # the evaluation itself is there
+    assert evaluated(tmp_path, by=2.0) == ["quantized"]
+    assert evaluated(tmp_path, by=2.0, text="same.txt") == ["quantized"]  # the content counts, which is the same
+
+
+def test_another_device_backend_or_window_shares_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert evaluated(tmp_path) == ["baseline", "quantized"]
+    assert evaluated(tmp_path, by=2.0, engine=Fake(device="cpu")) == ["quantized"]  # asked for otherwise, the same here
+    monkeypatch.setattr(f"{__name__}.here", "gpu (H100)")
+    assert evaluated(tmp_path) == ["baseline", "quantized"]
+    assert evaluated(tmp_path, engine=Fake(device="cpu")) == []
+    monkeypatch.setattr(f"{__name__}.here", "cpu (cpu)")
+    assert evaluated(tmp_path) == []
+    assert evaluated(tmp_path, engine=replace(Fake(), backends=("reference",))) == ["baseline", "quantized"]
+    assert evaluated(tmp_path, window=7) == ["baseline", "quantized"]
