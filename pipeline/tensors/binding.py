@@ -5,24 +5,10 @@ A dialect makes them, in both directions; what is named here is all that readers
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Pick, Step, Transpose
-
-
-@runtime_checkable
-class Packing(Step, Protocol):
-    """A step that is more than a view: it orders what a leaf holds, and the leaf has a dtype of its own.
-
-    Packing loses nothing: it reorders bytes, or widens floats. Only a packing that cannot `pack` may decode a type that
-    no scheme describes. Where the part's component is `*`, boxes and grain are the tensor's and `pack` takes a QTensor.
-    """
-
-    @property
-    def dtype(self) -> str:
-        """Dtype of the leaf."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +83,9 @@ class Part:
 
     def dtype(self, own: str) -> str:
         """Dtype of the leaf, for a component of dtype `own`."""
-        return next((step.dtype for step in reversed(self.steps) if isinstance(step, Packing)), own)
+        for step in self.steps:
+            own = step.dtype or own
+        return own
 
 
 @dataclass(frozen=True, slots=True)

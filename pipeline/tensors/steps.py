@@ -3,12 +3,12 @@
 A pick takes some of a component: one matrix of a stack, every second row. What is picked then goes through steps, each
 of which is undone exactly: transposed, split, one of several in a leaf. Picks come first, then steps, each in the order
 in which they stand on the way from the component to the leaf; reading goes back through them. Every class maps boxes
-too, so that a box of a tensor is a box of the leaf and nothing else is read or written. Packings, which reorder what is
-in bytes, are steps as well (`pipeline.tensors.binding.Packing`).
+too, so that a box of a tensor is a box of the leaf and nothing else is read or written. Steps that are no views are
+packings: they order what is in bytes otherwise, and are their formats' own.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 Box = tuple[slice, ...]
 Grain = tuple[int, ...]
@@ -35,7 +35,17 @@ class Pick(Protocol):
 
 
 class Step(Protocol):
-    """How something lies in the leaf. Must pickle."""
+    """How something lies in the leaf. Must pickle.
+
+    A step loses nothing: it is a view, reorders bytes, or widens floats. Only one that cannot `pack` may decode a type
+    that no scheme describes. Where a part's component is `*`, boxes and grain are the tensor's, and `pack` takes a
+    QTensor.
+    """
+
+    @property
+    def dtype(self) -> str | None:
+        """Dtype of the leaf, where it is another one than that of what is packed."""
+        ...
 
     def box(self, box: Box) -> Box:
         """The box on the leaf's side.
@@ -101,6 +111,7 @@ class Slice:
     """Lies in the leaf from index `start` of dimension 0 on, beside others: q, k and v fused in one qkv leaf."""
 
     start: int
+    dtype: ClassVar[None] = None
 
     def box(self, box: Box) -> Box:
         return (slice(box[0].start + self.start, box[0].stop + self.start), *box[1:])
@@ -118,6 +129,8 @@ class Slice:
 @dataclass(frozen=True, slots=True)
 class Transpose:
     """The last two dimensions swapped: [..., out, in] → [..., in, out]. A view in both directions."""
+
+    dtype: ClassVar[None] = None
 
     def box(self, box: Box) -> Box:
         return (*box[:-2], box[-1], box[-2])
@@ -137,6 +150,7 @@ class Split:
     """The last dimension in two: [..., n] → [..., n / size, size]."""
 
     size: int
+    dtype: ClassVar[None] = None
 
     def box(self, box: Box) -> Box:
         return (*_divided(box, -1, self.size), slice(0, self.size))

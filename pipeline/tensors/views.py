@@ -155,7 +155,7 @@ def grain(bound: Bound) -> tuple[int, ...]:
         out[-1] = 8 // math.gcd(8, bits)
     for part in bound.parts:
         if out and (part.steps or part.picks):
-            dims = len(leaf_box(part, bound.spec, ()) or ())
+            dims = len(_whole(part, bound.spec))
             out = list(common(tuple(out), tensor_grain(bound.spec, part.component, part.grain(dims))))
     return tuple(out)
 
@@ -196,8 +196,9 @@ def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
     problems = []
     for name, bound in tensors.items():
         for part in bound.parts:
-            spec = stored_spec(part, bound.spec)
-            size = math.prod(s.stop - s.start for s in leaf_box(part, bound.spec, ()) or ())
+            box = _whole(part, bound.spec)
+            spec = _stored(part, bound.spec, box)
+            size = math.prod(s.stop - s.start for s in box)
             have = leaves.get(part.leaf)
             if have is not None and have.dtype != spec.dtype:
                 problems.append(Problem(name, f"{spec.dtype} cannot share {part.leaf} with tensors of {have.dtype}"))
@@ -215,8 +216,16 @@ def stored_leaves(tensors: Mapping[str, Bound]) -> dict[str, TensorSpec]:
 
 def stored_spec(part: Part, spec: TensorSpec) -> TensorSpec:
     """The leaf that `part` implies: its shape up to and including this part's rows, and its dtype."""
+    return _stored(part, spec, _whole(part, spec))
+
+
+def _whole(part: Part, spec: TensorSpec) -> Box:
     box = leaf_box(part, spec, ())
     assert box is not None, f"{part.leaf}: picks what {spec.shape} does not have"
+    return box
+
+
+def _stored(part: Part, spec: TensorSpec, box: Box) -> TensorSpec:
     own = spec.scheme.dtypes.get(part.component, "") if spec.scheme is not None else spec.dtype
     return TensorSpec(tuple(s.stop for s in box), part.dtype(own))
 

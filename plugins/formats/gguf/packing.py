@@ -20,7 +20,7 @@ from plugins.formats.gguf.types import GGML, PLAIN, SCHEMES
 
 @dataclass(frozen=True, slots=True)
 class Ggml:
-    """The packing of one tensor (`pipeline.tensors.binding.Packing`).
+    """The packing of one tensor, a `pipeline.tensors.steps.Step`.
 
     For a plain type the part's component is `values`; for a type that is a scheme `*`; for any other `values`, decoded
     to F32.
@@ -51,7 +51,7 @@ class Ggml:
         return (*inner[:-2], rows, block) if len(inner) > 1 else (math.lcm(rows, block),)
 
     def box(self, box: Box) -> Box:
-        """See `Packing.box`.
+        """See `Step.box`.
 
         Raises:
             IndexError: the box cuts a block, or a head of a reordered tensor.
