@@ -72,7 +72,7 @@ class TestQuantizeDequantize(KernelContract):
     def cases(self) -> Iterable[Case]:
         for case in TestQuantize().cases():
             options = {name: value for name, value in case.options.items() if name != "measure"}
-            if "NaN" not in case.name:
+            if np.isfinite(case.args[0].astype(np.float32)).all():
                 yield Case(case.name, case.args, {**options, "overflow": "inf"})
 
 
