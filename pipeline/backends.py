@@ -87,7 +87,11 @@ def about(backend: str) -> Backend:
 
 
 def load(op: str, backend: str) -> Callable[..., Any]:
-    """The callable that a backend is. An ImportError is the caller's to see: what was asked for must exist."""
+    """The callable that a backend is.
+
+    Raises:
+        ConfigError: there is none, or what it needs is not installed.
+    """
     module = _module(backend if "." in backend else f"{ROOM}.{op}.{backend}")
     found: Callable[..., Any] | None = getattr(module, op, None)
     if not callable(found):
@@ -115,7 +119,10 @@ def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:
 
 @cache
 def _module(name: str) -> Any:
-    return import_module(name)
+    try:
+        return import_module(name)
+    except ImportError as why:
+        raise ConfigError(f"{name} cannot be imported: {why}") from why
 
 
 @cache

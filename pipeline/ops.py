@@ -154,6 +154,8 @@ def _reason(backend: str, request: Request) -> str | None:
     platforms = backends.about(backend).platforms
     if platforms is not None and request.platform not in platforms:
         return f"runs on {', '.join(platforms)}, not on {request.platform}"
+    if "." in backend:  # nobody's tests have seen it: that it is one is known now, and not when it is called
+        backends.load(request.op, backend)
     declines = backends.declines(request.op, backend)
     return None if declines is None else declines(request)
 

@@ -165,7 +165,7 @@ def test_what_is_not_there_is_said(op: str, names: list[str], said: str) -> None
 
 def test_a_module_without_the_callable_is_no_backend() -> None:
     with pytest.raises(ConfigError, match="empty holds nothing callable named 'number'"):
-        number("plugins.numbers.empty")(1)
+        number("plugins.numbers.empty").choose({})
 
 
 def test_the_table_says_what_compiled_programs_may_use() -> None:

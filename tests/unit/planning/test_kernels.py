@@ -44,9 +44,7 @@ def planned(tmp_path: Path, *overrides: str) -> Any:
 def test_calls_that_are_alike_are_one_row(tmp_path: Path) -> None:
     plan = planned(tmp_path)
     assert not plan.problems
-    rows = {
-        (op, of): (where, stages, backend, declined) for op, of, where, stages, backend, declined in kernels.rows(plan)
-    }
+    rows = {(op, of): tuple(rest) for op, of, *rest in kernels.rows(plan)}
     experts = "mlp.experts.gate_up_proj, mlp.experts.down_proj ×8"
     assert rows["quantize", "BF16"] == (experts, "quantize", "numpy", "")
     assert rows["moe", "e2m1/32/e8m0"] == ("mlp.experts ×4", "evaluate, generate", "xla", "")
@@ -75,9 +73,8 @@ def test_what_nobody_can_do_is_a_problem(tmp_path: Path) -> None:
     plan = planned(tmp_path, "flow=convert", "kernels.quantize=xla", "quant.stochastic=true")
     assert len(plan.problems) == 8
     assert str(plan.problems[0]).startswith("quantize of model.layers.0.mlp.experts.")
-    assert "(xla: xla neither searches nor rounds at random); kernels.quantize=[…] chooses others" in str(
-        plan.problems[0]
-    )
+    said = "(xla: xla neither searches nor rounds at random); kernels.quantize=[…] chooses others"
+    assert said in str(plan.problems[0])
 
 
 def test_a_model_is_not_loaded_where_an_op_cannot_run(tmp_path: Path) -> None:
