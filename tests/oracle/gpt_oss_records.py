@@ -21,7 +21,7 @@ from plugins.formats.gpt_oss.dialect import Original
 from tests.cases import toy_gpt_oss as toys
 from tests.oracle.test_gpt_oss import RECORD, TOKENS, bits, read, values, write
 
-EVERY = 8  # of the logits of a token, one in so many is kept
+EVERY = 16  # of the logits of a token, one in so many is kept
 
 
 def check(model: Any, toy: toys.Toy) -> None:

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "mxfp4": {"experts": "mxfp4"},
     "mixed": {"experts": "mxfp4", "plain_layers": (1,)},
 }
-TOKENS = [[5, 258, 0, 17, 99, 100, 3, 3, 42, 7, 11, 200]]
+TOKENS = np.random.default_rng(0).integers(0, toys.VOCAB, (1, 37)).tolist()  # the window has 8
 
 
 def write(folder: Path, dialect: Any, toy: toys.Toy) -> Path:
