@@ -266,7 +266,11 @@ class Chunk:
 
 
 class Work(Protocol, Generic[T]):
-    """A stage's work in many tasks. Must pickle; chunks may run in any order, in any process, more than once."""
+    """A stage's work in many tasks. Must pickle; chunks may run in any order, in any process, more than once.
+
+    Work with a `store`, a `grain(name)` (what bounds of its chunks are multiples of, for each dimension), and perhaps
+    `ignored` (names of that store that it does not read) is cut like that of the other jobs of a sweep.
+    """
 
     @property
     def chunks(self) -> Sequence[Chunk]: ...

@@ -133,9 +133,11 @@ def replace_memory(one: Job, said: str) -> Job:
 
 
 def test_one_that_does_not_fit_alone_leaves_room_for_the_others() -> None:
-    large = job("flow=convert", "quant=nf4", "export=orbax", *DOUBLE, "dask.memory=97MiB", "dask.workers=1")
-    least = job("flow=convert", "quant=mxfp4", "dask.memory=97MiB", "dask.workers=1")
-    sweep = plan_jobs([least, large])
-    fits = [not plan.problems for plan in sweep.plans]
-    alone = [not plan_run(one.run, one.run_dir).problems for one in (least, large)]
-    assert fits == alone == [True, False]
+    how = ("flow=convert", "dask.workers=1", "dask.chunk=256KiB", "export=orbax")
+    large, least = job(*how, "quant=nf4", *DOUBLE), job(*how, "quant=mxfp4")
+    needed = plan_run(large.run, large.run_dir).memory
+    assert needed is not None
+    sweep = plan_jobs([replace_memory(one, f"{needed.peak // 1024 - 1}KiB") for one in (least, large)])
+    assert sweep.plans[0].problems == []
+    [problem] = sweep.plans[1].problems
+    assert "is too little: " in problem.message
