@@ -14,7 +14,6 @@ from pipeline.errors import StorageError
 from pipeline.events import Events
 from pipeline.planning.sweep import Job
 from pipeline.reporting.manifest import Report
-from pipeline.running import held
 from pipeline.running.runner import execute, execute_jobs
 from pipeline.running.target import MARKER
 from pipeline.tensors.views import JoinedStore
@@ -30,7 +29,6 @@ CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     yield tmp_path
-    held.release()
 
 
 @pytest.fixture
