@@ -1,7 +1,6 @@
 """Jobs that run as one graph: what they share is done once, and each leaves what it leaves alone."""
 
 import json
-from collections.abc import Iterator
 from functools import wraps
 from itertools import product
 from pathlib import Path
@@ -26,9 +25,9 @@ CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
+    return tmp_path
 
 
 @pytest.fixture
