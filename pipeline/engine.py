@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.stage import Checkpoint, Context, Footprint
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.tensors.spec import group_of
 from pipeline.units import show_bytes
 
@@ -181,8 +181,8 @@ class Loads:
 
     engine: Engine
 
-    def plan(self, checkpoint: Checkpoint) -> Footprint:
-        return self.engine.plan(checkpoint, text=False)
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(None, self.engine.plan(checkpoint, text=False))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Any:
         return self.engine.load(checkpoint)

@@ -2,6 +2,7 @@
 
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 
@@ -17,10 +18,7 @@ class Method(Protocol):
     @property
     def needs_extremes(self) -> bool:
         """Whether a scale depends on whole matrices: then `encode` takes `observed`, the Extremes of the matrices that
-        `x` is a part of, or None when `x` holds them whole. A method that draws random numbers may have `needs_place`
-        beside it: then `encode` takes `place`, the tensor's name and shape and where `x` starts in it. A method whose
-        rows share a scale and `cuts_rows` takes part of a row as well: then `encode` takes `rows`, the Extremes of the
-        whole rows that `x` is a part of, or None when `x` holds them whole."""
+        `x` is a part of, or None when `x` holds them whole."""
         ...
 
     def encode(self, x: Any, *, measure: bool = False, **observed: Any) -> Any:
@@ -42,3 +40,15 @@ class Method(Protocol):
     def decode(self, q: QTensor, dtype: str) -> Any:
         """Values of `q`, whatever its scheme, as an array of `dtype` (BF16, F16 or F32)."""
         ...
+
+
+@hooks_of(Method)
+class MethodHooks:
+    """What a method may have beside that."""
+
+    needs_place: bool = False
+    """It draws random numbers: `encode` takes `place`, the tensor's name and shape and where `x` starts in it."""
+
+    cuts_rows: bool = False
+    """Of rows that share a scale it takes a part as well: `encode` takes `rows`, the Extremes of the whole rows that
+    `x` is a part of, or None when `x` holds them whole."""

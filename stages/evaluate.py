@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.files import read_whole
 from pipeline.places import hindrance
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Table
 
 LEAST = 2  # tokens of a text
 
@@ -64,7 +64,7 @@ class Evaluate:
         for text in self.texts:
             texts.check(text, "evaluate.texts")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         """The larger of both models, one of which is loaded at a time.
 
         Raises:
@@ -75,7 +75,7 @@ class Evaluate:
         ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
         read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
         device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
-        return Footprint(device, host, read, ours.ignored)
+        return Prediction(None, Footprint(device, host, read, ours.ignored))
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
         """

@@ -18,7 +18,8 @@ from pipeline import meter
 from pipeline.digest import Digested, InputFile, digest_file, identity, unchanged
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import read_whole, spoken
-from pipeline.formats import Container, Dialect, Layout
+from pipeline.formats import Container, Dialect, DialectHooks, Layout
+from pipeline.hooks import optional
 from pipeline.ops import Kernel
 from pipeline.places import nearest_folder, reason
 from pipeline.planning.holding import Option, choose, hold
@@ -360,7 +361,7 @@ def _between(spec: TensorSpec, elems: int, taken: int) -> int:
 def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any]:
     """The companion files that the dialect's `takes` names, JSON parsed, the rest as text."""
     found: dict[str, Any] = {}
-    for name in getattr(dialect, "takes", ()):
+    for name in optional(dialect, DialectHooks, "takes"):
         if (file := files.get(name)) is not None:
             content, where = (file, name) if isinstance(file, bytes) else (read_whole(file), spoken(file))
             try:

@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Prediction, Table
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ class Generate:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
 
-    def plan(self, checkpoint: Checkpoint) -> Footprint:
-        return self.engine.plan(checkpoint)
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(None, self.engine.plan(checkpoint))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Generated:
         prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)

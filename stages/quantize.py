@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
-from pipeline.method import Method
+from pipeline.hooks import optional
+from pipeline.method import Method, MethodHooks
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.blocks import block_grain, common, grain_of, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
@@ -184,7 +185,11 @@ class CodedStore:
             return found
         shape = self.specs[name].shape
         found = common(found, block_grain(method.scheme, shape))
-        if method.scheme.block_elems == 0 and method.scheme.block_rows and not getattr(method, "cuts_rows", False):
+        if (
+            method.scheme.block_elems == 0
+            and method.scheme.block_rows
+            and not optional(method, MethodHooks, "cuts_rows")
+        ):
             found = (*found[:-1], max(1, shape[-1]))
         return found
 
@@ -225,8 +230,12 @@ class CodedStore:
         more: dict[str, Any] = {}
         if method.needs_extremes:
             more["observed"] = self.extremes.box(self.store, name, box, method.decode)
-        if getattr(method, "cuts_rows", False) and (scheme := method.scheme) is not None and scheme.block_elems == 0:
+        if (
+            optional(method, MethodHooks, "cuts_rows")
+            and (scheme := method.scheme) is not None
+            and scheme.block_elems == 0
+        ):
             more["rows"] = self.extremes.bands(self.store, name, box, scheme.block_rows, method.decode)
-        if getattr(method, "needs_place", False):
+        if optional(method, MethodHooks, "needs_place"):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
         return more

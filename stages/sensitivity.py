@@ -11,7 +11,7 @@ from pipeline.engine import Engine, Windows, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.reporting.plots import bars
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Table
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,19 @@ class Sensitivity:
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         base, plain = (self.engine.plan(decode, plain=p) for p in (False, True))
         values = sum(s.size for s in decode.store.specs.values())
         inputs = (*base.inputs, texts.input_file(self.text))
-        return Footprint(plain.device_nbytes, base.host_nbytes + 4 * values, inputs, plain.ignored)
+        takes = Footprint(plain.device_nbytes, base.host_nbytes + 4 * values, inputs, plain.ignored)
+        return Prediction(None, takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
         """
         Raises:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
-        groups = self.groups(checkpoint, decode)
+        groups = self._groups(checkpoint, decode)
         session = self.engine.load(decode, plain=True)
         ids = session.tokenizer.encode(texts.read(self.text))
         kept = ctx.run_dir / "sensitivity.npz"
@@ -110,7 +111,7 @@ class Sensitivity:
              Table("Picture", ("",), ((str(plot),),))),
         )  # fmt: skip
 
-    def groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
+    def _groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
         """Group → the tensors of it that quantization changed."""
         changed = [n for n, s in checkpoint.store.specs.items() if s != decode.store.specs.get(n)]
         if not changed:

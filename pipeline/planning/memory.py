@@ -1,17 +1,18 @@
 """Plan a run so that it fits: chunks as small, and problems as clear, as `dask.memory` makes them."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
+from pipeline.hooks import optional
 from pipeline.ops import kernels_of
 from pipeline.planning.budget import PERCENT, SHARE, Budget, budget
 from pipeline.planning.recipes import recipes
-from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
-from pipeline.stage import Context, Footprint
+from pipeline.planning.wiring import MemoryPlan, Plan, make_plan, store_of
+from pipeline.stage import Context, Footprint, StageHooks
 from pipeline.units import parse_bytes, show_bytes
 
 # Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4), and a
@@ -91,21 +92,30 @@ def fits_workers(memory: MemoryPlan, limits: Mapping[str, int]) -> None:
 def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
     """Resources that a stage asks for and no worker has: its tasks would wait for ever."""
     for node in plan.nodes.values():
-        for tag, amount in getattr(node.stage, "resources", {}).items():
+        for tag, amount in optional(node.stage, StageHooks, "resources").items():
             if not conf.address and amount > conf.resources.get(tag, 0):
                 text = f"needs {amount} of resource {tag!r}; dask.resources has {conf.resources.get(tag, 'none')}"
                 yield Problem(f"stages.{node.name}", text)
 
 
+def computing(takes: Iterable[Footprint]) -> int:
+    """Bytes that stages which compute need at their worst, one after another, with what earlier ones hold on to."""
+    most = kept = 0
+    for one in takes:
+        most = max(most, kept + one.host_nbytes)
+        kept += one.kept_nbytes
+    return max(most, kept)
+
+
 def _memory(plan: Plan, conf: Dask, allowed: Budget, workers: int) -> MemoryPlan:
     chunks = plan.chunks
     task = max((c.peak_nbytes for c in chunks), default=0)
-    model = max((n.result.host_nbytes for n in plan.nodes.values() if isinstance(n.result, Footprint)), default=0)
-    stores = [s for n in plan.nodes.values() if (s := getattr(n.result, "store", None)) is not None]
+    model = computing(plan.takes.values())
+    stores = [s for n in plan.nodes.values() if (s := store_of(n)) is not None]
     tensors = max((len(s.specs) for s in stores), default=0)
     files = sum(len(w.outputs) for w in plan.works.values())
-    # What a stage that runs a model needs is in its `Footprint`.
-    lazy = (n.stage for n in plan.nodes.values() if not isinstance(n.result, Footprint))
+    # What a stage that computes needs is in its `Footprint`.
+    lazy = (n.stage for n in plan.nodes.values() if n.takes is None)
     kept = max((kernel.resident for stage in lazy for kernel in kernels_of(stage)), default=0) if chunks else 0
     if conf.address:  # somebody else's processes: the bound is each worker's
         held = tensors * PER_TENSOR_WORKER

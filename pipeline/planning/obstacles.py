@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Problem
+from pipeline.hooks import optional
 from pipeline.places import hindrance, named, within
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, StageHooks, WorkHooks
 
 RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")
-"""What every run writes into its folder; a stage that writes more there says so in a class variable `writes`."""
+"""What every run writes into its folder; a stage that writes more there says so in `StageHooks.writes`."""
 
 
 def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) -> list[Problem]:
@@ -28,13 +29,14 @@ def obstacles(plan: Plan, outputs: Path, run_id: str, known: Mapping[str, Any]) 
     """
     found: list[Problem] = []
     for name, work in plan.works.items():
-        target: Path | None = getattr(work, "target", None)
+        target: Path | None = optional(work, WorkHooks, "target")
+        ask = optional(work, WorkHooks, "obstacles")
         clash = next(clashes(target, name, plan, outputs), None) if target is not None else None
         if clash is not None:
             found.append(Problem("export.path", f"{target} {clash}; choose another"))
-        elif hasattr(work, "obstacles"):
+        elif ask is not None:
             finished = all(chunk_key(run_id, name, chunk) in known for chunk in work.chunks)
-            found += work.obstacles(finished=finished)
+            found += ask(finished=finished)
     return found
 
 
@@ -44,7 +46,7 @@ def run_folder(plan: Plan) -> Iterator[Problem]:
     if why := hindrance(folder / f"{max(RECORDS, key=len)}.partial"):
         yield Problem("paths.run", f"{folder!s:.300}: {why}")
         return
-    writes = {*RECORDS, *(w for node in plan.nodes.values() for w in getattr(node.stage, "writes", ()))}
+    writes = {*RECORDS, *(w for node in plan.nodes.values() for w in optional(node.stage, StageHooks, "writes"))}
     there = {name for name in writes if os.path.lexists(folder / name)}
     if there and not is_run(folder):
         yield Problem(
@@ -86,7 +88,7 @@ def clashes(target: Path, name: str, plan: Plan, outputs: Path) -> Iterator[str]
         if within(target, source) and not mine:
             yield f"lies in what this run reads ({source})"
     for other, work in plan.works.items():
-        theirs: Path | None = getattr(work, "target", None)
+        theirs: Path | None = optional(work, WorkHooks, "target")
         if other != name and theirs is not None and (within(target, theirs) or within(theirs, target)):
             yield f"and {theirs}, which stage {other!r} writes, are in each other's way"
 

@@ -188,27 +188,29 @@ def _figures(result: Any) -> dict[str, str]:
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.engine import grouped
+    from pipeline.planning.wiring import store_of
     from pipeline.reporting.manifest import chosen, ignored_table, left_out
-    from pipeline.stage import Checkpoint, Footprint
+    from pipeline.stage import Checkpoint
     from pipeline.tensors.spec import group_of
 
     stages: list[Sequence[str]] = []
     for node in plan.nodes.values():
         takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
         gives = getattr(node.gives, "__name__", str(node.gives))
-        origin = getattr(node.result, "origin", "") if not node.inputs else ""
+        origin = node.result.origin if isinstance(node.result, Checkpoint) and not node.inputs else ""
         what = origin or ("in one task" if node.computes else "lazy view")
-        if isinstance(node.result, Footprint):
-            what = f"in one task, {show_bytes(node.result.device_nbytes)} on the device"
+        if node.takes is not None and node.takes.device_nbytes:
+            cache = f", {show_bytes(node.takes.cache_nbytes)} of it KV cache" if node.takes.cache_nbytes else ""
+            what = f"in one task, {show_bytes(node.takes.device_nbytes)} on the device{cache}"
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"
         stages.append((node.name, takes, gives if node.work is None else f"{gives} (work)", what))
     found: list[Any] = [table("Stages", ("stage", "takes", "gives", "what"), stages)]
-    holders = [n.result for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
-    holders += [work for work in plan.works.values() if hasattr(work, "store")]
+    given = [n for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
+    holders = given + [n for n in plan.nodes.values() if n.work is not None and store_of(n) is not None]
     if holders:
-        first, last = holders[0].store.specs, holders[-1].store.specs
+        first, last = (store.specs for n in (holders[0], holders[-1]) if (store := store_of(n)) is not None)
         groups: dict[Any, list[Any]] = {}
         for name, spec in last.items():
             before = first.get(name)
@@ -233,12 +235,7 @@ def plan_tables(plan: Any) -> list[Any]:
         folder = os.path.commonpath([f.path.parent for f in work.outputs])
         files = [(line(str(f.path.relative_to(folder))), f"{f.nbytes:,}") for f in work.outputs]
         found += [table(f"Files of {name}", ("file", "bytes"), files, right=(1,)), folder]
-    ignored = {
-        n: r
-        for node in plan.nodes.values()
-        if isinstance(node.result, Footprint)
-        for n, r in node.result.ignored.items()
-    }
+    ignored = {n: reason for takes in plan.takes.values() for n, reason in takes.ignored.items()}
     found += [f"the model does not read {text}" for text in grouped(ignored)]
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
@@ -261,10 +258,12 @@ def plan_tables(plan: Any) -> list[Any]:
 
 
 def _bits(holders: Sequence[Any]) -> str:
-    """Effective bits per weight of what comes out."""
+    """Effective bits per weight of what comes out of the last of these nodes."""
+    from pipeline.planning.wiring import store_of
     from pipeline.reporting.manifest import nbytes_of
 
-    values = sum(s.size for s in holders[-1].store.specs.values()) if holders else 0
+    store = store_of(holders[-1]) if holders else None
+    values = sum(s.size for s in store.specs.values()) if store is not None else 0
     return f", {8 * nbytes_of(holders[-1]) / values:.3f} bits a weight" if values else ""
 
 

@@ -20,9 +20,10 @@ from pipeline.config.spine import RunConfig
 from pipeline.digest import Digested, digest_file
 from pipeline.errors import StageError, StorageError
 from pipeline.files import write_json
+from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
-from pipeline.planning.wiring import Plan
-from pipeline.stage import Checkpoint, Exported
+from pipeline.planning.wiring import Node, Plan, store_of
+from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe, table
@@ -101,10 +102,12 @@ class Report:
         return sum((stats_of(t) for t in self.tensors), ErrorStats())
 
 
-def nbytes_of(result: Any) -> int:
-    """What the tensors of a stage's result take: as written, where it says so, or as they are in its store."""
-    written: int | None = getattr(result, "nbytes", None)
-    return sum(s.nbytes for s in result.store.specs.values()) if written is None else written
+def nbytes_of(node: Node) -> int:
+    """What the tensors that a stage gives take: as written, where it says so, or as they are in its store."""
+    written: int | None = optional(node.work, WorkHooks, "nbytes")
+    store = store_of(node)
+    specs = store.specs.values() if store is not None else ()
+    return sum(s.nbytes for s in specs) if written is None else written
 
 
 def stats_of(row: Mapping[str, Any]) -> ErrorStats:
@@ -154,9 +157,8 @@ def build_report(
     specs: Mapping[str, TensorSpec] = {}
     nbytes_out = 0
     for name, node in plan.nodes.items():
-        store = node.result.store if isinstance(node.result, Checkpoint) else getattr(node.result, "store", None)
-        if store is not None:
-            specs, nbytes_out = store.specs, nbytes_of(node.result)
+        if (store := store_of(node)) is not None:
+            specs, nbytes_out = store.specs, nbytes_of(node)
         stages[name]["tensors"] = len(specs)
     tensors = [
         _error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""}
@@ -195,24 +197,30 @@ def build_report(
         ignored=left_out(plan),
         versions=versions(),
         chosen=chosen(plan),
-        exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
+        exit_code=max((optional(results[n], ResultHooks, "exit_code") for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
 
 
 def left_out(plan: Plan) -> list[dict[str, Any]]:
-    """What stages left out (`ignored` of their results), each under the stage that did: stage, tensor and reason."""
+    """What stages left out, each under the stage that did: stage, tensor and reason."""
     rows = []
     for name, node in plan.nodes.items():
-        before = {i for s in node.inputs.values() for i in getattr(plan.nodes[s].result, "ignored", {}).items()}
-        own = getattr(node.result, "ignored", {})
+        before = {i for s in node.inputs.values() for i in _ignored(plan.nodes[s]).items()}
+        own = _ignored(node)
         rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
     return rows
 
 
+def _ignored(node: Node) -> Mapping[str, str]:
+    """What a stage's result, its work and its computing leave out."""
+    given = node.result.ignored if isinstance(node.result, Checkpoint) else optional(node.work, WorkHooks, "ignored")
+    return {**given, **(node.takes.ignored if node.takes is not None else {})}
+
+
 def chosen(plan: Plan) -> dict[str, str]:
     """See `Report.chosen`."""
-    said = {name: (getattr(work, "chosen", ""), *getattr(work, "notes", ())) for name, work in plan.works.items()}
+    said = {n: (optional(w, WorkHooks, "chosen"), *optional(w, WorkHooks, "notes")) for n, w in plan.works.items()}
     return {name: text for name, parts in said.items() if (text := "; ".join(filter(None, parts)))}
 
 

@@ -18,6 +18,7 @@ from pipeline.digest import digest_file, identity
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
+from pipeline.hooks import optional
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.recipes import code_of, nodes_of
@@ -27,6 +28,7 @@ from pipeline.running import held, text_stream
 from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
 from pipeline.running.tasks import build_tasks, digest_input, do_chunk, run_stage
+from pipeline.stage import WorkHooks
 
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
@@ -66,8 +68,8 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         outputs = Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
         _stop(obstacles(plan, outputs, identity(what), known))
         for work in plan.works.values():
-            if hasattr(work, "lock"):
-                locks.enter_context(work.lock())
+            if (lock := optional(work, WorkHooks, "lock")) is not None:
+                locks.enter_context(lock())
         _stop(obstacles(plan, outputs, identity(what), known))  # once more, now that no other run can change it
         if not resuming:
             for name in ("journal.jsonl", "manifest.json"):

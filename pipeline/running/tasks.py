@@ -11,9 +11,10 @@ from typing import Any
 from pipeline import meter
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
+from pipeline.hooks import optional
 from pipeline.planning.wiring import Node, Plan, chunk_key, timed
 from pipeline.running.graph import Ref, Task
-from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
+from pipeline.stage import Checkpoint, Chunk, Context, StageHooks, Work
 from pipeline.tensors.spec import TensorSpec
 
 
@@ -26,19 +27,19 @@ def build_tasks(
         for file in (f for f in plan.inputs if f.xxh3_128 is None):
             key = f"input-{identity([run_id, str(file.path)])}"
             tasks.append(Task(key, digest_input, (file, known.get(key)), label=f"digest {file.path.name}"))
-    lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
+    lane: tuple[str, ...] = ()  # what computes runs one after another: there is one device, and one model fits
     for node in plan.nodes.values():
-        resources = dict(getattr(node.stage, "resources", {}))
+        resources = dict(optional(node.stage, StageHooks, "resources"))
         if node.work is None:
             tasks += _result_tasks(node.name, node, plan, resources, lane)
-            lane = (node.name,) if isinstance(node.result, Footprint) else lane
         else:
-            tasks += _work_tasks(node, plan, run_id, known, resources, fresh=fresh)
+            tasks += _work_tasks(node, plan, run_id, known, resources, lane, fresh=fresh)
+        lane = (node.name,) if node.computes else lane
     return tasks
 
 
 def _result_tasks(
-    key: str, node: Node, plan: Plan, resources: Mapping[str, float], lane: tuple[str, ...] = ()
+    key: str, node: Node, plan: Plan, resources: Mapping[str, float], lane: tuple[str, ...]
 ) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does."""
     if not node.computes and not node.planned_again:
@@ -46,18 +47,19 @@ def _result_tasks(
         return
     promised = node.result.store.specs if isinstance(node.result, Checkpoint) else None
     args = (node.name, node.stage, promised, plan.context, plan.inputs, *(Ref(s) for s in node.inputs.values()))
-    after = lane if isinstance(node.result, Footprint) else ()
+    after = lane if node.computes else ()
     yield Task(f"{key}:run", run_stage, args, after, resources, handle=True, label=node.name)
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=key)
 
 
 def _work_tasks(
-    node: Node, plan: Plan, run_id: str, known: Mapping[str, Any], resources: Mapping[str, float], *, fresh: bool
-) -> Iterator[Task]:
+    node: Node, plan: Plan, run_id: str, known: Mapping[str, Any], resources: Mapping[str, float],
+    lane: tuple[str, ...], *, fresh: bool,
+) -> Iterator[Task]:  # fmt: skip
     name, work, inputs = node.name, node.work, plan.inputs
     assert work is not None
     handle, begun = f"{name}:work", f"{name}:begin"
-    yield from _result_tasks(handle, node, plan, resources)
+    yield from _result_tasks(handle, node, plan, resources, lane)
     yield Task(begun, begin, (Ref(handle), fresh), label=f"{name} begin")
     keys = []
     for chunk in work.chunks:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
 from pipeline.tensors.spec import TensorSpec
 
 
@@ -14,8 +15,7 @@ class Packing(Protocol):
     """How a leaf orders what it holds, where more than reshaping is needed. Must pickle.
 
     Packing loses nothing: it reorders bytes, or widens floats. Only a packing that cannot `pack` may decode a type that
-    no scheme describes. One that decodes blocks to plain values says in an attribute `column_multiple` what a box's
-    columns must be a multiple of, where no scheme says it.
+    no scheme describes.
     """
 
     @property
@@ -39,6 +39,14 @@ class Packing(Protocol):
     def unpack(self, array: Any) -> Any:
         """The inverse of `pack`."""
         ...
+
+
+@hooks_of(Packing)
+class PackingHooks:
+    """What a packing may have beside that."""
+
+    column_multiple: int = 1
+    """What a box's columns must be a multiple of where no scheme says it: it decodes blocks to plain values."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.hooks import optional
 from pipeline.tensors.binding import Part
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.store import Index, TensorStore, normalize
+from pipeline.tensors.store import Index, StoreHooks, TensorStore, normalize
 
 Box = tuple[slice, ...]
 
@@ -75,11 +76,8 @@ def block_grain(scheme: Scheme | None, shape: tuple[int, ...]) -> tuple[int, ...
 
 
 def grain_of(store: TensorStore, name: str) -> tuple[int, ...]:
-    """For each dimension, what the bounds of a box must be multiples of so that reading it takes no more than the box.
-
-    A store that knows more than its specs say (how leaves lie, what a method must see whole) has a method `grain`.
-    """
-    if (own := getattr(store, "grain", None)) is not None:
+    """What `StoreHooks.grain` says, or what follows from the tensor's scheme."""
+    if (own := optional(store, StoreHooks, "grain")) is not None:
         return tuple(own(name))
     spec = store.specs[name]
     return block_grain(spec.scheme, spec.shape)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
-from pipeline.tensors.binding import Binding, Bound, Part
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, did_you_mean
+from pipeline.hooks import misspelt, optional
+from pipeline.tensors.binding import Binding, Bound, Packing, PackingHooks, Part
 from pipeline.tensors.blocks import (
     block_grain,
     common,
@@ -122,7 +123,11 @@ def split(bound: Bound, index: Index, value: Any) -> list[tuple[str, Box, Any]]:
 
 
 def grain(bound: Bound) -> tuple[int, ...]:
-    """For each dimension, what the bounds of a box must be multiples of to be written (the end may be the end)."""
+    """For each dimension, what the bounds of a box must be multiples of to be written (the end may be the end).
+
+    Raises:
+        ConfigError: a packing has a member that looks like one of `PackingHooks` and is none.
+    """
     out = list(block_grain(bound.spec.scheme, bound.spec.shape))
     if bound.spec.scheme is None and out and (bits := DTYPE_BITS[bound.spec.dtype]) < 8:
         if bound.spec.shape[-1] * bits % 8:  # rows do not fill bytes: such a tensor is read and written whole
@@ -130,10 +135,12 @@ def grain(bound: Bound) -> tuple[int, ...]:
         out[-1] = 8 // math.gcd(8, bits)
     for part in bound.parts:
         if part.packing is not None and out:
+            if wrong := misspelt(type(part.packing), Packing):
+                raise ConfigError(wrong[0])
             rows = -2 if len(out) > 1 else -1
             step = part.lane[2] if part.lane is not None and part.lane[0] == rows else 1
             out[rows] = math.lcm(out[rows], part.packing.row_multiple * step)
-            out[-1] = math.lcm(out[-1], getattr(part.packing, "column_multiple", 1))
+            out[-1] = math.lcm(out[-1], optional(part.packing, PackingHooks, "column_multiple"))
         if part.lane is not None:
             dim, _, step = part.lane
             out[dim] = math.lcm(out[dim], step)

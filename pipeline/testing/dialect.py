@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.formats import PEEKED, Dialect
-from pipeline.tensors.binding import Binding
+from pipeline.formats import PEEKED, Dialect, DialectHooks
+from pipeline.hooks import misspelt, optional
+from pipeline.tensors.binding import Binding, Packing
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore, random_boxes, same, spec_of
@@ -53,9 +54,17 @@ class DialectContract:
     def seen(self, binding: Binding) -> dict[str, Any]:
         """The config that a reader of the written folder is handed: config.json, companions, leaves to peek at."""
         companions = {n: json.loads(b) for n, b in binding.files.items() if n in self.dialect().companions}
-        patterns = getattr(self.dialect(), "peeks", ())
+        patterns = optional(self.dialect(), DialectHooks, "peeks")
         peeked = {n: a for n, a in constants(binding).items() if any(fnmatchcase(n, p) for p in patterns)}
         return {**binding.config, **companions, **({PEEKED: peeked} if patterns else {})}
+
+    def test_has_no_misspelt_member(self, encoded: Binding) -> None:
+        packings = {type(p.packing) for b in encoded.tensors.values() for p in b.parts if p.packing is not None}
+        wrong = [
+            *misspelt(type(self.dialect()), Dialect),
+            *(text for cls in packings for text in misspelt(cls, Packing)),
+        ]
+        assert not wrong, "\n".join(wrong)
 
     def test_is_plain_data(self, encoded: Binding) -> None:
         assert pickle.loads(pickle.dumps(self.dialect())) == self.dialect()

@@ -17,7 +17,7 @@ from pipeline.api import compose_run
 from pipeline.errors import ConfigError, PlanError, SourceError
 from pipeline.planning.memory import plan_run
 from pipeline.running import held
-from pipeline.stage import Checkpoint, Footprint
+from pipeline.stage import Checkpoint
 from pipeline.testing.memory import MemoryStore
 from stages.parity import Parity
 from tests.cli.run import MAIN, ROOT, pipeline
@@ -43,9 +43,8 @@ def run(*overrides: str) -> Any:
 def assert_as_planned(report: Any, *overrides: str) -> None:
     """Every stage that ran a model had on the device what its plan says."""
     plan = plan_run(compose_run(["+model=gpt_oss", *overrides]), Path(report.run))
-    needs = {n: node.result for n, node in plan.nodes.items() if isinstance(node.result, Footprint)}
-    assert needs
-    for name, need in needs.items():
+    assert plan.takes
+    for name, need in plan.takes.items():
         facts = report.results[name]["facts"]
         assert max(facts["device_nbytes"], facts.get("baseline_nbytes", 0)) == need.device_nbytes, name
         assert facts["planned_nbytes"] == facts["device_nbytes"], name

@@ -10,7 +10,7 @@ import pytest
 from pipeline.errors import StageError
 from pipeline.ops import Op
 from pipeline.planning.wiring import Plan
-from pipeline.stage import Checkpoint, Context
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index
@@ -66,8 +66,8 @@ class Lies:
 class Eager:
     """Promises what it does not give."""
 
-    def plan(self, checkpoint: Checkpoint) -> Checkpoint:
-        return checkpoint
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(checkpoint, Footprint())
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, store=replace(checkpoint.store.store, tensors={}))
