@@ -38,8 +38,7 @@ class PruneFraction:
             raise ValueError(f"fraction {self.fraction}: between 0 and 1 is needed")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
-        """The same tensors, for which the largest is held whole; a pattern that matches none is found before anything is
-        read."""
+        """The same tensors, for which the largest is held whole; a pattern without a match is found before reading."""
         chosen = [checkpoint.store.specs[name] for name in self._chosen(checkpoint)]
         if not chosen:
             hint = did_you_mean(self.select, checkpoint.store.specs)
