@@ -45,6 +45,47 @@ class Windows:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What a model will be asked once it is loaded, as far as that is known before anything is read.
+
+    It needs memory and time beside the weights.
+
+    Attributes:
+        batch: sequences at once.
+        length: tokens of the longest of them, at most; what is generated included.
+        generates: their keys and values are remembered, in a KV cache. Scoring remembers none.
+        tokens: how often the weights are gone through: tokens that are scored, steps that are generated.
+        keeps: tokens of each text whose hidden states are kept, on disk and until then in memory.
+    """
+
+    batch: int = 0
+    length: int = 0
+    generates: bool = False
+    tokens: int = 0
+    keeps: tuple[int, ...] = ()
+
+
+NOTHING = Usage()
+TEXT_BYTES = 4  # of a token, in English text and the vocabularies of today
+TEMPLATE_TOKENS = 256  # that a chat template puts around a prompt, at most
+
+
+def scoring(text_nbytes: Sequence[int], windows: Windows, *, keeps: bool = False) -> Usage:
+    """Scoring texts of so many bytes; a token has one at least."""
+    most = [min(n, windows.tokens or n) for n in text_nbytes]
+    likely = [min(n // TEXT_BYTES + 1, windows.tokens or n) for n in text_nbytes]
+    again = windows.window / (windows.stride or windows.window)
+    padded = [round(n * again) + windows.window * windows.batch for n in most]
+    return Usage(windows.batch, windows.window, tokens=round(sum(likely) * again), keeps=tuple(padded) if keeps else ())
+
+
+def generating(prompts: Sequence[str], max_tokens: int) -> Usage:
+    """Continuing texts; a token has one byte at least."""
+    longest = max(len(p.encode(errors="surrogatepass")) for p in prompts)
+    return Usage(len(prompts), longest + TEMPLATE_TOKENS + max_tokens, generates=True, tokens=max_tokens)
+
+
+@dataclass(frozen=True, slots=True)
 class Score:
     """How well a model predicts a text.
 
@@ -143,8 +184,10 @@ def grouped(ignored: Mapping[str, str]) -> list[str]:
 class Engine(Protocol):
     """A plugin node."""
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
-        """What `load` will take.
+    def plan(
+        self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False, usage: Usage = NOTHING
+    ) -> Footprint:
+        """What `load`, and what is then asked of the model, will take.
 
         Raises:
             PlanError: the model cannot be run, or (with `text`) there is no tokenizer.

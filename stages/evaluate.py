@@ -7,9 +7,9 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from pipeline import texts
+from pipeline import meter, texts
 from pipeline.digest import digest, digest_file, identity, unchanged
-from pipeline.engine import Engine, Score, Windows, weights_rows
+from pipeline.engine import Engine, Score, Windows, scoring, weights_rows
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.files import read_whole
 from pipeline.places import hindrance
@@ -72,10 +72,21 @@ class Evaluate:
         """
         if why := hindrance(Path(self.baselines).absolute() / ("0" * 32 + ".npz")):
             raise StorageError(f"evaluate.baselines={self.baselines}: the baseline cannot be kept: {why}")
-        ours, base = self.engine.plan(checkpoint), self.engine.plan(decode)
-        read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
-        device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
-        return Prediction(None, Footprint(device, host, read, ours.ignored))
+        files = [texts.input_file(text) for text in self.texts]
+        changed = checkpoint.store != decode.store
+        usage = scoring([f.nbytes for f in files], self.windows, keeps=changed)
+        base = self.engine.plan(decode, usage=usage)
+        ours = self.engine.plan(checkpoint, usage=usage) if changed else base
+        takes = Footprint(
+            max(ours.device_nbytes, base.device_nbytes),
+            max(ours.host_nbytes, base.host_nbytes),
+            tuple(dict.fromkeys((*ours.inputs, *base.inputs, *files))),
+            ours.ignored,
+            disk_nbytes=base.disk_nbytes,
+            moved_nbytes=base.moved_nbytes + (ours.moved_nbytes if changed else 0),
+            rate=ours.rate,
+        )
+        return Prediction(None, takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Evaluated:
         """
@@ -145,6 +156,7 @@ class Evaluate:
                 about_it = {"score": asdict(scores[name]), "facts": facts, "text": name, "xxh3_128": whole}
                 partial.write_text(json.dumps(about_it))
                 partial.replace(record)
+                meter.wrote(record.stat().st_size + (kept[name].stat().st_size if needed else 0))
             except OSError as why:
                 raise StorageError(f"{folder}: the baseline cannot be kept: {why.strerror or why}") from None
             finally:

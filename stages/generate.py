@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.engine import Engine, weights_rows
+from pipeline.engine import Engine, generating, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Prediction, Table
@@ -55,10 +55,15 @@ class Generate:
             raise ConfigError("prompt: an empty text cannot be continued")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
-        return Prediction(None, self.engine.plan(checkpoint))
+        usage = generating(self._prompts, self.sampling.max_tokens)
+        return Prediction(None, self.engine.plan(checkpoint, usage=usage))
+
+    @property
+    def _prompts(self) -> tuple[str, ...]:
+        return (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Generated:
-        prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
+        prompts = self._prompts
         session = self.engine.load(checkpoint)
         alone = len(prompts) == 1
 

@@ -86,7 +86,10 @@ class Parity:
         needs, plain = (self.engine.plan(checkpoint, text=False, plain=p) for p in (False, True))
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())
         inputs = (*needs.inputs, texts.input_file(self.text))
-        takes = Footprint(plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored)
+        takes = Footprint(
+            plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored, rate=plain.rate,
+            moved_nbytes=plain.device_nbytes * self.tokens,
+        )  # fmt: skip
         return Prediction(None, takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:

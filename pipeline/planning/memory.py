@@ -10,7 +10,9 @@ from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.ops import kernels_of
 from pipeline.planning.budget import PERCENT, SHARE, Budget, budget
+from pipeline.planning.rates import Rates
 from pipeline.planning.recipes import recipes
+from pipeline.planning.time import time_plan
 from pipeline.planning.wiring import MemoryPlan, Plan, make_plan, store_of
 from pipeline.stage import Context, Footprint, StageHooks
 from pipeline.units import parse_bytes, show_bytes
@@ -33,6 +35,10 @@ SMALLEST_CHUNK = 256 << 10
 
 def worker_count(conf: Dask) -> int:
     return conf.workers or len(os.sched_getaffinity(0))
+
+
+def tasks_at_once(conf: Dask) -> int:
+    return worker_count(conf) * (conf.threads_per_worker if conf.scheduler == "distributed" else 1)
 
 
 def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str = "{}") -> Plan:
@@ -60,6 +66,8 @@ def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str
             break
         plan, memory = smaller, smaller.memory
     plan.problems += _lacking(plan, conf)
+    if not conf.address:  # whose machines are not this one
+        plan.time = time_plan(plan, Rates.load(), tasks_at_once(conf))
     if not memory.fits:
         plan.problems.append(_too_little(memory, _memory(plan, conf, allowed, 1), override))
     return plan

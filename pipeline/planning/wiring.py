@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, identity
@@ -21,6 +21,9 @@ from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Prediction, St
 from pipeline.tensors.blocks import grain_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
+
+if TYPE_CHECKING:
+    from pipeline.planning.time import TimePlan
 
 _planning: ContextVar[str | None] = ContextVar("planning", default=None)
 
@@ -99,6 +102,7 @@ class Plan:
     problems: list[Problem] = field(default_factory=list)
     failures: list[WeightmillError] = field(default_factory=list)
     memory: "MemoryPlan | None" = None
+    time: "TimePlan | None" = None
 
     @property
     def inputs(self) -> tuple[InputFile, ...]:
@@ -110,6 +114,12 @@ class Plan:
     def takes(self) -> dict[str, Footprint]:
         """What the stages that compute take."""
         return {n.name: n.takes for n in self.nodes.values() if n.takes is not None}
+
+    @property
+    def disk_nbytes(self) -> int:
+        """What the run writes, at most: files of its works, and what stages that compute keep."""
+        written = sum(f.nbytes for w in self.works.values() for f in w.outputs)
+        return written + sum(t.disk_nbytes for t in self.takes.values())
 
     @property
     def works(self) -> dict[str, Work[Any]]:

@@ -14,7 +14,7 @@ from pipeline.errors import PlanError, StorageError, shown
 from pipeline.events import Events
 from pipeline.redact import hide
 from pipeline.terminal import line, safe, say, table
-from pipeline.units import show_bytes
+from pipeline.units import show_bytes, show_seconds
 
 
 def out(*renderables: Any) -> None:
@@ -240,9 +240,10 @@ def plan_tables(plan: Any) -> list[Any]:
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
-    written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
+    kept = sum(t.disk_nbytes for t in plan.takes.values())
+    beside = f" and keeps at most {show_bytes(kept)} beside it" if kept else ""
     found.append(
-        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, "
+        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(plan.disk_nbytes - kept)}{beside}, "
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
     )
     if plan.memory is not None:
@@ -254,7 +255,18 @@ def plan_tables(plan: Any) -> list[Any]:
             f"{f', {show_bytes(m.model)} to run models' if m.model else ''}"
         )
         found.append(f"dask.memory {m.budget.said}")
+    if plan.time is not None and plan.time.parts:
+        found.append(_time(plan.time))
     return found
+
+
+def _time(time: Any) -> str:
+    """How long it will take, or which stages nobody knows of."""
+    stages = {p.stage: time.of(p.stage) for p in time.parts}
+    known = ", ".join(f"{name} {show_seconds(s)}" for name, s in stages.items() if s is not None)
+    if time.seconds is not None:
+        return f"time about {show_seconds(time.seconds)}: {known}"
+    return f"time: no rate measured yet of {', '.join(time.unknown)}{f'; {known}' if known else ''}"
 
 
 def _bits(holders: Sequence[Any]) -> str:

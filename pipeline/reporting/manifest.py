@@ -27,7 +27,7 @@ from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe, table
-from pipeline.units import show_bytes
+from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
 MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
@@ -53,6 +53,9 @@ class Report:
         backends: op and backend of every kernel that ran.
         declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
         ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
+        predicted: what (memory, device, disk, time), unit (bytes or s), planned and measured: how far off the plan was.
+            Planned are bounds, but for the time, which is None where `no_rate_yet` names stages. Memory is that of all
+            processes, each at its most.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
         chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
@@ -81,6 +84,7 @@ class Report:
     exit_code: int = 0
     declined: list[dict[str, Any]] = field(default_factory=list)
     ignored: list[dict[str, Any]] = field(default_factory=list)
+    predicted: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -328,6 +332,7 @@ def tables(report: Report) -> list[Any]:
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         found += _tables_of(value) or [_result_table(name, value)]
+    found += predicted_table(report.predicted)
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
@@ -339,6 +344,17 @@ def tables(report: Report) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def predicted_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """How far off the plan was."""
+    lines = []
+    for row in rows:
+        show = show_bytes if row["unit"] == "bytes" else show_seconds
+        planned = show(row["planned"]) if row["planned"] is not None else "no rate measured yet"
+        off = f"{100 * (row['measured'] / row['planned'] - 1):+z.0f} %" if row["planned"] else "–"
+        lines.append((row["what"], planned, show(row["measured"]), off))
+    return [table("Planned and measured", ("", "planned", "measured", "off"), lines, right=(1, 2, 3))] if lines else []
 
 
 def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:

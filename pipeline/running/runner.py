@@ -19,15 +19,17 @@ from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageE
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
 from pipeline.hooks import optional
-from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, worker_count
+from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_run, tasks_at_once, worker_count
 from pipeline.planning.obstacles import obstacles, run_folder
+from pipeline.planning.rates import Rates
 from pipeline.planning.recipes import code_of, nodes_of
+from pipeline.planning.time import learn
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
-from pipeline.running import held, text_stream
-from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
+from pipeline.running import held, peak, text_stream
+from pipeline.running.graph import Failure, Ref, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
-from pipeline.running.tasks import build_tasks, digest_input, do_chunk, run_stage
+from pipeline.running.tasks import build_tasks, digest_input, do_chunk, finish, run_stage
 from pipeline.stage import WorkHooks
 
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
@@ -77,12 +79,15 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         write_json(run_dir / "run.json", what)
         write_config(run_dir / "config.yaml", run.tree)
         started = time.time()
+        peak.begin()
         try:
             with text_stream.to(events.text):
-                results, records = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
+                results, records, times = _graph(run, plan, identity(what), journal, known, events, fresh=not resuming)
         finally:
             journal.close()
         report = build_report(run, plan, results, records, command, started)
+        report = replace(report, predicted=_kept_to(run, plan, report, records))
+        _learn(run, plan, records, times, events)
         write_records(run_dir, run, report)
         journal.path.unlink(missing_ok=True)
     return report
@@ -157,6 +162,47 @@ def _earlier(run_dir: Path, what: Mapping[str, Any], overwrite: bool, events: Ev
     return replace(report, reused=True)
 
 
+def _kept_to(run: RunConfig, plan: Plan, report: Report, records: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """See `Report.predicted`."""
+    mine, conf = [r for r in records if not r.get("reused")], run.spine.dask
+    workers: dict[int, int] = {}
+    for pid, nbytes in (r["process"] for r in mine):
+        workers[pid] = max(nbytes, workers.get(pid, 0))
+    main = {} if conf.address else {os.getpid(): peak.nbytes()}
+    found = {**workers, **main}.values()  # with `address`, a plan is of one worker
+    assert plan.memory is not None
+    rows = [
+        ("memory", "bytes", plan.memory.peak, max(found, default=0) if conf.address else sum(found)),
+        ("device", "bytes", max((t.device_nbytes for t in plan.takes.values()), default=0),
+         max((r["device_nbytes"] for r in mine), default=0)),
+        ("disk", "bytes", plan.disk_nbytes,
+         sum(f["nbytes"] for f in report.outputs) + sum(r["written"] for r in mine)),
+        ("time", "s", plan.time.seconds if plan.time is not None else None, report.seconds),
+    ]  # fmt: skip
+    unknown = list(plan.time.unknown) if plan.time is not None else []
+    return [
+        {"what": what, "unit": unit, "planned": planned, "measured": measured}
+        | ({"no_rate_yet": unknown} if what == "time" and unknown else {})
+        for what, unit, planned, measured in rows
+        if planned or measured
+    ]
+
+
+def _learn(
+    run: RunConfig, plan: Plan, records: Iterable[Mapping[str, Any]], times: Mapping[str, float], events: Events
+) -> None:
+    """Keep the rates that this run has measured, for the plans of later ones."""
+    conf = run.spine.dask
+    if conf.address:
+        return
+    rates = Rates.load()
+    computed = {n: times[n] for n in plan.takes if n in times}
+    finished = {n: times[n] for n in plan.works if n in times}
+    learn(rates, plan, tasks_at_once(conf), [r for r in records if "digest" in r], computed, finished)
+    if why := rates.save():
+        events.say(why)
+
+
 def _changed_inputs(before: list[Any], now: list[Any]) -> Iterator[str]:
     old = {b[0]: b for b in before}
     yield from (n[0] for n in now if old.pop(n[0], None) != n)
@@ -175,15 +221,19 @@ def _first_difference(before: Any, now: Any, where: str = "") -> str:
 
 def _graph(
     run: RunConfig, plan: Plan, run_id: str, journal: Journal, known: Mapping[str, Any], events: Events, *, fresh: bool
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Run the tasks; returns results by stage (and `input:PATH`), and what chunks and stages that compute measured."""
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, float]]:
+    """Run the tasks; returns results by stage (and `input:PATH`), what chunks and stages that compute measured, and
+    seconds: of a stage that computes, and of the last step of work."""
     conf = run.spine.dask
     tasks = build_tasks(plan, run_id, known, fresh=fresh, digest_inputs=run.spine.digest_inputs)
     chunk_keys = [t.key for t in tasks if t.fn is do_chunk]
     journaled = {t.key for t in tasks if t.fn in (do_chunk, digest_input)}
     events.total(sum(t.weight for t in tasks), len(chunk_keys))
 
+    ended: dict[str, float] = {}
+
     def on_done(task: Task, result: Any) -> None:
+        ended[task.key] = time.perf_counter()
         if isinstance(result, Failure):
             events.say(f"failed: {result.label}: {result.error}")
         elif task.key in journaled:
@@ -213,4 +263,11 @@ def _graph(
         raise StageError(f"{len(failures)} tasks failed; what succeeded is kept\n  " + "\n  ".join(failures))
     results |= {f"input:{t.args[0].path}": results[t.key] for t in tasks if t.fn is digest_input}
     records = [results[k] for k in chunk_keys]
-    return results, records + [results[t.key].record for t in tasks if t.fn is run_stage]
+    times = {}
+    for task in tasks:
+        if task.fn is run_stage:
+            times[task.label] = sum(t["seconds"] for t in results[task.key].record["stages"].values())
+        elif task.fn is finish:
+            before = [ended[a.key] for a in task.args if isinstance(a, Ref) and a.key in ended]
+            times[task.key] = ended[task.key] - max(before)
+    return results, records + [results[t.key].record for t in tasks if t.fn is run_stage], times

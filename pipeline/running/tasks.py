@@ -3,6 +3,7 @@
 Everything here runs where the tasks run, in worker processes too.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
 from pipeline.hooks import optional
 from pipeline.planning.wiring import Node, Plan, chunk_key, timed
+from pipeline.running import peak
 from pipeline.running.graph import Ref, Task
 from pipeline.stage import Checkpoint, Chunk, Context, StageHooks, Work
 from pipeline.tensors.spec import TensorSpec
@@ -101,7 +103,7 @@ def run_stage(
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
         raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
-    return Made(value, measured.record())
+    return Made(value, {**measured.record(), "process": [os.getpid(), peak.nbytes()]})
 
 
 def value_of(made: Made) -> Any:
@@ -119,7 +121,8 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
     start = time.perf_counter()
     with meter.metered() as measured:
         digest = work.do(chunk)
-    return {"digest": digest, "seconds": time.perf_counter() - start, **measured.record()}
+    seconds = time.perf_counter() - start
+    return {"digest": digest, "seconds": seconds, "process": [os.getpid(), peak.nbytes()], **measured.record()}
 
 
 def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str, Any]) -> Any:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import jax
 
+from pipeline import meter
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.running import held, text_stream
 from pipeline.stage import Checkpoint
@@ -27,6 +28,7 @@ _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     """See `Engine.load`. What is held already (`pipeline.running.held`) is handed out again."""
     found: Model = held.model(engine, checkpoint.store, lambda: _started(engine, checkpoint))
+    meter.on_device(found.runtime.device_nbytes)
     return found
 
 
