@@ -1,5 +1,6 @@
 """What a quantization method is: how codes are made. What they mean is its scheme's business."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from pipeline.hooks import hooks_of
@@ -52,3 +53,7 @@ class MethodHooks:
     cuts_rows: bool = False
     """Of rows that share a scale it takes a part as well: `encode` takes `rows`, the Extremes of the whole rows that
     `x` is a part of, or None when `x` holds them whole."""
+
+    scratch: Callable[[tuple[int, ...]], int] | None = None
+    """`scratch(shape)`: bytes that `encode` takes beside what goes in and comes out, for any box of a tensor of this
+    shape, where what it must see at once is more than a tile."""

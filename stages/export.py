@@ -27,7 +27,7 @@ from pipeline.running.target import MARKER, Target
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, OutputFile, Work
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
-from pipeline.tensors.blocks import common, grain_of
+from pipeline.tensors.blocks import common, grain_of, scratch_of
 from pipeline.tensors.chunks import pack
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
@@ -234,7 +234,8 @@ class ExportWork:
             given = round(spec.nbytes * share)
             nbytes_in += taken
             nbytes_out += given
-            peak = max(peak, taken + _between(spec, elems, taken) + given)
+            scratch = scratch_of(self.store, piece.tensor)
+            peak = max(peak, taken + _between(spec, elems, taken) + given + scratch)
         return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
 
     def lock(self) -> AbstractContextManager[None]:

@@ -11,7 +11,7 @@ from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import block_grain, common, grain_of, outward, whole_blocks
+from pipeline.tensors.blocks import block_grain, common, grain_of, outward, scratch_of, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
@@ -192,6 +192,12 @@ class CodedStore:
         ):
             found = (*found[:-1], max(1, shape[-1]))
         return found
+
+    def scratch(self, name: str) -> int:
+        """What the method takes to make codes, beside what the source does."""
+        method, below = self.methods.get(name), scratch_of(self.store, name)
+        asked = optional(method, MethodHooks, "scratch") if method is not None and method.scheme is not None else None
+        return below + (asked(self.specs[name].shape) if asked is not None else 0)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """

@@ -18,7 +18,7 @@ from pipeline.errors import PlanError, Problem, StageError, WeightmillError, did
 from pipeline.hooks import lacking, misspelt, optional
 from pipeline.planning.budget import Budget
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Prediction, Stage, StageHooks, Work, WorkHooks
-from pipeline.tensors.blocks import grain_of
+from pipeline.tensors.blocks import grain_of, scratch_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
@@ -45,6 +45,9 @@ class StageStore:
 
     def grain(self, name: str) -> tuple[int, ...]:
         return grain_of(self.store, name)
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (planning := _planning.get()) is not None:

@@ -83,6 +83,12 @@ def grain_of(store: TensorStore, name: str) -> tuple[int, ...]:
     return block_grain(spec.scheme, spec.shape)
 
 
+def scratch_of(store: TensorStore, name: str) -> int:
+    """What `StoreHooks.scratch` says; 0 where it says nothing."""
+    own = optional(store, StoreHooks, "scratch")
+    return int(own(name)) if own is not None else 0
+
+
 def common(*grains: tuple[int, ...]) -> tuple[int, ...]:
     """The least grain that is a multiple of all of these."""
     return tuple(math.lcm(*sides) for sides in zip(*grains, strict=True))

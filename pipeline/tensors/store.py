@@ -48,6 +48,10 @@ class StoreHooks:
     """`grain(name)`: for each dimension, what the bounds of a box must be multiples of so that reading it takes no more
     than the box, where the store knows more than its specs say (how leaves lie, what a method must see whole)."""
 
+    scratch: Callable[[str], int] | None = None
+    """`scratch(name)`: bytes that reading a box takes beside what is read and what is given, where what must be seen at
+    once is more than a tile. A view adds what its source takes."""
+
 
 def normalize(index: Index, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """`index` with one concrete `slice(start, stop)` for every dimension of `shape`.

@@ -22,6 +22,7 @@ from pipeline.tensors.blocks import (
     inner_box,
     lane_of,
     outward,
+    scratch_of,
     together,
     whole_blocks,
 )
@@ -263,6 +264,9 @@ class MappedStore:
     def grain(self, name: str) -> tuple[int, ...]:
         spec = self.specs[name]
         return common(grain_of(self.store, name), block_grain(spec.scheme, spec.shape))
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The transformed box.
