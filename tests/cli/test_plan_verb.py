@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+from pipeline.units import parse_bytes
 from tests.cli.run import pipeline
 
 MAIN = ("+model=gpt_oss", "quant=mxfp4", "paths.run=here")
@@ -49,8 +50,10 @@ def test_the_kv_cache_is_in_the_plan(tmp_path: Path) -> None:
     few = pipeline("plan", *MAIN, "flow=generate", cwd=tmp_path)
     many = pipeline("plan", *MAIN, "flow=generate", "sampling.max_tokens=4000", "engine.cache=int8", cwd=tmp_path)
     assert few.code == many.code == 0, few.err + many.err
-    sizes = [float(re.search(r"([\d.]+) MiB of it KV cache", said.out)[1]) for said in (few, many)]  # type: ignore[index]
-    assert sizes[1] > sizes[0]
+    said = [re.search(r"([\d.]+ [KM]iB) of it KV cache", plan.out) for plan in (few, many)]
+    sizes = [parse_bytes(found[1], "") for found in said if found is not None]
+    assert len(sizes) == 2
+    assert sizes[1] > sizes[0] > 0
 
 
 def test_a_complete_run_is_no_obstacle_to_itself_but_to_others(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ def scratch_nbytes(
         searches: several scales are tried.
     """
     table = SEARCHING if searches else PLAIN
-    tiled = (
-        scheme.block_rows * scheme.block_elems
-    )  # of doubly quantized tensors: NumPy cuts them, others see them whole
+    tiled = scheme.block_rows * scheme.block_elems  # NumPy cuts doubly quantized tensors too, others see them whole
     whole = prod(min(g, n) for g, n in zip(block_grain(scheme, shape), shape, strict=True))
     if scheme.block_elems == 0 and scheme.block_rows and not cuts_rows and shape:
         tiled = whole = min(scheme.block_rows, prod(shape[-2:-1])) * shape[-1]

@@ -27,10 +27,9 @@ def tiny() -> Any:
 @pytest.mark.parametrize(("prompts", "tokens"), [(1, 8), (3, 300)])
 def test_the_kv_cache_is_planned_to_the_byte(cache: Any, prompts: int, tokens: int, tiny: Any) -> None:
     """Of a model whose layers alternate between rings and full ones, where the length is known."""
-    model = replace(model_runs.engine(), cache=cache).load(tiny)
-    plan = replace(model_runs.engine(), cache=cache).plan(
-        tiny, usage=Usage(prompts, 20 + tokens, generates=True, tokens=tokens)
-    )
+    engine = replace(model_runs.engine(), cache=cache)
+    model = engine.load(tiny)
+    plan = engine.plan(tiny, usage=Usage(prompts, 20 + tokens, generates=True, tokens=tokens))
     assert plan.cache_nbytes == model.runtime.cache_nbytes({1: 1, 3: 4}[prompts], 20 + tokens)
     assert plan.device_nbytes == model.runtime.device_nbytes + plan.cache_nbytes
     before = engine.plan(tiny)
