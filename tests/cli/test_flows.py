@@ -46,7 +46,9 @@ def assert_as_planned(report: Any, *overrides: str) -> None:
     assert plan.takes
     for name, need in plan.takes.items():
         facts = report.results[name]["facts"]
-        assert max(facts["device_nbytes"], facts.get("baseline_nbytes", 0)) == need.device_nbytes, name
+        assert max(facts["device_nbytes"], facts.get("baseline_nbytes", 0)) == need.device_nbytes - need.cache_nbytes, (
+            name
+        )
         assert facts["planned_nbytes"] == facts["device_nbytes"], name
 
 
@@ -84,7 +86,11 @@ def test_the_main_job_says_what_quantization_did(tmp_path: Path) -> None:
     assert generated["texts"][0] in said.err  # streamed as it came
     plan = pipeline("plan", *MAIN, "flow=full", cwd=tmp_path)
     assert plan.code == 0, plan.err
-    assert "in one task, 4.9 MiB on the device" in plan.out
+    rows = {row["what"]: row for row in manifest["predicted"]}
+    assert rows["device"]["planned"] == rows["device"]["measured"] == evaluated["facts"]["baseline_nbytes"]
+    assert 0.8 * rows["disk"]["planned"] < rows["disk"]["measured"] <= rows["disk"]["planned"]
+    assert rows["memory"]["measured"] <= rows["memory"]["planned"]
+    assert "of it KV cache" in plan.out
     assert any(b[0] == "moe" for b in manifest["backends"])
 
 
