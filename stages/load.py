@@ -13,7 +13,8 @@ from typing import Any
 from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
-from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
+from pipeline.formats import PEEKED, Container, Dialect, DialectHooks, Fetched, Leaves, Remote
+from pipeline.hooks import optional
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context
 from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
@@ -160,7 +161,7 @@ def _peeked(leaves: Leaves, dialect: Dialect, found: Fetched) -> dict[str, Any]:
     Raises:
         SourceError: there are some, and only an outline of them is here.
     """
-    patterns = getattr(dialect, "peeks", ())
+    patterns = optional(dialect, DialectHooks, "peeks")
     small = [n for n, spec in leaves.specs.items() if spec.nbytes <= PEEK_NBYTES]
     names = [n for n in small if any(fnmatchcase(n, p) for p in patterns)]
     if names and not found.whole:
