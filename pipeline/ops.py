@@ -130,7 +130,7 @@ class Kernel:
 class RunsModels(Protocol):
     """What `pipeline.planning.kernels` asks of the engine that a stage has in a field."""
 
-    def calls(self, checkpoint: Any, *, rows: int = 1) -> Iterable[Call]:
+    def calls(self, checkpoint: Any, *, rows: int = 1) -> "Iterable[Call]":
         """See `pipeline.engine.Engine.calls`."""
         ...
 

@@ -59,7 +59,7 @@ class Load:
         self._of_the_chosen_model(checkpoint.config.get("model_type"))
         return checkpoint
 
-    def open(self, path: Path) -> Checkpoint:
+    def _open(self, path: Path) -> Checkpoint:
         """The checkpoint in a folder on this machine, whatever model it is of.
 
         Raises:
@@ -104,7 +104,7 @@ class Load:
             source=source.absolute(),
             ignored=binding.ignored,
             made_by={"container": container, "dialect": dialect},
-            opener=self.open,
+            opener=self._open,
         )
 
     def _of_the_chosen_model(self, kind: Any) -> None:

@@ -22,7 +22,7 @@ def calls(plan: Plan) -> Iterator[tuple[str, Call, str]]:
     """(stage, call, for how many rows) of all nodes that were planned; what runs models says it twice, for `ROWS`."""
     for node in plan.nodes.values():
         given = [c for s in node.inputs.values() if isinstance(c := plan.nodes[s].result, Checkpoint)]
-        if node.result is None:
+        if node.result is None and node.takes is None:  # planning it failed
             continue
         for checkpoint in given:
             try:

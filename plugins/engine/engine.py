@@ -152,11 +152,10 @@ class Engine:
         # Activations of what goes through a layer at once: what comes in and out of its widest matrix, as fp32.
         wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
         activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
-        programs = (
-            0 if plain else PROGRAM_NBYTES * sum(s.scheme is not None for n, s in specs.items() if n not in ignored)
-        )
+        packed = 0 if plain else sum(s.scheme is not None for n, s in specs.items() if n not in ignored)
         tokenizing = TOKENIZING_NBYTES * usage.text_nbytes
-        host = HOST_NBYTES + programs + tokenizing + max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
+        host = HOST_NBYTES + packed * PROGRAM_NBYTES + tokenizing
+        host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
         kind = "on the host" if self._on_host else "accelerator"
         return Footprint(
             device,
