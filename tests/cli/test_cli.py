@@ -237,9 +237,7 @@ def test_a_sweep_finishes_what_it_can_and_does_nothing_twice(tmp_path: Path) -> 
     assert "1 of 3 jobs failed" in first.err
     assert "Traceback" not in first.err
     outputs = tmp_path / "outputs"
-    manifests = [
-        outputs / f"gpt_oss-{quant}-export=hf-flow=convert" / "manifest.json" for quant in ("mxfp4", "none")
-    ]
+    manifests = [outputs / f"gpt_oss-{quant}-export=hf-flow=convert" / "manifest.json" for quant in ("mxfp4", "none")]
     before = [m.stat().st_mtime_ns for m in manifests]
     (table,) = outputs.glob("sweep-*/sweep.csv")
     rows = [line.split(",") for line in table.read_text().splitlines()]
