@@ -21,7 +21,7 @@ from pipeline.running.results import Results, keepable, packed, unpacked
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, Footprint, Work
 from pipeline.tensors.spec import TensorSpec
 
-KEYS = "keys"
+KEYS = ":keys"  # no stage is called so
 
 
 def build_tasks(
