@@ -22,7 +22,7 @@ class Figure:
         ValueError: `form` is not for such a number.
     """
 
-    value: float
+    value: int | float
     unit: str = ""
     form: str = ".3f"
 

@@ -136,6 +136,9 @@ class Resolver:
         listed = [a for a in inner if typing.get_origin(a) in (tuple, list, Sequence)]
         if listed and isinstance(value, Sequence) and not isinstance(value, str):
             return self._value(value, listed[0], where)
+        records = [a for a in inner if dataclasses.is_dataclass(a)]
+        if len(records) == 1 and isinstance(value, Mapping):
+            return self._value(value, records[0], where)
         if str in inner and type(value) in (int, float) and not {int, float} & {*inner}:
             return str(value)  # a bare number on the command line arrives parsed
         return self.note(where, f"{value!r} is none of {', '.join(getattr(a, '__name__', str(a)) for a in inner)}")

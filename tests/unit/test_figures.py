@@ -11,6 +11,8 @@ import pytest
 from pipeline.figures import Figure, cell
 from pipeline.reporting import console, manifest
 from pipeline.reporting.manifest import Report, figures_of, plain
+from pipeline.running.results import keepable, packed, unpacked
+from pipeline.stage import Table
 
 REPORT = Report(
     run="run", command=[], started=0.0, seconds=1.25, inputs=[], outputs=[], stages=[], errors=[], tensors=[],
@@ -89,3 +91,10 @@ def test_metrics_have_a_line_for_every_figure(tmp_path: Path) -> None:
     ]
     assert figures_of(report.results["other"]) == {}
     assert asdict(Figure(1.0)).keys() == {"value", "unit", "form"}
+
+
+def test_tables_of_a_kept_result_come_back() -> None:
+    """A whole number stays one: its form may be for whole numbers only."""
+    table = Table("t", ("a", "b"), ((Figure(8160, form=",d"), "text"), (Figure(0.5, "%"), "")))
+    assert keepable(table, Table)
+    assert unpacked(json.loads(json.dumps(packed(table))), Table).rows[0][0].value == 8160

@@ -162,7 +162,7 @@ class Runs:
 
 def test_a_task_without_a_run_to_hold_models_lets_go_of_its_own(tmp_path: Path) -> None:
     def task(name: str, models: ModelSlot | None) -> Any:
-        return run_stage("runs", Runs(), None, Context(tmp_path), models, (), ("name",), name).value
+        return run_stage("runs", Runs(), None, Context(tmp_path), models, (), ("name",), None, None, name).value
 
     assert task("a", None) == 1
     assert Session.alive == 0

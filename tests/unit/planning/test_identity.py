@@ -56,7 +56,8 @@ def test_what_cannot_change_a_result_is_in_no_key(main: dict[str, Key], override
 def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(main: dict[str, Key]) -> None:
     taken = ["input checkpoint"]
     assert new(main, keys("quant.scale_rule=even")) == {
-        "quantize": ["field method.scale_rule: None → even"], "export": taken, "evaluate": taken, "generate": taken,
+        "quantize": ["field method.scale_rule: None → even"], "export": taken,
+        "evaluate": [*taken, "input exported"], "generate": [*taken, "input exported"],
     }  # fmt: skip
     assert new(main, keys("evaluate.windows.tokens=99")) == {"evaluate": ["field windows.tokens: 8192 → 99"]}
 

@@ -112,7 +112,8 @@ def evaluated(
     inputs = [plan.nodes[source].result for source in node.inputs.values()]
     before = len(loads)
     made = run_stage(
-        "evaluate", evaluate, None, plan.context, plan.inputs, Evaluated, node_keys(run, plan), *inputs  # type: ignore[arg-type]
+        "evaluate", evaluate, None, plan.context, None, plan.inputs, tuple(node.inputs), Evaluated,
+        node_keys(run, plan), *inputs,  # type: ignore[arg-type]
     )  # fmt: skip
     assert isinstance(made.value, Evaluated)
     return loads[before:]
