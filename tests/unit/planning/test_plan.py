@@ -13,9 +13,10 @@ from pipeline.digest import InputFile
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.planning.budget import Budget
 from pipeline.planning.memory import computing
+from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.wiring import MemoryPlan, Plan, StageStore, make_plan, wire
 from pipeline.running.graph import run_threads
-from pipeline.running.tasks import build_tasks
+from pipeline.running.tasks import Try, build_tasks
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, OutputFile, Prediction, Work
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.views import MappedStore
@@ -244,13 +245,16 @@ def test_what_a_computing_stage_keeps_counts_for_those_after_it() -> None:
 
 def test_stages_that_compute_run_one_after_another_and_give_what_they_promised() -> None:
     plan = planned(load=Source(), train=Trains(), view=View(), score=Scores(), again=Scores())
-    tasks = {t.key: t for t in build_tasks(plan, "run", {}, fresh=True)}
-    assert [tasks[f"{n}:run"].after for n in ("train", "score", "again")] == [(), ("train",), ("score",)]
+    run: Any = None  # of whose config tasks of one job know nothing
+    graph = build_tasks(Sweep([Job(run, Path("nowhere"))], [plan]), {0: Try({}, True, (), {}, {})})
+    tasks = {t.key: t for t in graph.tasks}
+    assert [tasks[f"{n}:run"].behind for n in ("train", "score", "again")] == [(), ("train",), ("score",)]
     conf = Dask(
         scheduler="threads", address=None, tls=False, workers=2, threads_per_worker=1, memory="auto", chunk="1MiB",
         retries=0, keep_going=False, resources={}, dashboard=False,
     )  # fmt: skip
-    results = run_threads(list(tasks.values()), conf, 2, lambda task, result: None)
+    results: dict[str, Any] = {}
+    run_threads(graph.tasks, conf, 2, lambda task, result: results.update({task.key: result}), lambda task: True)
     assert results["score"] == 6.0  # zeros of [2, 3], and one
 
 
@@ -477,11 +481,11 @@ def test_peak_memory() -> None:
 class Judge:
     """Takes what not every run has, in either order."""
 
-    def plan(self, checkpoint: Checkpoint, *, verdict: Verdict | None = None) -> str:
-        return "judged" if verdict is None else "judged again"
+    def plan(self, checkpoint: Checkpoint, *, verdict: Verdict | None = None) -> Prediction:
+        return Prediction("judged" if verdict is None else "judged again", Footprint())
 
     def run(self, ctx: Context, checkpoint: Checkpoint, verdict: Verdict | None = None) -> str:
-        return self.plan(checkpoint, verdict=verdict)
+        return str(self.plan(checkpoint, verdict=verdict).result)
 
 
 def test_an_optional_parameter_takes_what_is_there() -> None:
