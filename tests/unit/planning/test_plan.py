@@ -253,8 +253,7 @@ def test_stages_that_compute_run_one_after_another_and_give_what_they_promised()
         scheduler="threads", address=None, tls=False, workers=2, threads_per_worker=1, memory="auto", chunk="1MiB",
         retries=0, keep_going=False, resources={}, dashboard=False,
     )  # fmt: skip
-    results: dict[str, Any] = {}
-    run_threads(graph.tasks, conf, 2, lambda task, result: results.update({task.key: result}), lambda task: True)
+    results = run_threads(graph.tasks, conf, 2, lambda task, result: None)
     assert results["score"] == 6.0  # zeros of [2, 3], and one
 
 
@@ -493,9 +492,9 @@ def test_an_optional_parameter_takes_what_is_there() -> None:
     assert not alone.problems
     assert alone.nodes["judge"].inputs == {"checkpoint": "a"}
     assert alone.nodes["judge"].result == "judged"
-    both = make_plan({"a": Source(), "b": View(), "verdict": Compare(), "judge": Judge()}, CTX)
+    both = make_plan({"before": Source(), "after": View(), "verdict": Compare(), "judge": Judge()}, CTX)
     assert not both.problems
-    assert both.nodes["judge"].inputs == {"checkpoint": "b", "verdict": "verdict"}
+    assert both.nodes["judge"].inputs == {"checkpoint": "after", "verdict": "verdict"}
     assert both.nodes["judge"].result == "judged again"
     after = make_plan({"a": Source(), "b": View(), "judge": Judge(), "verdict": Compare()}, CTX)
     assert after.nodes["judge"].result == "judged"
