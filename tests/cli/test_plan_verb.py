@@ -22,7 +22,7 @@ def test_the_time_is_known_once_it_was_measured_and_the_run_says_how_far_off_the
     env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     before = pipeline("plan", *MAIN, cwd=tmp_path, env=env)
     assert "time: no rate measured yet of load, decode, quantize, export" in before.out
-    assert not (tmp_path / "cache").exists()  # planning writes nothing
+    assert not (tmp_path / "cache/weightmill/rates.json").exists()  # planning measures nothing
     first = pipeline(*MAIN, cwd=tmp_path, env=env)
     assert first.code == 0, first.err
     assert "Planned and measured" in first.out

@@ -183,8 +183,8 @@ def test_what_an_export_widens_is_planned(here: Path, undisturbed: Any) -> None:
     """GGUF has vectors as F32: that is what the device takes, and the values are the same."""
     plan, report = planned("export=gguf"), run("export=gguf")
     facts = report.results["generate"]["facts"]
-    assert facts["device_nbytes"] == plan.nodes["generate"].result.device_nbytes == facts["planned_nbytes"]
-    assert facts["device_nbytes"] > planned().nodes["generate"].result.device_nbytes
+    assert facts["device_nbytes"] == plan.takes["generate"].device_nbytes == facts["planned_nbytes"]
+    assert facts["device_nbytes"] > planned().takes["generate"].device_nbytes
     assert perplexity(report) == pytest.approx(perplexity(undisturbed), rel=1e-6)
 
 
