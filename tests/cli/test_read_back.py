@@ -27,7 +27,6 @@ TEXT = "The state of the Union is what the people of it make of it. " * 12
 
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One folder for all, so that the baseline is scored once."""
     folder = tmp_path_factory.mktemp("read_back")
     (folder / "text.txt").write_text(TEXT)
     with pytest.MonkeyPatch.context() as during:
@@ -61,7 +60,9 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def run(*overrides: str) -> Any:
-    return weightmill.run(["+model=gpt_oss", "quant=mxfp4", "progress=false", *FULL, *overrides])
+    """Each run folder has results of its own, or it would be handed what another found."""
+    apart = [o.replace("paths.run=", "paths.outputs=") + ".outputs" for o in overrides if o.startswith("paths.run=")]
+    return weightmill.run(["+model=gpt_oss", "quant=mxfp4", "progress=false", *FULL, *apart, *overrides])
 
 
 def planned(*overrides: str) -> Plan:

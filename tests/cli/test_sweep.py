@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.cases.runs import kill_tree
-from tests.cli.run import MAIN, converting, pipeline
+from tests.cli.run import MAIN, converting, kill_tree, pipeline
 
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
