@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.ops import Call
-from pipeline.stage import Checkpoint, Context, Footprint
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.units import show_bytes
 
 
@@ -41,6 +41,51 @@ class Windows:
             raise ValueError(f"tokens={self.tokens}: at least 2, or null for all")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a model will be asked once it is loaded, as far as that is known before anything is read.
+
+    It needs memory and time beside the weights.
+
+    Attributes:
+        batch: sequences at once.
+        length: tokens of the longest of them, at most; what is generated included.
+        generates: their keys and values are remembered, in a KV cache. Scoring remembers none.
+        tokens: how often the weights are gone through: tokens that are scored, steps that are generated.
+        keeps: tokens of each text whose hidden states are kept, on disk and until then in memory.
+        text_nbytes: of the longest text that is tokenized as a whole.
+    """
+
+    batch: int = 0
+    length: int = 0
+    generates: bool = False
+    tokens: int = 0
+    keeps: tuple[int, ...] = ()
+    text_nbytes: int = 0
+
+
+NOTHING = Usage()
+TEXT_BYTES = 4  # of a token, in English text and the vocabularies of today
+TEMPLATE_TOKENS = 256  # that a chat template puts around a prompt, at most
+
+
+def scoring(text_nbytes: Sequence[int], windows: Windows, *, keeps: bool = False) -> Usage:
+    """Scoring texts of so many bytes; a token has one at least."""
+    most = [min(n, windows.tokens or n) for n in text_nbytes]
+    likely = [min(n // TEXT_BYTES + 1, windows.tokens or n) for n in text_nbytes]
+    again = windows.window / (windows.stride or windows.window)
+    padded = [round(n * again) + windows.window * windows.batch for n in most]
+    kept = tuple(padded) if keeps else ()
+    longest = max(text_nbytes, default=0)
+    return Usage(windows.batch, windows.window, tokens=round(sum(likely) * again), keeps=kept, text_nbytes=longest)
+
+
+def generating(prompts: Sequence[str], max_tokens: int) -> Usage:
+    """Continuing texts; a token has one byte at least."""
+    longest = max(len(p.encode(errors="surrogatepass")) for p in prompts)
+    return Usage(len(prompts), longest + TEMPLATE_TOKENS + max_tokens, generates=True, tokens=max_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +181,10 @@ def weights_rows(facts: Mapping[str, Any], before: Mapping[str, Any] | None = No
 class Engine(Protocol):
     """A plugin node."""
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
-        """What `load` will take.
+    def plan(
+        self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False, usage: Usage = NOTHING
+    ) -> Footprint:
+        """What `load`, and what is then asked of the model, will take.
 
         Raises:
             PlanError: the model cannot be run, or (with `text`) there is no tokenizer.
@@ -183,8 +230,8 @@ class Loads:
 
     engine: Engine
 
-    def plan(self, checkpoint: Checkpoint) -> Footprint:
-        return self.engine.plan(checkpoint, text=False)
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(None, self.engine.plan(checkpoint, text=False))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Any:
         return self.engine.load(checkpoint)

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from pipeline.hooks import hooks_of
 from pipeline.tensors.binding import Binding
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
@@ -23,15 +25,7 @@ class Dialect(Protocol):
     """Naming and packing. Stateless; its fields are its options.
 
     `companions` names JSON files that `decode` wants to see beside config.json. Those that a source has are handed
-    to `recognizes` and `decode` inside `config`, each parsed, under its file name. A dialect whose `encode` wants to
-    see companion files that the checkpoint carries names them in a class variable `takes`: it finds them in `config`
-    in the same way, those that are no JSON as text.
-
-    A dialect whose format brought some schemes into the world names them in a class variable `own`: of all dialects
-    that could hold them it is then the first to be asked (`pipeline.planning.holding`).
-
-    A dialect whose small leaves say what the others mean (a shape, a code book) names them in a class variable `peeks`,
-    patterns as of `fnmatch`: `decode` finds their arrays in `config` under the key `PEEKED`, leaf → array.
+    to `recognizes` and `decode` inside `config`, each parsed, under its file name.
     """
 
     companions: ClassVar[tuple[str, ...]]
@@ -55,6 +49,23 @@ class Dialect(Protocol):
             PlanError: a tensor, scheme or mixture that the dialect cannot express; all of them at once.
         """
         ...
+
+
+@hooks_of(Dialect)
+class DialectHooks:
+    """What a dialect may have beside that, as class variables."""
+
+    takes: tuple[str, ...] = ()
+    """Companion files, carried by the checkpoint, that `encode` wants to see: it finds them in `config` under their
+    names, JSON parsed, the rest as text."""
+
+    own: tuple[Scheme, ...] = ()
+    """Schemes that its format brought into the world: of all dialects that could hold them it is then the first to be
+    asked (`pipeline.planning.holding`)."""
+
+    peeks: tuple[str, ...] = ()
+    """Small leaves that say what the others mean (a shape, a code book), patterns as of `fnmatch`: `decode` finds their
+    arrays in `config` under the key `PEEKED`, leaf → array."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 """What one task measured: time and bytes by stage, quantization error by tensor, which kernel backends ran and which
-declined.
+declined, what it wrote and had on the device.
 
 A meter is current only while a task runs (a context variable, so threads do not mix); its record is plain data that
 travels back over a Dask edge.
@@ -45,6 +45,9 @@ class Meter:
     errors: dict[str, ErrorStats] = field(default_factory=dict)
     backends: set[tuple[str, str]] = field(default_factory=set)
     declined: Counter[Declined] = field(default_factory=Counter)
+    written: int = 0
+    device_nbytes: int = 0
+    took: bool = False
     # One entry for every stage now running: [seconds spent in nested stages, bytes they gave].
     _nested: list[list[float]] = field(default_factory=list)
 
@@ -60,6 +63,9 @@ class Meter:
             "errors": {name: e.to_json() for name, e in self.errors.items()},
             "backends": sorted(list(b) for b in self.backends),
             "declined": [[*what, n] for what, n in sorted(self.declined.items())],
+            "written": self.written,
+            "device_nbytes": self.device_nbytes,
+            "took": self.took,
         }
 
 
@@ -146,3 +152,24 @@ def declined(op: str, backend: str, reason: str, instead: str) -> None:
     meter = _current.get()
     if meter is not None:
         count_declined(meter.declined, (op, backend, reason, instead), 1)
+
+
+def wrote(nbytes: int) -> None:
+    """Add what a stage has written beside the files of its work."""
+    meter = _current.get()
+    if meter is not None:
+        meter.written += nbytes
+
+
+def on_device(nbytes: int) -> None:
+    """Note that so much is on the device now: weights, and the KV cache."""
+    meter = _current.get()
+    if meter is not None:
+        meter.device_nbytes = max(meter.device_nbytes, nbytes)
+
+
+def took() -> None:
+    """Note that a stage took some of what it gives from an earlier run: its time says nothing of how fast it is."""
+    meter = _current.get()
+    if meter is not None:
+        meter.took = True

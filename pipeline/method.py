@@ -1,9 +1,12 @@
 """What a quantization method is: how codes are made. What they mean is its scheme's business."""
 
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import TensorSpec
 
 
 class Method(Protocol):
@@ -17,10 +20,7 @@ class Method(Protocol):
     @property
     def needs_extremes(self) -> bool:
         """Whether a scale depends on whole matrices: then `encode` takes `observed`, the Extremes of the matrices that
-        `x` is a part of, or None when `x` holds them whole. A method that draws random numbers may have `needs_place`
-        beside it: then `encode` takes `place`, the tensor's name and shape and where `x` starts in it. A method whose
-        rows share a scale and `cuts_rows` takes part of a row as well: then `encode` takes `rows`, the Extremes of the
-        whole rows that `x` is a part of, or None when `x` holds them whole."""
+        `x` is a part of, or None when `x` holds them whole."""
         ...
 
     def encode(self, x: Any, *, measure: bool = False, **observed: Any) -> Any:
@@ -42,3 +42,22 @@ class Method(Protocol):
     def decode(self, q: QTensor, dtype: str) -> Any:
         """Values of `q`, whatever its scheme, as an array of `dtype` (BF16, F16 or F32)."""
         ...
+
+
+@hooks_of(Method)
+class MethodHooks:
+    """What a method may have beside that."""
+
+    needs_place: bool = False
+    """It draws random numbers: `encode` takes `place`, the tensor's name and shape and where `x` starts in it."""
+
+    cuts_rows: bool = False
+    """Of rows that share a scale it takes a part as well: `encode` takes `rows`, the Extremes of the whole rows that
+    `x` is a part of, or None when `x` holds them whole."""
+
+    calls: Callable[[str, TensorSpec], Iterable[Any]] | None = None
+    """`calls(name, spec)`: the kernel calls (`pipeline.ops.Call`) that `encode` makes for a tensor."""
+
+    scratch: Callable[[tuple[int, ...]], int] | None = None
+    """`scratch(shape)`: bytes that `encode` takes beside what goes in and comes out, for any box of a tensor of this
+    shape, where what it must see at once is more than a tile."""

@@ -8,10 +8,10 @@ is what had to be left to the next of a list, and why.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -125,6 +125,18 @@ class Kernel:
         for backend, reason in choice.declined:
             meter.declined(self.op, backend, reason, choice.backend)
         return result
+
+
+class RunsModels(Protocol):
+    """What `pipeline.planning.kernels` asks of the engine that a stage has in a field."""
+
+    def calls(self, checkpoint: Any, *, rows: int = 1) -> "Iterable[Call]":
+        """See `pipeline.engine.Engine.calls`."""
+        ...
+
+    def load(self, checkpoint: Any, *, plain: bool = False) -> Any:
+        """See `pipeline.engine.Engine.load`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,9 @@ from typing import Any
 from pipeline import meter
 from pipeline.digest import Digested, digest_file
 from pipeline.errors import SourceError, StageError, StorageError, WeightmillError
-from pipeline.stage import Checkpoint, Exported, ReadBack
-from pipeline.tensors.blocks import grain_of
+from pipeline.hooks import optional
+from pipeline.stage import Checkpoint, Exported, ReadBack, WorkHooks
+from pipeline.tensors.blocks import grain_of, scratch_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
@@ -25,7 +26,7 @@ def predicted(checkpoint: Checkpoint, exported: Any) -> tuple[Checkpoint, str]:
         checkpoint: what is exported.
         exported: the `Work[Exported]`, as planning hands it to stages; None: nothing is exported.
     """
-    back = getattr(exported, "read_back", None)
+    back = optional(exported, WorkHooks, "read_back")
     if back is None:
         return checkpoint, ""
     if why_not := _why_not(checkpoint, back):
@@ -84,6 +85,9 @@ class ExportStore:
 
     def grain(self, name: str) -> tuple[int, ...]:
         return grain_of(self.store, name)
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """

@@ -2,30 +2,38 @@
 
 A stage is a verb: a frozen dataclass whose fields are its config, with one method `run(ctx, *inputs)`. No base class,
 no decorator, no registration. The annotations of `run` declare the edges: each parameter takes the artefact of the
-latest earlier stage whose result has that type, or, when it is named like an earlier stage, that stage's result. One
-that may be None by default (`exported: Exported | None = None`) is left out where no stage before gives its type.
+latest earlier stage whose result has that type, or, when it is named like an earlier stage, that stage's result. Of
+several parameters of one type all but one are named so: which of several artefacts is meant is never guessed. One that
+may be None by default (`exported: Exported | None = None`) is left out where no stage before gives its type.
 
 `run` is called while planning, with real handles and a guard under which reading data is an error: it should build
 views and return. Three kinds of stage follow from what it returns:
 
 * a view (a `Checkpoint` over a lazy store): nothing more happens until somebody reads;
 * `Work[T]`: chunks that become tasks, and a last step that yields the T that later stages see;
-* a stage that has to compute in one piece also defines `plan(*inputs)`, which predicts its result from the inputs'
-  specs; then `run` is called only when the graph runs. What it gives, unless that is a handle, is kept under its key
-  with the files that its class variable `writes` names, and is not computed again by whatever run needs the same.
+* a stage that has to compute in one piece also defines `plan(*inputs)`, which predicts from the inputs' specs what it
+  will give and what that takes (`Prediction`); then `run` is called only when the graph runs. What it gives, unless
+  that is a handle, is kept under its key with the files that its `writes` names, and is not computed again by whatever
+  run needs the same.
+
+What a stage, its work and its result may have beside what they must is declared here too: `StageHooks`, `WorkHooks`,
+`ResultHooks`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from pipeline.digest import Digested, InputFile
-from pipeline.errors import ConfigError, StageError, did_you_mean
-from pipeline.figures import Cell
+from pipeline.errors import ConfigError, Problem, StageError, did_you_mean
+from pipeline.figures import Cell, Figure
+from pipeline.hooks import hooks_of
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -101,6 +109,25 @@ class Stage(Protocol):
     run: Callable[..., Any]
 
 
+@hooks_of(Stage, closed=True)
+class StageHooks:
+    """What a stage may have beside its fields and `run`. Any other public member is a problem of the plan."""
+
+    plan: Callable[..., "Prediction"] | None = None
+    """`plan(*inputs)`, of a stage that computes: what `run` takes after `ctx`, with specs and no data. It raises
+    PlanError or ConfigError for what cannot be."""
+
+    resources: Mapping[str, float] = MappingProxyType({})
+    """How much of which resource tags of `dask.resources` each of its tasks takes."""
+
+    writes: tuple[str, ...] = ()
+    """Names of files that it writes into the run's folder, beside those that every run does."""
+
+    calls: Callable[..., Iterable[Any]] | None = None
+    """`calls(checkpoint)`: the kernel calls (`pipeline.ops.Call`) that its store will make, of which the plan says what
+    runs them."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A handle on a model's weights: everything is known of them, none of them is in memory.
@@ -174,21 +201,46 @@ class Elementwise:
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What a stage that computes in one piece will take, as its `plan` may say; such stages run one after another.
+    """What computing a stage's result takes. Stages that compute run one after another.
 
     Attributes:
-        device_nbytes: weights on the device.
+        device_nbytes: on the device: weights, and the KV cache.
+        cache_nbytes: of these, the KV cache.
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
+        kept_nbytes: of these, what its result holds on to until the run ends (tensors in memory).
+        disk_nbytes: written at most, beside what the work of later stages writes.
+        moved_nbytes: bytes that its computing goes through in all (weights, once for each token that they are applied
+            to): with the rate at which this machine has done so before, its time. 0: it takes none worth saying.
+        rate: what that rate depends on beside the stage's class: device, dtypes, encodings.
         inputs: files that it reads beside those of the checkpoints it takes.
         ignored: tensors that the model does not read, with the reasons.
         reads: for people: whether it reads an export or the checkpoint, where there is a choice.
     """
 
-    device_nbytes: int
-    host_nbytes: int
+    device_nbytes: int = 0
+    host_nbytes: int = 0
     inputs: tuple[InputFile, ...] = ()
     ignored: Mapping[str, str] = field(default_factory=dict)
     reads: str = ""
+    cache_nbytes: int = 0
+    kept_nbytes: int = 0
+    disk_nbytes: int = 0
+    moved_nbytes: int = 0
+    rate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What `plan` of a stage says, both halves of it.
+
+    Attributes:
+        result: a stand-in for what `run` will give, of which nothing is read: a `Checkpoint` with the specs that it
+            will have. None: nothing is known of it before, and no stage that is planned by its `run` can take it.
+        takes: what computing it takes.
+    """
+
+    result: Any
+    takes: Footprint
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +285,28 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for people, in a stage's result: shown on the console as it is.
-
-    A result whose field `tables` holds some is shown by them, and not field by field; one that has `figures`, name →
-    `Figure` or text, puts these beside each other when jobs of a sweep are compared.
-    """
+    """A table for people, in a stage's result: shown on the console as it is."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+
+
+@hooks_of(None)
+class ResultHooks:
+    """What a stage's result, that is no checkpoint, may have."""
+
+    exit_code: int = 0
+    """What the process is to exit with."""
+
+    tables: tuple[Table, ...] = ()
+    """What it is shown by, instead of field by field."""
+
+    figures: Mapping[str, Figure | str] = MappingProxyType({})
+    """Name → number with its unit, or text: what is put beside each other when jobs of a sweep are compared."""
+
+    summary: str = ""
+    """One line that says it all, and ends what is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,11 +331,7 @@ class Chunk:
 
 
 class Work(Protocol, Generic[T]):
-    """A stage's work in many tasks. Must pickle; chunks may run in any order, in any process, more than once.
-
-    Work with a `store`, a `grain(name)` (what bounds of its chunks are multiples of, for each dimension), and perhaps
-    `ignored` (names of that store that it does not read) is cut like that of the other jobs of a sweep.
-    """
+    """A stage's work in many tasks. Must pickle; chunks may run in any order, in any process, more than once."""
 
     @property
     def chunks(self) -> Sequence[Chunk]: ...
@@ -295,3 +356,52 @@ class Work(Protocol, Generic[T]):
     def finish(self, records: Sequence[Mapping[str, Any]]) -> T:
         """Put the result in place once every chunk is done; `records` are what the chunks measured, in order."""
         ...
+
+
+@hooks_of(Work)
+class WorkHooks:
+    """What work may have beside that."""
+
+    target: Path | None = None
+    """The folder that it puts in place: it must hold nothing that the run reads, and nobody else's work."""
+
+    store: TensorStore | None = None
+    """The tensors that it writes, for tables and reports."""
+
+    nbytes: int | None = None
+    """What these take as written; None: what their specs say."""
+
+    ignored: Mapping[str, str] = MappingProxyType({})
+    """Tensors that it does not write, with the reasons."""
+
+    chosen: str = ""
+    """For people: what it chose where that was left to it, and why."""
+
+    notes: tuple[str, ...] = ()
+    """For people: what to know of what it writes."""
+
+    lock: Callable[[], AbstractContextManager[None]] | None = None
+    """Held from before the first task until after the last; raises StorageError when another run holds it."""
+
+    obstacles: Callable[..., Sequence[Problem]] | None = None
+    """`obstacles(*, finished)`: what stands in its way on disk; `finished`: an earlier try had done every chunk."""
+
+    nbytes_needed: Callable[..., int] | None = None
+    """`nbytes_needed(*, finished)`: what it still writes on the disk of its `target`, less what it removes before."""
+
+    grain: Callable[[str], tuple[int, ...]] | None = None
+    """`grain(name)`: what bounds of its chunks are multiples of, for each dimension of a tensor of its `store`: so it
+    is cut like the work of the other jobs of a sweep."""
+
+    key: str | None = None
+    """A field for the key that it writes under; whoever plans it fills it in. None: it asks for none."""
+
+    adopt: Callable[[Path, Mapping[str, str]], "Exported | None"] | None = None
+    """`adopt(place, files)`: put into its `target` what another run has written at `place`, files with their digests;
+    None: it is not that any more."""
+
+    read_back: ReadBack | None = None
+    """Whether, and how, later stages read what it writes in place of what it is made from."""
+
+    made_by: Mapping[str, Any] | None = None
+    """Name → plugin: what was taken of the stage's fields that are `CHOSEN`."""

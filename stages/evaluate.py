@@ -6,15 +6,15 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from pipeline import texts
+from pipeline import meter, texts
 from pipeline.digest import identity, unchanged
-from pipeline.engine import Engine, Score, Windows, weights_rows
+from pipeline.engine import Engine, Score, Windows, scoring, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Cell, Figure
 from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
 from pipeline.running.results import FOLDER, Results
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Table
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Prediction, Table
 
 LEAST = 2  # tokens of a text
 STATES = "states.npz"  # hidden states of the baseline
@@ -66,13 +66,25 @@ class Evaluate:
         for text in self.texts:
             texts.check(text, "evaluate.texts")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None) -> Prediction:
         """The larger of both models, one of which is loaded at a time."""
         subject, reads = predicted(checkpoint, exported)
-        ours, base = self.engine.plan(subject), self.engine.plan(decode)
-        read = tuple(dict.fromkeys((*ours.inputs, *base.inputs, *map(texts.input_file, self.texts))))
-        device, host = (max(getattr(n, size) for n in (ours, base)) for size in ("device_nbytes", "host_nbytes"))
-        return Footprint(device, host, read, ours.ignored, reads)
+        files = [texts.input_file(text) for text in self.texts]
+        changed = subject.store != decode.store
+        usage = scoring([f.nbytes for f in files], self.windows, keeps=changed)
+        base = self.engine.plan(decode, usage=usage)
+        ours = self.engine.plan(subject, usage=usage) if changed else base
+        takes = Footprint(
+            max(ours.device_nbytes, base.device_nbytes),
+            max(ours.host_nbytes, base.host_nbytes),
+            tuple(dict.fromkeys((*ours.inputs, *base.inputs, *files))),
+            ours.ignored,
+            reads,
+            disk_nbytes=base.disk_nbytes,
+            moved_nbytes=base.moved_nbytes + (ours.moved_nbytes if changed else 0),
+            rate=ours.rate,
+        )
+        return Prediction(None, takes)
 
     def run(
         self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None
@@ -115,20 +127,25 @@ class Evaluate:
         read = [f.identity for f in self.engine.plan(decode).inputs]  # the tokenizer, where it lies elsewhere
         kept, scores = {}, {}
         facts: dict[str, Any] = {}
+        made: list[str] = []
         for name, text in written.items():
 
             def score(folder: Path, name: str = name, text: str = text) -> dict[str, Any]:
+                made.append(name)
                 session = ctx.models.load(self.engine, decode)
                 text_stream.write(f"scoring {name} with the unquantized model\n")
                 keep = folder / STATES if needed else None
                 found = session.score(_ids(session, name, text), self.windows, keep=keep, against=None)
                 unchanged(*decode.inputs)  # or it would be kept for files that were not read
+                meter.wrote(keep.stat().st_size if keep is not None else 0)
                 return {"score": asdict(found), "facts": dict(session.facts), "text": name}
 
             key = identity(["baseline", ctx.recipe, ctx.takes.get("decode"), read, text])
             parts = {"stage": "a baseline of Evaluate", "recipe": ctx.recipe, "takes": dict(ctx.takes), "text": name}
             said, folder = results.once(key, score, files=[STATES] if needed else [], parts=parts)
             kept[name], scores[name], facts = folder / STATES, Score(**said["score"]), said["facts"]
+        if len(made) < len(written):
+            meter.took()
         return kept, scores, facts
 
 

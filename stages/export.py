@@ -18,7 +18,8 @@ from pipeline import meter
 from pipeline.digest import Digested, InputFile, digest_file, unchanged
 from pipeline.errors import ConfigError, Problem, SourceError, StorageError, ValueRangeError, did_you_mean
 from pipeline.files import clone, read_whole, spoken
-from pipeline.formats import Container, Dialect, Layout
+from pipeline.formats import Container, Dialect, DialectHooks, Layout
+from pipeline.hooks import optional
 from pipeline.ops import Call, Kernel
 from pipeline.places import nearest_folder, reason, unlisted
 from pipeline.planning.holding import Option, choose, hold
@@ -26,7 +27,7 @@ from pipeline.running.target import MARKER, Target
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Chunk, Context, Exported, OutputFile, ReadBack, Work
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
-from pipeline.tensors.blocks import common, grain_of
+from pipeline.tensors.blocks import common, grain_of, scratch_of
 from pipeline.tensors.chunks import pack
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
@@ -250,7 +251,8 @@ class ExportWork:
             given = round(spec.nbytes * share)
             nbytes_in += taken
             nbytes_out += given
-            peak = max(peak, taken + _between(spec, elems, taken) + given)
+            scratch = scratch_of(self.store, piece.tensor)
+            peak = max(peak, taken + _between(spec, elems, taken) + given + scratch)
         return Chunk(pieces, nbytes_in, nbytes_out, peak + TASK_SCRATCH_NBYTES)
 
     def lock(self) -> AbstractContextManager[None]:
@@ -434,7 +436,7 @@ def _between(spec: TensorSpec, elems: int, taken: int) -> int:
 def _taken(dialect: Dialect, files: Mapping[str, Path | bytes]) -> dict[str, Any]:
     """The companion files that the dialect's `takes` names, JSON parsed, the rest as text."""
     found: dict[str, Any] = {}
-    for name in getattr(dialect, "takes", ()):
+    for name in optional(dialect, DialectHooks, "takes"):
         if (file := files.get(name)) is not None:
             content, where = (file, name) if isinstance(file, bytes) else (read_whole(file), spoken(file))
             try:

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.engine import Engine, weights_rows
+from pipeline.engine import Engine, generating, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Exported, Prediction, Table
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,17 @@ class Generate:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
 
-    def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Prediction:
         subject, reads = predicted(checkpoint, exported)
-        return replace(self.engine.plan(subject), reads=reads)
+        usage = generating(self._prompts, self.sampling.max_tokens)
+        return Prediction(None, replace(self.engine.plan(subject, usage=usage), reads=reads))
+
+    @property
+    def _prompts(self) -> tuple[str, ...]:
+        return (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported | None = None) -> Generated:
-        prompts = (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
+        prompts = self._prompts
         subject = opened(checkpoint, exported)
         session = ctx.models.load(self.engine, subject)
         alone = len(prompts) == 1

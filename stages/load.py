@@ -13,7 +13,8 @@ from typing import Any
 from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
-from pipeline.formats import PEEKED, Container, Dialect, Fetched, Leaves, Remote
+from pipeline.formats import PEEKED, Container, Dialect, DialectHooks, Fetched, Leaves, Remote
+from pipeline.hooks import optional
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context
 from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
@@ -58,7 +59,7 @@ class Load:
         self._of_the_chosen_model(checkpoint.config.get("model_type"))
         return checkpoint
 
-    def open(self, path: Path) -> Checkpoint:
+    def _open(self, path: Path) -> Checkpoint:
         """The checkpoint in a folder on this machine, whatever model it is of.
 
         Raises:
@@ -103,7 +104,7 @@ class Load:
             source=source.absolute(),
             ignored=binding.ignored,
             made_by={"container": container, "dialect": dialect},
-            opener=self.open,
+            opener=self._open,
         )
 
     def _of_the_chosen_model(self, kind: Any) -> None:
@@ -160,7 +161,7 @@ def _peeked(leaves: Leaves, dialect: Dialect, found: Fetched) -> dict[str, Any]:
     Raises:
         SourceError: there are some, and only an outline of them is here.
     """
-    patterns = getattr(dialect, "peeks", ())
+    patterns = optional(dialect, DialectHooks, "peeks")
     small = [n for n, spec in leaves.specs.items() if spec.nbytes <= PEEK_NBYTES]
     names = [n for n in small if any(fnmatchcase(n, p) for p in patterns)]
     if names and not found.whole:

@@ -12,7 +12,7 @@ from pipeline.engine import Engine, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Exported, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Prediction, Table
 
 LEAST = 2  # tokens
 
@@ -82,12 +82,16 @@ class Parity:
         if self.tokens < LEAST:
             raise ConfigError(f"stages.parity.tokens={self.tokens}: at least {LEAST}")
 
-    def plan(self, checkpoint: Checkpoint, exported: Exported) -> Footprint:
+    def plan(self, checkpoint: Checkpoint, exported: Exported) -> Prediction:
         """Ours and theirs, which are not in memory together, in fp32."""
         needs, plain = (self.engine.plan(checkpoint, text=False, plain=p) for p in (False, True))
         values = 4 * sum(s.size for s in checkpoint.store.specs.values())
         inputs = (*needs.inputs, texts.input_file(self.text))
-        return Footprint(plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored)
+        takes = Footprint(
+            plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored, rate=plain.rate,
+            moved_nbytes=plain.device_nbytes * self.tokens,
+        )  # fmt: skip
+        return Prediction(None, takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported) -> Compared:
         session = ctx.models.load(self.engine, checkpoint, plain=True)

@@ -8,10 +8,11 @@ from typing import Any, Literal
 
 from pipeline import meter
 from pipeline.errors import PlanError, Problem, ValueRangeError, did_you_mean
-from pipeline.method import Method
+from pipeline.hooks import optional
+from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import block_grain, common, grain_of, outward, whole_blocks
+from pipeline.tensors.blocks import block_grain, common, grain_of, outward, scratch_of, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
@@ -78,8 +79,8 @@ class Quantize:
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""
         for name, method in self._todo(checkpoint).items():
-            if hasattr(method, "calls"):
-                yield from method.calls(name, checkpoint.store.specs[name])
+            if (ask := optional(method, MethodHooks, "calls")) is not None:
+                yield from ask(name, checkpoint.store.specs[name])
 
     def _todo(self, checkpoint: Checkpoint) -> dict[str, Method]:
         """Tensor → the method that it is to take."""
@@ -195,9 +196,19 @@ class CodedStore:
             return found
         shape = self.specs[name].shape
         found = common(found, block_grain(method.scheme, shape))
-        if method.scheme.block_elems == 0 and method.scheme.block_rows and not getattr(method, "cuts_rows", False):
+        if (
+            method.scheme.block_elems == 0
+            and method.scheme.block_rows
+            and not optional(method, MethodHooks, "cuts_rows")
+        ):
             found = (*found[:-1], max(1, shape[-1]))
         return found
+
+    def scratch(self, name: str) -> int:
+        """What the method takes to make codes, beside what the source does."""
+        method, below = self.methods.get(name), scratch_of(self.store, name)
+        asked = optional(method, MethodHooks, "scratch") if method is not None and method.scheme is not None else None
+        return below + (asked(self.specs[name].shape) if asked is not None else 0)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """
@@ -236,8 +247,12 @@ class CodedStore:
         more: dict[str, Any] = {}
         if method.needs_extremes:
             more["observed"] = self.extremes.box(self.store, name, box, method.decode)
-        if getattr(method, "cuts_rows", False) and (scheme := method.scheme) is not None and scheme.block_elems == 0:
+        if (
+            optional(method, MethodHooks, "cuts_rows")
+            and (scheme := method.scheme) is not None
+            and scheme.block_elems == 0
+        ):
             more["rows"] = self.extremes.bands(self.store, name, box, scheme.block_rows, method.decode)
-        if getattr(method, "needs_place", False):
+        if optional(method, MethodHooks, "needs_place"):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
         return more

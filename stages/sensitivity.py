@@ -1,18 +1,18 @@
 """Sensitivity: which tensors lose most by being quantized? One group at a time, all others as they were."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from math import exp
 from typing import Any, ClassVar, Literal
 
-from pipeline import texts
-from pipeline.engine import Engine, Windows, weights_rows
+from pipeline import meter, texts
+from pipeline.engine import Engine, Windows, scoring, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Cell, Figure
 from pipeline.reporting.plots import bars
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Footprint, Table
+from pipeline.stage import Checkpoint, Context, Prediction, Table
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,26 @@ class Sensitivity:
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
 
-    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Footprint:
-        base, plain = (self.engine.plan(decode, plain=p) for p in (False, True))
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
+        text = texts.input_file(self.text)
+        usage = scoring([text.nbytes], self.windows, keeps=True)
+        base, plain = (self.engine.plan(decode, plain=p, usage=usage) for p in (False, True))
         values = sum(s.size for s in decode.store.specs.values())
-        inputs = (*base.inputs, texts.input_file(self.text))
-        return Footprint(plain.device_nbytes, base.host_nbytes + 4 * values, inputs, plain.ignored)
+        groups = len(self._groups(checkpoint, decode)) + 1
+        takes = replace(
+            plain,
+            host_nbytes=base.host_nbytes + 4 * values,
+            inputs=(*base.inputs, text),
+            moved_nbytes=groups * plain.moved_nbytes,
+        )
+        return Prediction(None, takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
         """
         Raises:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
-        groups = self.groups(checkpoint, decode)
+        groups = self._groups(checkpoint, decode)
         session = ctx.models.load(self.engine, decode, plain=True)
         ids = session.tokenizer.encode(texts.read(self.text))
         kept = ctx.run_dir / "sensitivity.npz"
@@ -90,6 +98,7 @@ class Sensitivity:
             found[name] = {
                 "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors), "bits": bits
             }  # fmt: skip
+        meter.wrote(kept.stat().st_size)
         kept.unlink()
         ranked = sorted(found, key=lambda n: -found[n]["kl"])
         plot = "sensitivity.png"
@@ -112,7 +121,7 @@ class Sensitivity:
              Table("Picture", ("",), ((f"{plot}, in the run's folder",),))),
         )  # fmt: skip
 
-    def groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
+    def _groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
         """Group → the tensors of it that quantization changed."""
         changed = [n for n, s in checkpoint.store.specs.items() if s != decode.store.specs.get(n)]
         if not changed:

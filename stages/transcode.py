@@ -9,7 +9,7 @@ from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import component_box, grain_of
+from pipeline.tensors.blocks import component_box, grain_of, scratch_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
@@ -77,6 +77,9 @@ class Recoded:
         if name not in self.names:
             return found
         return (*found[:-2], *(max(1, n) for n in self.specs[name].shape[-2:]))
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """

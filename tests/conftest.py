@@ -4,11 +4,14 @@ Warnings are errors (pyproject.toml). JAX is told what it needs through the envi
 business of the tests that use it.
 """
 
+import atexit
 import gc
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +27,9 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # Tests and the programs they start share what JAX compiled: most of them run the same small models.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+# What tests measure is no rate of anybody's machine, and what that has measured is nothing to a test.
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="weightmill-cache-")
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pipeline.config import moved
 from pipeline.errors import Problem, WeightmillError, did_you_mean
+from pipeline.hooks import lacking, misspelt
 
 OWN_PACKAGES = ("stages", "plugins")
 _BAD = object()  # stands for a value whose problem has been noted
@@ -149,9 +150,10 @@ class Resolver:
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             hint = next(a for a in typing.get_args(hint) if a is not type(None))
         if getattr(hint, "_is_protocol", False):
-            lacks = sorted(a for a in _protocol_members(hint) if not hasattr(built, a))
-            if lacks:
+            if lacks := lacking(built, hint):
                 return self.note(where, f"{type(built).__name__} is not a {hint.__name__}: it lacks {', '.join(lacks)}")
+            for text in misspelt(type(built), hint):
+                self.note(where, text)
         elif isinstance(hint, type) and not isinstance(built, hint):
             return self.note(where, f"a {hint.__name__} is expected, got {type(built).__name__}")
         return built
@@ -173,11 +175,6 @@ class Resolver:
 
 def _top(cls: type) -> str:
     return cls.__module__.partition(".")[0]
-
-
-def _protocol_members(protocol: Any) -> set[str]:
-    names = {*dir(protocol), *getattr(protocol, "__annotations__", {})}
-    return {n for n in names if not n.startswith("_")}
 
 
 def _places(module_name: str) -> list[str]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import PlanError, Problem, WeightmillError, shown
-from pipeline.formats import Container, Dialect
+from pipeline.formats import Container, Dialect, DialectHooks
+from pipeline.hooks import optional
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec, group_of
 
@@ -37,13 +38,13 @@ def choose(
 ) -> tuple[str, Binding, str]:
     """The first option that holds everything, its binding, and why it was chosen.
 
-    A dialect says in a class variable `own` which schemes came from its format: it is asked first where there are some.
+    A dialect whose `own` schemes are among them is asked first.
 
     Raises:
         PlanError: none does; one problem with the reason of each, and what can hold it all the same.
     """
     schemes = {spec.scheme for spec in specs.values() if spec.scheme is not None}
-    order = sorted(prefer, key=lambda name: not schemes & {*getattr(options[name].dialect, "own", ())})
+    order = sorted(prefer, key=lambda name: not schemes & {*optional(options[name].dialect, DialectHooks, "own")})
     refused: dict[str, PlanError] = {}
     for name in order:
         try:

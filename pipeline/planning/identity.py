@@ -6,7 +6,7 @@ what was resolved for it. Until a file's digest is known, its path, size, time a
 the run asked JAX, the options of an engine stand for the device and the dtypes that they come to.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -15,10 +15,11 @@ from pipeline import backends
 from pipeline.config.spine import RunConfig
 from pipeline.digest import InputFile, described, identity
 from pipeline.errors import short
+from pipeline.hooks import optional
 from pipeline.ops import Kernel
 from pipeline.planning.code import reach, sees_seed
 from pipeline.planning.wiring import Node, Plan
-from pipeline.stage import CHOSEN, NEUTRAL
+from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, WorkHooks
 
 FORMAT = 1  # of the parts; another one is another key
 LONGEST_SHOWN = 60  # characters of a value
@@ -70,7 +71,7 @@ def node_keys(run: RunConfig, plan: Plan, known: Known = lambda file: None) -> d
 
 def _key(node: Node, config: Any, seed: int, plan: Plan, before: Mapping[str, Key], known: Known) -> Key:
     stage = node.stage
-    taken = getattr(node.result, "made_by", None) if _has_choices(stage) else None
+    taken = _made_by(node) if _has_choices(stage) else None
     held = [*_plugins(stage, taken is not None), *_plugins(taken, False)]
     chosen = [m for h in held if isinstance(h, Kernel) for name in h.backends for m in backends.modules(h.op, name)]
     reached = reach([*(type(h).__module__ for h in held), *chosen])
@@ -94,7 +95,7 @@ def keyed(run: RunConfig, plan: Plan, known: Known) -> None:
     """Give every node of the plan its key, and that to work which writes under it."""
     plan.keys = node_keys(run, plan, known)
     for name, node in plan.nodes.items():
-        if node.work is not None and hasattr(node.work, "key"):
+        if optional(node.work, WorkHooks, "key") is not None:
             node.result = replace(node.result, key=plan.keys[name].id)
 
 
@@ -129,17 +130,28 @@ def _content(stand_in: Any, contents: Mapping[str, str]) -> Any:
 
 def _files(node: Node, plan: Plan, known: Known) -> dict[str, Any]:
     """Name → digest, or what stands for it, of the files that this node reads and none before it did."""
-    before = {f for s in node.inputs.values() for f in getattr(plan.nodes[s].result, "inputs", ())}
-    source = getattr(node.result, "source", None)
+    before = {f for s in node.inputs.values() for f in _inputs(plan.nodes[s])}
+    source = node.result.source if isinstance(node.result, Checkpoint) else None
     found: dict[str, Any] = {}
-    for file in getattr(node.result, "inputs", ()):
+    for file in _inputs(node):
         if file not in before:
-            inside = source is not None and file.path.is_relative_to(source)
-            name = file.path.relative_to(source).as_posix() if inside and file.path != source else file.path.name
+            within = source if source not in (None, file.path) and file.path.is_relative_to(source or "") else None
+            name = file.path.relative_to(within).as_posix() if within is not None else file.path.name
             while name in found:  # two texts of one name, from two folders
                 name += "'"
             found[name] = file.xxh3_128 or known(file) or file.identity
     return found
+
+
+def _inputs(node: Node) -> Sequence[InputFile]:
+    """Files behind what a stage gives, and those that computing it reads."""
+    given = node.result.inputs if isinstance(node.result, Checkpoint) else ()
+    return [*given, *(node.takes.inputs if node.takes is not None else ())]
+
+
+def _made_by(node: Node) -> Mapping[str, Any] | None:
+    found = node.result.made_by if isinstance(node.result, Checkpoint) else optional(node.work, WorkHooks, "made_by")
+    return found if isinstance(found, Mapping) else None
 
 
 def _has_choices(stage: Any) -> bool:

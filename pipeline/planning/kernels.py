@@ -9,9 +9,10 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import PlanError, Problem
-from pipeline.ops import Call, Choice, Kernel
+from pipeline.hooks import lacking, optional
+from pipeline.ops import Call, Choice, Kernel, RunsModels
 from pipeline.planning.wiring import Plan
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, StageHooks
 from pipeline.tensors.spec import group_of
 
 ROWS = (1, 512)  # tokens at once: of a step, and of a prompt; a backend may be for one of them
@@ -21,12 +22,12 @@ def calls(plan: Plan) -> Iterator[tuple[str, Call, str]]:
     """(stage, call, for how many rows) of all nodes that were planned; what runs models says it twice, for `ROWS`."""
     for node in plan.nodes.values():
         given = [c for s in node.inputs.values() if isinstance(c := plan.nodes[s].result, Checkpoint)]
-        if node.result is None:
+        if node.result is None and node.takes is None:  # planning it failed
             continue
         for checkpoint in given:
             try:
-                if hasattr(node.stage, "calls"):
-                    yield from ((node.name, call, "") for call in node.stage.calls(checkpoint))
+                if (ask := optional(node.stage, StageHooks, "calls")) is not None:
+                    yield from ((node.name, call, "") for call in ask(checkpoint))
                 for engine in _engines(node.stage):
                     for rows in ROWS:
                         found = engine.calls(checkpoint, rows=rows)
@@ -38,7 +39,7 @@ def calls(plan: Plan) -> Iterator[tuple[str, Call, str]]:
 def _engines(stage: Any) -> Iterator[Any]:
     for f in fields(stage) if is_dataclass(stage) else ():
         value = getattr(stage, f.name)
-        if hasattr(value, "calls") and hasattr(value, "load"):
+        if not lacking(value, RunsModels):
             yield value
 
 

@@ -1,19 +1,22 @@
 """Plan a run so that it fits: chunks as small, and problems as clear, as `dask.memory` makes them."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
+from pipeline.hooks import optional
 from pipeline.ops import kernels_of
 from pipeline.planning import kernels
 from pipeline.planning.budget import PERCENT, SHARE, budget
 from pipeline.planning.digests import Digests
 from pipeline.planning.identity import keyed
+from pipeline.planning.rates import Rates
 from pipeline.planning.sweep import Job, Sweep, group, together
-from pipeline.planning.wiring import MemoryPlan, Plan, make_plan
-from pipeline.stage import Context, Footprint
+from pipeline.planning.time import time_plan
+from pipeline.planning.wiring import MemoryPlan, Plan, make_plan, store_of
+from pipeline.stage import Context, Footprint, StageHooks
 from pipeline.units import parse_bytes, show_bytes
 
 # Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4), and a
@@ -34,6 +37,10 @@ SMALLEST_CHUNK = 256 << 10
 
 def worker_count(conf: Dask) -> int:
     return conf.workers or len(os.sched_getaffinity(0))
+
+
+def tasks_at_once(conf: Dask) -> int:
+    return worker_count(conf) * (conf.threads_per_worker if conf.scheduler == "distributed" else 1)
 
 
 def plan_run(run: RunConfig, run_dir: Path, *, fetch: bool = True, override: str = "{}") -> Plan:
@@ -65,6 +72,11 @@ def plan_jobs(jobs: Sequence[Job], *, fetch: bool = True, override: str = "{}") 
             one = memory if len(sound) > 1 else _alone(sweep.plans[0], conf, 1)
             for i in sound:
                 sweep.plans[i].problems.append(_too_little(memory, one, override, len(sound)))
+        if not conf.address:  # whose machines are not this one
+            rates = Rates.load()
+            for plan in sweep.plans:
+                plan.time = time_plan(plan, rates, tasks_at_once(conf))
+            sweep.time = time_plan(sweep.whole, rates, tasks_at_once(conf)) if len(jobs) > 1 else sweep.plans[0].time
         return sweep
 
 
@@ -144,10 +156,19 @@ def fits_workers(memory: MemoryPlan, limits: Mapping[str, int]) -> None:
 def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
     """Resources that a stage asks for and no worker has: its tasks would wait for ever."""
     for node in plan.nodes.values():
-        for tag, amount in getattr(node.stage, "resources", {}).items():
+        for tag, amount in optional(node.stage, StageHooks, "resources").items():
             if not conf.address and amount > conf.resources.get(tag, 0):
                 text = f"needs {amount} of resource {tag!r}; dask.resources has {conf.resources.get(tag, 'none')}"
                 yield Problem(f"stages.{node.name}", text)
+
+
+def computing(takes: Iterable[Footprint]) -> int:
+    """Bytes that stages which compute need at their worst, one after another, with what earlier ones hold on to."""
+    most = kept = 0
+    for one in takes:
+        most = max(most, kept + one.host_nbytes)
+        kept += one.kept_nbytes
+    return max(most, kept)
 
 
 def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: int) -> MemoryPlan:
@@ -158,12 +179,12 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
         task: bytes that their hungriest task takes.
     """
     allowed = budget(conf)
-    nodes = [n for plan in plans for n in plan.nodes.values()]
-    model = max((n.result.host_nbytes for n in nodes if isinstance(n.result, Footprint)), default=0)
+    nodes = list(dict.fromkeys(n for plan in plans for n in plan.nodes.values()))  # jobs have some in common
+    model = computing(n.takes for n in nodes if n.takes is not None)
     tensors = sum(_tensors(plan) for plan in plans)
     files = sum(len(w.outputs) for plan in plans for w in plan.works.values())
-    # What a stage that runs a model needs is in its `Footprint`.
-    lazy = (n.stage for n in nodes if not isinstance(n.result, Footprint))
+    # What a stage that computes needs is in its `Footprint`.
+    lazy = (n.stage for n in nodes if n.takes is None)
     kept = max((kernel.resident for stage in lazy for kernel in kernels_of(stage)), default=0) if chunks else 0
     if conf.address:  # somebody else's processes: the bound is each worker's
         held = tensors * PER_TENSOR_WORKER
@@ -178,5 +199,5 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
 
 def _tensors(plan: Plan) -> int:
     """Of its largest store."""
-    stores = [s for n in plan.nodes.values() if (s := getattr(n.result, "store", None)) is not None]
+    stores = [s for n in plan.nodes.values() if (s := store_of(n)) is not None]
     return max((len(s.specs) for s in stores), default=0)

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import Problem, some
+from pipeline.hooks import optional
 from pipeline.places import hindrance, nearest_folder, within
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, StageHooks, WorkHooks
 from pipeline.units import show_bytes
 
 RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")
-"""What every run writes into its folder; a stage that writes more there says so in a class variable `writes`."""
+"""What every run writes into its folder; a stage that writes more there says so in `StageHooks.writes`."""
 
 
 def obstacles(plan: Plan, outputs: Path, known: Mapping[str, Any], there: Container[str] = ()) -> list[Problem]:
@@ -31,13 +32,14 @@ def obstacles(plan: Plan, outputs: Path, known: Mapping[str, Any], there: Contai
     """
     found: list[Problem] = []
     for name, work in plan.works.items():
-        target: Path | None = getattr(work, "target", None)
+        target: Path | None = optional(work, WorkHooks, "target")
+        ask = optional(work, WorkHooks, "obstacles")
         clash = next(clashes(target, name, plan, outputs), None) if target is not None else None
         if clash is not None:
             found.append(Problem("export.path", f"{target} {clash}; choose another"))
-        elif name not in there and hasattr(work, "obstacles"):
+        elif name not in there and ask is not None:
             finished = all(chunk_key(plan, name, chunk) in known for chunk in work.chunks)
-            found += work.obstacles(finished=finished)
+            found += ask(finished=finished)
     return found
 
 
@@ -51,16 +53,13 @@ def room(jobs: Sequence[tuple[Plan, Mapping[str, Any], Container[str]]]) -> list
     free: dict[int, tuple[Path, int]] = {}
     for plan, known, done in jobs:
         for name, work in plan.works.items():
-            if (
-                name not in done
-                and (target := getattr(work, "target", None)) is not None
-                and hasattr(work, "nbytes_needed")
-            ):
+            target, ask = optional(work, WorkHooks, "target"), optional(work, WorkHooks, "nbytes_needed")
+            if name not in done and target is not None and ask is not None:
                 there = nearest_folder(target)
                 disk = there.stat().st_dev
                 free.setdefault(disk, (there, shutil.disk_usage(there).free))
                 finished = all(chunk_key(plan, name, chunk) in known for chunk in work.chunks)
-                needed[disk] = needed.get(disk, 0) + work.nbytes_needed(finished=finished)
+                needed[disk] = needed.get(disk, 0) + ask(finished=finished)
     return [
         Problem(
             "export.path",
@@ -78,7 +77,7 @@ def run_folder(plan: Plan) -> Iterator[Problem]:
     if why := hindrance(folder / f"{max(RECORDS, key=len)}.partial"):
         yield Problem("paths.run", f"{folder!s:.300}: {why}")
         return
-    writes = {*RECORDS, *(w for node in plan.nodes.values() for w in getattr(node.stage, "writes", ()))}
+    writes = {*RECORDS, *(w for node in plan.nodes.values() for w in optional(node.stage, StageHooks, "writes"))}
     there = sorted(name for name in writes if os.path.lexists(folder / name))
     if there and not is_run(folder):
         yield Problem(
@@ -121,7 +120,7 @@ def clashes(target: Path, name: str, plan: Plan, outputs: Path) -> Iterator[str]
         if within(target, source) and not mine:
             yield f"lies in what this run reads ({source})"
     for other, work in plan.works.items():
-        theirs: Path | None = getattr(work, "target", None)
+        theirs: Path | None = optional(work, WorkHooks, "target")
         if other != name and theirs is not None and (within(target, theirs) or within(theirs, target)):
             yield f"and {theirs}, which stage {other!r} writes, are in each other's way"
 

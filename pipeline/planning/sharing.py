@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline import meter
 from pipeline.stage import Chunk
-from pipeline.tensors.blocks import common, each, grain_of
+from pipeline.tensors.blocks import common, each, grain_of, scratch_of
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
@@ -66,6 +66,9 @@ class SharedStore:
     def grain(self, name: str) -> tuple[int, ...]:
         own = grain_of(self.store, name)
         return common(own, self.grains[name]) if name in self.grains else own
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (kept := _kept.get()) is None:

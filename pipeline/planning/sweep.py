@@ -10,15 +10,19 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.spine import RunConfig
 from pipeline.errors import ConfigError, PlanError, Problem
+from pipeline.hooks import optional
 from pipeline.planning.sharing import Box, SharedStore, bounds, within
 from pipeline.planning.wiring import MemoryPlan, Node, Plan, make_plan
-from pipeline.stage import Checkpoint, Chunk
+from pipeline.stage import Checkpoint, Chunk, WorkHooks
 from pipeline.tensors.blocks import common
 from pipeline.tensors.store import TensorStore
+
+if TYPE_CHECKING:
+    from pipeline.planning.time import TimePlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +94,14 @@ class Sweep:
     Attributes:
         jobs, plans: side by side.
         groups: of all jobs whose plan has no problem, in the order in which they are best done.
-        memory: of all together.
+        memory, time: of all together.
     """
 
     jobs: Sequence[Job]
     plans: list[Plan]
     groups: list[Group] = field(default_factory=list)
     memory: MemoryPlan | None = None
+    time: "TimePlan | None" = None
 
     @property
     def sound(self) -> list[int]:
@@ -129,7 +134,7 @@ class Sweep:
         for node, name in self.names.items():
             takes = [self.names[source] for source in self.inputs_of(node)]
             nodes[name] = replace(node, name=name, inputs=dict(zip(node.inputs, takes, strict=True)))
-        return Plan(nodes, self.plans[0].context, memory=self.memory)
+        return Plan(nodes, self.plans[0].context, memory=self.memory, time=self.time)
 
     def inputs_of(self, node: Node) -> list[Node]:
         """The nodes whose results `node` takes, as its parameters have them."""
@@ -209,11 +214,11 @@ def _grains(
     for key in (k for k, several in readers.items() if len(several) > 1):
         found[key] = {}
         for work, store in below[key]:
-            left_out = getattr(work, "ignored", ())
-            for name, spec in work.store.specs.items() if hasattr(work, "grain") else ():
+            left_out, cut = optional(work, WorkHooks, "ignored"), optional(work, WorkHooks, "grain")
+            for name, spec in work.store.specs.items() if cut is not None else ():
                 if name in left_out or name not in store.specs or store.specs[name].shape != spec.shape:
                     continue
-                grain = work.grain(name)
+                grain = cut(name)
                 both = common(grain, found[key].get(name, (1,) * len(spec.shape)))
                 if prod(min(g, n) for g, n in zip(both, spec.shape, strict=True)) <= chunk_elems:
                     found[key][name] = both

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline import meter
 from pipeline.digest import InputFile, identity
-from pipeline.errors import PlanError, Problem, StageError, WeightmillError
+from pipeline.errors import PlanError, Problem, StageError, WeightmillError, did_you_mean, nearest
+from pipeline.hooks import lacking, misspelt, optional
 from pipeline.planning.budget import Budget
-from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Work
-from pipeline.tensors.blocks import grain_of
+from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Prediction, Stage, StageHooks, Work, WorkHooks
+from pipeline.tensors.blocks import grain_of, scratch_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
 if TYPE_CHECKING:
     from pipeline.planning.identity import Key
+    from pipeline.planning.time import TimePlan
 
 _planning: ContextVar[str | None] = ContextVar("planning", default=None)
 
@@ -45,6 +47,9 @@ class StageStore:
     def grain(self, name: str) -> tuple[int, ...]:
         return grain_of(self.store, name)
 
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
+
     def read(self, name: str, index: Index = ()) -> Any:
         if (planning := _planning.get()) is not None:
             raise StageError(f"stage {planning!r} reads {name!r} in `run`; return a view, or define `plan` as well")
@@ -62,8 +67,11 @@ class Node:
         inputs: parameter of `run` → name of the stage it comes from.
         optional: those parameters that `run` could do without; `plan` takes them by name.
         gives: the type that later stages see.
-        result: the artefact itself (lazy), the `Work`, or a prediction (`plan`); None when planning it failed.
-        computes: the stage has `plan`, which predicted `result`; its `run` happens in the graph.
+        gives_work: `run` is annotated as `Work[gives]`.
+        result: the artefact itself (lazy), the `Work`, or what `plan` predicts of it; None when nothing is predicted,
+            or planning it failed.
+        takes: what computing it takes, by its `plan`; None when the stage has none, or that failed.
+        computes: the stage has `plan`; its `run` happens in the graph.
         planned_again: something it takes comes from a stage that computes: it is planned again on the real thing.
     """
 
@@ -71,14 +79,24 @@ class Node:
     stage: Any
     inputs: dict[str, str]
     gives: Any
+    gives_work: bool = False
     result: Any = None
+    takes: Footprint | None = None
     computes: bool = False
     planned_again: bool = False
     optional: frozenset[str] = frozenset()
 
     @property
     def work(self) -> Work[Any] | None:
-        return self.result if hasattr(self.result, "chunks") else None
+        return self.result if self.gives_work else None
+
+
+def store_of(node: Node) -> TensorStore | None:
+    """The tensors that a stage gives or writes."""
+    if isinstance(node.result, Checkpoint):
+        return node.result.store
+    found: TensorStore | None = optional(node.work, WorkHooks, "store")
+    return found
 
 
 @dataclass(slots=True)
@@ -91,12 +109,24 @@ class Plan:
     failures: list[WeightmillError] = field(default_factory=list)
     memory: "MemoryPlan | None" = None
     keys: "Mapping[str, Key]" = field(default_factory=dict)
+    time: "TimePlan | None" = None
 
     @property
     def inputs(self) -> tuple[InputFile, ...]:
         """Every file that is read, once."""
-        found = (n.result.inputs for n in self.nodes.values() if isinstance(n.result, Checkpoint | Footprint))
-        return tuple(dict.fromkeys(f for files in found for f in files))
+        found = [f for n in self.nodes.values() if isinstance(n.result, Checkpoint) for f in n.result.inputs]
+        return tuple(dict.fromkeys([*found, *(f for takes in self.takes.values() for f in takes.inputs)]))
+
+    @property
+    def takes(self) -> dict[str, Footprint]:
+        """What the stages that compute take."""
+        return {n.name: n.takes for n in self.nodes.values() if n.takes is not None}
+
+    @property
+    def disk_nbytes(self) -> int:
+        """What the run writes, at most: files of its works, and what stages that compute keep."""
+        written = sum(f.nbytes for w in self.works.values() for f in w.outputs)
+        return written + sum(t.disk_nbytes for t in self.takes.values())
 
     @property
     def works(self) -> dict[str, Work[Any]]:
@@ -162,16 +192,19 @@ def make_plan(
         given = {param: stand_in[source] for param, source in node.inputs.items() if source in stand_in}
         if not given.keys() | node.optional >= node.inputs.keys():
             continue
-        node.computes = hasattr(node.stage, "plan")
+        predict = optional(node.stage, StageHooks, "plan")
+        node.computes = predict is not None
         node.planned_again = any(plan.nodes[s].computes or plan.nodes[s].planned_again for s in node.inputs.values())
         try:
             with _guard(node.name):
-                if node.computes:
+                if predict is not None:
                     must = [v for p, v in given.items() if p not in node.optional]
-                    result = node.stage.plan(*must, **{p: v for p, v in given.items() if p in node.optional})
+                    said = predict(*must, **{p: v for p, v in given.items() if p in node.optional})
+                    result, node.takes = _predicted(node, said)
                 else:
                     _all_predicted(plan, node, given)
                     result = node.stage.run(ctx, **given)
+                _well_formed(node, result)
         except PlanError as why:
             plan.problems += why.problems
             plan.failures.append(why)
@@ -191,24 +224,54 @@ def make_plan(
     return plan
 
 
+def _predicted(node: Node, said: Any) -> tuple[Any, Footprint]:
+    """Both halves of what `plan` said.
+
+    Raises:
+        PlanError: it said something else.
+    """
+    if not isinstance(said, Prediction) or not isinstance(said.takes, Footprint):
+        text = "gives a Prediction(result, takes=Footprint(…)), what the stage will give and what that takes"
+        raise PlanError([Problem(f"stages.{node.name}", f"`plan` {text}; this one gave {said!r:.100}")])
+    return said.result, said.takes
+
+
+def _well_formed(node: Node, result: Any) -> None:
+    """
+    Raises:
+        PlanError: `run` promises work and gives none; or a member of the work, or of the store, looks like one that it
+            may have and is none.
+    """
+    wrong: tuple[str, ...] = ()
+    if node.gives_work:
+        if lacks := lacking(result, Work):
+            wrong = (f"`run` gives a {type(result).__name__}, which is no Work: it lacks {', '.join(lacks)}",)
+        else:
+            wrong = misspelt(type(result), Work)
+    elif isinstance(result, Checkpoint):
+        wrong = misspelt(type(result.store), TensorStore)
+    if wrong:
+        raise PlanError(Problem(f"stages.{node.name}", text) for text in wrong)
+
+
 def _all_predicted(plan: Plan, node: Node, given: Mapping[str, Any]) -> None:
     """Raises PlanError when a stage that is planned by its `run` takes what a stage that computes did not predict."""
     unknown = [s for p, s in node.inputs.items() if given[p] is None and plan.nodes[s].computes]
-    text = "takes the result of {!r}, whose `plan` predicts nothing; define `plan` here too, or predict there"
+    text = "takes the result of {!r}, of which its `plan` predicts nothing; define `plan` here too, or predict it there"
     if unknown:
         raise PlanError([Problem(f"stages.{node.name}", text.format(s)) for s in unknown])
 
 
 def timed(result: Any, name: str, given: Iterable[Any]) -> Any:
     """A stage that gives a new store has it timed; one that passes its input on costs nothing."""
-    if isinstance(result, Checkpoint) and not passed_on(result, given):
-        return replace(result, store=StageStore(result.store, name))
-    return result
+    if not isinstance(result, Checkpoint) or passed_on(result, given):
+        return result
+    return replace(result, store=StageStore(result.store, name))
 
 
-def passed_on(result: Any, given: Iterable[Any]) -> bool:
+def passed_on(result: Checkpoint, given: Iterable[Any]) -> bool:
     """Whether the store of `result` is that of something given."""
-    return any(isinstance(v, Checkpoint) and v.store is getattr(result, "store", None) for v in given)
+    return any(isinstance(v, Checkpoint) and v.store is result.store for v in given)
 
 
 @contextmanager
@@ -224,6 +287,7 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
     """Edges from the annotations of every stage's `run`; what does not fit goes to `problems`."""
     nodes: dict[str, Node] = {}
     for name, stage in stages.items():
+        problems += [Problem(f"stages.{name}", text) for text in misspelt(type(stage), Stage)]
         try:
             hints = typing.get_type_hints(stage.run)
         except NameError as why:
@@ -233,25 +297,27 @@ def wire(stages: Mapping[str, Any], problems: list[Problem]) -> dict[str, Node]:
         if not params or not all(p.kind is p.POSITIONAL_OR_KEYWORD for p in params):
             problems.append(Problem(f"stages.{name}", "run takes ctx, and then one named parameter for every artefact"))
             continue
-        node = Node(name, stage, {}, _yields(hints.get("return", Any)))
+        node = _node(name, stage, hints.get("return", Any))
         node.optional = frozenset(p.name for p in params[1:] if p.default is None)
-        for param in (p.name for p in params[1:]):
-            wanted = _without_none(hints.get(param)) if param in node.optional else hints.get(param)
-            if wanted is None:
-                problems.append(Problem(f"stages.{name}", f"parameter {param!r} of run has no type annotation"))
+        if isinstance(node.gives, type):
+            problems += [Problem(f"stages.{name}", text) for text in misspelt(node.gives, None)]
+        names = [p.name for p in params[1:]]
+        wanted = {n: _without_none(hints[n]) if n in node.optional else hints[n] for n in names if n in hints}
+        for param in (n for n in names if n not in hints):
+            problems.append(Problem(f"stages.{name}", f"parameter {param!r} of run has no type annotation"))
+        for param, kind in wanted.items():
+            fitting = [n for n in nodes.values() if _fits(n.gives, kind)]
+            if not fitting and param in node.optional:
                 continue
-            by_name = nodes.get(param)
-            source = by_name if by_name and _fits(by_name.gives, wanted) else None
-            source = source or next((n for n in reversed(nodes.values()) if _fits(n.gives, wanted)), None)
-            if source is None and param in node.optional:
-                continue
-            if source is None:
+            if not fitting:
                 have = ", ".join(f"{n.name} → {_show(n.gives)}" for n in nodes.values()) or "no stage before it"
-                message = f"run needs a {_show(wanted)} ({param}), but before it: {have}"
+                message = f"run needs a {_show(kind)} ({param}), but before it: {have}"
                 problems.append(Problem(f"stages.{name}", message))
                 continue
-            node.inputs[param] = source.name
-        if node.inputs.keys() | node.optional >= {p.name for p in params[1:]}:
+            named = nodes.get(param)
+            node.inputs[param] = (named if named in fitting else fitting[-1]).name
+        problems += _ambiguous(node, wanted, nodes)
+        if node.inputs.keys() | node.optional >= set(names):
             nodes[name] = node
     return nodes
 
@@ -262,9 +328,30 @@ def _without_none(annotation: Any) -> Any:
     return kinds[0] if len(kinds) == 1 and type(None) in typing.get_args(annotation) else annotation
 
 
-def _yields(annotation: Any) -> Any:
-    """Work[T] yields T."""
-    return typing.get_args(annotation)[0] if typing.get_origin(annotation) is Work else annotation
+def _node(name: str, stage: Any, annotation: Any) -> Node:
+    """The node of a stage whose `run` gives `annotation`; Work[T] yields T."""
+    if typing.get_origin(annotation) is Work:
+        return Node(name, stage, {}, typing.get_args(annotation)[0], gives_work=True)
+    return Node(name, stage, {}, annotation)
+
+
+def _ambiguous(node: Node, wanted: Mapping[str, Any], nodes: Mapping[str, Node]) -> Iterator[Problem]:
+    """A problem for each type of which several parameters are named like no stage, where there are several to take.
+
+    One of them may take the latest; another would take the same, and a comparison compare a thing with itself.
+    """
+    open_: dict[Any, list[str]] = {}
+    for param, source in node.inputs.items():
+        if param != source:
+            open_.setdefault(wanted[param], []).append(param)
+    for kind, params in open_.items():
+        able = [n.name for n in nodes.values() if _fits(n.gives, kind)]
+        if len(params) > 1 and len(able) > 1:
+            listed = " and ".join(map(repr, params))
+            hint = did_you_mean(max(params, key=lambda p: len(nearest(p, able))), able)
+            text = f"run takes {listed}, each a {_show(kind)}, and no stage before it is called either; at most one of "
+            text += f"several takes the latest, so one of them must be the name of the stage that it is to take{hint}"
+            yield Problem(f"stages.{node.name}", text)
 
 
 def _fits(given: Any, wanted: Any) -> bool:

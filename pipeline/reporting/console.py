@@ -15,7 +15,7 @@ from pipeline.events import Events
 from pipeline.figures import Cell, Figure
 from pipeline.redact import hide
 from pipeline.terminal import line, safe, say, table
-from pipeline.units import show_bytes
+from pipeline.units import show_bytes, show_seconds
 
 
 def out(*renderables: Any) -> None:
@@ -198,28 +198,30 @@ def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
 
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
+    from pipeline.planning.wiring import store_of
     from pipeline.reporting.manifest import chosen, ignored_table, left_out
-    from pipeline.stage import Checkpoint, Footprint
+    from pipeline.stage import Checkpoint
     from pipeline.tensors.spec import group_of
 
     stages: list[Sequence[str]] = []
     for node in plan.nodes.values():
         takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
         gives = getattr(node.gives, "__name__", str(node.gives))
-        origin = getattr(node.result, "origin", "") if not node.inputs else ""
+        origin = node.result.origin if isinstance(node.result, Checkpoint) and not node.inputs else ""
         what = origin or ("in one task" if node.computes else "lazy view")
-        if isinstance(node.result, Footprint):
-            reads = f"; {node.result.reads}" if node.result.reads else ""
-            what = f"in one task, {show_bytes(node.result.device_nbytes)} on the device{reads}"
+        if node.takes is not None and node.takes.device_nbytes:
+            cache = f", {show_bytes(node.takes.cache_nbytes)} of it KV cache" if node.takes.cache_nbytes else ""
+            reads = f"; {node.takes.reads}" if node.takes.reads else ""
+            what = f"in one task, {show_bytes(node.takes.device_nbytes)} on the device{cache}{reads}"
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"
         stages.append((node.name, takes, gives if node.work is None else f"{gives} (work)", what))
     found: list[Any] = [table("Stages", ("stage", "takes", "gives", "what"), stages)]
-    holders = [n.result for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
-    holders += [work for work in plan.works.values() if hasattr(work, "store")]
+    given = [n for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
+    holders = given + [n for n in plan.nodes.values() if n.work is not None and store_of(n) is not None]
     if holders:
-        first, last = holders[0].store.specs, holders[-1].store.specs
+        first, last = (store.specs for n in (holders[0], holders[-1]) if (store := store_of(n)) is not None)
         groups: dict[Any, list[Any]] = {}
         for name, spec in last.items():
             before = first.get(name)
@@ -247,14 +249,26 @@ def plan_tables(plan: Any) -> list[Any]:
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
-    written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
+    kept = sum(t.disk_nbytes for t in plan.takes.values())
+    beside = f" and keeps at most {show_bytes(kept)} beside it" if kept else ""
     found.append(
-        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(written)}, "
+        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(plan.disk_nbytes - kept)}{beside}, "
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
     )
     if plan.memory is not None:
         found += memory_lines(plan.memory)
+    if plan.time is not None and plan.time.parts:
+        found.append(time_line(plan.time))
     return found
+
+
+def time_line(time: Any, *, stages: bool = True) -> str:
+    """How long it will take, with `stages` of each, or which stages nobody knows of."""
+    each = {p.stage: time.of(p.stage) for p in time.parts} if stages else {}
+    known = ", ".join(f"{name} {show_seconds(s)}" for name, s in each.items() if s is not None)
+    if time.seconds is not None:
+        return f"time about {show_seconds(time.seconds)}{f': {known}' if known else ''}"
+    return f"time: no rate measured yet of {', '.join(time.unknown)}{f'; {known}' if known else ''}"
 
 
 def kernels_table(plan: Any) -> list[Any]:
@@ -307,10 +321,12 @@ def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:
 
 
 def _bits(holders: Sequence[Any]) -> str:
-    """Effective bits per weight of what comes out."""
+    """Effective bits per weight of what comes out of the last of these nodes."""
+    from pipeline.planning.wiring import store_of
     from pipeline.reporting.manifest import nbytes_of
 
-    values = sum(s.size for s in holders[-1].store.specs.values()) if holders else 0
+    store = store_of(holders[-1]) if holders else None
+    values = sum(s.size for s in store.specs.values()) if store is not None else 0
     return f", {8 * nbytes_of(holders[-1]) / values:.3f} bits a weight" if values else ""
 
 

@@ -20,13 +20,14 @@ from pipeline.digest import Digested, digest_file
 from pipeline.errors import StageError, StorageError, short, shown
 from pipeline.figures import Cell, Figure, cell
 from pipeline.files import write_json
+from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
-from pipeline.planning.wiring import Plan
-from pipeline.stage import Checkpoint, Exported
+from pipeline.planning.wiring import Node, Plan, store_of
+from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe, table
-from pipeline.units import show_bytes
+from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
 MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
@@ -52,6 +53,9 @@ class Report:
         backends: op and backend of every kernel that ran.
         declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
         ignored: stage, tensor (or leaf of the source) and reason of everything that was left out.
+        predicted: what (memory, device, disk, time), unit (bytes or s), planned and measured: how far off the plan was.
+            Planned are bounds, but for the time, which is None where `no_rate_yet` names stages. Memory is that of all
+            processes, each at its most.
         versions: of Python and the libraries that matter.
         reused: the run was complete already; nothing was done.
         chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
@@ -82,6 +86,7 @@ class Report:
     declined: list[dict[str, Any]] = field(default_factory=list)
     ignored: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)
+    predicted: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -103,10 +108,12 @@ class Report:
         return sum((stats_of(t) for t in self.tensors), ErrorStats())
 
 
-def nbytes_of(result: Any) -> int:
-    """What the tensors of a stage's result take: as written, where it says so, or as they are in its store."""
-    written: int | None = getattr(result, "nbytes", None)
-    return sum(s.nbytes for s in result.store.specs.values()) if written is None else written
+def nbytes_of(node: Node) -> int:
+    """What the tensors that a stage gives take: as written, where it says so, or as they are in its store."""
+    written: int | None = optional(node.work, WorkHooks, "nbytes")
+    store = store_of(node)
+    specs = store.specs.values() if store is not None else ()
+    return sum(s.nbytes for s in specs) if written is None else written
 
 
 def stats_of(row: Mapping[str, Any]) -> ErrorStats:
@@ -156,9 +163,8 @@ def build_report(
     specs: Mapping[str, TensorSpec] = {}
     nbytes_out = 0
     for name, node in plan.nodes.items():
-        store = node.result.store if isinstance(node.result, Checkpoint) else getattr(node.result, "store", None)
-        if store is not None:
-            specs, nbytes_out = store.specs, nbytes_of(node.result)
+        if (store := store_of(node)) is not None:
+            specs, nbytes_out = store.specs, nbytes_of(node)
         stages[name]["tensors"] = len(specs)
     tensors = [
         _error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""}
@@ -198,24 +204,30 @@ def build_report(
         versions=versions(),
         chosen=chosen(plan),
         found=dict(found or {}),
-        exit_code=max((getattr(results[n], "exit_code", 0) for n in plan.nodes), default=0),
+        exit_code=max((optional(results[n], ResultHooks, "exit_code") for n in plan.nodes), default=0),
         results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
     )
 
 
 def left_out(plan: Plan) -> list[dict[str, Any]]:
-    """What stages left out (`ignored` of their results), each under the stage that did: stage, tensor and reason."""
+    """What stages left out, each under the stage that did: stage, tensor and reason."""
     rows = []
     for name, node in plan.nodes.items():
-        before = {i for s in node.inputs.values() for i in getattr(plan.nodes[s].result, "ignored", {}).items()}
-        own = getattr(node.result, "ignored", {})
+        before = {i for s in node.inputs.values() for i in _ignored(plan.nodes[s]).items()}
+        own = _ignored(node)
         rows += [{"stage": name, "tensor": n, "reason": why} for n, why in own.items() if (n, why) not in before]
     return rows
 
 
+def _ignored(node: Node) -> Mapping[str, str]:
+    """What a stage's result, its work and its computing leave out."""
+    given = node.result.ignored if isinstance(node.result, Checkpoint) else optional(node.work, WorkHooks, "ignored")
+    return {**given, **(node.takes.ignored if node.takes is not None else {})}
+
+
 def chosen(plan: Plan) -> dict[str, str]:
     """See `Report.chosen`."""
-    said = {name: (getattr(work, "chosen", ""), *getattr(work, "notes", ())) for name, work in plan.works.items()}
+    said = {n: (optional(w, WorkHooks, "chosen"), *optional(w, WorkHooks, "notes")) for n, w in plan.works.items()}
     return {name: text for name, parts in said.items() if (text := "; ".join(filter(None, parts)))}
 
 
@@ -324,6 +336,7 @@ def tables(report: Report) -> list[Any]:
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         found += _tables_of(value) or [_result_table(name, value)]
+    found += predicted_table(report.predicted)
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
@@ -336,6 +349,17 @@ def tables(report: Report) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def predicted_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """How far off the plan was."""
+    lines = []
+    for row in rows:
+        show = show_bytes if row["unit"] == "bytes" else show_seconds
+        planned = show(row["planned"]) if row["planned"] is not None else "no rate measured yet"
+        off = f"{100 * (row['measured'] / row['planned'] - 1):+z.0f} %" if row["planned"] else "–"
+        lines.append((row["what"], planned, show(row["measured"]), off))
+    return [table("Planned and measured", ("", "planned", "measured", "off"), lines, right=(1, 2, 3))] if lines else []
 
 
 def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:

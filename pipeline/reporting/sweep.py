@@ -5,7 +5,8 @@ from typing import Any
 
 from pipeline.planning.sharing import SharedStore
 from pipeline.planning.sweep import Sweep
-from pipeline.reporting.console import memory_lines
+from pipeline.planning.wiring import store_of
+from pipeline.reporting.console import memory_lines, time_line
 from pipeline.reporting.manifest import chosen
 from pipeline.terminal import line, table
 from pipeline.units import show_bytes
@@ -22,7 +23,7 @@ def sweep_tables(sweep: Sweep) -> list[Any]:
     shared: list[Sequence[str]] = []
     for node in sweep.names:
         if len(users := sweep.users(node)) > 1:
-            read = isinstance(getattr(node.result, "store", None), SharedStore)
+            read = isinstance(store_of(node), SharedStore)
             how = (
                 "computed once" if node.computes else "read once" if read else "opened once" if not node.inputs else ""
             )
@@ -43,4 +44,5 @@ def _totals(sweep: Sweep) -> list[str]:
         f"chunks read {show_bytes(once)} ({show_bytes(each)} job by job) and write {show_bytes(written)}, "
         f"{chunks} chunks in {len(sweep.groups)} task{'s' * (len(sweep.groups) != 1)}",
         *(memory_lines(sweep.memory) if sweep.memory is not None else ()),
+        *([time_line(sweep.time, stages=False)] if sweep.time is not None and sweep.time.parts else ()),
     ]

@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 from pipeline.digest import InputFile, identity
 from pipeline.errors import ConfigError, SourceError, shown
 from pipeline.files import read_whole
+from pipeline.hooks import optional
 from pipeline.planning.identity import Difference, Key, Known, differences
 from pipeline.planning.wiring import Plan
+from pipeline.stage import WorkHooks
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def describe(
         found: keys that were open, as they were in the run.
     """
     run_dir = plan.context.run_dir
-    works = {n: t for n, w in plan.works.items() if (t := getattr(w, "target", None)) is not None}
+    works = {n: t for n, w in plan.works.items() if (t := optional(w, WorkHooks, "target")) is not None}
     nodes: dict[str, Any] = {n: {"key": k.id, "parts": k.parts} for n, k in keys.items()}
     for name, key in (found or {}).items():
         nodes[name]["found"] = {"key": key.id, "resolved": key.parts.get("resolved", {})}

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError
+from pipeline.hooks import optional
 from pipeline.planning.digests import Digests
 from pipeline.planning.identity import Key, settled
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.running.results import Results
 from pipeline.running.target import MARKER
-from pipeline.stage import Exported
+from pipeline.stage import Exported, Work, WorkHooks
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Exports:
     @property
     def locks(self) -> dict[str, Lock]:
         """Stage → the lock of what it writes; two stages, or jobs, may write the same."""
-        names = [n for n, w in self.plan.works.items() if hasattr(w, "adopt") and n in self.plan.keys]
+        names = [n for n, w in self.plan.works.items() if adopts(w) and n in self.plan.keys]
         if self.results.hindrance:
             return {}  # nothing can be kept there, so that nothing is
         return {n: (self.results.folder, self.plan.keys[n].id) for n in names}
@@ -130,7 +131,7 @@ class Exports:
         Raises:
             StorageError: it cannot be noted.
         """
-        finished = {n for n, w in self.plan.works.items() if hasattr(w, "adopt") and isinstance(made.get(n), Exported)}
+        finished = {n for n, w in self.plan.works.items() if adopts(w) and isinstance(made.get(n), Exported)}
         self.close()
         if self.results.hindrance:
             return
@@ -150,6 +151,11 @@ class Exports:
                     "records": [{k: v for k, v in r.items() if k != "reused"} for r in records],
                 }
                 self.results.keep(keys[name].id, value, keys[name].parts)
+
+
+def adopts(work: Work[Any] | None) -> bool:
+    """Whether it takes what another run has written."""
+    return optional(work, WorkHooks, "adopt") is not None
 
 
 def _read(results: Results, key: Key) -> Kept | None:

@@ -21,22 +21,26 @@ from pipeline.digest import InputFile, digest_file
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
+from pipeline.hooks import optional
 from pipeline.model_slot import ModelSlot
 from pipeline.places import reason
 from pipeline.planning.digests import Digests
 from pipeline.planning.identity import Key, differences, keyed, resolved
-from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, worker_count
+from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, tasks_at_once, worker_count
 from pipeline.planning.obstacles import obstacles, room, run_folder
+from pipeline.planning.rates import Rates
 from pipeline.planning.sweep import Job, Sweep
+from pipeline.planning.time import learn
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
-from pipeline.running import text_stream
+from pipeline.running import peak, text_stream
 from pipeline.running.description import Description, describe, read_description, refuse
-from pipeline.running.exports import Exports, places_of, wait_for
-from pipeline.running.graph import Failure, Task, connect, run_distributed, run_threads, worker_limits
+from pipeline.running.exports import Exports, adopts, places_of, wait_for
+from pipeline.running.graph import Failure, Ref, Task, connect, run_distributed, run_threads, worker_limits
 from pipeline.running.journal import Journal, locked
 from pipeline.running.results import FOLDER, Results
-from pipeline.running.tasks import Graph, Made, Try, build_tasks, keeps
+from pipeline.running.tasks import Graph, Made, Try, build_tasks, finish, keeps
+from pipeline.stage import StageHooks, WorkHooks
 
 Outcome = Report | Exception
 Settled = Callable[[int, Outcome], None]
@@ -104,6 +108,7 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
             wait_for([one.exports for one in begun.values()], locks)
             each(lambda one: one.prepare())
             _stop(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
+            peak.begin()
             each(lambda one: one.begin())
             _run(sweep, begun, digests, events, settle)
         except Exception as why:
@@ -117,6 +122,7 @@ class Attempt:
 
     Attributes:
         complete: its report, when there was nothing to do.
+        records: what was measured of what was done now.
         known: what its journal says an earlier try has done.
         failures: what of it failed, in order.
         waiting: tasks that it waits for.
@@ -138,6 +144,8 @@ class Attempt:
         self._given: dict[str, Any] = {}
         self._made: dict[str, Made] = {}
         self._keys: Mapping[str, Key] = {}
+        self._alone = len(sweep.jobs) == 1
+        self.records: list[Mapping[str, Any]] = []
         plan, run_dir = self.plan, self.job.run_dir
         if plan.problems:
             kinds = {w.exit_code for w in plan.failures}
@@ -178,8 +186,8 @@ class Attempt:
         self.exports.look()
         _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
         for name, work in self.plan.works.items():
-            if hasattr(work, "lock") and name not in self.exports.there:
-                self._locks.enter_context(work.lock())
+            if name not in self.exports.there and (lock := optional(work, WorkHooks, "lock")) is not None:
+                self._locks.enter_context(lock())
         # Once more, now that no other run can change it.
         _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
 
@@ -231,7 +239,7 @@ class Attempt:
                 return
             if result.key is not None:
                 self.exports.results.refer(result.key.id)
-            written = (made_in / w for w in getattr(self.plan.nodes[name].stage, "writes", ()))
+            written = (made_in / w for w in optional(self.plan.nodes[name].stage, StageHooks, "writes"))
             for file in (f for f in written if f.exists()):
                 try:
                     shutil.copyfile(file, self.job.run_dir / file.name)
@@ -242,6 +250,12 @@ class Attempt:
             self._given[self.stages[key]] = result
             if self.stages[key] in self.plan.works:
                 self.exports.release(self.stages[key])
+
+    @property
+    def computed(self) -> dict[str, float]:
+        """Seconds of the stages that computed all that they give."""
+        mine = {n: m.record for n, m in self._made.items() if not m.found and not m.record["took"]}
+        return {n: sum(t["seconds"] for t in r["stages"].values()) for n, r in mine.items() if n in self.plan.takes}
 
     def report(self) -> Report:
         """What was done, written down; the job is complete then."""
@@ -257,6 +271,10 @@ class Attempt:
         large = [f for f in plan.inputs if f.xxh3_128 is None] if run.spine.digest_inputs else []
         given = {**self._given, **{f"input:{f.path}": self._digests.of(f) for f in large}}
         report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
+        self.records = [*(self._given[k] for k in keys), *(m.record for m in made.values() if not m.found)]
+        done = [r for r in self.records if not r.get("reused")]
+        whole = len(done) == len(records) and not any(r.get("took") for r in done)
+        report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         write_records(run_dir, run, report)
         write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
@@ -280,7 +298,8 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
             refuse(run_dir, before, before.new_in(what), what)
         known = Journal(run_dir / "journal.jsonl").read() if same else {}
         results = Results(outputs / FOLDER)
-        targets = {n: w.target for n, w in plan.works.items() if hasattr(w, "adopt") and hasattr(w, "target")}
+        mine = {n: optional(w, WorkHooks, "target") for n, w in plan.works.items() if adopts(w)}
+        targets = {n: target for n, target in mine.items() if target is not None}
         there = [n for n, target in targets.items() if target in places_of(results, plan.keys[n], target)]
         return obstacles(plan, outputs, known, () if run.spine.overwrite else there)
     except WeightmillError as why:
@@ -351,6 +370,71 @@ def _earlier(
     return replace(report, reused=True)
 
 
+def _kept_to(
+    run: RunConfig, plan: Plan, report: Report, mine: Sequence[Mapping[str, Any]], *, whole: bool
+) -> list[dict[str, Any]]:
+    """See `Report.predicted`.
+
+    Args:
+        mine: records of what was done now.
+        whole: that is all of it, and nothing was done beside it, so that the time can be compared.
+    """
+    if not mine:
+        return []
+    conf = run.spine.dask
+    workers: dict[int, int] = {}
+    for pid, nbytes in (r["process"] for r in mine):
+        workers[pid] = max(nbytes, workers.get(pid, 0))
+    main = {} if conf.address else {os.getpid(): peak.nbytes()}
+    found = {**workers, **main}.values()  # with `address`, a plan is of one worker
+    assert plan.memory is not None
+    rows: list[tuple[str, str, float | None, float]] = [
+        ("memory", "bytes", plan.memory.peak, max(found, default=0) if conf.address else sum(found)),
+        ("device", "bytes", max((t.device_nbytes for t in plan.takes.values()), default=0),
+         max((r["device_nbytes"] for r in mine), default=0)),
+        ("disk", "bytes", plan.disk_nbytes,
+         sum(f["nbytes"] for f in report.outputs) + sum(r["written"] for r in mine)),
+    ]  # fmt: skip
+    rows += [("time", "s", plan.time.seconds if plan.time is not None else None, report.seconds)] if whole else []
+    unknown = list(plan.time.unknown) if plan.time is not None else []
+    return [
+        {"what": what, "unit": unit, "planned": planned, "measured": measured}
+        | ({"no_rate_yet": unknown} if what == "time" and unknown else {})
+        for what, unit, planned, measured in rows
+        if planned or measured
+    ]
+
+
+def _learn(sweep: Sweep, jobs: Mapping[int, Attempt], graph: Graph, ended: Mapping[str, float], events: Events) -> None:
+    """Keep the rates that this run has measured, for the plans of later ones.
+
+    Args:
+        jobs: complete ones.
+        ended: when each task was done.
+    """
+    if sweep.jobs[0].run.spine.dask.address or len(jobs) < len(sweep.jobs):
+        return
+    whole = sweep.whole
+    chunks: list[Mapping[str, Any]] = []
+    computed: dict[str, float] = {}
+    for i, one in jobs.items():
+        names = {name: sweep.names[node] for name, node in sweep.plans[i].nodes.items()}
+        if one.exports.there or one.known:
+            return  # part of the work was done before
+        chunks += [
+            {**r, "stages": {names.get(n, n): t for n, t in r["stages"].items()}} for r in one.records if "digest" in r
+        ]
+        computed |= {names[n]: s for n, s in one.computed.items()}
+    finished = {}
+    for task in (t for t in graph.tasks if t.fn is finish and t.key in ended):
+        before = [ended[a.key] for a in task.args if isinstance(a, Ref) and a.key in ended]
+        finished[task.key] = ended[task.key] - max(before, default=ended[task.key])
+    rates = Rates.load()
+    learn(rates, whole, tasks_at_once(sweep.jobs[0].run.spine.dask), chunks, computed, finished)
+    if why := rates.save():
+        events.say(why)
+
+
 def _run(  # noqa: C901  what becomes of a result, in one place
     sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled
 ) -> None:
@@ -377,7 +461,10 @@ def _run(  # noqa: C901  what becomes of a result, in one place
             over.add(i)
             settle(i, _why(begun[i], keep_going=False))
 
+    ended: dict[str, float] = {}
+
     def on_done(task: Task, result: Any) -> None:  # noqa: C901
+        ended[task.key] = time.perf_counter()
         several = graph.chunks.get(task.key)
         parts = result if several and len(several) > 1 and isinstance(result, list) else [result]
         for failure in dict.fromkeys(r for r in parts if isinstance(r, Failure)):
@@ -418,6 +505,7 @@ def _run(  # noqa: C901  what becomes of a result, in one place
 
     with models:
         _lowered(sweep, graph, replace(conf, keep_going=conf.keep_going or not alone), events, on_done, wanted)
+    _learn(sweep, {i: one for i, one in begun.items() if i in over and not one.failures}, graph, ended, events)
     for i in (i for i in begun if i not in over):
         settle(i, _why(begun[i], keep_going=True))
 

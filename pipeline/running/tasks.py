@@ -3,6 +3,7 @@
 Everything here runs where the tasks run, in worker processes too.
 """
 
+import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,15 +15,16 @@ from typing import Any
 from pipeline import meter
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
+from pipeline.hooks import optional
 from pipeline.model_slot import ModelSlot
 from pipeline.planning import sharing
 from pipeline.planning.identity import Key, resolved, settled
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Node, chunk_key, timed
-from pipeline.running import text_stream
+from pipeline.running import peak, text_stream
 from pipeline.running.graph import Failure, Ref, Task, attempt
 from pipeline.running.results import Results, keepable, packed, unpacked
-from pipeline.stage import Checkpoint, Chunk, Context, Exported, Footprint, Work
+from pipeline.stage import Checkpoint, Chunk, Context, Exported, StageHooks, Work
 from pipeline.tensors.spec import TensorSpec
 
 
@@ -94,8 +96,10 @@ def build_tasks(sweep: Sweep, tries: Mapping[int, Try], models: ModelSlot | None
         done = tries[nodes[node][0]].there[node.name]
         graph.add(nodes[node], Task(sweep.names[node], give, (done,), handle=True, label=node.name))
     at_once = {n: u for n, u in nodes.items() if n not in there and (n.work is not None or not _in_graph(n))}
+    behind = _lane(sweep, [n for n in nodes if n not in there])
     for node, users in at_once.items():
-        graph.add(users, *_handles(sweep, node, users[0], models, fresh=tries[users[0]].fresh))
+        lane = behind.get(node, ())
+        graph.add(users, *_handles(sweep, node, users[0], models, lane, fresh=tries[users[0]].fresh))
     chunks = _add_chunks(graph, sweep, tries)
     for node, users in at_once.items():
         if node.work is not None:
@@ -103,11 +107,9 @@ def build_tasks(sweep: Sweep, tries: Mapping[int, Try], models: ModelSlot | None
             keys = [(users[0], chunk_key(plan, node.name, chunk)) for chunk in node.work.chunks]
             args = (Ref(f"{name}:work"), plan.inputs, *(chunks[k] for k in keys))
             graph.add(users, Task(name, finish, args, (f"{name}:begin",), label=f"{node.name} finish"))
-    lane: tuple[str, ...] = ()  # models are run one after another: there is one device, and one of them fits
     for node, users in nodes.items():
         if node not in at_once and node not in there:
-            graph.add(users, *_result_tasks(sweep.names[node], node, sweep, users[0], models, lane))
-            lane = (sweep.names[node],) if isinstance(node.result, Footprint) else lane
+            graph.add(users, *_result_tasks(sweep.names[node], node, sweep, users[0], models, behind.get(node, ())))
     return graph
 
 
@@ -123,18 +125,32 @@ def _in_graph(node: Node) -> bool:
     return node.computes or node.planned_again
 
 
-def _handles(sweep: Sweep, node: Node, job: int, models: ModelSlot | None, *, fresh: bool) -> Iterator[Task]:
+def _lane(sweep: Sweep, nodes: Iterable[Node]) -> dict[Node, tuple[str, ...]]:
+    """Node that computes → the task that it comes after: they run one after another, in order, because there is one
+    device, and one model fits."""
+    found: dict[Node, tuple[str, ...]] = {}
+    last: tuple[str, ...] = ()
+    for node in nodes:
+        if node.computes:
+            found[node] = last
+            last = (sweep.names[node] if node.work is None else f"{sweep.names[node]}:work",)
+    return found
+
+
+def _handles(
+    sweep: Sweep, node: Node, job: int, models: ModelSlot | None, lane: tuple[str, ...], *, fresh: bool
+) -> Iterator[Task]:
     """A stage's handle; of work, and its beginning."""
     name = sweep.names[node]
     if node.work is None:
-        yield from _result_tasks(name, node, sweep, job, models)
+        yield from _result_tasks(name, node, sweep, job, models, lane)
     else:
-        yield from _result_tasks(f"{name}:work", node, sweep, job, models)
+        yield from _result_tasks(f"{name}:work", node, sweep, job, models, lane)
         yield Task(f"{name}:begin", begin, (Ref(f"{name}:work"), fresh), label=f"{node.name} begin")
 
 
 def _result_tasks(
-    key: str, node: Node, sweep: Sweep, job: int, models: ModelSlot | None, lane: tuple[str, ...] = ()
+    key: str, node: Node, sweep: Sweep, job: int, models: ModelSlot | None, lane: tuple[str, ...]
 ) -> Iterator[Task]:
     """The stage's result under `key`: as planned, or made in the graph when it computes, or builds on what does.
 
@@ -150,9 +166,8 @@ def _result_tasks(
     gives = node.gives if keeps(node) else None
     how = (node.name, node.stage, promised, plan.context, models, plan.inputs, tuple(node.inputs))
     args = (*how, gives, Ref(_keys(job)), *takes)
-    behind = lane if isinstance(node.result, Footprint) else ()
     resources = _resources([node])
-    yield Task(f"{key}:run", run_stage, args, behind=behind, resources=resources, handle=True, label=node.name)
+    yield Task(f"{key}:run", run_stage, args, behind=lane, resources=resources, handle=True, label=node.name)
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=node.name)
 
 
@@ -196,7 +211,7 @@ def _resources(nodes: Iterable[Node]) -> dict[str, float]:
     """What a task for these nodes holds while it runs."""
     found: dict[str, float] = {}
     for node in nodes:
-        for tag, amount in getattr(node.stage, "resources", {}).items():
+        for tag, amount in optional(node.stage, StageHooks, "resources").items():
             found[tag] = max(amount, found.get(tag, 0))
     return found
 
@@ -261,7 +276,7 @@ def run_stage(
     if gives is None or not isinstance(results, Results):
         return replace(_run(name, stage, promised, ctx, models, files, given), key=key)
     fresh: list[Made] = []
-    writes = tuple(getattr(stage, "writes", ()))
+    writes = tuple(optional(stage, StageHooks, "writes"))
 
     def make(folder: Path) -> Any:
         made = _run(name, stage, promised, ctx, models, files, given)
@@ -303,7 +318,7 @@ def _run(
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
         raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
-    return Made(value, measured.record())
+    return Made(value, {**measured.record(), "process": [os.getpid(), peak.nbytes()]})
 
 
 def value_of(made: Made) -> Any:
@@ -321,7 +336,8 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
     start = time.perf_counter()
     with meter.metered() as measured:
         digest = work.do(chunk)
-    return {"digest": digest, "seconds": time.perf_counter() - start, **measured.record()}
+    seconds = time.perf_counter() - start
+    return {"digest": digest, "seconds": seconds, "process": [os.getpid(), peak.nbytes()], **measured.record()}
 
 
 def do_chunks(

@@ -9,12 +9,14 @@ from typing import Any
 
 from pipeline.errors import SourceError
 from pipeline.files import read_whole
+from pipeline.hooks import optional
 from pipeline.planning.identity import Difference, Key, differences
 from pipeline.planning.wiring import Plan
 from pipeline.running.description import read_description
-from pipeline.running.exports import places_of
+from pipeline.running.exports import adopts, places_of
 from pipeline.running.results import PARTS, RESULT, Results, referring
 from pipeline.running.tasks import keeps
+from pipeline.stage import WorkHooks
 
 VIEW = "a view"
 
@@ -65,8 +67,8 @@ def reasons(plan: Plan, outputs: Path, results: Results) -> list[Reason]:
 
 def _reason(name: str, key: Key, plan: Plan, results: Results, earlier: list[Earlier]) -> Reason:
     node, same = plan.nodes[name], [e for e in earlier if e.id == key.id]
-    if hasattr(node.work, "adopt"):
-        target: Any = getattr(node.work, "target", None)
+    if adopts(node.work):
+        target: Path | None = optional(node.work, WorkHooks, "target")
         if places := places_of(results, key, *([target] if target is not None else [])):
             there = target if target in places else places[0]
             return Reason(name, "done", str(there), "", ())

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.hooks import optional
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.store import Index, TensorStore, normalize
+from pipeline.tensors.store import Index, StoreHooks, TensorStore, normalize
 
 Box = tuple[slice, ...]
 
@@ -78,14 +79,17 @@ def block_grain(scheme: Scheme | None, shape: tuple[int, ...]) -> tuple[int, ...
 
 
 def grain_of(store: TensorStore, name: str) -> tuple[int, ...]:
-    """For each dimension, what the bounds of a box must be multiples of so that reading it takes no more than the box.
-
-    A store that knows more than its specs say (how leaves lie, what a method must see whole) has a method `grain`.
-    """
-    if (own := getattr(store, "grain", None)) is not None:
+    """What `StoreHooks.grain` says, or what follows from the tensor's scheme."""
+    if (own := optional(store, StoreHooks, "grain")) is not None:
         return tuple(own(name))
     spec = store.specs[name]
     return block_grain(spec.scheme, spec.shape)
+
+
+def scratch_of(store: TensorStore, name: str) -> int:
+    """What `StoreHooks.scratch` says; 0 where it says nothing."""
+    own = optional(store, StoreHooks, "scratch")
+    return int(own(name)) if own is not None else 0
 
 
 def common(*grains: tuple[int, ...]) -> tuple[int, ...]:

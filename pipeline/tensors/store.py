@@ -4,9 +4,10 @@ A store knows every tensor before a byte of data is read. Reading is always of a
 dimension. Only a writer or a device reads; everything in between is a view.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 
@@ -37,6 +38,19 @@ class TensorStore(Protocol):
             SourceError: the bytes are gone, cut short, or changed.
         """
         ...
+
+
+@hooks_of(TensorStore)
+class StoreHooks:
+    """What a store may have beside that."""
+
+    grain: Callable[[str], tuple[int, ...]] | None = None
+    """`grain(name)`: for each dimension, what the bounds of a box must be multiples of so that reading it takes no more
+    than the box, where the store knows more than its specs say (how leaves lie, what a method must see whole)."""
+
+    scratch: Callable[[str], int] | None = None
+    """`scratch(name)`: bytes that reading a box takes beside what is read and what is given, where what must be seen at
+    once is more than a tile. A view adds what its source takes."""
 
 
 def normalize(index: Index, shape: tuple[int, ...]) -> tuple[slice, ...]:

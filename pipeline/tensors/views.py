@@ -24,6 +24,7 @@ from pipeline.tensors.blocks import (
     grain_of,
     inner_box,
     outward,
+    scratch_of,
     tensor_grain,
     whole_blocks,
 )
@@ -280,6 +281,9 @@ class MappedStore:
     def grain(self, name: str) -> tuple[int, ...]:
         spec = self.specs[name]
         return common(grain_of(self.store, name), block_grain(spec.scheme, spec.shape))
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The transformed box.

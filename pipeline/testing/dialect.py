@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PlanError
-from pipeline.formats import PEEKED, Dialect
+from pipeline.formats import PEEKED, Dialect, DialectHooks
+from pipeline.hooks import misspelt, optional
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.views import JoinedStore, split
@@ -53,9 +54,12 @@ class DialectContract:
     def seen(self, binding: Binding) -> dict[str, Any]:
         """The config that a reader of the written folder is handed: config.json, companions, leaves to peek at."""
         companions = {n: json.loads(b) for n, b in binding.files.items() if n in self.dialect().companions}
-        patterns = getattr(self.dialect(), "peeks", ())
+        patterns = optional(self.dialect(), DialectHooks, "peeks")
         peeked = {n: a for n, a in constants(binding).items() if any(fnmatchcase(n, p) for p in patterns)}
         return {**binding.config, **companions, **({PEEKED: peeked} if patterns else {})}
+
+    def test_has_no_misspelt_member(self) -> None:
+        assert not misspelt(type(self.dialect()), Dialect)
 
     def test_is_plain_data(self, encoded: Binding) -> None:
         assert pickle.loads(pickle.dumps(self.dialect())) == self.dialect()

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline.hooks import misspelt
 from pipeline.method import Method
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.stats import ErrorStats
@@ -43,6 +44,9 @@ class MethodContract:
         method = self.method()
         assert method == self.method(), "two methods of equal config differ"
         assert pickle.loads(pickle.dumps(method)) == method, "the pickled method is another"
+
+    def test_has_no_misspelt_member(self) -> None:
+        assert not misspelt(type(self.method()), Method)
 
     def test_encodes_to_its_scheme(self, x: Any) -> None:
         method = self.method()

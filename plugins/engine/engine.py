@@ -8,19 +8,25 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from pipeline.digest import InputFile
+from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Call, Kernel
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
+from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
-from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left_out, unused
+from plugins.models.device import WeightsDtype, cache_nbytes, device_nbytes, device_spec, left_out, unused
 from plugins.models.family import Family, family_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak: the main job takes 658 MiB in all, and
 # evaluating SmolLM2-135M with 231 MiB of weights and a head of 108 MiB 1259 MiB.
 HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
+PROGRAM_NBYTES = 3 << 19  # compiling, for each packed matrix (measured, 80 layers of mxfp4: 1690 MiB, 1187 without it)
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
+ACTIVATION_NBYTES = {"bf16": 2, "f32": 4}
+TOKENIZING_NBYTES = 170  # for each byte of a text (measured: 1.8 GB for 11 MB of text)
+ARCHIVE_NBYTES = 64 << 10  # what a baseline's archive has beside its arrays, and its record
 
 
 class Tokenizers(Protocol):
@@ -111,14 +117,17 @@ class Engine:
     def __post_init__(self) -> None:
         parse_bytes(self.programs_most, "engine.programs_most")
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
-        """
+    def plan(
+        self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False, usage: Usage = NOTHING
+    ) -> Footprint:
+        """See `pipeline.engine.Engine.plan`.
+
         Raises:
             PlanError: no family knows the model, or (with `text`) there is no tokenizer.
         """
         problems: list[Problem] = []
         try:
-            device, ignored = self.weights(checkpoint, plain=plain)
+            weights, ignored = self.weights(checkpoint, plain=plain)
         except PlanError as why:
             problems += why.problems
         if text:
@@ -128,14 +137,48 @@ class Engine:
                 problems.append(Problem("tokenizer", str(why)))
         if problems:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
-        largest = max((s.nbytes for s in checkpoint.store.specs.values()), default=0)
+        specs = checkpoint.store.specs
+        dtype = self._dtype(plain=plain)
+        cache = self._cache(checkpoint, usage, dtype) if usage.generates else 0
+        device = weights + cache
+        largest = max((s.nbytes for s in specs.values()), default=0)
         # Scoring, after loading: the baseline's head is there as it is held, a packed one as fp32.
         vocab = checkpoint.config.get("vocab_size")
-        heads = [s for s in checkpoint.store.specs.values() if s.shape[:1] == (vocab,)]
+        heads = [s for s in specs.values() if s.shape[:1] == (vocab,)]
         head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
-        host = HOST_NBYTES + max(2 * largest, SCORES_NBYTES + head)
-        taken = host + (device if self._on_host else 0)
-        return Footprint(device, taken, self.tokenizer.inputs(checkpoint), ignored)
+        hidden = max((s.shape[-1] for s in heads), default=0)
+        state = ACTIVATION_NBYTES[dtype] * hidden  # of a token: written for a baseline, and read to compare with one
+        kept = max(usage.keeps, default=0) * state
+        # Activations of what goes through a layer at once: what comes in and out of its widest matrix, as fp32.
+        wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
+        activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
+        packed = 0 if plain else sum(s.scheme is not None for n, s in specs.items() if n not in ignored)
+        tokenizing = TOKENIZING_NBYTES * usage.text_nbytes
+        host = HOST_NBYTES + packed * PROGRAM_NBYTES + tokenizing
+        host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
+        kind = "on the host" if self._on_host else "accelerator"
+        return Footprint(
+            device,
+            host + (device if self._on_host else 0),
+            self.tokenizer.inputs(checkpoint),
+            ignored,
+            cache_nbytes=cache,
+            disk_nbytes=sum(n * state + head + ARCHIVE_NBYTES for n in usage.keeps),
+            moved_nbytes=weights * usage.tokens,
+            rate=" ".join([kind, dtype, *sorted({s.encoding for s in specs.values()})]),
+        )
+
+    def _dtype(self, *, plain: bool) -> str:
+        """Of activations, as far as can be told without JAX."""
+        if plain or self.dtype == "auto":
+            return "f32" if plain or self._on_host else "bf16"
+        return self.dtype
+
+    def _cache(self, checkpoint: Checkpoint, usage: Usage, dtype: str) -> int:
+        """Bytes of the KV cache, in the sizes that programs are compiled for."""
+        batch, length = power_of_two(usage.batch), power_of_two(usage.length, SMALLEST_CACHE)
+        held = dtype if self.cache == "auto" else self.cache
+        return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held)
 
     def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
         """Bytes that the weights will take on the device, and the tensors that the model does not read, with reasons.

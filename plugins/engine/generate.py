@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
+from pipeline import meter
 from pipeline.errors import ConfigError
 from plugins.engine import sampling as samplers
 from plugins.engine.options import Sampling
-from plugins.engine.runtime import Runtime, bucket, power_of_two
+from plugins.engine.runtime import Runtime
+from plugins.engine.sizes import bucket, power_of_two
 from plugins.engine.stopping import StopText
 from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
@@ -132,7 +134,9 @@ def generate(
     rows = [_Row(reader, sampling, ends) for reader in readers]
     batch = power_of_two(len(prompts))
     lengths = [len(p) for p in prompts]
-    cache = runtime.new_cache(batch, max(lengths) + sampling.max_tokens)
+    length = max(lengths) + sampling.max_tokens
+    cache = runtime.new_cache(batch, length)
+    meter.on_device(runtime.device_nbytes + runtime.cache_nbytes(batch, length))
     keys = _keys(sampling.seed, prompts, batch)
     numbers, kind = samplers.numbers(sampling), sampling.kind
     seen = _seen(runtime, prompts, batch) if sampling.penalizes else jnp.zeros((batch, 0), bool)

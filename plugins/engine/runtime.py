@@ -17,6 +17,7 @@ from flax import nnx
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes
 from plugins.engine.sampling import choose
+from plugins.engine.sizes import SMALLEST_CACHE, power_of_two
 from plugins.kernels.dequantize.traced import decode
 from plugins.models.common.cache import Cache, CacheDtype
 from plugins.models.common.decoder import Decoder, Tap
@@ -27,18 +28,6 @@ from plugins.models.common.decoder import Decoder, Tap
 COMPILER_OPTIONS: dict[str, dict[str, str | bool]] = {
     "cpu": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED"}
 }
-BUCKETS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a prompt that a program takes; longer ones take several turns
-SMALLEST_CACHE = 128
-
-
-def bucket(n: int) -> int:
-    """The smallest program that takes `n` tokens, or the largest there is."""
-    return next((b for b in BUCKETS if n <= b), BUCKETS[-1])
-
-
-def power_of_two(n: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `n` and `least`."""
-    return max(least, 1 << (n - 1).bit_length())
 
 
 class Runtime:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import jax
 
+from pipeline import meter
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.files import cache_folder
 from pipeline.running import text_stream
@@ -43,6 +44,7 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
         text_stream.write(f"the weights take {taken}; please report it\n")
+    meter.on_device(runtime.device_nbytes)
     return Model(runtime, checkpoint, engine, planned, ignored)
 
 

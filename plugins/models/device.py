@@ -3,7 +3,7 @@
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.tensors.spec import TensorSpec
 
@@ -52,3 +52,31 @@ def device_nbytes(
 ) -> int:
     """Bytes that a model's weights take on the device, without those tensors that are `ignored`."""
     return sum(device_spec(s, weights_dtype).nbytes for n, s in specs.items() if n not in ignored)
+
+
+CACHE_NBYTES = {"bf16": 2, "f32": 4, "fp8": 1, "int8": 1}  # of a number
+SCALE_NBYTES = {"bf16": 0, "f32": 0, "fp8": 4, "int8": 4}  # of a token's head
+
+
+def cache_nbytes(
+    specs: Mapping[str, TensorSpec], config: Mapping[str, Any], batch: int, length: int, dtype: str
+) -> int:
+    """Bytes of a `plugins.models.common.cache.Cache` for `batch` sequences of `length` tokens, without a framework.
+
+    What a layer remembers of a token has as many numbers as its k_proj and v_proj have rows. Layers whose window
+    config.json does not say layer by layer (`layer_types`, `sliding_window`) count as full: then this is a bound.
+    """
+    keys = {n: s.shape[-2] for n, s in specs.items() if n.endswith(".self_attn.k_proj.weight") and len(s.shape) > 1}
+    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
+    types: Any = config.get("layer_types")
+    slides = [t == "sliding_attention" for t in types] if isinstance(types, list) and len(types) == len(keys) else []
+    given = config.get("num_key_value_heads") or config.get("num_attention_heads")
+    heads = given if isinstance(given, int) else 0
+    total, counts = 0, set()
+    for name, rows in keys.items():
+        layer = next((int(part) for part in name.split(".") if part.isdigit()), len(keys))
+        rings = isinstance(window, int) and layer < len(slides) and slides[layer]
+        slots = min(length, window) if rings and isinstance(window, int) else length
+        total += 2 * batch * slots * (rows * CACHE_NBYTES[dtype] + heads * SCALE_NBYTES[dtype])
+        counts.add(slots)
+    return total + sum(4 * batch * slots for slots in counts)  # and the positions of their slots

@@ -15,6 +15,7 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.quantize import Nonfinite, ScaleRule, Ties, Tiny, Zero
 from plugins.kernels.quantize.recipe import CodesFrom, Overflow, Quotient, Recipe, Search, ZeroBlock
+from plugins.kernels.quantize.scratch import scratch_nbytes
 from plugins.quant import nvfp4
 from plugins.quant.exact import recode_exactly
 from plugins.quant.like import Like, filled
@@ -86,6 +87,11 @@ class Blockwise:
     def needs_place(self) -> bool:
         """Random numbers belong to places in the tensor."""
         return self.stochastic
+
+    def scratch(self, shape: tuple[int, ...]) -> int:
+        """Bytes that `encode` takes for what it must see at once, of a tensor of `shape`."""
+        searches = self.recipe.search != "none"
+        return scratch_nbytes(self.scheme, shape, self.quantize.backends, cuts_rows=self.cuts_rows, searches=searches)
 
     def encode(
         self, x: Any, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None

@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.stage import Checkpoint, Context
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.halve import times
 from functools import partial
 
@@ -53,8 +53,8 @@ class Table:
 
 @dataclass(frozen=True)
 class Statistics:
-    def plan(self, checkpoint: Checkpoint) -> None:
-        return None
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(None, Footprint(host_nbytes=30 << 20))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Table:
         store = checkpoint.store
@@ -64,8 +64,8 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Normalize:
-    def plan(self, checkpoint: Checkpoint, table: Table | None) -> Checkpoint:
-        return checkpoint
+    def plan(self, checkpoint: Checkpoint, table: Table | None) -> Prediction:
+        return Prediction(checkpoint, Footprint(device_nbytes=5 << 20, host_nbytes=40 << 20, kept_nbytes=10 << 20))
 
     def run(self, ctx: Context, checkpoint: Checkpoint, table: Table) -> Checkpoint:
         return checkpoint.map(partial(times, by=float(1 / table.peak)))
@@ -226,14 +226,14 @@ def test_what_eager_stages_give(mine: Path, tmp_path: Path) -> None:
 
 def test_a_lazy_stage_cannot_plan_on_what_nobody_predicts(mine: Path, tmp_path: Path) -> None:
     code = STATISTICS.replace(
-        "    def plan(self, checkpoint: Checkpoint, table: Table | None)", "    def other(self, a, b)"
+        "    def plan(self, checkpoint: Checkpoint, table: Table | None)", "    def _other(self, a, b)"
     )
     (mine / "stages" / "statistics.py").write_text(code)
     said = pipeline(
         "plan", "--config-dir", "mine", *MAIN, "stages=[load,decode,statistics,normalize,export]", cwd=tmp_path
     )
     assert said.code == 3
-    assert "stages.normalize: takes the result of 'statistics', whose `plan` predicts nothing" in said.err
+    assert "stages.normalize: takes the result of 'statistics', of which its `plan` predicts nothing" in said.err
 
 
 @pytest.mark.parametrize("more", [(), CLUSTER], ids=["threads", "cluster"])

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import replace
 from math import prod
 
@@ -174,6 +175,32 @@ def test_tensors_are_counted(tmp_path, how):
     said = pipeline("plan", *args, cwd=ROOT)
     number, unit = re.search(r"peak memory ([\d.]+) (\w+) of", said.out.replace("\n", " ")).groups()
     assert seen.tree_nbytes <= float(number) * UNITS[unit]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "columns"), [("numpy", 4 << 20), ("xla", 4 << 20), ("reference", 1 << 18)], ids=lambda v: str(v)
+)
+def test_rows_that_must_be_whole_keep_to_the_plan(tmp_path, kernels, columns):
+    """A scale that a whole row searches for: what the codec takes is tens of times the row."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    plain_llama(folder, {"model.layers.0.w.weight": (1, columns)})
+    args = ["model.rules=[{match: '*', to: quant}]", "quant=int8", "quant.block_elems=0", "quant.search=mse"]
+    args = [
+        *KEPT,
+        *args,
+        "export=orbax",
+        f"kernels={kernels}",
+        f"model.source={folder}",
+        f"paths.run={tmp_path / 'run'}",
+    ]
+    seen = watch([sys.executable, "-m", "pipeline", *args], cwd=ROOT)
+    assert seen.returncode == 0, seen.output
+    [memory] = [
+        r for r in json.loads((tmp_path / "run/manifest.json").read_text())["predicted"] if r["what"] == "memory"
+    ]
+    assert seen.process_nbytes[0] <= memory["planned"]
+    assert abs(seen.process_nbytes[0] - memory["measured"]) < 16 << 20  # and the run knows what it has taken
 
 
 @pytest.mark.parametrize("kernels", ["xla", "reference"])

@@ -1,7 +1,10 @@
 """The verb `plan` says what would stop the run, without touching anything."""
 
+import json
+import re
 from pathlib import Path
 
+from pipeline.units import parse_bytes
 from tests.cli.run import pipeline
 
 MAIN = ("+model=gpt_oss", "quant=mxfp4", "paths.run=here")
@@ -13,6 +16,44 @@ def test_a_target_in_the_way_and_another_run_are_said(tmp_path: Path) -> None:
     assert result.code == 3
     assert "taken exists already" in result.err
     assert not (tmp_path / "here").exists()
+
+
+def test_the_time_is_known_once_it_was_measured_and_the_run_says_how_far_off_the_plan_was(tmp_path: Path) -> None:
+    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    before = pipeline("plan", *MAIN, cwd=tmp_path, env=env)
+    assert "time: no rate measured yet of load, decode, quantize, export" in before.out
+    assert not (tmp_path / "cache").exists()  # planning writes nothing
+    first = pipeline(*MAIN, cwd=tmp_path, env=env)
+    assert first.code == 0, first.err
+    assert "Planned and measured" in first.out
+    assert "no rate measured yet" in first.out
+    rows = {r["what"]: r for r in json.loads((tmp_path / "here/manifest.json").read_text())["predicted"]}
+    assert rows["time"]["planned"] is None
+    assert rows["time"]["no_rate_yet"] == ["load", "decode", "quantize", "export"]
+    assert rows["disk"]["planned"] == rows["disk"]["measured"]
+    assert rows["memory"]["planned"] > rows["memory"]["measured"] > 30 << 20
+    after = pipeline("plan", *MAIN, "overwrite=true", cwd=tmp_path, env=env)
+    assert "time about " in after.out
+    assert pipeline(*MAIN, "overwrite=true", "dask.workers=1", cwd=tmp_path, env=env).code == 0
+    rows = {r["what"]: r for r in json.loads((tmp_path / "here/manifest.json").read_text())["predicted"]}
+    assert rows["time"]["planned"] > 0
+
+
+def test_a_baseline_that_no_stage_gives_is_a_problem(tmp_path: Path) -> None:
+    said = pipeline("plan", *MAIN, "stages=[load,quantize,evaluate]", cwd=tmp_path)
+    assert said.code == 3
+    assert "stages.evaluate: run takes 'checkpoint' and 'decode', each a Checkpoint" in said.err
+    assert pipeline("plan", *MAIN, "stages=[load,decode,quantize,evaluate]", cwd=tmp_path).code == 0
+
+
+def test_the_kv_cache_is_in_the_plan(tmp_path: Path) -> None:
+    few = pipeline("plan", *MAIN, "flow=generate", cwd=tmp_path)
+    many = pipeline("plan", *MAIN, "flow=generate", "sampling.max_tokens=4000", "engine.cache=int8", cwd=tmp_path)
+    assert few.code == many.code == 0, few.err + many.err
+    said = [re.search(r"([\d.]+ [KM]iB) of it KV cache", plan.out) for plan in (few, many)]
+    sizes = [parse_bytes(found[1], "") for found in said if found is not None]
+    assert len(sizes) == 2
+    assert sizes[1] > sizes[0] > 0
 
 
 def test_a_complete_run_is_no_obstacle_to_itself_but_to_others(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.digest import digest_file
 from pipeline.errors import ConfigError, StageError, StorageError
 from pipeline.planning.memory import plan_run
 from pipeline.planning.wiring import Plan
-from pipeline.stage import Exported, Footprint
+from pipeline.stage import Exported
 from plugins.quant.blockwise import Blockwise
 from stages.evaluate import Evaluate
 from stages.export import ExportWork
@@ -70,9 +70,7 @@ def planned(*overrides: str) -> Plan:
 
 
 def reads(plan: Plan) -> list[str]:
-    found = [plan.nodes[name].result for name in ("evaluate", "generate") if name in plan.nodes]
-    assert all(isinstance(f, Footprint) for f in found)
-    return [f.reads for f in found]
+    return [plan.takes[name].reads for name in ("evaluate", "generate") if name in plan.nodes]
 
 
 def perplexity(report: Any) -> float:

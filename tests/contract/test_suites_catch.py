@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.errors import StageError, Unsupported
 from pipeline.planning.wiring import Plan
-from pipeline.stage import Checkpoint, Context
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index
 from pipeline.tensors.views import MappedStore
@@ -67,8 +67,8 @@ class Lies:
 class Eager:
     """Promises what it does not give."""
 
-    def plan(self, checkpoint: Checkpoint) -> Checkpoint:
-        return checkpoint
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(checkpoint, Footprint())
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         return replace(checkpoint, store=replace(checkpoint.store.store, tensors={}))

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
-from plugins.engine import runtime as runtimes
 from plugins.engine import sampling as samplers
+from plugins.engine import sizes
 from plugins.engine.generate import _keys, generate
 from plugins.engine.options import Sampling
 from tests.cases import model_runs
@@ -117,7 +117,7 @@ def test_long_prompts_come_in_turns(model: Any, prompts: list[list[int]], monkey
     """Prompts longer than the largest bucket give what they give in one piece."""
     long = [(prompts[2] * 6)[:45], prompts[0], (prompts[2] * 9)[:70]]
     whole = tokens(model, long, max_tokens=6)
-    monkeypatch.setattr(runtimes, "BUCKETS", (4, 16))
+    monkeypatch.setattr(sizes, "BUCKETS", (4, 16))
     before = len(model.runtime.compiled)
     assert tokens(model, long, max_tokens=6) == whole
     assert len(model.runtime.compiled) > before

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.config.spine import Dask
 from pipeline.digest import InputFile
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.planning.budget import Budget
+from pipeline.planning.memory import computing
+from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.wiring import MemoryPlan, Plan, StageStore, make_plan, wire
-from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Work
+from pipeline.running.graph import run_threads
+from pipeline.running.tasks import Try, build_tasks
+from pipeline.stage import Checkpoint, Chunk, Context, Footprint, OutputFile, Prediction, Work
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.views import MappedStore
 from tests.cases.memory_store import MemoryStore
@@ -97,8 +102,8 @@ class Computes:
 
     ran: list[str] = field(default_factory=list)
 
-    def plan(self, checkpoint: Checkpoint) -> Checkpoint:
-        return checkpoint
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(checkpoint, Footprint(host_nbytes=7))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         self.ran.append("run")
@@ -181,7 +186,7 @@ def test_a_subclass_fits_and_a_base_class_does_not() -> None:
     class NeedsFiner:
         def run(self, ctx: Context, finer: Finer) -> None: ...
 
-    assert "run needs a Finer (finer), but before it" in wrong(a=Source(), b=View(), c=Compare(), d=NeedsFiner())[0]
+    assert "run needs a Finer (finer), but before it" in wrong(a=Source(), b=Compare(), d=NeedsFiner())[0]
 
 
 def test_work_gives_what_it_yields() -> None:
@@ -192,6 +197,163 @@ def test_what_is_needed_and_what_there_is_are_said() -> None:
     assert wrong(view=View()) == ["stages.view: run needs a Checkpoint (checkpoint), but before it: no stage before it"]
     said = "stages.then: run needs a Written (written), but before it: load → Checkpoint, judge → Finer"
     assert wrong(load=Source(), judge=GivesFiner(), then=TakesWritten()) == [said]
+
+
+@dataclass(frozen=True)
+class Trains:
+    """Gives a checkpoint, and needs a device for it."""
+
+    keeps: int = 5
+
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(checkpoint, Footprint(device_nbytes=100, host_nbytes=40, kept_nbytes=self.keeps))
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        values = {n: checkpoint.store.read(n) + np.float32(1) for n in checkpoint.store.specs}
+        return replace(checkpoint, store=MemoryStore(values))
+
+
+@dataclass(frozen=True)
+class Scores:
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        assert checkpoint.store.specs
+        return Prediction(None, Footprint(device_nbytes=60, host_nbytes=38))
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> float:
+        return float(sum(checkpoint.store.read(n).sum() for n in checkpoint.store.specs))
+
+
+def test_a_stage_that_computes_a_checkpoint_says_both_halves() -> None:
+    plan = planned(load=Source(), train=Trains(), view=View(), score=Scores(), write=Write())
+    assert plan.problems == []
+    trained = plan.nodes["train"]
+    assert isinstance(trained.result, Checkpoint)
+    assert trained.takes == Footprint(device_nbytes=100, host_nbytes=40, kept_nbytes=5)
+    assert plan.nodes["score"].result is None
+    assert {n: t.device_nbytes for n, t in plan.takes.items()} == {"train": 100, "score": 60}
+    assert plan.nodes["view"].takes is None
+    assert plan.nodes["write"].work is not None
+
+
+def test_what_a_computing_stage_keeps_counts_for_those_after_it() -> None:
+    first, second = Trains().plan(Checkpoint(MemoryStore({}))).takes, Scores
+    score = second().plan(Checkpoint(MemoryStore({"w": np.zeros(1)}))).takes
+    assert computing([first, score]) == 38 + 5
+    assert computing([score, first]) == 40
+    assert computing([]) == 0
+
+
+def test_stages_that_compute_run_one_after_another_and_give_what_they_promised() -> None:
+    plan = planned(load=Source(), train=Trains(), view=View(), score=Scores(), again=Scores())
+    run: Any = None  # of whose config tasks of one job know nothing
+    graph = build_tasks(Sweep([Job(run, Path("nowhere"))], [plan]), {0: Try({}, True, (), {}, {})})
+    tasks = {t.key: t for t in graph.tasks}
+    assert [tasks[f"{n}:run"].behind for n in ("train", "score", "again")] == [(), ("train",), ("score",)]
+    conf = Dask(
+        scheduler="threads", address=None, tls=False, workers=2, threads_per_worker=1, memory="auto", chunk="1MiB",
+        retries=0, keep_going=False, resources={}, dashboard=False,
+    )  # fmt: skip
+    results = run_threads(graph.tasks, conf, 2, lambda task, result: None)
+    assert results["score"] == 6.0  # zeros of [2, 3], and one
+
+
+@pytest.mark.parametrize("said", [Footprint(), None, Checkpoint(MemoryStore({})), Prediction(None, None)])  # type: ignore[arg-type]
+def test_half_a_prediction_is_a_problem(said: Any) -> None:
+    @dataclass(frozen=True)
+    class Half:
+        def plan(self, checkpoint: Checkpoint) -> Any:
+            return said
+
+        def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+            return checkpoint
+
+    [problem] = planned(load=Source(), half=Half()).problems
+    assert "stages.half: `plan` gives a Prediction(result, takes=Footprint(…))" in str(problem)
+
+
+def test_a_misspelt_hook_of_a_stage_is_a_problem() -> None:
+    @dataclass(frozen=True)
+    class Typos(Passes):
+        select: str = "*"
+
+        resource = {"gpu": 1}  # noqa: RUF012
+
+        def paln(self, checkpoint: Checkpoint) -> Prediction:
+            return Prediction(checkpoint, Footprint())
+
+        def _helper(self) -> None: ...
+
+    first, second = wrong(load=Source(), typos=Typos())
+    assert "stages.typos: Typos has a member 'paln', which is none that it may have; did you mean 'plan'?" in first
+    assert "member 'resource'" in second
+    assert "did you mean 'resources'?" in second
+
+
+def test_a_misspelt_member_of_work_and_of_a_store_is_a_problem() -> None:
+    @dataclass(frozen=True)
+    class Locking(WriteWork):
+        def locks(self) -> None: ...
+
+    class Grainy(MemoryStore):
+        def grains(self, name: str) -> tuple[int, ...]:
+            return ()
+
+    @dataclass(frozen=True)
+    class WritesLocked:
+        def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Written]:
+            return Locking(checkpoint.store)
+
+    @dataclass(frozen=True)
+    class Reads:
+        def run(self, ctx: Context) -> Checkpoint:
+            return Checkpoint(Grainy({"w": np.zeros(2)}))
+
+    plan = planned(load=Reads(), view=Passes())
+    assert ["did you mean 'grain'?" in str(p) for p in plan.problems] == [True]
+    plan = planned(load=Source(), write=WritesLocked())
+    assert ["did you mean 'lock'?" in str(p) for p in plan.problems] == [True]
+
+
+def test_work_that_is_none_says_what_it_lacks() -> None:
+    @dataclass(frozen=True)
+    class Unfinished:
+        def run(self, ctx: Context, checkpoint: Checkpoint) -> Work[Written]:
+            return Written(1)  # type: ignore[return-value]
+
+    [problem] = planned(load=Source(), write=Unfinished()).problems
+    assert "`run` gives a Written, which is no Work: it lacks begin, chunks, digest, do, finish, outputs" in str(
+        problem
+    )
+
+
+def test_a_result_whose_exit_code_is_misspelt_is_a_problem() -> None:
+    @dataclass(frozen=True)
+    class Judged:
+        same: bool
+
+        @property
+        def exitcode(self) -> int:
+            return 7
+
+    class Judges:
+        def run(self, ctx: Context, checkpoint: Checkpoint) -> Any:
+            return Judged(False)
+
+    Judges.run.__annotations__["return"] = Judged
+    assert (
+        "member 'exitcode', which is none that it may have; did you mean 'exit_code'?"
+        in wrong(a=Source(), b=Judges())[0]
+    )
+
+
+def test_of_several_parameters_of_a_type_one_may_take_the_latest() -> None:
+    assert edges(before=Source(), view=View(), compare=Compare())["compare"] == {"before": "before", "after": "view"}
+    assert edges(load=Source(), compare=Compare())["compare"] == {"before": "load", "after": "load"}  # there is one
+    [said] = wrong(load=Source(), befor=View(), compare=Compare())
+    assert said.startswith(
+        "stages.compare: run takes 'before' and 'after', each a Checkpoint, and no stage before it is"
+    )
+    assert "did you mean 'befor'" in said
 
 
 def test_order_matters() -> None:
@@ -318,11 +480,11 @@ def test_peak_memory() -> None:
 class Judge:
     """Takes what not every run has, in either order."""
 
-    def plan(self, checkpoint: Checkpoint, *, verdict: Verdict | None = None) -> str:
-        return "judged" if verdict is None else "judged again"
+    def plan(self, checkpoint: Checkpoint, *, verdict: Verdict | None = None) -> Prediction:
+        return Prediction("judged" if verdict is None else "judged again", Footprint())
 
     def run(self, ctx: Context, checkpoint: Checkpoint, verdict: Verdict | None = None) -> str:
-        return self.plan(checkpoint, verdict=verdict)
+        return str(self.plan(checkpoint, verdict=verdict).result)
 
 
 def test_an_optional_parameter_takes_what_is_there() -> None:
@@ -330,9 +492,9 @@ def test_an_optional_parameter_takes_what_is_there() -> None:
     assert not alone.problems
     assert alone.nodes["judge"].inputs == {"checkpoint": "a"}
     assert alone.nodes["judge"].result == "judged"
-    both = make_plan({"a": Source(), "b": View(), "verdict": Compare(), "judge": Judge()}, CTX)
+    both = make_plan({"before": Source(), "after": View(), "verdict": Compare(), "judge": Judge()}, CTX)
     assert not both.problems
-    assert both.nodes["judge"].inputs == {"checkpoint": "b", "verdict": "verdict"}
+    assert both.nodes["judge"].inputs == {"checkpoint": "after", "verdict": "verdict"}
     assert both.nodes["judge"].result == "judged again"
     after = make_plan({"a": Source(), "b": View(), "judge": Judge(), "verdict": Compare()}, CTX)
     assert after.nodes["judge"].result == "judged"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.digest import described
-from pipeline.engine import Score, Windows
+from pipeline.engine import NOTHING, Score, Usage, Windows
 from pipeline.planning.identity import node_keys
 from pipeline.planning.wiring import make_plan
 from pipeline.running.results import FOLDER, Results
@@ -49,7 +49,9 @@ class Fake:
     def identity(self) -> dict[str, str]:
         return {"device": here}
 
-    def plan(self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False) -> Footprint:
+    def plan(
+        self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False, usage: Usage = NOTHING
+    ) -> Footprint:
         return Footprint(1, 1)
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Model:

@@ -13,10 +13,12 @@ import numpy as np
 
 from acme_prune.small import prune
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.stage import Checkpoint, Context
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.tensors.store import Index
 from pipeline.tensors.views import MappedStore
+
+WIDE_NBYTES = 12  # a value as float32, its magnitude, and what `np.partition` makes of that
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,14 @@ class PruneFraction:
         if not 0 <= self.fraction <= 1:
             raise ValueError(f"fraction {self.fraction}: between 0 and 1 is needed")
 
-    def plan(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same tensors; a pattern that matches none is found before anything is read."""
-        if not self._chosen(checkpoint):
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        """The same tensors, for which the largest is held whole; a pattern without a match is found before reading."""
+        chosen = [checkpoint.store.specs[name] for name in self._chosen(checkpoint)]
+        if not chosen:
             hint = did_you_mean(self.select, checkpoint.store.specs)
             raise ConfigError(f"select={self.select!r} matches no tensor of floats{hint}")
-        return checkpoint
+        largest = max(spec.nbytes + WIDE_NBYTES * spec.size for spec in chosen)
+        return Prediction(checkpoint, Footprint(host_nbytes=largest, moved_nbytes=sum(spec.nbytes for spec in chosen)))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         thresholds = {}

@@ -1,0 +1,104 @@
+"""How fast this machine has done things before: bytes a second for each kind of work, learnt from finished runs.
+
+A small JSON file in the user's cache folder. What was measured with few bytes says little of many (starting and
+compiling take their time whatever the size), so measurements are kept by size, in powers of four, and the nearest is
+taken. There is no rate before there is a measurement.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from math import log
+from pathlib import Path
+
+MOST_KINDS = 500  # those not measured for longest go first
+KEPT = 0.5  # of what was measured before, when the same is measured again: what is new counts most
+VERSION = 1
+
+Sizes = dict[str, list[float]]
+"""Exponent of the power of four below the bytes → [bytes, seconds]."""
+
+
+def rates_file() -> Path:
+    """Where rates are kept."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "rates.json"
+
+
+@cache
+def machine() -> str:
+    """What a rate is of: the processor and how many cores of it this process may use, and accelerators."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+    except OSError:
+        lines = []
+    cpu = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), os.uname().machine)
+    gpus = sorted(p.name for p in Path("/proc/driver/nvidia/gpus").glob("*"))
+    return f"{cpu} × {cores()}" + (f", {len(gpus)} GPUs" if gpus else "")
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@dataclass
+class Rates:
+    """The measurements of this machine.
+
+    Attributes:
+        kinds: kind of work → measurements by size, those measured last at the end.
+    """
+
+    kinds: dict[str, Sizes] = field(default_factory=dict)
+
+    @staticmethod
+    def load(file: Path | None = None) -> "Rates":
+        """What is known; nothing, where there is no file or no whole one."""
+        try:
+            given = json.loads((file or rates_file()).read_bytes())
+            found = given["machines"].get(machine(), {}) if given["version"] == VERSION else {}
+            return Rates({str(k): {str(e): [float(n), float(s)] for e, (n, s) in v.items()} for k, v in found.items()})
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return Rates()
+
+    def seconds(self, kind: str, nbytes: int) -> float | None:
+        """How long `nbytes` would take, by the measurement nearest in size; None: never measured."""
+        sizes = self.kinds.get(kind)
+        if not sizes:
+            return None
+        nearest = min(sizes, key=lambda e: (abs(int(e) - _size(nbytes)), -int(e)))
+        measured, seconds = sizes[nearest]
+        return seconds * nbytes / measured
+
+    def learn(self, kind: str, nbytes: int, seconds: float) -> None:
+        """Take a measurement in; nothing is learnt from none."""
+        if nbytes <= 0 or seconds <= 0:
+            return
+        sizes = self.kinds.pop(kind, {})
+        before, took = sizes.get(str(_size(nbytes)), [0.0, 0.0])
+        sizes[str(_size(nbytes))] = [KEPT * before + nbytes, KEPT * took + seconds]
+        self.kinds[kind] = sizes
+        for oldest in list(self.kinds)[: max(0, len(self.kinds) - MOST_KINDS)]:
+            del self.kinds[oldest]
+
+    def save(self, file: Path | None = None) -> str | None:
+        """Keep them, beside what other machines with the same home have measured; why that cannot be, or None."""
+        path = file or rates_file()
+        try:
+            machines = json.loads(path.read_bytes())["machines"] if path.exists() else {}
+        except (OSError, ValueError, TypeError, KeyError):
+            machines = {}
+        machines = {**machines} if isinstance(machines, Mapping) else {}
+        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({"version": VERSION, "machines": {**machines, machine(): self.kinds}}))
+            partial.replace(path)
+        except OSError as why:
+            return f"{path}: the rates of this machine cannot be kept: {why.strerror}"
+        return None
+
+
+def _size(nbytes: int) -> int:
+    return int(log(max(1, nbytes), 4))

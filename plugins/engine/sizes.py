@@ -1,0 +1,14 @@
+"""The static sizes that programs are compiled for; known without a framework, so that plans know them too."""
+
+BUCKETS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a prompt that a program takes; longer ones take several turns
+SMALLEST_CACHE = 128
+
+
+def bucket(n: int) -> int:
+    """The smallest program that takes `n` tokens, or the largest there is."""
+    return next((b for b in BUCKETS if n <= b), BUCKETS[-1])
+
+
+def power_of_two(n: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `n` and `least`."""
+    return max(least, 1 << (n - 1).bit_length())

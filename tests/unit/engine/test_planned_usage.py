@@ -1,0 +1,67 @@
+"""What a plan says that running takes is what running takes, or a bound on it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.engine import Usage, Windows, generating, scoring
+from pipeline.testing.memory import MemoryStore, checkpoint
+from plugins.engine.options import Sampling
+from plugins.engine.sizes import SMALLEST_CACHE
+from plugins.models.common.cache import Cache, LayerShape
+from plugins.models.device import cache_nbytes
+from tests.cases import model_runs
+
+TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Any:
+    return model_runs.checkpoint(TINY)
+
+
+@pytest.mark.parametrize("cache", ["bf16", "f32", "fp8", "int8"])
+@pytest.mark.parametrize(("prompts", "tokens"), [(1, 8), (3, 300)])
+def test_the_kv_cache_is_planned_to_the_byte(cache: Any, prompts: int, tokens: int, tiny: Any) -> None:
+    """Of a model whose layers alternate between rings and full ones, where the length is known."""
+    engine = replace(model_runs.engine(), cache=cache)
+    model = engine.load(tiny)
+    plan = engine.plan(tiny, usage=Usage(prompts, 20 + tokens, generates=True, tokens=tokens))
+    assert plan.cache_nbytes == model.runtime.cache_nbytes({1: 1, 3: 4}[prompts], 20 + tokens)
+    assert plan.device_nbytes == model.runtime.device_nbytes + plan.cache_nbytes
+    before = engine.plan(tiny)
+    assert before.cache_nbytes == 0
+    assert plan.host_nbytes >= before.host_nbytes + plan.cache_nbytes
+
+
+def test_windows_that_are_not_said_layer_by_layer_are_a_bound() -> None:
+    specs = checkpoint({f"model.layers.{i}.self_attn.k_proj.weight": np.zeros((6, 8), "f4") for i in (0, 1)})
+    shapes = [LayerShape(3, 2, 64), LayerShape(3, 2)]
+    config = {"sliding_window": 64, "layer_types": ["sliding_attention", "full_attention"], "num_key_value_heads": 3}
+    assert isinstance(specs.store, MemoryStore)
+    for dtype in ("bf16", "int8"):
+        exact = Cache.nbytes(shapes, 2, SMALLEST_CACHE, dtype)  # type: ignore[arg-type]
+        assert cache_nbytes(specs.store.specs, config, 2, SMALLEST_CACHE, dtype) == exact
+        assert cache_nbytes(specs.store.specs, {**config, "layer_types": None}, 2, SMALLEST_CACHE, dtype) > exact
+        assert (
+            cache_nbytes(specs.store.specs, {**config, "use_sliding_window": False}, 2, SMALLEST_CACHE, dtype) > exact
+        )
+
+
+def test_a_prompt_is_never_longer_than_planned(tiny: Any) -> None:
+    model = model_runs.engine().load(tiny)
+    for text in ("The state of the Union", "\u00e9\u4e2d\U0001f600" * 30, "x"):
+        assert len(model.encode(text)) + Sampling().max_tokens <= generating([text], Sampling().max_tokens).length
+
+
+def test_what_scoring_keeps_and_goes_through() -> None:
+    cut = Windows(window=16, stride=8, tokens=100, batch=2)
+    usage = scoring([4000, 40], cut, keeps=True)
+    assert (usage.batch, usage.length, usage.generates) == (2, 16, False)
+    assert usage.tokens == 2 * (100 + 11)  # every token is seen twice
+    assert usage.keeps == (232, 112)
+    assert scoring([4000], cut).keeps == ()
+    assert scoring([4000], Windows(tokens=None)).tokens == 1001

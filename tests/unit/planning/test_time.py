@@ -1,0 +1,156 @@
+"""Time: nothing is known of what was never measured; what was is at its own rate, by size, on this machine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.planning import rates as rates_module
+from pipeline.planning.rates import MOST_KINDS, Rates
+from pipeline.planning.time import learn, parts, time_plan
+from pipeline.planning.wiring import Plan, make_plan
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
+from tests.cases.memory_store import MemoryStore
+from tests.unit.planning.test_plan import CTX, Source, View, Write
+
+
+class Slow:
+    """Computes, and says how much it goes through."""
+
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(None, Footprint(moved_nbytes=1000, rate="cpu f32"))
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> None:
+        return None
+
+
+def planned() -> Plan:
+    return make_plan({"load": Source(("v", "w")), "view": View(), "write": Write(), "slow": Slow()}, CTX)
+
+
+def record(**seconds: float) -> dict[str, Any]:
+    return {"digest": "", "stages": {n: {"seconds": s} for n, s in seconds.items()}}
+
+
+def test_nothing_is_known_before_it_was_measured() -> None:
+    time = time_plan(planned(), Rates(), workers=1)
+    assert time.seconds is None
+    assert time.unknown == ("load", "view", "write", "slow")
+    assert time.of("slow") is None
+
+
+def test_what_a_run_measured_is_what_the_next_plan_says() -> None:
+    rates, plan = Rates(), planned()
+    learn(rates, plan, 1, [record(load=1.0, view=2.0), record(load=1.0, write=3.0)], {"slow": 5.0}, {})
+    time = time_plan(plan, rates, workers=1)
+    assert {n: time.of(n) for n in ("load", "view", "write", "slow")} == {"load": 2, "view": 2, "write": 3, "slow": 5}
+    assert time.seconds == 12
+    assert time.unknown == ()
+
+
+def test_tasks_at_once_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two tasks on two cores take half; four tasks on two cores waited for each other while they were measured."""
+    monkeypatch.setattr("pipeline.planning.time.cores", lambda: 2)
+    rates, plan = Rates(), planned()
+    learn(rates, plan, 1, [record(load=4.0, view=4.0, write=4.0)], {}, {})
+    assert time_plan(plan, rates, workers=2).of("load") == 2
+    assert time_plan(plan, rates, workers=8).of("load") == 2
+    crowded = Rates()
+    learn(crowded, plan, 4, [record(load=8.0, view=8.0, write=8.0)], {}, {})
+    assert time_plan(plan, crowded, workers=4).of("load") == 2
+
+
+def test_a_run_that_went_on_teaches_nothing() -> None:
+    rates = Rates()
+    learn(rates, planned(), 1, [record(load=1.0), {**record(view=1.0), "reused": True}], {"slow": 5.0}, {})
+    assert rates.kinds == {}
+
+
+def test_a_part_that_is_unknown_leaves_the_rest_known() -> None:
+    rates, plan = Rates(), planned()
+    learn(rates, plan, 1, [record(load=1.0, view=1.0, write=1.0)], {}, {})
+    time = time_plan(plan, rates, workers=1)
+    assert time.seconds is None
+    assert time.unknown == ("slow",)
+    assert time.of("load") == 1
+
+
+def test_kinds_differ_by_what_a_stage_computes_on() -> None:
+    plan = planned()
+    other = replace(plan.takes["slow"], rate="cpu bf16")
+    kinds = {p.kind for p in parts(plan, 1)}
+    plan.nodes["slow"].takes = other
+    assert len(kinds ^ {p.kind for p in parts(plan, 1)}) == 2
+    wide = make_plan({"load": Wide(), "view": View(), "write": Write()}, CTX)
+    assert not {p.kind for p in parts(wide, 1)} & kinds  # float64 is not float32
+
+
+class Wide:
+    def run(self, ctx: Context) -> Checkpoint:
+        return Checkpoint(MemoryStore({"w": np.zeros((2, 3))}))
+
+
+def test_the_measurement_nearest_in_size_counts() -> None:
+    rates = Rates()
+    rates.learn("kind", 1 << 10, 1.0)  # all of it overhead
+    rates.learn("kind", 1 << 30, 2.0)
+    assert rates.seconds("kind", 1 << 10) == 1.0
+    assert rates.seconds("kind", 1 << 31) == 4.0
+    assert rates.seconds("kind", 1 << 8) == 0.25
+    assert rates.seconds("other", 1) is None
+
+
+def test_new_measurements_count_more_than_old_ones() -> None:
+    rates = Rates()
+    rates.learn("kind", 1024, 1.0)
+    rates.learn("kind", 1024, 4.0)
+    assert rates.seconds("kind", 1024) == pytest.approx(3.0)
+    rates.learn("kind", 0, 1.0)
+    rates.learn("kind", 1024, 0.0)  # a clock that did not move
+    assert rates.seconds("kind", 1024) == pytest.approx(3.0)
+
+
+def test_rates_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "cache" / "rates.json"
+    mine = Rates()
+    mine.learn("kind", 10, 1.0)
+    assert mine.save(file) is None
+    monkeypatch.setattr(rates_module, "machine", lambda: "another")
+    assert Rates.load(file) == Rates()
+    theirs = Rates()
+    theirs.learn("kind", 10, 7.0)
+    assert theirs.save(file) is None
+    assert Rates.load(file) == theirs
+    monkeypatch.undo()
+    assert Rates.load(file) == mine
+    assert [p.name for p in file.parent.iterdir()] == ["rates.json"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": 0, "machines": 3}', '{"version": 1, "machines": {}}'])
+def test_a_file_that_is_damaged_is_no_measurement_and_is_replaced(content: str, tmp_path: Path) -> None:
+    (tmp_path / "rates.json").write_text(content)
+    rates = Rates.load(tmp_path / "rates.json")
+    assert rates.kinds == {}
+    rates.learn("kind", 10, 1.0)
+    assert rates.save(tmp_path / "rates.json") is None
+    assert Rates.load(tmp_path / "rates.json") == rates
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = Rates().save(tmp_path / "file" / "rates.json")
+    assert said is not None
+    assert "cannot be kept" in said
+
+
+def test_the_table_stays_small(tmp_path: Path) -> None:
+    rates = Rates()
+    for i in range(MOST_KINDS + 3):
+        rates.learn(f"kind {i}", 10, 1.0)
+    assert len(rates.kinds) == MOST_KINDS
+    assert "kind 2" not in rates.kinds
+    rates.save(tmp_path / "rates.json")
+    assert len(json.loads((tmp_path / "rates.json").read_text())["machines"]) == 1
