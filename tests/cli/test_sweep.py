@@ -3,15 +3,13 @@
 import csv
 import json
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cli.run import MAIN, converting, kill_tree, pipeline
+from tests.cli.run import MAIN, kill_tree, pipeline, start
 
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
@@ -134,10 +132,7 @@ def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
     outputs, kills, rng = tmp_path / "outputs", 10 if not how else 2, random.Random(20)
     killed = 0
     while True:
-        command = [sys.executable, "-m", "pipeline", "-m", *converting(MODEL, *TWELVE, *how), "progress=false"]
-        process = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
+        process = start("-m", MODEL, *TWELVE, *how, "progress=false", cwd=tmp_path)
         before, had = dict(state(outputs)), chunks(outputs)
         done = sum(map(len, had.values()))
         goal = done + rng.randrange(1, 90)  # of 708 chunks
