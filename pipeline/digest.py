@@ -138,4 +138,4 @@ def described(value: Any) -> Any:
 def identity(value: Any) -> str:
     """xxh3-128 of `value` as canonical JSON: equal values, equal identities, on any machine and any run."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
-    return xxhash.xxh3_128_hexdigest(text.encode())
+    return xxhash.xxh3_128_hexdigest(text.encode("utf-8", "surrogatepass"))  # names of files may be no Unicode

@@ -48,7 +48,7 @@ SLOW = (
     "contract/test_model_ops.py", "unit/engine/test_generate.py", "unit/kernels/test_formats_by_hand.py",
     "unit/kernels/test_gradients.py", "unit/kernels/test_matmul.py", "unit/kernels/test_moe.py",
     "unit/kernels/test_number_formats_xla.py", "unit/models/test_quantized.py", "unit/models/test_reference.py",
-    "unit/running/test_held.py",
+    "unit/test_model_slot.py",
 )  # fmt: skip
 
 
@@ -58,6 +58,8 @@ def _seeds() -> None:
     np.random.seed(0)
     if (redact := sys.modules.get("pipeline.redact")) is not None:
         redact._values.clear()  # secrets of an earlier test's environment are words like others
+    if (compose := sys.modules.get("pipeline.config.compose")) is not None:
+        compose._environment.clear()
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -33,7 +33,10 @@ def edit(tree: Path, name: str) -> None:
 
 
 def run(tree: Path, here: Path, *args: str) -> Said:
-    said = pipeline(*args, cwd=here, env={"PYTHONPATH": str(tree), "XDG_CACHE_HOME": str(here.parent / "cache")})
+    shared = () if args[0] == "gc" else ("paths.outputs=outputs",)
+    said = pipeline(
+        *args, *shared, cwd=here, env={"PYTHONPATH": str(tree), "XDG_CACHE_HOME": str(here.parent / "cache")}
+    )
     assert "Traceback" not in said.err
     return said
 

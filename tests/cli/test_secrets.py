@@ -49,15 +49,15 @@ def test_from_the_environment(tmp_path: Path) -> None:
     first = signed("paths.run=run", cwd=tmp_path)
     assert first.code == 0, first.err
     run = tmp_path / "run"
-    recorded = json.loads((run / "run.json").read_bytes())["stages"]["sign"]["token"]
-    assert recorded["given"] == "${oc.env:WM_SECRET}"
+    recorded = json.loads((run / "run.json").read_bytes())["nodes"]["sign"]["parts"]["config"]
+    assert recorded["token.given"] == "${oc.env:WM_SECRET}"
     assert "endpoint: ${oc.env:WM_URL}" in (run / "config.yaml").read_text()
     assert "hub.endpoint=${oc.env:WM_URL}" in json.loads((run / "manifest.json").read_bytes())["command"]
     again = signed("paths.run=run", cwd=tmp_path, WM_URL="https://elsewhere")  # who is asked changes no result
     assert "complete already" in again.err
     other = signed("paths.run=run", cwd=tmp_path, WM_SECRET="hunter2hunter3")
     assert other.code == 2
-    assert "other stages (stages.sign.token.digest" in other.err
+    assert "other stages (sign: field token.digest: " in other.err
     token = "stages.sign.token=${oc.env:WM_SECRET}"  # in the name of the folder
     failed = signed(token, "stages.sign.fail=true", "dask.retries=0", cwd=tmp_path)
     assert failed.code == 6

@@ -96,7 +96,7 @@ def unexplained(before: Spelled, after: Spelled) -> list[str]:
     gone = []
     for target, had in before.get("targets", {}).items():
         now_at = moved.TARGETS.get(target, target)
-        if now_at.startswith("${"):  # a part of the config, and no class any more
+        if now_at.startswith("${"):  # no class any more, but another place of the config
             continue
         if now_at not in after["targets"]:
             gone.append(f"{target}: moved.TARGETS is to say where it is now")
