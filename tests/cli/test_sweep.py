@@ -13,7 +13,7 @@ from tests.cli.run import MAIN, kill_tree, pipeline, start
 
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
-TIME = "time"
+TIME = "time [s]"
 
 
 def table(outputs: Path) -> list[list[str]]:
@@ -50,7 +50,7 @@ def test_a_job_that_cannot_run_does_not_stop_the_rest(tmp_path: Path) -> None:
     said = pipeline(*sweep, cwd=tmp_path)
     assert said.code == 6
     assert "1 of 2 jobs failed\n  quant=int8: export: export=gguf cannot hold this" in said.err
-    assert table(tmp_path / "outputs")[0][1] == "–"
+    assert table(tmp_path / "outputs")[0][1] == ""
     assert (tmp_path / "outputs/gpt_oss-q8_0-export=gguf-flow=convert/manifest.json").exists()
 
 
