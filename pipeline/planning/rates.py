@@ -13,6 +13,8 @@ from functools import cache
 from math import log
 from pathlib import Path
 
+from pipeline.files import cache_folder
+
 MOST_KINDS = 500  # those not measured for longest go first
 KEPT = 0.5  # of what was measured before, when the same is measured again: what is new counts most
 VERSION = 1
@@ -23,7 +25,7 @@ Sizes = dict[str, list[float]]
 
 def rates_file() -> Path:
     """Where rates are kept."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "rates.json"
+    return cache_folder() / "rates.json"
 
 
 @cache

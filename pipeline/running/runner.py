@@ -505,9 +505,9 @@ def _run(  # noqa: C901  what becomes of a result, in one place
 
     with models:
         _lowered(sweep, graph, replace(conf, keep_going=conf.keep_going or not alone), events, on_done, wanted)
-    _learn(sweep, {i: one for i, one in begun.items() if i in over and not one.failures}, graph, ended, events)
     for i in (i for i in begun if i not in over):
         settle(i, _why(begun[i], keep_going=True))
+    _learn(sweep, {i: one for i, one in begun.items() if i in over and not one.failures}, graph, ended, events)
 
 
 def _why(one: Attempt, *, keep_going: bool) -> Exception:

@@ -17,6 +17,7 @@ from typing import Final
 
 from pipeline.digest import identity
 from pipeline.errors import StageError, Unsupported
+from pipeline.files import cache_folder
 
 SOURCES: Final = Path(__file__).parent / "src"
 # No -march: the sources say which function has which instructions. -ffp-contract: a product and a sum are fused where
@@ -44,7 +45,7 @@ def library(unit: str = "core", include: tuple[str, ...] = ()) -> Path:
 
 def folder() -> Path:
     """Where libraries are kept: weightmill/native in the user's cache folder."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "weightmill" / "native"
+    return cache_folder() / "native"
 
 
 @cache

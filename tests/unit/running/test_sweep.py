@@ -11,6 +11,7 @@ import pytest
 from pipeline.api import compose_run
 from pipeline.errors import StorageError
 from pipeline.events import Events
+from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Job
 from pipeline.reporting.manifest import Report
 from pipeline.running.runner import execute, execute_jobs
@@ -142,3 +143,19 @@ def test_nothing_is_evaluated_twice(here: Path, monkeypatch: pytest.MonkeyPatch)
     ran.clear()
     execute_jobs([Job(jobs[1].run, here / "out/later")], Events())
     assert ran == []
+
+
+def test_what_a_sweep_measured_tells_how_long_the_next_takes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+
+    def jobs(name: str) -> list[Job]:
+        return [job(here / name, "flow=convert", f"quant={q}", "export=plain") for q in ("mxfp4", "int8")]
+
+    unknown = plan_jobs(jobs("one")).time
+    assert unknown is not None
+    assert unknown.seconds is None
+    assert all(isinstance(r, Report) for r in execute_jobs(jobs("one"), Events()))
+    known = plan_jobs(jobs("two")).time
+    assert known is not None
+    assert known.seconds is not None
+    assert 0 < known.seconds < 60
