@@ -202,12 +202,3 @@ def test_a_baseline_is_of_the_config_and_the_tokenizer_it_was_made_with(own: Pat
         os.utime(path, ns=(1, 1))
     assert figures(*args, "paths.run=touched") == fresh
     assert baselines() == records
-
-
-def test_without_the_stage_decode_a_baseline_is_of_all_stages_before(here: Path) -> None:
-    """What is compared with itself then is the quantized model, of the recipe that quantized it."""
-    stages = "stages=[load,quantize,evaluate]"
-    floor, even = (
-        figures("quant=mxfp4", f"quant.scale_rule={rule}", stages, f"paths.run={rule}") for rule in ("floor", "even")
-    )
-    assert floor["perplexity"] != even["perplexity"]

@@ -19,9 +19,9 @@ class Sign:
     fail: bool = False
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
-        return checkpoint.map(self.leave, "model.norm.weight")
+        return checkpoint.map(self._leave, "model.norm.weight")
 
-    def leave(self, x):
+    def _leave(self, x):
         if self.fail:
             raise ValueError(f"the server does not take {self.token!r}")
         return x

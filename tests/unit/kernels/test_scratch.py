@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.backends import backends_of
+from pipeline.ops import Kernel
 from pipeline.stage import Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import checkpoint
 from plugins.formats.orbax.pytree import Pytree
 from plugins.formats.safetensors.container import SafeTensors
-from plugins.kernels.cast import Cast
-from plugins.kernels.dequantize import Dequantize
-from plugins.kernels.quantize import OP, Quantize
 from plugins.kernels.quantize.scratch import PLAIN, SEARCHING, scratch_nbytes
 from plugins.quant.blockwise import Blockwise
 from stages.export import Export
@@ -25,7 +24,7 @@ SHAPE = (3, 1 << 20)
 
 
 def test_every_backend_has_a_figure() -> None:
-    assert set(PLAIN) == set(SEARCHING) == set(OP.backends)
+    assert set(PLAIN) == set(SEARCHING) == set(backends_of("quantize"))
 
 
 @pytest.mark.parametrize("backend", sorted(PLAIN))
@@ -50,10 +49,11 @@ def test_double_quantization_is_cut_by_numpy_only() -> None:
 
 
 def peak(tmp_path: Path, **options: Any) -> int:
-    method = Blockwise("int8", 0, "f32", quantize=Quantize(("numpy",)), dequantize=Dequantize(("numpy",)), **options)
+    quantize, dequantize, cast = (Kernel(op, ("numpy",)) for op in ("quantize", "dequantize", "cast"))
+    method = Blockwise("int8", 0, "f32", quantize=quantize, dequantize=dequantize, **options)
     given = checkpoint({"w": np.zeros((1, 1 << 20), np.float32)})
     coded = QuantizeStage(method, (Rule(match="*"),)).run(Context(tmp_path), given)
-    work = Export(Pytree(), SafeTensors(), Dequantize(("numpy",)), Cast()).run(Context(tmp_path), coded)
+    work = Export(Pytree(), SafeTensors(), dequantize, cast).run(Context(tmp_path), coded)
     return max(chunk.peak_nbytes for chunk in work.chunks)
 
 
