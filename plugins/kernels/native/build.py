@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.digest import identity
-from pipeline.errors import StageError, Unsupported
+from pipeline.errors import StageError, StorageError, Unsupported
 from pipeline.files import cache_folder
+from pipeline.places import hindrance
 
 SOURCES: Final = Path(__file__).parent / "src"
 # No -march: the sources say which function has which instructions. -ffp-contract: a product and a sum are fused where
@@ -67,9 +68,11 @@ def compiler() -> tuple[str, ...]:
 def missing() -> str | None:
     """Why there are no native kernels here; None when there are."""
     try:
-        compiler()
+        _compiler_version(compiler())
     except Unsupported as why:
         return why.reason
+    if why_not := hindrance(folder() / "core.so"):
+        return f"what is compiled cannot be kept in {folder()}: {why_not}"
     return None
 
 
@@ -92,8 +95,12 @@ def _compiler_version(command: tuple[str, ...]) -> str:
 
 def _compile(source: Path, include: tuple[str, ...], to: Path) -> None:
     """In a file of its own first, so that a library that is there is whole, however many processes make it at once."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=to.parent, prefix=".compiling-") as scratch:
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        own = tempfile.TemporaryDirectory(dir=to.parent, prefix=".compiling-")
+    except OSError as why:
+        raise StorageError(f"{to.parent}: the native kernels cannot be kept there: {why.strerror}") from None
+    with own as scratch:
         made = Path(scratch) / to.name
         headers = [option for folder in include for option in ("-isystem", folder)]
         command = [*compiler(), *FLAGS, *headers, "-o", str(made), str(source)]

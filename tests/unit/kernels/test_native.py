@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError, StageError, Unsupported, ValueRangeError
+from pipeline.errors import ConfigError, StageError, StorageError, Unsupported, ValueRangeError
 from pipeline.tensors.scheme import MXFP4
 from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
@@ -149,6 +149,21 @@ def test_without_a_compiler_it_is_left_to_others(elsewhere: Path, monkeypatch: p
     monkeypatch.setenv("PATH", str(elsewhere))
     with pytest.raises(Unsupported, match=r"no C\+\+ compiler: neither CXX is set nor c\+\+, .* on the path"):
         build.library()
+
+
+def test_a_compiler_or_a_folder_that_will_not_do_is_known_before(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build.missing.cache_clear()
+    monkeypatch.setenv("CXX", "false")
+    assert "the C++ compiler 'false' does not run" in str(build.missing())
+    monkeypatch.delenv("CXX")
+    for cached in (build.missing, build.compiler, build._compiler_version):
+        cached.cache_clear()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    with pytest.raises(StorageError, match="the native kernels cannot be kept there"):
+        build.library()
+    build.missing.cache_clear()
 
 
 def test_sources_that_do_not_compile_leave_nothing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
