@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.ops import Kernel
 from plugins.models.common import layers
 from plugins.models.gpt_oss import model as gpt_oss
 from plugins.models.qwen import model as qwen
@@ -37,8 +38,12 @@ def ops(**wrong: Callable[..., Any]) -> Any:
     """The engine's ops; `wrong[op](real, *args, **kwargs)` is called instead of the real one."""
     real = model_runs.engine().ops
 
-    def instead(op: str) -> Any:
-        return lambda *args, **kwargs: wrong[op](getattr(real, op), *args, **kwargs)
+    def instead(op: str) -> Kernel:
+        class Instead(Kernel):
+            def __call__(self, *args: Any, **kwargs: Any) -> Any:
+                return wrong[op](super().__call__, *args, **kwargs)
+
+        return Instead(op, getattr(real, op).backends)
 
     return replace(real, **{op: instead(op) for op in wrong})
 
