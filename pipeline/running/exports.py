@@ -3,7 +3,7 @@ digest, and copied where another folder was asked for; a run that wants what ano
 
 import os
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,13 +38,30 @@ class Kept:
 Lock = tuple[Path, str]
 
 
+@dataclass
+class Held:
+    """A lock that the jobs of a sweep have in common: it is let go of when the last of them is done with it."""
+
+    lock: ExitStack
+    users: int = 0
+
+    def let_go(self) -> None:
+        self.users -= 1
+        if not self.users:
+            self.lock.close()
+
+
 def wait_for(jobs: "Iterable[Exports]", locks: ExitStack) -> None:
     """Wait for whoever writes what these jobs want; afterwards nobody else writes it. All is let go of with `locks`."""
-    wanted = {lock: exports for exports in jobs for lock in exports.locks.values()}
+    wanted: dict[Lock, list[Exports]] = {}
+    for exports in jobs:
+        for lock in {*exports.locks.values()}:
+            wanted.setdefault(lock, []).append(exports)
+    common = {lock: Held(locks.enter_context(ExitStack()), len(users)) for lock, users in wanted.items()}
     for lock in sorted(wanted):  # all runs in the same order, so that none waits in a ring
-        exports = wanted[lock]
-        exports.held[lock] = locks.enter_context(ExitStack())
-        exports.held[lock].enter_context(exports.results.alone(lock[1]))
+        common[lock].lock.enter_context(wanted[lock][0].results.alone(lock[1]))
+        for exports in wanted[lock]:
+            exports.held[lock], exports.common = common[lock], common
 
 
 @dataclass
@@ -58,6 +75,7 @@ class Exports:
         there: stage → what was found in its place, or copied there.
         kept: stage → what an earlier run made.
         held: (folder, key) → lock, of what nobody else may write meanwhile; jobs of a sweep have it in common.
+        common: those of all jobs of the sweep.
     """
 
     plan: Plan
@@ -65,7 +83,8 @@ class Exports:
     again: bool = False
     there: dict[str, Exported] = field(default_factory=dict)
     kept: dict[str, Kept] = field(default_factory=dict)
-    held: dict[Lock, ExitStack] = field(default_factory=dict)
+    held: dict[Lock, Held] = field(default_factory=dict)
+    common: dict[Lock, Held] = field(default_factory=dict)
 
     @property
     def locks(self) -> dict[str, Lock]:
@@ -116,7 +135,7 @@ class Exports:
     def release(self, name: str) -> None:
         """Let others have the export of stage `name`, which is done."""
         if (held := self.held.pop(self.locks.get(name, (Path(), "")), None)) is not None:
-            held.close()
+            held.let_go()
 
     def close(self) -> None:
         for name in self.locks:
@@ -142,7 +161,9 @@ class Exports:
             kept = self.kept.get(name) if name in self.there else None
             chunks = [] if kept else self.plan.works[name].chunks
             records = kept.records if kept else [made[chunk_key(self.plan, name, c)] for c in chunks]
-            with self.results.alone(keys[name].id):
+            ours = self.common.get((self.results.folder, keys[name].id))
+            # What another job of this process holds, this one need not wait for, nor could it: that one waits for us.
+            with nullcontext() if ours is not None and ours.users else self.results.alone(keys[name].id):
                 before = _read(self.results, keys[name])
                 others = [p for p in (before.places if before else ()) if p != export.path and p.is_dir()]
                 value = {
