@@ -27,8 +27,9 @@ from pipeline.planning.model_choice import with_model
 from pipeline.planning.sweep import Asked
 from pipeline.reporting import console
 from pipeline.running import stopping, sweep
+from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, remove, unreferred
-from pipeline.running.runner import execute, obstacles_ahead, outputs_of
+from pipeline.running.runner import execute
 
 VERBS = ("plan", "graph", "why", "gc", "new-stage")
 _verb = "run"

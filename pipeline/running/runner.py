@@ -1,56 +1,35 @@
 """Execute plans: resume what an earlier run left, run the graph, write the record of each job.
 
-One job or the jobs of a sweep, it is the same: a single run is a sweep of one.
-
-A run's folder holds `config.yaml` (resolved), `run.json` (what this run is), `journal.jsonl` (what is done so far), and
-at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is written last: a run with one is complete.
+One job or the jobs of a sweep, it is the same: a single run is a sweep of one. What is one job's business is in
+`attempt`.
 """
 
-import json
-import os
-import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.spine import Dask, RunConfig
-from pipeline.digest import InputFile, digest_file
-from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StageError, StorageError, WeightmillError
+from pipeline.errors import StageError
 from pipeline.events import Events
-from pipeline.files import read_whole, write_json
-from pipeline.hooks import optional
 from pipeline.model_slot import ModelSlot
-from pipeline.places import reason
 from pipeline.planning.digests import Digests
-from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, tasks_at_once, worker_count
-from pipeline.planning.obstacles import obstacles, room, run_folder
+from pipeline.planning.obstacles import room
 from pipeline.planning.rates import Rates
 from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.time import learn
-from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.reporting.manifest import Report, build_report, write_config, write_records
+from pipeline.reporting.manifest import Report
 from pipeline.running import peak, text_stream
-from pipeline.running.description import Description, describe, read_description, refuse
-from pipeline.running.exports import Exports, adopts, places_of, wait_for
+from pipeline.running.attempt import Attempt, stop_at
+from pipeline.running.exports import wait_for
 from pipeline.running.graph import Failure, Ref, Task, connect, run_distributed, run_threads, worker_limits
-from pipeline.running.journal import Journal, locked
-from pipeline.running.results import FOLDER, Results
-from pipeline.running.tasks import Graph, Made, Try, build_tasks, finish, keeps
-from pipeline.stage import StageHooks, WorkHooks
+from pipeline.running.tasks import Graph, build_tasks, finish
 
 Outcome = Report | Exception
 Settled = Callable[[int, Outcome], None]
-
-MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
-
-
-def outputs_of(run: RunConfig) -> Path:
-    """Folder of all runs."""
-    return Path(os.path.expanduser(run.spine.paths.outputs)).absolute()
 
 
 def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -> Report:
@@ -107,7 +86,7 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
         try:
             wait_for([one.exports for one in begun.values()], locks)
             each(lambda one: one.prepare())
-            _stop(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
+            stop_at(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
             peak.begin()
             each(lambda one: one.begin())
             _run(sweep, begun, digests, events, settle)
@@ -115,294 +94,6 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
             for i in (i for i in begun if i not in outcomes):
                 settle(i, why)
     return [outcomes[i] for i in range(len(jobs))]
-
-
-class Attempt:
-    """A job while it runs: compared with what stands in its folder, prepared, begun, fed with results, reported.
-
-    Attributes:
-        complete: its report, when there was nothing to do.
-        records: what was measured of what was done now.
-        known: what its journal says an earlier try has done.
-        failures: what of it failed, in order.
-        waiting: tasks that it waits for.
-    """
-
-    def __init__(self, sweep: Sweep, i: int, locks: ExitStack, digests: Digests):
-        """Hold its folder.
-
-        Raises:
-            PlanError: the plan has problems, or something is in the way on disk; nothing was touched.
-            StorageError: another run is at work there.
-        """
-        self.job, self.plan, self._locks, self._digests = sweep.jobs[i], sweep.plans[i], locks, digests
-        self.complete: Report | None = None
-        self.failures: list[Failure] = []
-        self.known: Mapping[str, Any] = {}
-        self.stages = {sweep.names[node]: name for name, node in self.plan.nodes.items() if node in sweep.names}
-        self.waiting = {*self.stages}
-        self._given: dict[str, Any] = {}
-        self._made: dict[str, Made] = {}
-        self._keys: Mapping[str, Key] = {}
-        self._alone = len(sweep.jobs) == 1
-        self.records: list[Mapping[str, Any]] = []
-        plan, run_dir = self.plan, self.job.run_dir
-        if plan.problems:
-            kinds = {w.exit_code for w in plan.failures}
-            raise PlanError(plan.problems, exit_code=kinds.pop() if len(kinds) == 1 else None)
-        self._outputs = outputs_of(self.job.run)
-        _stop([*run_folder(plan), *unkeepable(plan, Results(self._outputs / FOLDER))])
-        locks.enter_context(locked(run_dir / ".lock", f"{run_dir}: another run is at work in this folder"))
-
-    def compare(self, events: Events) -> None:
-        """With what stands in its folder.
-
-        Raises:
-            SourceError, ConfigError: as `_earlier`.
-        """
-        run, run_dir, plan = self.job.run, self.job.run_dir, self.plan
-        self.journal = Journal(run_dir / "journal.jsonl")
-        self._locks.callback(self.journal.close)
-        before = read_description(run_dir)
-        self._what = _as_described(run, plan, before, self._digests)
-        earlier = _earlier(run_dir, before, self._what, plan, run, events)
-        if isinstance(earlier, Report):
-            self.complete = earlier
-            self._locks.close()
-            return
-        self._resuming = earlier == "unfinished" and self.journal.path.exists()
-        self.known = self.journal.read() if self._resuming else {}
-        results = Results(self._outputs / FOLDER, run_dir, self._what.id)
-        plan.context = replace(plan.context, results=results)
-        self.exports = Exports(plan, results, again=run.spine.overwrite or self._resuming)
-
-    def prepare(self) -> None:
-        """See what there is, and hold what it writes.
-
-        Raises:
-            PlanError: something is in the way on disk.
-            StorageError: another run is at work there.
-        """
-        self.exports.look()
-        _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
-        for name, work in self.plan.works.items():
-            if name not in self.exports.there and (lock := optional(work, WorkHooks, "lock")) is not None:
-                self._locks.enter_context(lock())
-        # Once more, now that no other run can change it.
-        _stop(obstacles(self.plan, self._outputs, self.known, self.exports.there))
-
-    def begin(self) -> None:
-        """Write down what the job is, and put in place what is there already."""
-        run_dir = self.job.run_dir
-        if not self._resuming:
-            for name in ("journal.jsonl", "manifest.json"):
-                (run_dir / name).unlink(missing_ok=True)
-        write_json(run_dir / "run.json", asdict(self._what))
-        write_config(run_dir / "config.yaml", self.job.run.tree)
-        self.started = time.time()
-        self.exports.copy()
-
-    @property
-    def brings(self) -> Try:
-        large = [f for f in self.plan.inputs if f.xxh3_128 is None]
-        wanted = [f for f in large if self._digests.of(f) is None] if self.job.run.spine.digest_inputs else []
-        contents = {str(f.path): d for f in large if (d := self._digests.of(f)) is not None}
-        return Try(self.known, not self._resuming, tuple(wanted), contents, self.exports.there)
-
-    def take_input(self, key: str, digest: str) -> None:
-        self.waiting.discard(key)
-        if self.known.get(key) != digest:
-            self.journal.append(key, digest)
-
-    def take_chunk(self, key: str, record: Mapping[str, Any]) -> None:
-        self._given[key] = record
-        if not record.get("reused", False):
-            self.journal.append(key, record)
-
-    def take_keys(self, key: str, keys: Mapping[str, Key]) -> None:
-        self.waiting.discard(key)
-        self._keys = keys
-
-    def take_node(self, key: str, result: Any, made_in: Path) -> None:
-        """The result of a node, or what was made for it.
-
-        Args:
-            made_in: folder of the job for which it was made; what it writes there is copied.
-
-        Raises:
-            StorageError: it cannot be copied.
-        """
-        if isinstance(result, Made):
-            name = self.stages[key.removesuffix(":run").removesuffix(":work")]
-            self._made[name] = result
-            if made_in == self.job.run_dir:
-                return
-            if result.key is not None:
-                self.exports.results.refer(result.key.id)
-            written = (made_in / w for w in optional(self.plan.nodes[name].stage, StageHooks, "writes"))
-            for file in (f for f in written if f.exists()):
-                try:
-                    shutil.copyfile(file, self.job.run_dir / file.name)
-                except OSError as why:
-                    raise StorageError(f"{self.job.run_dir / file.name}: {reason(why)}") from None
-        elif key in self.waiting:
-            self.waiting.discard(key)
-            self._given[self.stages[key]] = result
-            if self.stages[key] in self.plan.works:
-                self.exports.release(self.stages[key])
-
-    @property
-    def computed(self) -> dict[str, float]:
-        """Seconds of the stages that computed all that they give."""
-        mine = {n: m.record for n, m in self._made.items() if not m.found and not m.record["took"]}
-        return {n: sum(t["seconds"] for t in r["stages"].values()) for n, r in mine.items() if n in self.plan.takes}
-
-    def report(self) -> Report:
-        """What was done, written down; the job is complete then."""
-        run, run_dir, plan, there = self.job.run, self.job.run_dir, self.plan, self.exports.there
-        self.exports.keep(self._given, self._keys)
-        works = {name: work for name, work in plan.works.items() if name not in there}
-        keys = [chunk_key(plan, name, chunk) for name, work in works.items() for chunk in work.chunks]
-        made = {name: self._made[name] for name in plan.nodes if name in self._made}
-        records = [*(self._given[k] for k in keys), *self.exports.records, *(m.record for m in made.values())]
-        found = {name: m.found for name, m in made.items() if m.found}
-        found |= {name: str(self.exports.kept[name].folder) for name in there}
-        resolved_now = {n: m.key for n, m in made.items() if m.key is not None and plan.keys[n].open}
-        large = [f for f in plan.inputs if f.xxh3_128 is None] if run.spine.digest_inputs else []
-        given = {**self._given, **{f"input:{f.path}": self._digests.of(f) for f in large}}
-        report = build_report(run, plan, given, records, list(self.job.command), self.started, found)
-        self.records = [*(self._given[k] for k in keys), *(m.record for m in made.values() if not m.found)]
-        done = [r for r in self.records if not r.get("reused")]
-        whole = len(done) == len(records) and not any(r.get("took") for r in done)
-        report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
-        final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
-        write_records(run_dir, run, report)
-        write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
-        self.journal.path.unlink(missing_ok=True)
-        self._locks.close()
-        return report
-
-
-def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
-    """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
-    outputs = outputs_of(run)
-    if found := [*run_folder(plan), *unkeepable(plan, Results(outputs / FOLDER))]:
-        return found
-    before = read_description(run_dir)
-    what = _as_described(run, plan, before, Digests())
-    same = before is not None and not before.new_in(what)
-    if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
-        return []  # complete: running it again does nothing
-    try:
-        if not same and before is not None and not run.spine.overwrite:
-            refuse(run_dir, before, before.new_in(what), what)
-        known = Journal(run_dir / "journal.jsonl").read() if same else {}
-        results = Results(outputs / FOLDER)
-        mine = {n: optional(w, WorkHooks, "target") for n, w in plan.works.items() if adopts(w)}
-        targets = {n: target for n, target in mine.items() if target is not None}
-        there = [n for n, target in targets.items() if target in places_of(results, plan.keys[n], target)]
-        return obstacles(plan, outputs, known, () if run.spine.overwrite else there)
-    except WeightmillError as why:
-        return [Problem("paths.run", str(why))]
-
-
-def _as_described(run: RunConfig, plan: Plan, before: Description | None, digests: Digests) -> Description:
-    """What the run is. The keys of one that goes on are those that it began with, whatever is known since."""
-
-    def known(file: InputFile) -> str | None:
-        return before.known(file) if before is not None and before.has(file) else digests.of(file)
-
-    keyed(run, plan, known)
-    what = describe(plan, plan.keys, known, before)
-    if before is None or not before.new_in(what):
-        return what
-    keyed(run, plan, digests.of)
-    return describe(plan, plan.keys, digests.of)
-
-
-def unkeepable(plan: Plan, results: Results) -> Iterable[Problem]:
-    """Why what a stage finds cannot be kept."""
-    if any(keeps(node) for node in plan.nodes.values()) and (why := results.hindrance):
-        yield Problem("paths.outputs", f"results cannot be kept in {results.folder}: {why}")
-
-
-def _stop(found: Iterable[Problem]) -> None:
-    """Raises PlanError, with the exit code of a StorageError, when there is something in the way."""
-    if problems := list(found):
-        raise PlanError(problems, exit_code=StorageError.exit_code)
-
-
-def _earlier(
-    run_dir: Path, before: Description | None, what: Description, plan: Plan, run: RunConfig, events: Events
-) -> Report | str | None:
-    """What stands in the folder: this run's report when it is complete, "unfinished" when it can go on, or None.
-
-    Raises:
-        SourceError: the source changed since the run in this folder began.
-        ConfigError: the folder holds another run, or outputs that are no longer what this run wrote.
-    """
-    overwrite = run.spine.overwrite
-    if before is None:
-        return None
-    if found := before.new_in(what):
-        if not overwrite:
-            refuse(run_dir, before, found, what)
-        return None
-    try:
-        report = Report.from_json(json.loads(read_whole(run_dir / "manifest.json", MOST_RECORD_NBYTES)))
-    except (SourceError, ValueError, KeyError, TypeError, AttributeError):
-        return "unfinished"
-    if overwrite:
-        return None
-    if not run.spine.dask.address:  # whose workers may have other devices than this process
-        for name, key in plan.keys.items():
-            then = before.nodes[name].get("found")
-            if then is not None and (here := resolved(key)).id != then["key"]:
-                new = differences({"resolved": then["resolved"]}, {"resolved": here.parts.get("resolved", {})})
-                refuse(run_dir, before, [(name, d) for d in new], what)
-    for file in report.outputs:
-        path = Path(file["path"])
-        if not path.exists():
-            raise ConfigError(f"{path}: is gone since this run finished; overwrite=true makes it again")
-        if digest_file(path).xxh3_128 != file["xxh3_128"]:
-            raise ConfigError(f"{path}: was changed since this run finished; overwrite=true makes it again")
-    events.say(f"complete already, outputs verified: {run_dir}")
-    return replace(report, reused=True)
-
-
-def _kept_to(
-    run: RunConfig, plan: Plan, report: Report, mine: Sequence[Mapping[str, Any]], *, whole: bool
-) -> list[dict[str, Any]]:
-    """See `Report.predicted`.
-
-    Args:
-        mine: records of what was done now.
-        whole: that is all of it, and nothing was done beside it, so that the time can be compared.
-    """
-    if not mine:
-        return []
-    conf = run.spine.dask
-    workers: dict[int, int] = {}
-    for pid, nbytes in (r["process"] for r in mine):
-        workers[pid] = max(nbytes, workers.get(pid, 0))
-    main = {} if conf.address else {os.getpid(): peak.nbytes()}
-    found = {**workers, **main}.values()  # with `address`, a plan is of one worker
-    assert plan.memory is not None
-    rows: list[tuple[str, str, float | None, float]] = [
-        ("memory", "bytes", plan.memory.peak, max(found, default=0) if conf.address else sum(found)),
-        ("device", "bytes", max((t.device_nbytes for t in plan.takes.values()), default=0),
-         max((r["device_nbytes"] for r in mine), default=0)),
-        ("disk", "bytes", plan.disk_nbytes,
-         sum(f["nbytes"] for f in report.outputs) + sum(r["written"] for r in mine)),
-    ]  # fmt: skip
-    rows += [("time", "s", plan.time.seconds if plan.time is not None else None, report.seconds)] if whole else []
-    unknown = list(plan.time.unknown) if plan.time is not None else []
-    return [
-        {"what": what, "unit": unit, "planned": planned, "measured": measured}
-        | ({"no_rate_yet": unknown} if what == "time" and unknown else {})
-        for what, unit, planned, measured in rows
-        if planned or measured
-    ]
 
 
 def _learn(sweep: Sweep, jobs: Mapping[int, Attempt], graph: Graph, ended: Mapping[str, float], events: Events) -> None:

@@ -10,8 +10,9 @@ from pipeline.planning.sweep import Asked, Job, distinct
 from pipeline.reporting import console
 from pipeline.reporting.manifest import Report, tables
 from pipeline.reporting.sweep import sweep_tables
+from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results
-from pipeline.running.runner import Outcome, execute_jobs, obstacles_ahead, outputs_of
+from pipeline.running.runner import Outcome, execute_jobs
 from pipeline.running.why import reasons
 
 

@@ -206,7 +206,7 @@ class Outputs(RuleBasedStateMachine):
             return build_report(*args)
 
         run = replace(found, spine=replace(found.spine, overwrite=overwrite))
-        with mock.patch("pipeline.running.runner.build_report", done):
+        with mock.patch("pipeline.running.attempt.build_report", done):
             report = execute(run, world() / "out" / name, [], Events())
         if report.reused and self.begun == begun:  # it holds no target that another run could not have
             assert held(target) == {version}

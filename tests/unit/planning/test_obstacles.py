@@ -16,7 +16,8 @@ from pipeline.errors import PlanError, StorageError
 from pipeline.events import Events
 from pipeline.planning.memory import plan_run
 from pipeline.planning.obstacles import RECORDS, clashes
-from pipeline.running.runner import execute, obstacles_ahead
+from pipeline.running.attempt import obstacles_ahead
+from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
 from stages.export import ExportWork
 

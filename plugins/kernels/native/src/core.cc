@@ -8,30 +8,8 @@
 #include "floats.h"
 #include "targets.h"
 
-#if WM_X86
-#include <immintrin.h>
-#endif
-
-#define WM_SIMD 0
-namespace portable {
-#include "mxfp4.h"
-}
-#undef WM_SIMD
-#if WM_X86
-#define WM_SIMD 256
-namespace avx2 {
-WM_TARGET_BEGIN(WM_AVX2)
-#include "mxfp4.h"
-WM_TARGET_END
-}
-#undef WM_SIMD
-#define WM_SIMD 512
-namespace avx512 {
-WM_TARGET_BEGIN(WM_AVX512)
-#include "mxfp4.h"
-WM_TARGET_END
-}
-#endif
+#define WM_KERNELS "mxfp4.h"
+#include "each_isa.h"
 
 namespace {
 

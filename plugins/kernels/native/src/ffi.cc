@@ -10,30 +10,8 @@
 #include "parallel.h"
 #include "xla/ffi/api/ffi.h"
 
-#if WM_X86
-#include <immintrin.h>
-#endif
-
-#define WM_SIMD 0
-namespace portable {
-#include "mxfp4_matmul.h"
-}
-#undef WM_SIMD
-#if WM_X86
-#define WM_SIMD 256
-namespace avx2 {
-WM_TARGET_BEGIN(WM_AVX2)
-#include "mxfp4_matmul.h"
-WM_TARGET_END
-}
-#undef WM_SIMD
-#define WM_SIMD 512
-namespace avx512 {
-WM_TARGET_BEGIN(WM_AVX512)
-#include "mxfp4_matmul.h"
-WM_TARGET_END
-}
-#endif
+#define WM_KERNELS "mxfp4_matmul.h"
+#include "each_isa.h"
 
 namespace ffi = xla::ffi;
 
