@@ -1,0 +1,43 @@
+"""Schemes as the C++ knows them: numbers in the order of src/weights.h. No framework here."""
+
+from typing import Final, NamedTuple
+
+from pipeline.tensors.spec import TensorSpec
+
+ELEMENTS: Final = (
+    "F32", "BF16", "F16", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8", "nf4",
+    "int8", "int4", "int3", "int2", "uint8", "uint4", "uint3", "uint2",
+)  # fmt: skip
+SCALES: Final = (None, "e8m0", "e4m3", "f16", "bf16", "f32")
+ZEROS: Final = (None, "int", "min_f16")
+SECONDS: Final = (None, "f32", "inverse_f32")
+
+
+class Numbers(NamedTuple):
+    """Attributes of a handler: what `struct Weights` says of a format. A block of 0 is all there are."""
+
+    element: int
+    scale: int
+    zero: int
+    second: int
+    block_rows: int
+    block_elems: int
+
+
+def unknown(w: TensorSpec) -> str | None:
+    """Why the C++ has no numbers for weights, None when it has."""
+    s = w.scheme
+    if s is None:
+        return None if w.dtype in ELEMENTS[:3] else f"{w.dtype} weights are not among {', '.join(ELEMENTS[:3])}"
+    if s.second not in SECONDS:
+        return f"scales of {s.second} are coded across the whole tensor"
+    return None
+
+
+def numbers(w: TensorSpec) -> Numbers:
+    """Of weights that are not `unknown`."""
+    s = w.scheme
+    if s is None:
+        return Numbers(ELEMENTS.index(w.dtype), 0, 0, 0, 1, 0)
+    found = ELEMENTS.index(s.element), SCALES.index(s.scale), ZEROS.index(s.zero), SECONDS.index(s.second)
+    return Numbers(*found, s.block_rows, s.block_elems)
