@@ -18,7 +18,7 @@ from pipeline.reporting.manifest import Report
 from pipeline.running.exports import Held
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.runner import Outcome, execute_jobs
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 from tests.unit.running.test_sweep import job
 
 LONG_S = 60.0

@@ -16,7 +16,7 @@ from pipeline.reporting.manifest import Report
 from pipeline.running import runner
 from pipeline.running.runner import execute_jobs
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 from tests.unit.running.test_sweep import job
 
 

@@ -19,7 +19,7 @@ from pipeline.running.target import MARKER
 from pipeline.tensors.views import JoinedStore
 from plugins.engine.session import Model
 from stages.evaluate import Evaluate
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 
 SCORED = ("stages=[load,decode,quantize,evaluate]", "evaluate.windows.tokens=256", "evaluate.texts=[text.txt]")
 CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
