@@ -1,5 +1,5 @@
 // Products of many rows of activations with packed weights, exact: float32 products and sums. Included once for each
-// instruction set, after weights.h and floats.h.
+// instruction set, after gemm_call.h and floats.h.
 //
 // Weights are decoded a strip at a time into cache, and a strip meets every row of activations that wants it before it is
 // let go. The innermost loop (`tile`) is an outer product: two registers of weights and a broadcast activation for each of
@@ -24,9 +24,11 @@ WM_INLINE Floats everywhere(float v) { return Floats{v, v, v, v, v, v, v, v}; }
 WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
-// y [M, count] = (or +=) x · w: w is [depth][STRIP], x is [depth][M], as `decode` and `arrange` leave them.
+// y [rows first … first + M of q, row … row + count] = (or +=) x · w: w is [depth][STRIP], x is [depth][M], as `decode`
+// and `arrange` leave them.
 template <int M>
-static void tile(const float* w, const float* x, int64_t depth, float* y, int64_t y_stride, int64_t count, bool add) {
+static void tile(const float* w, const float* x, int64_t depth, const GemmRows& q, int64_t first, int64_t row,
+                 int64_t count, bool add) {
   Floats sum[M][2] = {};
   for (int64_t k = 0; k < depth; ++k, w += STRIP, x += M) {
     const Floats w0 = load(w), w1 = load(w + LANES);
@@ -37,8 +39,8 @@ static void tile(const float* w, const float* x, int64_t depth, float* y, int64_
       sum[m][1] = fused(w1, v, sum[m][1]);
     }
   }
-  for (int m = 0; m < M; ++m, y += y_stride) {
-    float all[STRIP];
+  for (int m = 0; m < M; ++m) {
+    float *y = q.y_of(first + m) + row, all[STRIP];
     store(all, sum[m][0]);
     store(all + LANES, sum[m][1]);
     if (count == STRIP)
@@ -48,7 +50,7 @@ static void tile(const float* w, const float* x, int64_t depth, float* y, int64_
   }
 }
 
-using Tile = void (*)(const float*, const float*, int64_t, float*, int64_t, int64_t, bool);
+using Tile = void (*)(const float*, const float*, int64_t, const GemmRows&, int64_t, int64_t, int64_t, bool);
 
 template <int M>
 static inline Tile tile_of(int64_t rows) {
@@ -59,41 +61,54 @@ static inline Tile tile_of(int64_t rows) {
 // Rows of the i-th of `parts` parts of `rows`, as even as can be.
 static inline int64_t share(int64_t rows, int64_t parts, int64_t i) { return rows / parts + (i < rows % parts); }
 
-// x [m, depth], m ≤ MOST → [depth][m]. Writes up to LANES floats past the end.
-static void arrange(const float* x, int64_t x_stride, int64_t m, int64_t depth, float* out) {
-  int64_t k = 0;
-  for (; k + LANES <= depth; k += LANES) {
-    Ints v[LANES] = {};
-    for (int64_t i = 0; i < m; ++i) v[i] = (Ints)load(x + i * x_stride + k);
-    transpose(v);
-    for (int j = 0; j < LANES; ++j) store(out + (k + j) * m, (Floats)v[j]);
+// LANES columns of a row of activations, of which `count` are there.
+WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t count) {
+  Ints v = {};
+  if (!bf16) {
+    const float* from = static_cast<const float*>(x) + at;
+    if (count >= LANES) std::memcpy(&v, from, sizeof v);
+    else std::memcpy(&v, from, size_t(count) * 4);
+    return v;
   }
-  for (; k < depth; ++k)
-    for (int64_t i = 0; i < m; ++i) out[k * m + i] = x[i * x_stride + k];
+  uint16_t half __attribute__((vector_size(2 * LANES))) = {};
+  const uint16_t* from = static_cast<const uint16_t*>(x) + at;
+  if (count >= LANES) std::memcpy(&half, from, sizeof half);
+  else std::memcpy(&half, from, size_t(count) * 2);
+  return __builtin_convertvector(half, Ints) << 16;
 }
 
-// y [rows, last - first] = x [rows, n] · w[matrix, first … last]ᵀ; at most ROWS rows, `first` a multiple of STRIP.
-static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const float* x, int64_t x_stride,
-                    int64_t rows, float* y, int64_t y_stride, float* scratch) {
-  const int64_t tiles = (rows + MOST - 1) / MOST;
+// Columns k … k + depth of m rows of activations → [depth][m]. Writes up to LANES floats past the end.
+static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, float* out) {
+  for (int64_t c = 0; c < depth; c += LANES) {
+    Ints v[LANES] = {};
+    for (int64_t i = 0; i < m; ++i) v[i] = columns(q.x_of(first + i), q.bf16, k + c, depth - c);
+    transpose(v);
+    for (int64_t j = 0; j < least(LANES, depth - c); ++j) store(out + (c + j) * m, (Floats)v[j]);
+  }
+}
+
+// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; at most ROWS rows, `first` a multiple of STRIP.
+static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, float* scratch) {
   const Decode decode = strip_decoder(w);
+  const int64_t tiles = (q.count + MOST - 1) / MOST;
   float *scales = scratch + STRIP * DEPTH, *arranged = scales + SCALES_SCRATCH;
   for (int64_t k = 0; k < w.n; k += DEPTH) {
     const int64_t depth = least(DEPTH, w.n - k);
-    for (int64_t i = 0, m = 0, count; i < tiles; ++i, m += count) {
-      count = share(rows, tiles, i);
-      arrange(x + m * x_stride + k, x_stride, count, depth, arranged + m * depth);
+    for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
+      height = share(q.count, tiles, i);
+      arrange(q, m, height, k, depth, arranged + m * depth);
     }
     for (int64_t row = first; row < last; row += STRIP) {
       const int64_t count = least(STRIP, last - row);
       decode({w, matrix, row, count, k, depth, scratch, scales});
       for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
-        height = share(rows, tiles, i);
-        tile_of<MOST>(height)(scratch, arranged + m * depth, depth, y + m * y_stride + row - first, y_stride, count,
-                              k != 0);
+        height = share(q.count, tiles, i);
+        tile_of<MOST>(height)(scratch, arranged + m * depth, depth, q, m, row, count, k != 0);
       }
     }
   }
 }
+
+constexpr GemmKernel KERNEL = {STRIP, ROWS, SCRATCH, product};
 
 }  // namespace gemm
