@@ -1,4 +1,4 @@
-"""XLA's door: the handlers of src/ffi.cc, registered once a process, and what calls them inside a program.
+"""XLA's door: the handlers of src/ffi.cc and src/gemm.cc, registered once a process, and what calls them in a program.
 
 A handler works on XLA's own threads and never waits for one (src/parallel.h). XLA's cache of compiled programs knows a
 handler by its name alone; the name therefore holds the version of the library.
@@ -8,7 +8,7 @@ import ctypes
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,18 @@ from pipeline.tensors.spec import TensorSpec, dtype_name
 from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
+FEW_ROWS: Final = 8
+"""Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
+
 
 @cache
-def _registered(handler: str) -> str:
-    """The name under which XLA knows `handler`.
+def _registered(unit: str, handler: str) -> str:
+    """The name under which XLA knows `handler` of `src/<unit>.cc`.
 
     Raises:
         as `build.library`.
     """
-    path = build.library("ffi", include=(jax.ffi.include_dir(),))
+    path = build.library(unit, include=(jax.ffi.include_dir(),))
     name = f"weightmill.{handler}.{path.stem}"
     jax.ffi.register_ffi_target(name, _capsule(path, handler), platform="cpu")
     return name
@@ -54,7 +57,9 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
     given = [part for w in stacks for part in _components(w)]
     book = dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
-    call = jax.ffi.ffi_call(_registered("wm_grouped"), results, vmap_method="sequential")
+    matrices = 1 if expert is None else stacks[0].shape[0]
+    unit = "gemm" if count > FEW_ROWS * matrices else "ffi"
+    call = jax.ffi.ffi_call(_registered(unit, "wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     found: list[Any] = call(x, chosen, book, *given, isa=np.int64(library.isa()), formats=formats)

@@ -237,6 +237,11 @@ static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t coun
     case WM_SCALE_BF16:
       for (int64_t i = 0; i < count; ++i) out[i] = widened(Bf16{uint16_t(half_at(s, from + i))});
       break;
+    case WM_SCALE_DYNAMIC8: {
+      const float offset = w.seconds[(w.matrices * w.down() * w.across() + 255) / 256];
+      for (int64_t i = 0; i < count; ++i) out[i] = w.book[s[from + i]] * w.seconds[(from + i) / 256] + offset;
+      return;
+    }
     default:
       for (int64_t i = 0; i < count; ++i) out[i] = float_at(s, from + i);
   }
