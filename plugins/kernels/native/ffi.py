@@ -23,7 +23,7 @@ def _registered(handler: str) -> str:
     Raises:
         as `build.library`.
     """
-    path = build.library("ffi", include=(jax.ffi.include_dir(),))
+    path = build.library("ffi")
     name = f"weightmill.{handler}.{path.stem}"
     jax.ffi.register_ffi_target(name, _capsule(path, handler), platform="cpu")
     return name
