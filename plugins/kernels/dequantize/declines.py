@@ -1,7 +1,6 @@
 """What backends of dequantize leave to others, and why: a function each. No framework here: plans ask."""
 
 from pipeline.ops import Request
-from plugins.kernels.native.build import missing
 
 
 def xla(request: Request) -> str | None:
@@ -10,7 +9,3 @@ def xla(request: Request) -> str | None:
         return None
     return f"xla decodes to BF16 and F32, not to {dtype}, whose overflows it cannot report"
 
-
-def native(request: Request) -> str | None:
-    """Every scheme and dtype is decoded, where there is a compiler."""
-    return missing()

@@ -30,7 +30,7 @@ def _registered(unit: str, handler: str) -> str:
     Raises:
         as `build.library`.
     """
-    path = build.library(unit, include=(jax.ffi.include_dir(),))
+    path = build.library(unit)
     name = f"weightmill.{handler}.{path.stem}"
     jax.ffi.register_ffi_target(name, _capsule(path, handler), platform="cpu")
     return name
