@@ -1,8 +1,8 @@
-"""moe in C++, for a few tokens and MXFP4 weights: one call for each projection, over all experts that were chosen.
+"""moe in C++, for a few tokens and weights in any format: two calls, one for all projections into the experts chosen
+and one for those out of them.
 
-Experts that nobody chose are not touched, and assignments stand sorted by expert, so that tokens which share one share
-a pass over it. What XLA does with many tokens (`schedule`) pays when an expert's weights are decoded for many rows. The
-gradient is XLA's.
+Experts that nobody chose are not touched, and tokens that share one share a pass over it. What XLA does with many
+tokens (`schedule`) pays when an expert's weights are decoded for many rows. The gradient is XLA's.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,24 +36,19 @@ def moe(
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _moe(activation: Any, x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
-    k = chosen.shape[1]
     # An assignment of weight 0 is none: its expert is not read.
     expert = jnp.where(weights == 0, -1, chosen).reshape(-1).astype(jnp.int32)
-    order = jnp.argsort(expert)
-    expert = expert[order]
 
-    def projected(rows: Any, w: Any, b: Any) -> Any:
-        y = ffi.grouped(rows.astype(jnp.float32), expert, w.codes, w.scales)
+    def rounded(y: Any, b: Any) -> Any:
         if b is not None:
             y = y + jnp.asarray(b).astype(jnp.float32)[jnp.maximum(expert, 0)]
         return y.astype(x.dtype)
 
-    hidden = [projected(x[order // k], w, b) for w, b in zip(w_in, b_in, strict=True)]
-    y = projected(activation(*hidden), w_out, b_out).astype(jnp.float32)
-    share = weights.reshape(-1)[order][:, None]
-    y = jnp.where(share == 0, 0.0, y * share)
-    unsorted = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
-    return jnp.sum(unsorted.reshape(*chosen.shape, -1), axis=1).astype(x.dtype)
+    hidden = [rounded(y, b) for y, b in zip(ffi.grouped(x, expert, w_in), b_in, strict=True)]
+    (y,) = ffi.grouped(activation(*hidden), expert, [w_out])
+    y = rounded(y, b_out).astype(jnp.float32).reshape(*chosen.shape, -1)
+    share = weights[:, :, None]
+    return jnp.sum(jnp.where(share == 0, 0.0, y * share), axis=1).astype(x.dtype)
 
 
 def _forward(activation: Any, *args: Any) -> tuple[Any, Any]:
