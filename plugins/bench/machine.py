@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.cpu import CPUINFO, instructions
 from pipeline.planning.rates import machine
-from plugins.kernels.native import build, library
+from plugins.kernels.native import build, compiler, library
 
 TOLD = (  # of the instruction sets, those that kernels may use
     "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
@@ -48,7 +48,7 @@ def describe() -> dict[str, Any]:
 
 def _compiler() -> str:
     # The command is the user's own, or one on the path.
-    said = subprocess.run([*build.compiler(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    said = subprocess.run([*compiler.command(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
     return said.stdout.splitlines()[0]
 
 

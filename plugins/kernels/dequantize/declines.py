@@ -8,4 +8,3 @@ def xla(request: Request) -> str | None:
     if dtype in ("BF16", "F32", None):
         return None
     return f"xla decodes to BF16 and F32, not to {dtype}, whose overflows it cannot report"
-
