@@ -17,9 +17,9 @@ from pipeline.tensors.spec import numpy_dtype
 from plugins.facts import codebooks
 from plugins.kernels.dequantize import native, reference
 from plugins.kernels.dequantize import numpy as numpy_dequantize
-from plugins.kernels.native import build, library
+from plugins.kernels.native import compiler, library
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 
 
 @pytest.fixture(params=library.ISAS)
