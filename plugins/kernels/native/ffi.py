@@ -62,7 +62,8 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
     call = jax.ffi.ffi_call(_registered(unit, "wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
-    found: list[Any] = call(x, chosen, book, *given, isa=np.int64(library.isa()), formats=formats)
+    isa, extensions = np.int64(library.isa()), np.int64(not library.forced())
+    found: list[Any] = call(x, chosen, book, *given, isa=isa, bf16_dot=extensions, formats=formats)
     return found
 
 
