@@ -19,7 +19,7 @@ from pipeline.tensors.spec import TensorSpec, dtype_name
 from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
-FEW_ROWS: Final = 8
+FEW_ROWS: Final = 4
 """Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
 
 
