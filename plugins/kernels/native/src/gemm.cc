@@ -13,16 +13,13 @@
 #include "targets.h"
 #include "parallel.h"
 
-#define WM_VNNI 0
 #define WM_KERNELS "gemm_all.h"
 #include "each_isa.h"
-#undef WM_VNNI
 #if WM_X86
-#define WM_VNNI 1
 #define WM_SIMD 512
 namespace avx512 {
 namespace vnni {
-WM_TARGET_BEGIN(WM_AVX512 ",avx512vnni")
+WM_TARGET_BEGIN(WM_AVX512_VNNI)
 #include "gemm_int.h"
 WM_TARGET_END
 }  // namespace vnni
@@ -35,10 +32,10 @@ namespace {
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
 const GemmKernel& kernel(int64_t isa, int64_t bits) {
 #if WM_X86
-  if (isa == WM_ISA_AVX512 && bits != 0 && __builtin_cpu_supports("avx512vnni"))
+  if (isa == WM_ISA_AVX512 && bits == 0) return avx512::gemm::KERNEL;
+  if (isa == WM_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
     return bits == 8 ? avx512::vnni::gemm_int::INT8 : avx512::vnni::gemm_int::INT16;
-  if (isa == WM_ISA_AVX512) return WM_CHOOSE(avx512);
-  if (isa == WM_ISA_AVX2) return WM_CHOOSE(avx2);
+  if (isa != WM_ISA_PORTABLE) return WM_CHOOSE(avx2);
 #endif
   return WM_CHOOSE(portable);
 }

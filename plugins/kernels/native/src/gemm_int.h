@@ -1,6 +1,6 @@
 // Products of many rows of activations with packed weights, over integers: activations in blocks of BLOCK columns, each
-// with a scale of its own, as integers of 8 or 16 bits. Included once for each instruction set, after gemm.h; and once
-// more, as WM_VNNI, for machines that have dot products of integers.
+// with a scale of its own, as integers of 8 or 16 bits. Included once for each instruction set, after gemm.h; with 512
+// bits only where the machine has dot products of integers (VNNI).
 //
 // Weights become integers too. Those of a format whose elements are some (of at most `most`, in a unit), and whose blocks
 // are of whole BLOCKs, are exact; others are rounded as activations are. A block's products are summed as int32 and
@@ -38,7 +38,7 @@ WM_INLINE Ints everywhere(int32_t v) { return Ints{} + v; }
 // What BITS of activations mean: how integers lie in 32-bit lanes, and the largest of both sides.
 template <int BITS>
 struct Width {
-  static constexpr bool QUADS = WM_VNNI && BITS == 8;
+  static constexpr bool QUADS = WM_SIMD == 512 && BITS == 8;
   static constexpr int PER = QUADS ? 4 : 2;  // of a lane
   static constexpr float MOST_X = BITS == 8 ? 127 : 32767;
   static constexpr float MOST_W = BITS == 8 ? 127 : 2047;  // 32 · 32767 · 2047 < 2³¹
@@ -49,11 +49,9 @@ struct Width {
 // sums + the dot products of lanes of w and x.
 template <bool QUADS>
 WM_INLINE Ints dot(Ints sum, Ints w, Ints x) {
-#if WM_VNNI
+#if WM_SIMD == 512
   if (QUADS) return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
   return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
-#elif WM_SIMD == 512
-  return sum + (Ints)_mm512_madd_epi16((__m512i)w, (__m512i)x);
 #elif WM_SIMD == 256
   return sum + (Ints)_mm256_madd_epi16((__m256i)w, (__m256i)x);
 #else
