@@ -60,11 +60,12 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
-    unit, options = ("gemm", {"bits": np.int64(bits)}) if many else ("ffi", {})
-    call = jax.ffi.ffi_call(_registered(unit, "wm_grouped"), results, vmap_method="sequential")
+    options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
+    call = jax.ffi.ffi_call(_registered("gemm" if many else "ffi", "wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
-    found: list[Any] = call(x, chosen, book, *given, isa=np.int64(library.isa()), formats=formats, **options)
+    numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
+    found: list[Any] = call(x, chosen, book, *given, formats=formats, **numbers)
     return found
 
 
