@@ -9,3 +9,6 @@ def native(request: Request) -> str | None:
     if w is not None and (why := unknown(w)):
         return why
     return None
+
+
+native_int8 = native_int16 = native

@@ -10,3 +10,6 @@ def native(request: Request) -> str | None:
         if why := unknown(w):
             return why
     return None
+
+
+native_int8 = native_int16 = native
