@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, did_you_mean
 
 ROOM: Final = "plugins.kernels"
 DEFINITION: Final = "reference"
+_NATIVE: Final = f"{ROOM}.native.build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,15 @@ class Backend:
         resident: bytes that a process which converts with it keeps, where that is much.
         built: module of what it needs that is made on this machine: `missing()` is why that is not there and cannot be
             made, None where it can, quickly; `prepare(say)` makes it, and tells `say` that it does.
+        unit: what results may be off by, as a share of their size, where that is more than roundings of sums; such a
+            backend runs only where it is named.
     """
 
     platforms: tuple[str, ...] | None = None
     traced: bool = True
     resident: int = 0
     built: str | None = None
+    unit: float = 0.0
 
 
 BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
@@ -45,7 +49,10 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         # Converting with XLA keeps JAX, its threads, and programs of a few shapes.
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # C++: over buffers for conversion, as handlers of XLA's for models.
-        "native": Backend(platforms=("cpu",), built=f"{ROOM}.native.build"),
+        "native": Backend(platforms=("cpu",), built=_NATIVE),
+        # The same with activations as integers, in blocks of 32.
+        "native_int16": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-11),
+        "native_int8": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-6),
     }
 )
 """The names that a backend in a room may have, in the order in which errors and tests list them."""
@@ -129,11 +136,10 @@ def missing(backend: str) -> str | None:
 
 def prepare(names: Iterable[str], say: Callable[[str], None]) -> None:
     """Build what backends need, before anything is planned with them; `say` hears that, and what could not be built."""
-    for name in dict.fromkeys(names):
-        if built := about(name).built:
-            _module(built).prepare(say)
-            if why := missing(name):
-                say(f"no {name} kernels: {why}")
+    for built, name in {built: name for name in names if (built := about(name).built)}.items():
+        _module(built).prepare(say)
+        if why := missing(name):
+            say(f"no {built.split('.')[-2]} kernels: {why}")
 
 
 @cache
