@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
-from pipeline.backends import DEFINITION, ROOM, backends_of, load, rooms
+from pipeline.backends import DEFINITION, ROOM, about, backends_of, load, rooms
 from pipeline.errors import ConfigError
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
@@ -34,7 +34,7 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case, difference, outcome
 from pipeline.testing.memory import quantized, random_bytes
-from pipeline.testing.model_op import agree
+from pipeline.testing.model_op import agree, unit_of
 from plugins.kernels.cases import SCHEMES
 from plugins.kernels.moe.cases import glu
 from plugins.kernels.native import library
@@ -177,36 +177,37 @@ CODECS = ("quantize", "dequantize", "cast")
 MOST_TRIED = 30  # for each that is not declined
 
 
-def ops() -> list[str]:
-    """All that have native kernels."""
-    return [op for op in rooms() if "native" in backends_of(op)]
+def ops() -> list[tuple[str, str]]:
+    """All (op, backend) that are native."""
+    return [(op, name) for op in rooms() for name in backends_of(op) if name.startswith("native")]
 
 
-def cases(op: str, seed: int, count: int) -> Iterator[Case]:
+def cases(op: str, backend: str, seed: int, count: int) -> Iterator[Case]:
     """Random calls that are not declined; of ops that have none here, the named ones of their corpus."""
+    undeclined = partial(_undeclined, Kernel(op, (backend,)))
     if op in CALLS:
         many = (CALLS[op](np.random.default_rng([seed, i, *op.encode()])) for i in range(MOST_TRIED * count))
-        yield from islice(filter(partial(undeclined, op), many), count)
+        yield from islice(filter(undeclined, many), count)
     else:
-        yield from filter(partial(undeclined, op), import_module(f"{ROOM}.{op}.cases").cases())
+        yield from filter(undeclined, import_module(f"{ROOM}.{op}.cases").cases())
 
 
-def undeclined(op: str, case: Case) -> bool:
+def _undeclined(kernel: Kernel, case: Case) -> bool:
     try:
-        return Kernel(op, ("native",)).resolve(*case.args, **case.options).backend is not None
+        return kernel.resolve(*case.args, **case.options).backend is not None
     except ConfigError:  # options that do not go together
         return False
 
 
-def call(op: str, case: Case) -> Callable[[], Any]:
-    """What makes the native call again and again, compiled once."""
+def call(op: str, backend: str, case: Case) -> Callable[[], Any]:
+    """What makes the call again and again, compiled once."""
     if op in CODECS:
-        return partial(outcome, op, "native", case)
+        return partial(outcome, op, backend, case)
     static = {k: v for k, v in case.options.items() if not isinstance(v, np.ndarray)}
     traced = {k: v for k, v in case.options.items() if isinstance(v, np.ndarray)}
     # What fits is read where it lies, up to the guard; the rest is copied by JAX.
     args, traced = jax.tree.map(lambda x: jax.device_put(guarded(np.asarray(x)), may_alias=True), (case.args, traced))
-    program = jax.jit(partial(load(op, "native"), **static)).lower(*args, **traced).compile()
+    program = jax.jit(partial(load(op, backend), **static)).lower(*args, **traced).compile()
     return lambda: np.asarray(program(*args, **traced))
 
 
@@ -219,7 +220,7 @@ def content(found: Any) -> bytes:
     return found.tobytes() if isinstance(found, np.ndarray) else repr(found).encode()
 
 
-def check(op: str, case: Case, found: Any) -> None:
+def check(op: str, backend: str, case: Case, found: Any) -> None:
     """
     Raises:
         AssertionError: it is not what the others give.
@@ -231,23 +232,24 @@ def check(op: str, case: Case, found: Any) -> None:
         wrong = difference(outcome(op, choice.backend, case), found, rtol=1e-5)
         assert wrong is None, wrong
     else:
-        agree(load(op, choice.backend)(*case.args, **case.options), found)
+        expected = load(op, choice.backend)(*case.args, **case.options)
+        agree(expected, found, unit=max(unit_of(expected.dtype), about(backend).unit))
 
 
 def main(seed: int, count: int) -> None:
     jax.config.update("jax_disable_most_optimizations", True)  # programs that run twice
     isas = library.ISAS[: library.isa() + 1]
     made, done = [], Counter[str]()
-    for op in ops():
-        for i, case in enumerate(cases(op, seed, count)):
+    for op, backend in ops():
+        for i, case in enumerate(cases(op, backend, seed, count)):
             os.environ[library.ISA] = isa = isas[i % len(isas)]
-            said = f"{op} {i}: {case.name} {[getattr(a, 'shape', None) for a in case.args]} {isa}"
+            said = f"{op} {backend} {i}: {case.name} {[getattr(a, 'shape', None) for a in case.args]} {isa}"
             print(said, file=sys.stderr, flush=True)  # the last line is the one that ended it
-            again = call(op, case)
+            again = call(op, backend, case)
             found = again()
-            check(op, case, found)
+            check(op, backend, case, found)
             made.append((isa, again, content(found), said))
-            done[f"{op} {case.name}" if op in CALLS else op] += 1
+            done[f"{op} {backend} {case.name}" if op in CALLS else f"{op} {backend}"] += 1
     with ThreadPoolExecutor(3) as pool:
         for isa in isas:
             os.environ[library.ISA] = isa
