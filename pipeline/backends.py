@@ -136,11 +136,10 @@ def missing(backend: str) -> str | None:
 
 def prepare(names: Iterable[str], say: Callable[[str], None]) -> None:
     """Build what backends need, before anything is planned with them; `say` hears that, and what could not be built."""
-    for name in dict.fromkeys(names):
-        if built := about(name).built:
-            _module(built).prepare(say)
-            if why := missing(name):
-                say(f"no {name} kernels: {why}")
+    for built, name in {built: name for name in names if (built := about(name).built)}.items():
+        _module(built).prepare(say)
+        if why := missing(name):
+            say(f"no {built.split('.')[-2]} kernels: {why}")
 
 
 @cache
