@@ -28,11 +28,14 @@ class Backend:
         platforms: devices whose arrays it works on, as JAX names them; None: whichever, by way of the host's memory.
         traced: what it does becomes a part of compiled JAX programs; otherwise it works on buffers of the host.
         resident: bytes that a process which converts with it keeps, where that is much.
+        unit: what results may be off by, as a share of their size, where that is more than roundings of sums; such a
+            backend runs only where it is named.
     """
 
     platforms: tuple[str, ...] | None = None
     traced: bool = True
     resident: int = 0
+    unit: float = 0.0
 
 
 BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
@@ -43,6 +46,9 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # C++: over buffers for conversion, as handlers of XLA's for models.
         "native": Backend(platforms=("cpu",)),
+        # The same with activations as integers, in blocks of 32.
+        "native_int16": Backend(platforms=("cpu",), unit=2.0**-11),
+        "native_int8": Backend(platforms=("cpu",), unit=2.0**-6),
     }
 )
 """The names that a backend in a room may have, in the order in which errors and tests list them."""

@@ -10,3 +10,6 @@ def native(request: Request) -> str | None:
     if w is not None and (why := unknown(w)):
         return why
     return missing()
+
+
+native_int8 = native_int16 = native

@@ -1,8 +1,8 @@
-"""matmul in C++, for a few rows of activations and weights in any format: what a step of decoding is.
+"""matmul in C++, for weights in any format: activations are exact, float32 or bfloat16, and so are weights; sums are
+float32.
 
-Each byte of the weights is read once, from where it lies, and nothing is written but the result; activations are exact,
-float32 or bfloat16, and sums float32. More rows are a matter of arithmetic and not of memory: they are left to others.
-The gradient is XLA's.
+For a few rows each byte of the weights is read once, from where it lies, and nothing is written but the result: what a
+step of decoding is. For many, strips of weights are decoded into cache, where all rows meet them. The gradient is XLA's.
 """
 
 from typing import Any

@@ -11,3 +11,6 @@ def native(request: Request) -> str | None:
         if why := unknown(w):
             return why
     return missing()
+
+
+native_int8 = native_int16 = native

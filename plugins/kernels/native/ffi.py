@@ -19,7 +19,7 @@ from pipeline.tensors.spec import TensorSpec, dtype_name
 from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
-FEW_ROWS: Final = 8
+FEW_ROWS: Final = 4
 """Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
 
 
@@ -40,7 +40,7 @@ def _capsule(path: Path, handler: str) -> Any:
     return jax.ffi.pycapsule(getattr(ctypes.CDLL(str(path)), handler))  # type: ignore[no-untyped-call]
 
 
-def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
+def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[Any]:
     """float32 `[A, out]` for each stack of weights: each assignment's row of `x` times the weights of its expert.
 
     One call for them all: activations are put in order once, and threads are woken once. Under `vmap` it is one call
@@ -51,6 +51,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
         expert: int32 `[A]`, A a multiple of N: assignment a is of row a // (A / N). Rows of one expert share its
             weights. A negative expert gives zeros. None: A is N, and there is one matrix.
         stacks: arrays and QTensors `[E, out, in]`, `out` may differ; or `[out, in]` where `expert` is None.
+        bits: 8 or 16: more than a few rows are rounded to such integers, in blocks of 32 (src/gemm_int.h). 0: exact.
     """
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
     count = x.shape[0] if expert is None else expert.shape[0]
@@ -58,11 +59,13 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
     book = dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
-    unit = "gemm" if count > FEW_ROWS * matrices else "ffi"
-    call = jax.ffi.ffi_call(_registered(unit, "wm_grouped"), results, vmap_method="sequential")
+    many = count > FEW_ROWS * matrices
+    options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
+    call = jax.ffi.ffi_call(_registered("gemm" if many else "ffi", "wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
-    found: list[Any] = call(x, chosen, book, *given, isa=np.int64(library.isa()), formats=formats)
+    numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
+    found: list[Any] = call(x, chosen, book, *given, formats=formats, **numbers)
     return found
 
 

@@ -15,6 +15,18 @@
 #define WM_KERNELS "gemv.h"
 #include "each_isa.h"
 
+#if WM_X86
+#define WM_SIMD 512
+#define WM_PAIRED 1
+namespace avx512bf16 {
+WM_TARGET_BEGIN(WM_AVX512_BF16)
+#include WM_KERNELS
+WM_TARGET_END
+}
+#undef WM_PAIRED
+#undef WM_SIMD
+#endif
+
 namespace ffi = xla::ffi;
 
 namespace {
@@ -22,12 +34,31 @@ namespace {
 constexpr int64_t PIECE_NBYTES = 64 << 10;   // of codes: small enough that threads end together
 constexpr int64_t WORTH_NBYTES = 128 << 10;  // of codes for each thread: waking one takes as long as reading some
 
-const GemvKernel* kernel(int64_t isa, WmElement e) {
+bool has_bf16_dot() {
 #if WM_X86
-  if (isa == WM_ISA_AVX512) return avx512::gemv::kernel(e);
-  if (isa == WM_ISA_AVX2) return avx2::gemv::kernel(e);
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+#else
+  return false;
 #endif
-  return portable::gemv::kernel(e);
+}
+
+// The kernels for weights of one element, the best first.
+std::vector<const GemvKernel*> kernels(int64_t isa, bool bf16_dot, WmElement e) {
+#if WM_X86
+  if (isa == WM_ISA_AVX512) {
+    const GemvKernel* all = avx512::gemv::kernel(e);
+    const GemvKernel* best = bf16_dot && has_bf16_dot() ? avx512bf16::gemv::kernel(e) : nullptr;
+    return best == nullptr ? std::vector{all} : std::vector{best, all};
+  }
+  if (isa == WM_ISA_AVX2) return {avx2::gemv::kernel(e)};
+#endif
+  return {portable::gemv::kernel(e)};
+}
+
+Scaled scaled(const Weights& w, const GemvKernel& kernel) {
+  if (w.block_elems >= w.n) return Scaled::ROW;
+  return w.block_elems % kernel.grain == 0 ? Scaled::LANES : Scaled::EACH;
 }
 
 // Assignments that chose one matrix: which rows of x, and of the result.
@@ -62,14 +93,14 @@ struct Product {
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
 
-void decide(Product& p, const GemvKernel* kernel) {
+void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   Gemv& q = p.q;
   const Weights& w = q.w;
+  const GemvKernel* kernel = kernels.front();
+  if (kernel->halves && scaled(w, *kernel) == Scaled::EACH) kernel = kernels.back();
   q.kernel = kernel;
+  q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
-  q.scaled = w.block_elems >= w.n                 ? Scaled::ROW
-             : w.block_elems % kernel->grain == 0 ? Scaled::LANES
-                                                  : Scaled::EACH;
   p.grain = std::max<int64_t>(4, PIECE_NBYTES / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
   p.pieces = (w.rows + p.grain - 1) / p.grain;
   if (q.scaled != Scaled::LANES) return;
@@ -99,9 +130,10 @@ using Buffer = ffi::Buffer<D>;
 // y[s] [A, rows] = x [N, n] · w[s][expert]ᵀ for stacks of weights [E, rows, n]; A is a multiple of N, and assignment a
 // is of row a / (A / N) of x. A negative expert gives zeros; without experts, all are of the first matrix. `formats` has
 // six numbers for each stack: element, scale, zero, second, block_rows, block_elems; `args` has codes, scales, zeros and
-// second, those that a format lacks with no elements. `book`: see struct Weights.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
-                   Buffer<ffi::S32> expert, Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+// second, those that a format lacks with no elements. `book`: see struct Weights. `bf16_dot`: whether bfloat16 is
+// multiplied as it is, where the machine can.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Span<const int64_t> formats,
+                   ffi::AnyBuffer x, Buffer<ffi::S32> expert, Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   const size_t stacks = rets.size();
   const auto shape = x.dimensions();
   const bool bf16 = x.element_type() == ffi::BF16;
@@ -140,7 +172,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, ffi::Span<const int64_t> f
       return ffi::Error::InvalidArgument("stacks of one call have as many matrices and results");
     matrices = w.matrices, count = out[0];
     products[s].y = static_cast<float*>((*y)->untyped_data());
-    decide(products[s], kernel(isa, w.element));
+    decide(products[s], kernels(isa, bf16 && bf16_dot != 0, w.element));
   }
   const bool chosen = expert.element_count() > 0;
   if (count % std::max<int64_t>(1, many) || (chosen && int64_t(expert.element_count()) != count))
@@ -204,6 +236,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
+                                  .Attr<int64_t>("bf16_dot")
                                   .Attr<ffi::Span<const int64_t>>("formats")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

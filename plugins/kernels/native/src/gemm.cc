@@ -13,18 +13,33 @@
 #include "targets.h"
 #include "parallel.h"
 
-#define WM_KERNELS "gemm.h"
+#define WM_KERNELS "gemm_all.h"
 #include "each_isa.h"
+#if WM_X86
+#define WM_SIMD 512
+namespace avx512 {
+namespace vnni {
+WM_TARGET_BEGIN(WM_AVX512_VNNI)
+#include "gemm_int.h"
+WM_TARGET_END
+}  // namespace vnni
+}  // namespace avx512
+#endif
 
 namespace {
 
-const GemmKernel& kernel(int64_t isa) {
+// bits: of activations as integers; 0: exact.
+#define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
+const GemmKernel& kernel(int64_t isa, int64_t bits) {
 #if WM_X86
-  if (isa == WM_ISA_AVX512) return avx512::gemm::KERNEL;
-  if (isa == WM_ISA_AVX2) return avx2::gemm::KERNEL;
+  if (isa == WM_ISA_AVX512 && bits == 0) return avx512::gemm::KERNEL;
+  if (isa == WM_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
+    return bits == 8 ? avx512::vnni::gemm_int::INT8 : avx512::vnni::gemm_int::INT16;
+  if (isa != WM_ISA_PORTABLE) return WM_CHOOSE(avx2);
 #endif
-  return portable::gemm::KERNEL;
+  return WM_CHOOSE(portable);
 }
+#undef WM_CHOOSE
 
 // Memory that pieces of work take in turn: as many as there are threads at work.
 class Scratch {
@@ -66,12 +81,12 @@ struct Job {
 
 int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + std::min(all % parts, i); }
 
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
                    ffi::Buffer<ffi::S32> expert, ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
   Grouped call;
   if (ffi::Error error = read(formats, x, expert, book, args, rets, call); error.failure()) return error;
-  const GemmKernel& k = kernel(isa);
+  const GemmKernel& k = kernel(isa, bits);
   std::vector<Job> jobs;
   for (const Group& group : call.groups)
     for (const Stack& stack : call.stacks) {
@@ -110,6 +125,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
+                                  .Attr<int64_t>("bits")
                                   .Attr<ffi::Span<const int64_t>>("formats")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

@@ -24,6 +24,17 @@ WM_INLINE Floats everywhere(float v) { return Floats{v, v, v, v, v, v, v, v}; }
 WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
+// y [count] = (or +=) a strip's sums.
+WM_INLINE void put(const Floats sum[2], float* y, int64_t count, bool add) {
+  float all[STRIP];
+  store(all, sum[0]);
+  store(all + LANES, sum[1]);
+  if (count == STRIP)
+    for (int r = 0; r < STRIP; ++r) y[r] = add ? y[r] + all[r] : all[r];
+  else
+    for (int64_t r = 0; r < count; ++r) y[r] = add ? y[r] + all[r] : all[r];
+}
+
 // y [rows first … first + M of q, row … row + count] = (or +=) x · w: w is [depth][STRIP], x is [depth][M], as `decode`
 // and `arrange` leave them.
 template <int M>
@@ -39,15 +50,7 @@ static void tile(const float* w, const float* x, int64_t depth, const GemmRows& 
       sum[m][1] = fused(w1, v, sum[m][1]);
     }
   }
-  for (int m = 0; m < M; ++m) {
-    float *y = q.y_of(first + m) + row, all[STRIP];
-    store(all, sum[m][0]);
-    store(all + LANES, sum[m][1]);
-    if (count == STRIP)
-      for (int r = 0; r < STRIP; ++r) y[r] = add ? y[r] + all[r] : all[r];
-    else
-      for (int64_t r = 0; r < count; ++r) y[r] = add ? y[r] + all[r] : all[r];
-  }
+  for (int m = 0; m < M; ++m) put(sum[m], q.y_of(first + m) + row, count, add);
 }
 
 using Tile = void (*)(const float*, const float*, int64_t, const GemmRows&, int64_t, int64_t, int64_t, bool);
@@ -89,7 +92,7 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
 
 // y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; at most ROWS rows, `first` a multiple of STRIP.
 static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, float* scratch) {
-  const Decode decode = strip_decoder(w);
+  const DecodeHalf decode = strip_decoder(w);
   const int64_t tiles = (q.count + MOST - 1) / MOST;
   float *scales = scratch + STRIP * DEPTH, *arranged = scales + SCALES_SCRATCH;
   for (int64_t k = 0; k < w.n; k += DEPTH) {
@@ -100,7 +103,8 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
     }
     for (int64_t row = first; row < last; row += STRIP) {
       const int64_t count = least(STRIP, last - row);
-      decode({w, matrix, row, count, k, depth, scratch, scales});
+      const Part part{w, matrix, row, count, k, depth, scratch, scales};
+      for (int half = 0; half < 2; ++half) decode(part, half);
       for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
         height = share(q.count, tiles, i);
         tile_of<MOST>(height)(scratch, arranged + m * depth, depth, q, m, row, count, k != 0);

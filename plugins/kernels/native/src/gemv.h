@@ -19,6 +19,7 @@ namespace gemv {
 #define WM_METHOD inline __attribute__((always_inline))
 constexpr int LANES = WM_SIMD == 512 ? 16 : 8;
 typedef float V __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef V Loose __attribute__((aligned(4), may_alias));
 
 WM_INLINE V load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
@@ -59,62 +60,82 @@ WM_INLINE T at(const uint8_t* p, int64_t i) {
   return v;
 }
 
-// A float of a sign and BITS, FRACTION of them its fraction; those past TOP are NaN, but INFINITY. In integers, so that
-// nobody flushes subnormals.
-template <int BITS, int FRACTION, int BIAS, uint32_t TOP, uint32_t INFINITE>
-WM_INLINE float small_float(uint32_t c) {
-  const uint32_t m = c & ((1u << BITS) - 1);
-  const float tiny = float(int32_t(m)) * power_of_two(1 - BIAS - FRACTION);
-  uint32_t bits, subnormal;
-  std::memcpy(&subnormal, &tiny, 4);
-  bits = m < (1u << FRACTION) ? subnormal : (m << (23 - FRACTION)) + (uint32_t(127 - BIAS) << 23);
-  bits = m > TOP ? 0x7FC00000u : bits;
-  bits = m == INFINITE ? 0x7F800000u : bits;
-  return float_of(bits | (c >> BITS & 1) << 31);
+// ---- Scales ----
+
+// LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
+// integers, so that nobody flushes subnormals.
+template <int BITS, int FRACTION, int BIAS, int TOP, int INFINITE>
+WM_INLINE V small_floats(I c) {
+  const I m = c & ((1 << BITS) - 1);
+  const I tiny = (I)(__builtin_convertvector(m, V) * power_of_two(1 - BIAS - FRACTION));
+  I found = (m << (23 - FRACTION)) + ((127 - BIAS) << 23);
+  found = m < 1 << FRACTION ? tiny : found;
+  found = m > TOP ? I{} + 0x7FC00000 : found;
+  if (INFINITE) found = m == INFINITE ? I{} + 0x7F800000 : found;
+  return (V)(found | (c >> BITS & 1) << 31);
 }
-WM_INLINE float from_f16(uint32_t c) { return small_float<15, 10, 15, 0x7C00, 0x7C00>(c); }
-WM_INLINE float from_e4m3(uint32_t c) { return small_float<7, 3, 7, 0x7E, 0xFF>(c); }
+
+WM_INLINE V from_f16(I c) { return small_floats<15, 10, 15, 0x7C00, 0x7C00>(c); }
+
+WM_INLINE V scale_of(WmScale kind, I c) {  // of stored bits
+  switch (kind) {
+    case WM_SCALE_E8M0: return (V)(c << 23 | (c == 0xFF & I{} + 0x400000));
+    case WM_SCALE_E4M3: return small_floats<7, 3, 7, 0x7E, 0>(c);
+    case WM_SCALE_F16: return from_f16(c);
+    case WM_SCALE_BF16: return (V)(c << 16);
+    default: return (V)c;
+  }
+}
+
+// out[i] = f(stored[from + i]), LANES at a time.
+template <typename T, typename F>
+WM_INLINE void converted(const uint8_t* stored, int64_t from, int64_t n, float* out, F f) {
+  typedef T Some __attribute__((vector_size(LANES * sizeof(T)), aligned(1), may_alias));
+  const uint8_t* p = stored + from * int64_t(sizeof(T));
+  const int64_t ahead = 8 * n * int64_t(sizeof(T));  // those of rows that are soon to come
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    __builtin_prefetch(p + i * int64_t(sizeof(T)) + ahead);
+    const V v = f(__builtin_convertvector(*reinterpret_cast<const Some*>(p + i * int64_t(sizeof(T))), I));
+    std::memcpy(out + i, &v, sizeof v);
+  }
+  if (i == n) return;
+  __builtin_prefetch(p + i * int64_t(sizeof(T)) + ahead);
+  T rest[LANES] = {};
+  std::memcpy(rest, p + i * int64_t(sizeof(T)), size_t(n - i) * sizeof(T));
+  const V v = f(__builtin_convertvector(*reinterpret_cast<const Some*>(rest), I));
+  std::memcpy(out + i, &v, size_t(n - i) * 4);
+}
+
+template <WmScale KIND, typename T>
+WM_INLINE void scales(const Weights& w, int64_t matrix, int64_t from, int64_t n, float* s) {
+  const V one = V{} + 1.0f, second = one * (w.second == WM_SECOND_NONE ? 1 : w.seconds[matrix]);
+  if (w.second == WM_SECOND_INVERSE_F32)
+    return converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) / second; });
+  converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) * second; });
+}
 
 // The float32 scales, and zero points or minimums, of a row of blocks.
-static void factors(const Weights& w, int64_t matrix, int64_t band, float* __restrict__ s, float* __restrict__ z) {
+static void factors(const Weights& w, int64_t matrix, int64_t band, float* s, float* z) {
   const int64_t n = w.across(), from = (matrix * w.down() + band) * n;
   switch (w.scale) {
     case WM_SCALE_NONE:
       for (int64_t i = 0; i < n; ++i) s[i] = 1;
       break;
-    case WM_SCALE_E8M0:
-      for (int64_t i = 0; i < n; ++i) {
-        const uint32_t byte = w.scales[from + i];
-        s[i] = float_of(byte == 0xFF ? 0x7FC00000u : byte << 23);
-      }
-      break;
-    case WM_SCALE_E4M3:
-      for (int64_t i = 0; i < n; ++i) s[i] = from_e4m3(w.scales[from + i]);
-      break;
-    case WM_SCALE_F16:
-      for (int64_t i = 0; i < n; ++i) s[i] = from_f16(at<uint16_t>(w.scales, from + i));
-      break;
-    case WM_SCALE_BF16:
-      for (int64_t i = 0; i < n; ++i) s[i] = float_of(uint32_t(at<uint16_t>(w.scales, from + i)) << 16);
-      break;
-    case WM_SCALE_F32:
-      std::memcpy(s, w.scales + from * 4, size_t(n) * 4);
-      break;
+    case WM_SCALE_E8M0: scales<WM_SCALE_E8M0, uint8_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_E4M3: scales<WM_SCALE_E4M3, uint8_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_F16: scales<WM_SCALE_F16, uint16_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_BF16: scales<WM_SCALE_BF16, uint16_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_F32: scales<WM_SCALE_F32, int32_t>(w, matrix, from, n, s); break;
     case WM_SCALE_DYNAMIC8: {
       const float offset = w.seconds[(w.matrices * w.down() * n + 255) / 256];
       for (int64_t i = 0; i < n; ++i) s[i] = w.book[w.scales[from + i]] * w.seconds[(from + i) / 256] + offset;
       break;
     }
   }
-  const float second = w.second == WM_SECOND_F32 || w.second == WM_SECOND_INVERSE_F32 ? w.seconds[matrix] : 1;
-  if (w.second == WM_SECOND_F32)
-    for (int64_t i = 0; i < n; ++i) s[i] *= second;
-  if (w.second == WM_SECOND_INVERSE_F32)
-    for (int64_t i = 0; i < n; ++i) s[i] /= second;
   if (w.zero == WM_ZERO_INT)
-    for (int64_t i = 0; i < n; ++i) z[i] = float(w.zeros[from + i]);
-  if (w.zero == WM_ZERO_MIN_F16)
-    for (int64_t i = 0; i < n; ++i) z[i] = from_f16(at<uint16_t>(w.zeros, from + i));
+    converted<uint8_t>(w.zeros, from, n, z, [](I c) { return __builtin_convertvector(c, V); });
+  if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16(c); });
 }
 
 // ---- Activations ----
@@ -132,7 +153,7 @@ template <class L>
 static void arrange(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
   typename L::X* to = static_cast<typename L::X*>(out);
   if (from_bf16) arrange_from<L>(static_cast<const Bf16*>(x), n, to);
-  else arrange_from<L>(static_cast<const float*>(x), n, to);
+  else if constexpr (!L::HALVES) arrange_from<L>(static_cast<const float*>(x), n, to);
   if (sums == nullptr) return;
   constexpr int IN_LANE = L::GROUP / L::VECS / LANES;  // of a vector of activations
   for (int64_t g = 0; g < n; g += L::GROUP, to += L::GROUP, sums += LANES)
@@ -251,10 +272,12 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
 // Scales of a row of blocks, for each element, in the loader's order.
 template <class L>
 static void for_each_element(const Gemv& q, const float* blocks, float* out) {
-  for (int64_t k = 0; k < q.groups * L::GROUP; ++k) {
-    const int64_t b = k / q.w.block_elems;
-    out[k / L::GROUP * L::GROUP + L::place(int(k % L::GROUP))] = blocks[b < q.w.across() ? b : q.w.across() - 1];
-  }
+  int64_t left = q.w.block_elems;  // of a block
+  for (int64_t g = 0, k = 0; g < q.groups; ++g, out += L::GROUP)
+    for (int i = 0; i < L::GROUP; ++i, ++k, --left) {
+      if (left == 0 && k < q.w.n) ++blocks, left = q.w.block_elems;
+      out[L::place(i)] = *blocks;
+    }
 }
 
 template <class L, int R, int M, Scaled HOW>
@@ -263,8 +286,8 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
   const Weights& w = q.w;
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), room = HOW == Scaled::EACH ? q.groups * L::GROUP : w.across() + LANES;
-  // The same place in the next R rows, if that is near; else further on in this one.
-  const int64_t ahead = R * nbytes <= 8192 ? R * nbytes : 2048;
+  // What is read some KiB later: the same place of rows below, or, of long rows, further on.
+  const int64_t apart = R * nbytes, ahead = apart < 16384 ? (6143 / (apart + 1) + 1) * apart : 12288;
   const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
   float* blocks = scratch + 2 * R * room;
   int64_t held[R];
@@ -328,14 +351,21 @@ constexpr GemvKernel kernel_of() {
 #include "gemv_portable.h"
 #endif
 
-// For weights of this element; activations of any dtype.
+// For weights of this element: activations of any dtype or, with WM_PAIRED, bfloat16 ones that are multiplied as they are,
+// where bfloat16 holds the weights too; else null.
 static const GemvKernel* kernel(WmElement e) {
-  static constexpr GemvKernel F32 = kernel_of<PlainF32>(), BF16 = kernel_of<PlainBf16>(), F16 = kernel_of<PlainF16>();
+  static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>();
   static constexpr GemvKernel FOUR = kernel_of<Few<4>>(), THREE = kernel_of<Few<3>>(), TWO = kernel_of<Few<2>>();
-  static constexpr GemvKernel SIX = kernel_of<Six>(), INT8 = kernel_of<Int8>();
   static constexpr GemvKernel E4M3 = kernel_of<Float8<WM_E4M3>>(), E5M2 = kernel_of<Float8<WM_E5M2>>();
-  static constexpr const GemvKernel* ALL[] = {&F32,  &BF16, &F16,   &FOUR, &SIX,  &SIX,  &E4M3,  &E5M2, &INT8,
-                                              &FOUR, &INT8, &FOUR, &THREE, &TWO, &INT8, &FOUR, &THREE, &TWO};
+#if WM_PAIRED
+  constexpr const GemvKernel *F32 = nullptr, *F16 = nullptr, *NF4 = nullptr, *INT8 = nullptr;
+#else
+  static constexpr GemvKernel OTHERS[] = {kernel_of<PlainF32>(), kernel_of<PlainF16>(), kernel_of<Nf4>(),
+                                          kernel_of<Int8>()};
+  constexpr const GemvKernel *F32 = OTHERS, *F16 = OTHERS + 1, *NF4 = OTHERS + 2, *INT8 = OTHERS + 3;
+#endif
+  static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &E4M3,  &E5M2, INT8,
+                                              NF4, INT8,  &FOUR, &THREE, &TWO, INT8, &FOUR, &THREE, &TWO};
   return ALL[e];
 }
 

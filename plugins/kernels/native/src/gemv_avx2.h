@@ -141,3 +141,5 @@ struct PlainBf16 : Plain {
     return (V)(j % 2 ? _mm256_and_si256(both, _mm256_set1_epi32(int(0xFFFF0000))) : _mm256_slli_epi32(both, 16));
   }
 };
+
+using Nf4 = Few<4>;

@@ -39,7 +39,7 @@ using Int8 = Codes16<8>;
 template <WmElement>
 using Float8 = Codes16<8>;
 
-template <typename T>
+template <typename T, WmScale KIND>
 struct Plain : Floats {
   static constexpr bool PLAIN = true;
   static constexpr int VECS = 4, GROUP = 32, GRAIN = 32, NBYTES = GROUP * int(sizeof(T));
@@ -49,18 +49,13 @@ struct Plain : Floats {
   explicit Plain(WmElement) {}
   WM_METHOD Codes load(const uint8_t* p) const { return p; }
   WM_METHOD V value(Codes p, int j) const {
-    V v;
-    for (int l = 0; l < LANES; ++l) {
-      const T one = at<T>(p, j * LANES + l);
-      if constexpr (sizeof(T) == 4) v[l] = one;
-      else v[l] = converted(one);
-    }
-    return v;
+    typedef T Some __attribute__((vector_size(LANES * sizeof(T)), aligned(1), may_alias));
+    return scale_of(KIND, __builtin_convertvector(reinterpret_cast<const Some*>(p)[j], I));
   }
-  WM_INLINE float converted(Bf16 v) { return float_of(uint32_t(v.bits) << 16); }
-  WM_INLINE float converted(F16 v) { return from_f16(v.bits); }
 };
 
-using PlainF32 = Plain<float>;
-using PlainBf16 = Plain<Bf16>;
-using PlainF16 = Plain<F16>;
+using PlainF32 = Plain<int32_t, WM_SCALE_F32>;
+using PlainBf16 = Plain<uint16_t, WM_SCALE_BF16>;
+using PlainF16 = Plain<uint16_t, WM_SCALE_F16>;
+
+using Nf4 = Few<4>;

@@ -136,6 +136,7 @@ static void scales_of(const Part& p, int half) {
   }
 }
 
+// Half a strip, LANES rows of it.
 template <WmElement E, WmZero Z>
 static void decode_half(const Part& p, int half) {
   constexpr bool PLAIN = E <= WM_F16;
@@ -202,37 +203,23 @@ static void decode_half(const Part& p, int half) {
   }
 }
 
-template <WmElement E, WmZero Z = WM_ZERO_NONE>
-static void decode(const Part& p) {
-  for (int half = 0; half < 2; ++half) decode_half<E, Z>(p, half);
-}
-
-using Decode = void (*)(const Part&);
+using DecodeHalf = void (*)(const Part&, int half);
 
 // What decodes strips of w, to be asked once for many of them.
-static Decode strip_decoder(const Weights& w) {
-  const bool whole = w.zero == WM_ZERO_INT;
+static DecodeHalf strip_decoder(const Weights& w) {
+#define WM_SIGNED(e) \
+  case e: return decode_half<e, WM_ZERO_NONE>;
+#define WM_UNSIGNED(e) \
+  case e: return w.zero == WM_ZERO_INT ? decode_half<e, WM_ZERO_INT> : decode_half<e, WM_ZERO_MIN_F16>;
   switch (w.element) {
-    case WM_F32: return decode<WM_F32>;
-    case WM_BF16: return decode<WM_BF16>;
-    case WM_F16: return decode<WM_F16>;
-    case WM_E2M1: return decode<WM_E2M1>;
-    case WM_E2M3: return decode<WM_E2M3>;
-    case WM_E3M2: return decode<WM_E3M2>;
-    case WM_E4M3: return decode<WM_E4M3>;
-    case WM_E5M2: return decode<WM_E5M2>;
-    case WM_MXINT8: return decode<WM_MXINT8>;
-    case WM_NF4: return decode<WM_NF4>;
-    case WM_INT8: return decode<WM_INT8>;
-    case WM_INT4: return decode<WM_INT4>;
-    case WM_INT3: return decode<WM_INT3>;
-    case WM_INT2: return decode<WM_INT2>;
-    case WM_UINT8: return whole ? decode<WM_UINT8, WM_ZERO_INT> : decode<WM_UINT8, WM_ZERO_MIN_F16>;
-    case WM_UINT4: return whole ? decode<WM_UINT4, WM_ZERO_INT> : decode<WM_UINT4, WM_ZERO_MIN_F16>;
-    case WM_UINT3: return whole ? decode<WM_UINT3, WM_ZERO_INT> : decode<WM_UINT3, WM_ZERO_MIN_F16>;
-    case WM_UINT2: return whole ? decode<WM_UINT2, WM_ZERO_INT> : decode<WM_UINT2, WM_ZERO_MIN_F16>;
+    WM_SIGNED(WM_F32) WM_SIGNED(WM_BF16) WM_SIGNED(WM_F16)
+    WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
+    WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
+    WM_UNSIGNED(WM_UINT8) WM_UNSIGNED(WM_UINT4) WM_UNSIGNED(WM_UINT3) WM_UNSIGNED(WM_UINT2)
   }
   return nullptr;
+#undef WM_SIGNED
+#undef WM_UNSIGNED
 }
 
 }  // namespace gemm

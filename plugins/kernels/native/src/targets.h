@@ -22,5 +22,7 @@
 #define WM_AVX2 "avx2,fma,f16c,bmi,bmi2"
 #define WM_AVX512 \
   "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512"
+#define WM_AVX512_VNNI WM_AVX512 ",avx512vnni"
+#define WM_AVX512_BF16 WM_AVX512 ",avx512bf16"
 
 enum WmIsa { WM_ISA_PORTABLE = 0, WM_ISA_AVX2 = 1, WM_ISA_AVX512 = 2 };
