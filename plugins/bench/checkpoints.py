@@ -90,7 +90,7 @@ def made(name: str, folder: Path, models: Path) -> dict[str, Path]:
         if not (run / "manifest.json").is_file():
             if model.layers and not scratch.exists():
                 _write(model, scratch)
-            _run("pipeline", *_overrides(model, form, found.get(form.of, given)), f"paths.run={run}")
+            _run("pipeline", *overrides(model, form, found.get(form.of, given)), f"paths.run={run}")
         found[name_of_form] = next(iter((run / "model").glob("*.gguf")), run / "model")
     shutil.rmtree(scratch, ignore_errors=True)  # as large as what was made of it
     return found
@@ -101,7 +101,8 @@ def _write(model: Model, to: Path) -> None:
     _run("tests.cases.big_gpt_oss", str(to), *sizes, "--mxfp4")
 
 
-def _overrides(model: Model, form: Form, source: Path) -> list[str]:
+def overrides(model: Model, form: Form, source: Path) -> list[str]:
+    """Of the run that makes a form."""
     rules = ", ".join(f"{{role: {role}, to: quant}}" for role in form.roles)
     return [
         f"model={model.option}", f"model.source={source}", f"model.rules=[{rules}]", f"quant={form.quant}",

@@ -86,29 +86,32 @@ def turn(contender: Contender, source: Path, task: Task) -> Turn:
         job = json.dumps({"contender": asdict(contender), "source": str(source), "task": asdict(task)})
         command = [sys.executable, "-c", "from plugins.bench.contenders import answer; answer()", job]
     with Others() as others:
-        output, peak = _run(command, task.threads)
-    if contender.who in PEERS:
-        told = parse(output)
-        found = Turn(told["prefill"], told["decode"])
-    else:
-        found = Turn(**json.loads(output.splitlines()[-1]))
+        output, peak = run(command, task.threads)
+    told: dict[str, Any] = parse(output) if contender.who in PEERS else json.loads(output.splitlines()[-1])
+    found = Turn(**told)
     found.peak, found.others = peak, others.cores
     return found
 
 
-def _run(command: Sequence[str], threads: int) -> tuple[str, int]:
-    """Its output, and its largest resident bytes."""
+def run(command: Sequence[object], threads: int) -> tuple[str, int]:
+    """What a program says that has `threads` cores, and its largest resident bytes.
+
+    Raises:
+        SystemExit: it failed, with what it said.
+    """
+    words = [str(word) for word in command]
     some = sorted(os.sched_getaffinity(0))[-threads:]
     child = subprocess.Popen(  # noqa: S603  this interpreter, or a program that `make peers` built
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
+        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT,
         preexec_fn=lambda: os.sched_setaffinity(0, some),
     )  # fmt: skip
     assert child.stdout is not None
-    output = child.stdout.read()
+    with child.stdout:
+        output = child.stdout.read()
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{output}")
+        raise SystemExit(f"{' '.join(words)}\n{output}")
     return output, used.ru_maxrss << 10
 
 
@@ -142,15 +145,14 @@ def work(config: Any, parameters: Sequence[Any]) -> tuple[float, float]:
     the last token has logits.
     """
     read = ops = 0.0
-    heads = [p for p in parameters if p.axes[0] == "vocab"]
-    head = next((p for p in heads if p.names == ("lm_head.weight",)), heads[0])
+    vocabularies = [p.names[0] for p in parameters if p.axes[0] == "vocab"]
     for p in parameters:
         many = p.stack or p.axes[0] == "experts"
         chosen = config["num_experts_per_tok"] / p.spec.shape[0] if many else 1.0
-        if p is head or p not in heads:
+        if p.axes[0] != "vocab":
+            ops += 2 * p.spec.size * chosen * (len(p.spec.shape) > 1)
+        if p.axes[0] != "vocab" or p.names[0] == "lm_head.weight" or len(vocabularies) == 1:
             read += p.spec.nbytes * chosen
-        if p not in heads and len(p.spec.shape) > 1:
-            ops += 2 * p.spec.size * chosen
     return read, ops
 
 

@@ -24,8 +24,9 @@ from typing import Any
 from pipeline.backends import backends_of
 from pipeline.planning.rates import cores
 from plugins.bench import checkpoints, machine
+from plugins.bench.agreement import agreement
 from plugins.bench.contenders import Contender, Task, Turn, turn
-from plugins.bench.peers import PEERS
+from plugins.bench.peers import LOGITS, PEERS, SOURCES
 
 XLA, NATIVE = "kernels=xla", "kernels=native"
 BF16 = "engine.dtype=bf16"
@@ -88,11 +89,13 @@ CASES: dict[str, tuple[int, int, dict[str, Contender]]] = {  # tokens of prompt,
 USUAL = [name for name in CASES if name != "gpt-oss-20b"]
 
 
-def contenders(model: str) -> dict[str, Contender]:
-    """Those of a model that are here."""
+def contenders(model: str, only: list[str] | None) -> dict[str, Contender]:
+    """Those of a model that are here, and whose names have one of `only` in them."""
     known = set(backends_of("matmul"))
     found = {}
     for name, c in CASES[model][2].items():
+        if only and not any(part in name for part in only):
+            continue
         asked = {b for s in c.settings for b in ("native_int16", "native_int8") if b in s}
         there = {"ours": asked <= known, "transformers": find_spec("transformers") is not None}
         if there[c.who] if c.who in there else PEERS[c.who].bench.is_file():
@@ -103,8 +106,8 @@ def contenders(model: str) -> dict[str, Contender]:
 def bench(model: str, sources: dict[str, Path], threads: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each contender: medians over all turns."""
     prompt, new, _ = CASES[model]
-    task, there = Task(prompt, new, threads, args.repeats, args.programs), contenders(model)
-    there = {name: c for name, c in there.items() if not args.only or any(part in name for part in args.only)}
+    task = Task(prompt, new, threads, args.repeats, args.programs)
+    there = contenders(model, args.only)
     seen: dict[str, list[Turn]] = {name: [] for name in there}
     for _ in range(args.rounds):
         for name, contender in there.items():
@@ -114,6 +117,20 @@ def bench(model: str, sources: dict[str, Path], threads: int, args: argparse.Nam
         row(model, name, there[name], task, found, *works.get(there[name].form.removesuffix(" GGUF"), (0.0, 0.0)))
         for name, found in seen.items()
     ]
+
+
+def agreements(
+    model: str, sources: dict[str, Path], args: argparse.Namespace, folder: Path
+) -> dict[str, dict[str, float]]:
+    """By form: whether llama.cpp runs the same model as ours; said."""
+    found = {}
+    for name, c in contenders(model, args.only).items():
+        if c.who == "llama.cpp" and LOGITS.is_file():
+            a = agreement(sources[c.form], (NATIVE,), folder)
+            apart = f"logits {a['apart']:.2%} of their spread apart, the same token after {a['same']:.0%}"
+            print(f"{model}, {name} and we: {apart}")
+            found[c.form] = a
+    return found
 
 
 def row(
@@ -201,27 +218,32 @@ def main() -> None:
     told = machine.describe()
     print(machine.headline(told))
     rows, limits = [], {threads: machine.of(threads) for threads in args.threads}
-    load = os.getloadavg()[0]
+    load, agree = os.getloadavg()[0], dict[str, dict[str, float]]()
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         for model in args.models:
             if model == "SmolLM2-135M" and not (args.weights / checkpoints.SMOLLM2).is_file():
                 print(f"{args.weights / checkpoints.SMOLLM2} is missing: {model} is left out. `make models` gets it")
                 continue
             sources = checkpoints.made(model, args.folder or Path(temporary), args.weights)
+            agree |= {f"{model}, {f}": a for f, a in agreements(model, sources, args, Path(temporary)).items()}
             for threads in args.threads:
                 found = bench(model, sources, threads, args)
                 limits[threads] = better(limits[threads], machine.of(threads))
                 show(model, found, limits[threads], args)
                 rows += found
     args.out.mkdir(parents=True, exist_ok=True)
-    about = {"machine": told, "load": [load, os.getloadavg()[0]], "limits": list(limits.values()), "peers": pins()}
+    about: dict[str, Any] = {
+        "machine": told,
+        "agreement": agree,
+        "load": [load, os.getloadavg()[0]],
+        "limits": list(limits.values()),
+        "peers": pins(),
+    }
     (args.out / "bench_engine.json").write_text(json.dumps({**about, "rows": rows}, indent=2))
 
 
 def pins() -> list[str]:
     """The packages that peers are built from."""
-    from plugins.bench.peers import SOURCES
-
     return [line.split()[0] for line in SOURCES.read_text().splitlines() if "==" in line]
 
 

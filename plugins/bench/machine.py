@@ -54,7 +54,7 @@ def _compiler() -> str:
 
 def read_rate(threads: int, rounds: int = ROUNDS) -> float:
     """Bytes a second that `threads` threads together read from memory: the best of `rounds`."""
-    call, isa = _limits().wm_limit_read, library.isa()
+    call, isa = limits().wm_limit_read, library.isa()
     parts = [np.ones(PIECES * PIECE_NBYTES, np.uint8) for _ in range(threads)]
     calls = (
         (lambda part, at=i % PIECES * PIECE_NBYTES: call(isa, part.ctypes.data + at, PIECE_NBYTES))
@@ -65,7 +65,7 @@ def read_rate(threads: int, rounds: int = ROUNDS) -> float:
 
 def multiply_add_rate(threads: int, rounds: int = ROUNDS) -> float:
     """float32 operations a second of `threads` threads that do nothing but multiply and add: the best of `rounds`."""
-    call, isa, steps = _limits().wm_limit_multiply_add, library.isa(), 1 << 17
+    call, isa, steps = limits().wm_limit_multiply_add, library.isa(), 1 << 17
     results = [np.zeros(1, np.float32) for _ in range(threads)]
     ops: int = call(isa, steps, 0.5, results[0].ctypes.data)
     calls = (lambda result: call(isa, steps, 0.5, result.ctypes.data) for _ in range(rounds))
@@ -83,8 +83,10 @@ def _best(threads: int, calls: Iterable[Callable[[Any], Any]], args: list[Any]) 
     return best
 
 
-def _limits() -> Any:
+def limits() -> Any:
+    """The functions of src/limits.cc."""
     found = ctypes.CDLL(str(build.library("limits")))
+    found.wm_limit_read.restype = ctypes.c_uint64
     found.wm_limit_read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
     found.wm_limit_multiply_add.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p)
     found.wm_limit_multiply_add.restype = ctypes.c_int64

@@ -7,7 +7,6 @@ cores. Nothing else gets anything; where they are missing, benchmarks leave them
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / ".peers"
@@ -59,9 +58,10 @@ PEERS = {
     )
 }
 
+LOGITS = FOLDER / "logits"  # of logits.cc, which llama.cpp's library runs
 
-def parse(output: str) -> dict[str, Any]:
+
+def parse(output: str) -> dict[str, list[float]]:
     """Seconds by what was measured, of `llama-bench -o json`; what it logs stands before."""
     rows = json.loads(output[output.index("[\n") :])
-    seconds = {"prefill" if row["n_prompt"] else "decode": [ns / 1e9 for ns in row["samples_ns"]] for row in rows}
-    return {**seconds, "commit": rows[0]["build_commit"]}
+    return {"prefill" if row["n_prompt"] else "decode": [ns / 1e9 for ns in row["samples_ns"]] for row in rows}

@@ -4,9 +4,11 @@ import argparse
 import subprocess
 import sys
 import tarfile
+from pathlib import Path
 
 from pipeline.planning.rates import cores
-from plugins.bench.peers import FOLDER, PEERS, SOURCES, Peer
+from plugins.bench.peers import FOLDER, LOGITS, PEERS, SOURCES, Peer
+from plugins.kernels.native.build import compiler
 
 OPTIONS = ("CMAKE_BUILD_TYPE=Release", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_SERVER=OFF", "LLAMA_CURL=OFF")
 # The source distribution of ik_llama.cpp lacks the script that its build asks which commit it is of.
@@ -43,6 +45,14 @@ def build(peer: Peer, jobs: int) -> None:
     run("cmake", "--build", peer.build, "--target", "llama-bench", "-j", jobs)
 
 
+def build_logits() -> None:
+    peer = PEERS["llama.cpp"]
+    headers = [f"-I{peer.unpacked() / folder}" for folder in ("include", "ggml/include")]
+    libraries = peer.bench.parent
+    linked = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
+    run(*compiler(), "-std=c++17", "-O2", *headers, Path(__file__).with_name("logits.cc"), "-o", LOGITS, *linked)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--jobs", type=int, default=cores(), help="compilers at once")
@@ -54,6 +64,8 @@ def main() -> None:
         if not peer.bench.is_file():
             build(peer, args.jobs)
         print(f"{peer.name}: {peer.bench}")
+    if not LOGITS.is_file():
+        build_logits()
 
 
 if __name__ == "__main__":
