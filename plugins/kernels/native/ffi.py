@@ -17,13 +17,13 @@ from plugins.kernels.native import build, library
 
 
 @cache
-def _registered(handler: str) -> str:
-    """The name under which XLA knows `handler`.
+def _registered(handler: str, unit: str = "ffi") -> str:
+    """The name under which XLA knows `handler` of src/<unit>.cc.
 
     Raises:
         as `build.library`.
     """
-    path = build.library("ffi", include=(jax.ffi.include_dir(),))
+    path = build.library(unit, include=(jax.ffi.include_dir(),))
     name = f"weightmill.{handler}.{path.stem}"
     jax.ffi.register_ffi_target(name, _capsule(path, handler), platform="cpu")
     return name
@@ -31,6 +31,17 @@ def _registered(handler: str) -> str:
 
 def _capsule(path: Path, handler: str) -> Any:
     return jax.ffi.pycapsule(getattr(ctypes.CDLL(str(path)), handler))  # type: ignore[no-untyped-call]
+
+
+def call(unit: str, handler: str, results: Any) -> Any:
+    """What calls `handler` of src/<unit>.cc inside a program: `jax.ffi.ffi_call`, which takes arrays and attributes.
+
+    Under `vmap` it is one call for each of the batch; inside `shard_map` it sees what is local.
+
+    Args:
+        results: a `jax.ShapeDtypeStruct`, or several.
+    """
+    return jax.ffi.ffi_call(_registered(handler, unit), results, vmap_method="sequential")
 
 
 def grouped(x: Any, expert: Any, codes: Any, scales: Any) -> Any:
