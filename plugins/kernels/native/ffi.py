@@ -40,11 +40,21 @@ def _capsule(path: Path, handler: str) -> Any:
     return jax.ffi.pycapsule(getattr(ctypes.CDLL(str(path)), handler))  # type: ignore[no-untyped-call]
 
 
+def call(unit: str, handler: str, results: Any) -> Any:
+    """What calls `handler` of src/<unit>.cc inside a program: `jax.ffi.ffi_call`, which takes arrays and attributes.
+
+    Under `vmap` it is one call for each of the batch; inside `shard_map` it sees what is local.
+
+    Args:
+        results: a `jax.ShapeDtypeStruct`, or several.
+    """
+    return jax.ffi.ffi_call(_registered(unit, handler), results, vmap_method="sequential")
+
+
 def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[Any]:
     """float32 `[A, out]` for each stack of weights: each assignment's row of `x` times the weights of its expert.
 
-    One call for them all: activations are put in order once, and threads are woken once. Under `vmap` it is one call
-    for each of the batch; inside `shard_map` it sees what is local.
+    One call for them all: activations are put in order once, and threads are woken once.
 
     Args:
         x: float32 or bfloat16 `[N, in]`; any other float is taken as float32.
@@ -63,11 +73,11 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
     options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
-    call = jax.ffi.ffi_call(_registered("gemm" if many else "ffi", "wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
-    found: list[Any] = call(x, chosen, book, *given, formats=formats, **numbers)
+    product = call("gemm" if many else "ffi", "wm_grouped", results)
+    found: list[Any] = product(x, chosen, book, *given, formats=formats, **numbers)
     return found
 
 
