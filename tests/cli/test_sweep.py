@@ -13,7 +13,7 @@ from tests.cli.run import MAIN, kill_tree, pipeline, start
 
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
-TIME = "time [s]"
+TIME = "done after [s]"
 
 
 def table(outputs: Path) -> list[list[str]]:
@@ -38,6 +38,8 @@ def test_a_typo_in_the_last_job_stops_the_sweep_before_the_first(tmp_path: Path)
     assert "there is no 'foo' in quant" in said.err
     assert "there is no 'autoo' in export; did you mean 'auto'?" in said.err
     assert "quant=mxfp4 export=autoo and 2 more: " in said.err
+    one = pipeline("plan", "-m", MODEL, "quant=mxpf4,int8", cwd=tmp_path)
+    assert one.err.startswith("error: quant=mxpf4: there is no 'mxpf4' in quant; did you mean 'mxfp4'")
     assert not (tmp_path / "outputs").exists()
 
 
