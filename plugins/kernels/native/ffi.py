@@ -21,7 +21,7 @@ from plugins.kernels.native import build, library, scheme
 
 
 @cache
-def _registered(handler: str) -> str:
+def registered(handler: str) -> str:
     """The name under which XLA knows `handler`.
 
     Raises:
@@ -54,7 +54,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
     given = [part for w in stacks for part in _components(w)]
     book = dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
-    call = jax.ffi.ffi_call(_registered("wm_grouped"), results, vmap_method="sequential")
+    call = jax.ffi.ffi_call(registered("wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     isa, extensions = np.int64(library.isa()), np.int64(not library.forced())
