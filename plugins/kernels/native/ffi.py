@@ -22,7 +22,8 @@ from plugins.kernels.native import build, library, scheme
 
 @cache
 def registered(handler: str) -> str:
-    """The name under which XLA knows `handler`.
+    """The name under which XLA knows `handler`, and `jax.export` is to be told that it may
+    (`DisabledSafetyCheck.custom_call`).
 
     Raises:
         as `build.library`.
@@ -52,14 +53,15 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any]) -> list[Any]:
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
     count = x.shape[0] if expert is None else expert.shape[0]
     given = [part for w in stacks for part in _components(w)]
-    book = dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
+    book = (
+        dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
+    )
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call(registered("wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     isa, extensions = np.int64(library.isa()), np.int64(not library.forced())
-    found: list[Any] = call(x, chosen, book, *given, isa=isa, bf16_dot=extensions, formats=formats)
-    return found
+    return list(call(x, chosen, book, *given, isa=isa, bf16_dot=extensions, formats=formats))
 
 
 def spec_of(w: Any) -> TensorSpec:
