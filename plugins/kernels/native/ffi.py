@@ -20,12 +20,13 @@ from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
 FEW_ROWS: Final = 4
-"""Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
+"""Rows of activations for each matrix up to which weights are read for some of them at a time, not decoded first."""
 
 
 @cache
-def _registered(unit: str, handler: str) -> str:
-    """The name under which XLA knows `handler` of `src/<unit>.cc`.
+def registered(unit: str, handler: str) -> str:
+    """The name under which XLA knows `handler` of `src/<unit>.cc`, and `jax.export` is to be told that it may
+    (`DisabledSafetyCheck.custom_call`).
 
     Raises:
         as `build.library`.
@@ -48,7 +49,7 @@ def call(unit: str, handler: str, results: Any) -> Any:
     Args:
         results: a `jax.ShapeDtypeStruct`, or several.
     """
-    return jax.ffi.ffi_call(_registered(unit, handler), results, vmap_method="sequential")
+    return jax.ffi.ffi_call(registered(unit, handler), results, vmap_method="sequential")
 
 
 def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[Any]:
@@ -77,8 +78,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
     product = call("gemm" if many else "ffi", "wm_grouped", results)
-    found: list[Any] = product(x, chosen, book, *given, formats=formats, **numbers)
-    return found
+    return list(product(x, chosen, book, *given, formats=formats, **numbers))
 
 
 def spec_of(w: Any) -> TensorSpec:
