@@ -39,10 +39,15 @@ def isa() -> int:
         ConfigError: WEIGHTMILL_ISA is none, or one that this machine lacks.
     """
     best: int = core().wm_isa()
-    given = os.environ.get(ISA)
-    if not given:
+    given = forced()
+    if given is None:
         return best
     if given not in ISAS[: best + 1]:
         has = f"this machine has {', '.join(ISAS[: best + 1])}"
         raise ConfigError(f"{ISA}={given}: {has}{did_you_mean(given, ISAS[: best + 1])}")
     return ISAS.index(given)
+
+
+def forced() -> str | None:
+    """The instruction set that WEIGHTMILL_ISA says, without whatever extensions of it the machine has; else None."""
+    return os.environ.get(ISA) or None
