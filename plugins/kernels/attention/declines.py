@@ -1,7 +1,6 @@
 """What backends of attention leave to others, and why: a function each. No framework here: plans ask."""
 
 from pipeline.ops import Request
-from plugins.kernels.native.build import missing
 
 FLOATS = ("F32", "BF16")
 PACKED = ("e4m3", "int8")
@@ -23,4 +22,4 @@ def native(request: Request) -> str | None:
     k, v = request.get("k"), request.get("v")
     if k is not None and v is not None and (k.dtype, k.scheme) != (v.dtype, v.scheme):
         return "keys and values that lie differently"
-    return missing()
+    return None
