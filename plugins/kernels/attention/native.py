@@ -48,11 +48,12 @@ def _attention(options: Any, q: Any, k: Any, v: Any, at: Any, slot: Any, sinks: 
     o = dict(options)
     none = np.zeros(0, np.float32)
     packed = isinstance(k, QTensor)
+    element = ELEMENTS.index(k.scheme.element if packed else _PLAIN[k.dtype.name])
     result = jax.ShapeDtypeStruct((*q.shape[:-1], v.shape[-1]), jnp.float32)  # type: ignore[no-untyped-call]
     found = ffi.call("attention", "wm_attention", result)(
         q.astype(jnp.float32), *((k.codes, v.codes, k.scales, v.scales) if packed else (k, v, none, none)),
         at.astype(jnp.int32), slot.astype(jnp.int32), none if sinks is None else sinks.astype(jnp.float32),
-        isa=np.int64(library.isa()), element=np.int64(ELEMENTS.index(k.scheme.element if packed else _PLAIN[k.dtype.name])),
+        isa=np.int64(library.isa()), element=np.int64(element),
         scale=np.float32(o["scale"]), softcap=np.float32(o["softcap"] or 0), window=np.int64(o["window"] or 0),
         causal=np.int64(o["causal"]),
     )  # fmt: skip

@@ -115,8 +115,8 @@ class CacheView:
         return None if self._old is None else replace(self._old, layers=tuple(self._layers), positions=self._held)
 
     def extend(self, layer: int, k: Any, v: Any, window: int | None) -> tuple[Any, Any, Any]:
-        """Remember the new k and v, [B, T, K, D]; what to attend to: keys and values, as they are held where nothing has
-        to be put beside them, and their positions."""
+        """Remember the new k and v, [B, T, K, D]; what to attend to: keys and values, as the cache holds them unless
+        something has to be put beside them, and their positions."""
         if self._old is None:
             return k, v, self.positions
         old = self._old.layers[layer]

@@ -18,10 +18,10 @@ from plugins.kernels.attention import native
 from plugins.kernels.attention.cases import cases
 from plugins.kernels.attention.reference import attention as reference
 from plugins.kernels.cases import normal
-from plugins.kernels.native import build, library
+from plugins.kernels.native import compiler, library
 from plugins.kernels.quantize.reference import quantize
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 
 
 @pytest.fixture(params=library.ISAS)

@@ -209,7 +209,7 @@ def test_each_device_multiplies_what_it_has() -> None:
 def test_an_exported_program_names_the_handler() -> None:
     """`jax.export` wants to be told that the handler is kept by whoever runs the program."""
     x, q = np.ones((2, 64), np.float32), quantized(MXFP4, (10, 64))
-    check = jax.export.DisabledSafetyCheck.custom_call(ffi.registered("wm_grouped"))
+    check = jax.export.DisabledSafetyCheck.custom_call(ffi.registered("ffi", "wm_grouped"))
     program = jax.export.export(jax.jit(MATMUL), disabled_checks=[check])(x, q)
     np.testing.assert_array_equal(program.call(x, q), MATMUL(x, q))
 
