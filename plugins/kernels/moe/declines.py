@@ -1,7 +1,6 @@
 """What backends of moe leave to others, and why: a function each. No framework here: plans ask."""
 
 from pipeline.ops import Request
-from plugins.kernels.native.build import missing
 from plugins.kernels.native.scheme import unknown
 
 
@@ -10,7 +9,7 @@ def native(request: Request) -> str | None:
     for w in (*request.get("w_in", ()), *(() if w_out is None else (w_out,))):
         if why := unknown(w):
             return why
-    return missing()
+    return None
 
 
 native_int8 = native_int16 = native

@@ -31,7 +31,7 @@ def quantize(
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
     if not x.flags.aligned or any(s % x.itemsize for s in x.strides) or not x.dtype.isnative:
-        x = np.ascontiguousarray(x, x.dtype.newbyteorder("="))
+        x = np.array(x, x.dtype.newbyteorder("="), order="C")  # a copy: what is contiguous may be misaligned
     core, isa = library.core(), library.isa()
     shapes = scheme.components(x.shape)
     q = QTensor(np.empty(shapes["codes"], np.uint8), np.empty(shapes["scales"], np.uint8), scheme)

@@ -7,6 +7,9 @@
 
 #include "floats.h"
 #include "targets.h"
+#if WM_X86
+#include <cpuid.h>
+#endif
 
 #define WM_KERNELS "mxfp4.h"
 #include "each_isa.h"
@@ -51,7 +54,9 @@ WM_API int wm_isa() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vbmi"))
     return WM_ISA_AVX512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+  unsigned a, b, c = 0, d;  // clang knows no name of F16C
+  __get_cpuid(1, &a, &b, &c, &d);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && (c & bit_F16C))
     return WM_ISA_AVX2;
 #endif
   return WM_ISA_PORTABLE;
