@@ -59,6 +59,8 @@ class Turn:
         cpu: seconds of all cores a text of new tokens; empty for peers, whose threads spin while they wait.
         read: bytes of the weights that a new token reads.
         ops: float32 operations that a token of the prompt takes, attention's own left out.
+        outside: seconds of a step of decoding in which none of our handlers ran.
+        calls: of handlers in such a step.
         peak: largest resident bytes.
         others: cores that other processes took meanwhile.
     """
@@ -70,6 +72,8 @@ class Turn:
     compile: float = 0.0
     read: float = 0.0
     ops: float = 0.0
+    outside: float = 0.0
+    calls: float = 0.0
     peak: int = 0
     others: float = 0.0
 
@@ -117,6 +121,7 @@ def run(command: Sequence[object], threads: int) -> tuple[str, int]:
 
 def ours(source: Path, settings: Sequence[str], task: Task) -> Turn:
     import pipeline
+    from plugins.bench.outside import outside
     from plugins.engine.generate import generate
     from plugins.engine.load import parameters
     from plugins.engine.options import Sampling
@@ -126,16 +131,19 @@ def ours(source: Path, settings: Sequence[str], task: Task) -> Turn:
     load_s = time.perf_counter() - start
     runtime = model.runtime
     ids = tokens(runtime.vocab, task.prompt)
-    times = range(task.repeats + 1)
+    times, text = range(task.repeats + 1), Sampling(max_tokens=task.new + 1)
     prefill = [generate(runtime, [ids], Sampling(max_tokens=1))[1].prefill for _ in times]
     decode: list[float] = []
     cpu: list[float] = []
     for _ in times:
         began = time.process_time()
-        decode.append(generate(runtime, [ids[:1]], Sampling(max_tokens=task.new + 1))[1].decode)
+        decode.append(generate(runtime, [ids[:1]], text)[1].decode)
         cpu.append(time.process_time() - began)
+    outside_s, calls = outside(
+        lambda: generate(runtime, [ids[:1]], Sampling(max_tokens=task.new + 1))[1].decode, task.new
+    )
     read, ops = work(runtime.config, list(parameters(runtime._model(runtime._leaves))))
-    return Turn(prefill[1:], decode[1:], cpu[1:], load_s, runtime.compile_s, read, ops)
+    return Turn(prefill[1:], decode[1:], cpu[1:], load_s, runtime.compile_s, read, ops, outside_s, calls)
 
 
 def work(config: Any, parameters: Sequence[Any]) -> tuple[float, float]:

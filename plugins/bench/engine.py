@@ -146,6 +146,7 @@ def row(
         "best_prefill_rate": task.prompt / min(s for t in turns for s in t.prefill),
         "best_decode_rate": task.new / min(s for t in turns for s in t.decode),
         "cpu_ms": 1e3 * median(s for t in turns for s in t.cpu) / task.new, "read": read, "ops": ops,
+        "outside_ms": 1e3 * median(t.outside for t in turns), "calls": median(t.calls for t in turns),
         "load": median(t.load for t in turns), "compile": median(t.compile for t in turns),
         "peak": median(t.peak for t in turns), "others": median(t.others for t in turns),
     }  # fmt: skip
@@ -164,7 +165,8 @@ def show(model: str, rows: list[dict[str, Any]], limits: dict[str, float], args:
     table = Table(title=title, title_justify="left")
     heads = (
         "", "prefill\ntokens/s", "× llama\n.cpp", "of\nFMA", "decode\ntokens/s", "× llama\n.cpp", "of\nreading",
-        "CPU ms\na token", "MB read\na token", "peak\nMB", "load\ns", "compile\ns", "others\ncores",
+        "CPU ms\na token", "outside\nms (calls)", "MB read\na token", "peak\nMB", "load\ns", "compile\ns",
+        "others\ncores",
     )  # fmt: skip
     for head in heads:
         table.add_column(head, justify="right" if head else "left", no_wrap=True)
@@ -176,11 +178,13 @@ def show(model: str, rows: list[dict[str, Any]], limits: dict[str, float], args:
             f"{r['prefill_rate'] * r['ops'] / limits['multiply_add']:.0%}",
             f"{r['decode_rate']:.1f} ({r['best_decode_rate']:.1f})", ratio(r, peer, "decode_rate"),
             f"{r['decode_rate'] * r['read'] / limits['read']:.0%}", f"{r['cpu_ms']:.1f}" if r["cpu_ms"] else "–",
+            f"{r['outside_ms']:.1f} ({r['calls']:.0f})" if r["calls"] else "–",
             f"{r['read'] / 1e6:.1f}", f"{r['peak'] / 1e6:.0f}", f"{r['load']:.1f}" if r["load"] else "–",
             f"{r['compile']:.1f}" if r["compile"] else "–", f"{r['others']:.1f}",
         )  # fmt: skip
     console = Console(width=170)
     console.print(table)
+    console.print("outside: of a token, in which no native kernel ran (and how many calls of those it takes)")
     read, multiply_add = limits["read"] / 1e9, limits["multiply_add"] / 1e9
     console.print(
         f"{task['threads']} threads read {read:.1f} GB/s, multiply and add {multiply_add:.0f} GFLOP/s (float32)"
