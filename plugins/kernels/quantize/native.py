@@ -51,7 +51,8 @@ class _Call(ctypes.Structure):
         *((n, _INT) for n in ("ends", "carry", "emax", "tiny", "ties", "sign", "reciprocal", "unrounded", "poison")),
         ("middle", _INT),
         *((n, _FLOAT) for n in ("largest", "unit", "span", "least_scale", "zero_scale", "second_value")),
-        *((n, _FLOAT) for n in ("reach", "refused")),
+        ("reach", _INT),
+        ("refused", _FLOAT),
     ]  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def quantize(
         if matrix.size:
             _matrix(call, q, lead if x.ndim > 1 else (), matrix, (observed, rows), before)
         before += matrix.size
-    if recipe.overflow == "error" and reaches(call.reach, scheme):
+    if recipe.overflow == "error" and reaches(np.int32(call.reach).view(np.float32), scheme):
         refuse_infinities(x, q)
     return (q, ErrorStats(int(stats[0]), *map(float, stats[1:]))) if measure else q
 

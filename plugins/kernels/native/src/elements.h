@@ -11,12 +11,20 @@ typedef int32_t VI __attribute__((vector_size(WIDTH)));
 typedef float InMemoryF __attribute__((vector_size(WIDTH), aligned(4), may_alias));
 typedef int32_t InMemoryI __attribute__((vector_size(WIDTH), aligned(4), may_alias));
 typedef uint64_t Word __attribute__((aligned(1), may_alias));
+typedef uint16_t InMemory16 __attribute__((may_alias));
 
 static inline VF load(const float* x) { return *reinterpret_cast<const InMemoryF*>(x); }
 static inline void store(float* x, VF v) { *reinterpret_cast<InMemoryF*>(x) = v; }
 static inline void store(int32_t* x, VI v) { *reinterpret_cast<InMemoryI*>(x) = v; }
-static inline VF full(float v) { return VF{} + v; }
-static inline VI full(int32_t v) { return VI{} + v; }
+static inline VI load(const int32_t* x) { return *reinterpret_cast<const InMemoryI*>(x); }
+static inline bool any(VI v) {
+  uint64_t parts[WIDTH / 8], found = 0;
+  std::memcpy(parts, &v, WIDTH);
+  for (uint64_t part : parts) found |= part;
+  return found != 0;
+}
+static inline VF full(float v) { return v - VF{}; }
+static inline VI full(int32_t v) { return v - VI{}; }
 static inline VF least_of(VF a, VF b) { return a < b ? a : b; }
 static inline VF most_of(VF a, VF b) { return a > b ? a : b; }
 static inline VF magnitude(VF v) { return (VF)((VI)v & 0x7FFFFFFF); }
@@ -57,114 +65,121 @@ static inline Rounded spaced(VF magnitude, int mantissa, int bias) {
   return {((VI)s - (VI)power) + (power >> (23 - mantissa)) - ((128 - bias + 23 - mantissa) << mantissa), s - (VF)power};
 }
 
-// `count` codes, one a byte, and in y, unless it is null, what they stand for under a scale of 1.
-// u: values divided by their scales, free of NaN. zeros: where it is 0, so is the value.
+// An element makes of a register of values divided by their scales (free of NaN) codes, and gives what they stand for
+// under a scale of 1. `zero`: which values are 0. `point`: of a zero point, the point less half the codes.
+
 template <bool EVEN>
-static void encode_floats(const QuantizeCall& q, const float* u, const float* zeros, int64_t count, uint8_t* code,
-                          float* y) {
-  const int mantissa = q.mantissa, bias = q.bias, down = 32 - q.bits;
-  const VF largest = full(q.largest);
-  const VI away = full(q.ties == WM_TIES_AWAY ? -1 : 0), by_sign = full(q.ties == WM_TIES_DOWN ? -1 : 0);
-  const VI positive = full(q.sign == WM_POSITIVE ? -1 : 0);
-  for (int64_t i = 0; i < count; i += LANES) {
-    const VF v = load(u + i);
-    const VF a = least_of(magnitude(v), largest);
-    VI sign = (VI)v & int32_t(0x80000000);
+struct Floats {
+  const int mantissa, bias, down;
+  const VF largest;
+  const VI first, away, by_sign, positive, minus, sign_bit;
+
+  explicit Floats(const QuantizeCall& q)
+      : mantissa(q.mantissa), bias(q.bias), down(32 - q.bits), largest(full(q.largest)),
+        first(full((128 - q.bias) << 23)), away(full(-(q.ties == WM_TIES_AWAY))),
+        by_sign(full(-(q.ties == WM_TIES_DOWN))), positive(full(-(q.sign == WM_POSITIVE))),
+        minus(full(q.sign == WM_MINUS ? INT32_MIN : 0)), sign_bit(full(1 << (q.bits - 1))) {}
+
+  VF operator()(VF u, VI zero, VF, VI* code) const {
+    const VF a = least_of(magnitude(u), largest);
+    VI sign = (VI)u & INT32_MIN;
     Rounded r = spaced(a, mantissa, bias);
     if (!EVEN) {
-      // Half a spacing, from the exponent of the value's binade.
       VI binade = (VI)a & 0x7F800000;
-      const VI first = full((128 - bias) << 23);
       binade = binade > first ? binade : first;
-      const VF half = (VF)(binade - ((mantissa + 1) << 23)), rest = a - r.value;
+      const VF half = (VF)(binade - ((mantissa + 1) << 23)), rest = a - r.value;  // half a spacing
       const VI step = untied((VI)(magnitude(rest) == half), rest, away | (by_sign & (sign >> 31)));
       r.code += step;
       r.value += __builtin_convertvector(step, VF) * (half + half);
     }
-    if (q.sign == WM_MINUS) sign |= (VI)(load(zeros + i) == 0) & int32_t(0x80000000);
+    sign |= zero & minus;
     sign &= ~(positive & (VI)(r.code == 0));
-    store_bytes(code + i, r.code | ((sign >> down) & (1 << (31 - down))));
-    if (y != nullptr) store(y + i, (VF)((VI)r.value | sign));
+    *code = r.code | ((sign >> down) & sign_bit);
+    return (VF)((VI)r.value | sign);
   }
-}
+};
 
-// zero: of a zero point, the point less half the codes; else null.
 template <bool EVEN>
-static void encode_integers(const QuantizeCall& q, const float* u, const float* zero, int64_t count, uint8_t* code,
-                            float* y) {
-  const VF low = full(float(q.least)), high = full(float(q.most)), inverse = full(1 / q.unit), unit = full(q.unit);
-  const float half = float(1 << (q.bits - 1));
-  const VI away = full(q.ties == WM_TIES_AWAY ? -1 : 0), toward = full(q.ties == WM_TIES_ZERO ? -1 : 0);
-  const VI mask = full((1 << q.bits) - 1);
-  const bool adds = q.ties == WM_TIES_UP;
-  const float end = q.zero == WM_AS_NO_ZERO ? -half : 0;  // the least that bits can say
-  for (int64_t i = 0; i < count; i += LANES) {
-    VF m = load(u + i);
-    if (zero != nullptr) {  // codes of compressed-tensors are signed
-      m = least_of(most_of(m + load(zero + i), full(-half)), full(half - 1));
+struct Integers {
+  const VF low, high, inverse, unit, least, most;
+  const VI away, toward, mask;
+  const bool pointed, adds;
+
+  explicit Integers(const QuantizeCall& q)
+      : low(full(float(q.least))), high(full(float(q.most))), inverse(full(1 / q.unit)), unit(full(q.unit)),
+        least(full(-float(1 << (q.bits - 1)))), most(-least - 1), away(full(-(q.ties == WM_TIES_AWAY))),
+        toward(full(-(q.ties == WM_TIES_ZERO))), mask(full((1 << q.bits) - 1)), pointed(q.zero == WM_AS_POINT),
+        adds(q.ties == WM_TIES_UP), end(q.zero == WM_AS_NO_ZERO ? least : VF{}) {}
+  const VF end;  // the least that bits can say
+
+  VF operator()(VF u, VI, VF point, VI* code) const {
+    VF m = u * inverse;
+    if (pointed) {  // codes of compressed-tensors are signed
+      m = least_of(most_of(m + point, least), most);
       if (EVEN) m = whole(m);
-      m += half;
-    } else {
-      m = m * inverse;
+      m = m - least;
     }
     m = least_of(most_of(m, low), high);
-    VF k;
-    if (EVEN) {
-      k = whole(m);
-    } else if (adds) {  // ggml adds in float32 and cuts off
+    VF k = whole(m);
+    if (!EVEN && adds) {  // ggml adds in float32 and cuts off
       k = __builtin_convertvector(__builtin_convertvector(m + (0.5f - end), VI), VF) + end;
       k = least_of(most_of(k, low), high);
-    } else {
-      k = whole(m);
+    } else if (!EVEN) {
       const VF rest = m - k;
-      const VI past = (VI)(m > 0);
-      const VI up = (away & past) | (toward & (VI)(m < 0));
+      const VI up = (away & (VI)(m > 0)) | (toward & (VI)(m < 0));
       k += __builtin_convertvector(untied((VI)(magnitude(rest) == 0.5f), rest, up), VF);
     }
-    store_bytes(code + i, (VI)(k + WHOLE) & mask);
-    if (y != nullptr) store(y + i, k * unit);
+    *code = (VI)(k + WHOLE) & mask;
+    return k * unit;
   }
-}
+};
 
-static void encode_table(const QuantizeCall& q, const float* u, int64_t count, uint8_t* code, float* y) {
+// Of 15 boundaries the number that a value is past; the sixteenth is infinite.
+struct Table {
+  const float *edges, *values;
 #if WM_SIMD == 512
-  // Of 15 boundaries the number that a value is past, by halves; the last is infinite.
-  const __m512 edges = _mm512_loadu_ps(q.edges), values = _mm512_loadu_ps(q.values);
-  for (int64_t i = 0; i < count; i += LANES) {
-    const __m512 v = _mm512_loadu_ps(u + i);
-    __m512i found = _mm512_setzero_si512();
-    for (int step = 8; step > 0; step /= 2) {
-      const __m512i at = _mm512_add_epi32(found, _mm512_set1_epi32(step - 1));
-      const __mmask16 past = _mm512_cmp_ps_mask(v, _mm512_permutexvar_ps(at, edges), _CMP_GT_OQ);
-      found = _mm512_mask_add_epi32(found, past, found, _mm512_set1_epi32(step));
-    }
-    store_bytes(code + i, (VI)found);
-    if (y != nullptr) _mm512_storeu_ps(y + i, _mm512_permutexvar_ps(found, values));
-  }
+  const __m512 all_edges, all_values;
+  explicit Table(const QuantizeCall& q)
+      : edges(q.edges), values(q.values), all_edges(_mm512_loadu_ps(q.edges)), all_values(_mm512_loadu_ps(q.values)) {}
 #else
-  for (int64_t i = 0; i < count; i += LANES) {
-    const VF v = load(u + i);
+  explicit Table(const QuantizeCall& q) : edges(q.edges), values(q.values) {}
+#endif
+
+  VF operator()(VF u, VI, VF, VI* code) const {
     VI found = {};
-    for (int k = 0; k < 15; ++k) found -= (VI)(v > q.edges[k]);
-    store_bytes(code + i, found);
-    if (y == nullptr) continue;
-#if WM_SIMD == 256
-    const __m256i at = (__m256i)found;
-    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(q.values), at);
-    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(q.values + 8), at);
-    _mm256_storeu_ps(y + i, _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(at, 28))));
+#if WM_SIMD == 512
+    for (int step = 8; step > 0; step /= 2) {  // by halves
+      const VF edge = (VF)_mm512_permutexvar_ps((__m512i)(found + (step - 1)), all_edges);
+      found -= (VI)(u > edge) * step;
+    }
+    *code = found;
+    return (VF)_mm512_permutexvar_ps((__m512i)found, all_values);
 #else
-    for (int l = 0; l < LANES; ++l) y[i + l] = q.values[found[l]];
+    for (int k = 0; k < 15; ++k) found -= (VI)(u > edges[k]);
+    *code = found;
+#if WM_SIMD == 256
+    const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values), (__m256i)found);
+    const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(values + 8), (__m256i)found);
+    return (VF)_mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32((__m256i)found, 28)));
+#else
+    VF y;
+    for (int l = 0; l < LANES; ++l) y[l] = values[found[l]];
+    return y;
+#endif
 #endif
   }
-#endif
-}
+};
 
 // Codes, one a byte, squeezed together in place, low bit first: 8 of them become `bits` bytes. `code` has room for
 // whole words; `out` takes n · bits / 8 bytes and not one more.
-static void pack(uint8_t* code, int64_t n, int bits, uint8_t* out) {
+static void pack(uint8_t* __restrict code, int64_t n, int bits, uint8_t* __restrict out) {
   if (bits == 8) {
     std::memcpy(out, code, size_t(n));
+    return;
+  }
+  if (bits == 4) {
+    const InMemory16* pair = reinterpret_cast<const InMemory16*>(code);
+    for (int64_t i = 0; i < n / 2; ++i) out[i] = uint8_t(pair[i] | (pair[i] >> 4));
     return;
   }
   std::memset(code + n, 0, 8);

@@ -40,14 +40,14 @@ struct QuantizeCall {
   float least_scale, zero_scale;
   float second_value;
   // What is found: the largest factor of a block, and where nothing could be stored, what.
-  float reach;
+  int32_t reach;  // its pattern as a float32
   float refused;  // largest magnitude of the block
 };
 
 enum WmFound : int32_t { WM_DONE, WM_NOT_FINITE, WM_SCALE_PAST, WM_ZERO_PAST };
 
 // Elements that are worked on at once: what is made of them stays in L1 cache.
-constexpr int64_t STRIP = 512, TALL_STRIP = 256, TALL_ROWS = 32, SLACK = 64;
+constexpr int64_t STRIP = 1024, TALL_STRIP = 256, TALL_ROWS = 32, SLACK = 64;
 constexpr int BLOCK_ARRAYS = 9;
 
 // The least piece of a matrix that holds its blocks whole and is not too small to be worth a call; in codes whole bytes.

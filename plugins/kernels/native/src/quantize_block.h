@@ -12,7 +12,8 @@
 constexpr int32_t INFINITE = 0x7F800000;
 
 struct alignas(64) Strip {
-  float v[STRIP + SLACK], u[STRIP + SLACK], y[STRIP + SLACK];
+  float v[STRIP + SLACK], y[STRIP + SLACK];
+  // Of each value what its block has, where blocks are no whole registers.
   float divisor[STRIP + SLACK], total[STRIP + SLACK], point[STRIP + SLACK], minimum[STRIP + SLACK],
       stored_minimum[STRIP + SLACK];
   uint8_t code[STRIP + SLACK];
@@ -141,9 +142,14 @@ static inline Ends<typename Pattern<T>::I> ends_of(const T* x, int64_t count) {
 }
 
 template <typename T>
-static inline float value_of(typename Pattern<T>::I key) {
-  typedef typename Pattern<T>::I I;
-  const I b = I(key ^ ((key >> (8 * sizeof(I) - 1)) & I(~(I(1) << (8 * sizeof(I) - 1)))));
+static inline int32_t key_of(T v) {
+  typename Pattern<T>::I b;
+  std::memcpy(&b, &v, sizeof b);
+  return int32_t(b) ^ ((int32_t(b) >> 31) & int32_t(0x7FFFFFFFu >> (32 - 8 * sizeof b)));
+}
+template <typename T>
+static inline float value_of(int32_t key) {
+  const auto b = typename Pattern<T>::I(key ^ ((key >> 31) & int32_t(0x7FFFFFFFu >> (32 - 8 * sizeof(T)))));
   T v;
   std::memcpy(&v, &b, sizeof v);
   return widened(v);
@@ -241,8 +247,9 @@ static inline void share_real(const QuantizeCall& q, Blocks& b, int64_t i, VF lo
 
 // What `count` blocks share, from their extremes.
 static WmFound share(QuantizeCall& q, Blocks& b, int64_t count) {
-  VF reach = full(q.reach);
-  VI broke = {};
+  VI reach = {}, broke = {}, past = {};
+  const int32_t top = q.scale == WM_AS_E4M3 ? 0x7F : q.scale == WM_AS_F16 ? 0x7C00 : q.scale == WM_AS_BF16 ? 0x7F80 : INFINITE;
+  const int32_t bits = top < 0x80 ? 0x7F : top < 0x8000 ? 0x7FFF : 0x7FFFFFFF;
   for (int64_t i = count; i < count + LANES; ++i) b.low[i] = b.high[i] = 0;
   for (int64_t i = 0; i < count; i += LANES) {
     const VF high = load(b.high + i), low = q.ends == WM_ENDS_AMAX ? high : load(b.low + i);
@@ -250,50 +257,45 @@ static WmFound share(QuantizeCall& q, Blocks& b, int64_t count) {
     const VI broken = (VI)amax >= INFINITE;
     broke |= broken;
     q.scale == WM_AS_E8M0 ? share_power(q, b, i, amax, broken) : share_real(q, b, i, low, high, amax, broken);
-    const VF total = magnitude(load(b.total + i));
-    reach = (VF)((VI)total > (VI)reach ? (VI)total : (VI)reach);  // NaN is the largest of all
+    const VI total = (VI)magnitude(load(b.total + i));
+    reach = total > reach ? total : reach;  // NaN is the largest of all
+    if (q.scale == WM_AS_E8M0) continue;
+    past |= ((load(b.scale + i) & bits) >= top) & ~broken;
+    if (q.zero == WM_AS_MINIMUM) past |= ((load(b.zero + i) & 0x7FFF) >= 0x7C00) & ~broken;
   }
-  b.poisoned = false;
-  for (int l = 0; l < LANES; ++l) {
-    q.reach = ((VI)reach)[l] > 0x7F800000 || reach[l] > q.reach ? reach[l] : q.reach;
-    b.poisoned |= broke[l] != 0;
-  }
+  b.poisoned = any(broke);
   if (b.poisoned && !q.poison) return WM_NOT_FINITE;
-  if (q.scale == WM_AS_E8M0) return WM_DONE;
-  const int32_t top[] = {0, 0x7F, 0x7C00, 0x7F80, INFINITE};
-  const int32_t magnitudes[] = {0, 0x7F, 0x7FFF, 0x7FFF, 0x7FFFFFFF};
-  for (int pass = 0; pass < (q.zero == WM_AS_MINIMUM ? 2 : 1); ++pass) {
-    const int32_t as = pass ? int32_t(WM_AS_F16) : q.scale;
-    const int32_t* what = pass ? b.zero : b.scale;
-    int32_t most = 0;
-    for (int64_t i = 0; i < count; ++i) {
-      const int32_t m = what[i] & magnitudes[as];
-      most = m > most ? m : most;
-    }
-    if (most < top[as]) continue;
-    for (int64_t i = 0; i < count; ++i) {
-      const float low = q.ends == WM_ENDS_AMAX ? 0.0f : std::fabs(b.low[i]), high = std::fabs(b.high[i]);
-      const bool finite = low <= 0x1.fffffep127f && high <= 0x1.fffffep127f;
-      if ((what[i] & magnitudes[as]) < top[as] || !finite) continue;
-      q.refused = low > high ? low : high;
-      return pass ? WM_ZERO_PAST : WM_SCALE_PAST;
-    }
+  if (any(reach > q.reach)) {
+    for (int l = 0; l < LANES; ++l) q.reach = reach[l] > q.reach ? reach[l] : q.reach;
   }
-  return WM_DONE;
+  if (!any(past)) return WM_DONE;
+  for (int64_t i = 0;; ++i) {
+    const float low = q.ends == WM_ENDS_AMAX ? 0.0f : std::fabs(b.low[i]), high = std::fabs(b.high[i]);
+    const bool scale = (b.scale[i] & bits) >= top;
+    const bool zero = q.zero == WM_AS_MINIMUM && (b.zero[i] & 0x7FFF) >= 0x7C00;
+    if (!(scale || zero) || !(low <= 0x1.fffffep127f && high <= 0x1.fffffep127f)) continue;
+    q.refused = low > high ? low : high;
+    return scale ? WM_SCALE_PAST : WM_ZERO_PAST;
+  }
+}
+
+static void narrow(const int32_t* __restrict from, int64_t count, uint8_t* __restrict to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = uint8_t(from[i]);
+}
+static void narrow(const int32_t* __restrict from, int64_t count, uint16_t* __restrict to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = uint16_t(from[i]);
 }
 
 static inline void keep(const QuantizeCall& q, const Blocks& b, int64_t count, int64_t at) {
   if (q.scale == WM_AS_F32) {
     std::memcpy(static_cast<float*>(q.scales) + at, b.scale, size_t(count) * 4);
   } else if (q.scale == WM_AS_E8M0 || q.scale == WM_AS_E4M3) {
-    for (int64_t i = 0; i < count; ++i) static_cast<uint8_t*>(q.scales)[at + i] = uint8_t(b.scale[i]);
+    narrow(b.scale, count, static_cast<uint8_t*>(q.scales) + at);
   } else {
-    for (int64_t i = 0; i < count; ++i) static_cast<uint16_t*>(q.scales)[at + i] = uint16_t(b.scale[i]);
+    narrow(b.scale, count, static_cast<uint16_t*>(q.scales) + at);
   }
-  if (q.zero == WM_AS_POINT)
-    for (int64_t i = 0; i < count; ++i) static_cast<uint8_t*>(q.zeros)[at + i] = uint8_t(b.zero[i]);
-  if (q.zero == WM_AS_MINIMUM)
-    for (int64_t i = 0; i < count; ++i) static_cast<uint16_t*>(q.zeros)[at + i] = uint16_t(b.zero[i]);
+  if (q.zero == WM_AS_POINT) narrow(b.zero, count, static_cast<uint8_t*>(q.zeros) + at);
+  if (q.zero == WM_AS_MINIMUM) narrow(b.zero, count, static_cast<uint16_t*>(q.zeros) + at);
 }
 
 // Columns [first, first + count) of a band, of blocks `width` wide: what their block has, for each.
@@ -306,61 +308,112 @@ static void spread(const float* shared, int64_t width, int64_t first, int64_t co
   }
 }
 
-// u: what the elements have to come near, free of NaN.
-template <bool MULTIPLY>
-static void divide(const QuantizeCall& q, Strip& s, int64_t count) {
-  const bool minimum = q.zero == WM_AS_MINIMUM;
+struct Lanes {
+  VF error, signal, largest;
+};
+
+// What blocks share, for a register of their values: of blocks of 2^shift values, and of any that were spread.
+struct OfBlock {
+  int64_t first;
+  int shift;
+  VF operator()(const float* shared, int64_t i) const { return full(shared[(first + i) >> shift]); }
+};
+struct OfEach {
+  VF operator()(const float* shared, int64_t i) const { return load(shared + i); }
+};
+
+// Codes of a strip into s.code. lanes: sums of errors, or null; y: for what codes stand for, or null.
+template <bool MULTIPLY, typename E, typename Of>
+static inline void code_as(const QuantizeCall& q, const Blocks& b, Strip& s, const Of of, int64_t count, Lanes* lanes,
+                           float* y) {
+  const E element(q);
+  const bool minimum = q.zero == WM_AS_MINIMUM, pointed = q.zero == WM_AS_POINT, power = q.scale == WM_AS_E8M0;
+  const float half = float(1 << (q.bits - 1));
+  Lanes sums{};
   for (int64_t i = 0; i < count; i += LANES) {
-    VF v = load(s.v + i);
-    if (minimum) v = v - load(s.minimum + i);
-    v = MULTIPLY ? v * load(s.divisor + i) : v / load(s.divisor + i);
-    store(s.u + i, (VF)((VI)v & (VI)(v == v)));
-  }
-}
-
-// How far y, under its scale, is from v.
-static inline VF decoded(const QuantizeCall& q, const Strip& s, int64_t i) {
-  VF y = load(s.y + i);
-  if (q.zero == WM_AS_POINT) y = (y - float(1 << (q.bits - 1))) - load(s.point + i);
-  y = y * load(s.total + i);
-  if (q.zero == WM_AS_MINIMUM) y = y + load(s.stored_minimum + i);
-  return y;
-}
-
-// Squares are summed in float32 over a strip, and strips in float64; where that would not do, all in float64.
-static void measure(const QuantizeCall& q, const Strip& s, int64_t count, Sums& sums) {
-  VF errors[2] = {}, signals[2] = {}, largest[2] = {};
-  for (int64_t i = 0; i < count; i += 2 * LANES) {
-    for (int h = 0; h < 2; ++h) {
-      const VF v = load(s.v + i + h * LANES), e = magnitude(v - decoded(q, s, i + h * LANES));
-      errors[h] += e * e;
-      signals[h] += v * v;
-      largest[h] = most_of(e, largest[h]);
+    VF v = load(s.v + i), u = v, point{};
+    if (minimum) u = u - of(b.minimum, i);
+    u = MULTIPLY ? u * of(b.divisor, i) : u / of(b.divisor, i);
+    u = (VF)((VI)u & (VI)(u == u));
+    if (pointed) point = of(b.point, i);
+    VI code;
+    // Divided by a power of two nothing becomes 0, though as a float32 it may.
+    VF d = element(u, (VI)((power ? v : u) == 0), point, &code);
+    store_bytes(s.code + i, code);
+    if (lanes == nullptr) continue;
+    if (pointed) d = (d - half) - point;
+    d = d * of(b.total, i);
+    if (minimum) d = d + of(b.stored_minimum, i);
+    if (y != nullptr) store(y + i, d);
+    VF e = magnitude(v - d);
+    if (i + LANES > count) {
+      VI there;
+      for (int l = 0; l < LANES; ++l) there[l] = -(i + l < count);
+      e = (VF)((VI)e & there), v = (VF)((VI)v & there);
     }
+    sums.error += e * e;
+    sums.signal += v * v;
+    sums.largest = most_of(e, sums.largest);
   }
-  const VF error = errors[0] + errors[1], signal = signals[0] + signals[1], most = most_of(largest[0], largest[1]);
-  double all = 0, square = 0;
+  if (lanes != nullptr) *lanes = sums;
+}
+
+// log2 of the blocks' width where registers do not cross their borders, 63 where a row is one; else -1.
+static inline int shift_of(const QuantizeCall& q) {
+  const int64_t width = q.block_elems;
+  if (width >= q.n) return 63;
+  return width % LANES == 0 && (width & (width - 1)) == 0 ? __builtin_ctzll(uint64_t(width)) : -1;
+}
+
+// The same of columns [first, first + count) of a band.
+template <bool MULTIPLY, typename E>
+static void code_strip(const QuantizeCall& q, const Blocks& b, Strip& s, int64_t first, int64_t count, Lanes* lanes,
+                       float* y) {
+  const int shift = shift_of(q);
+  if (shift >= 0) return code_as<MULTIPLY, E>(q, b, s, OfBlock{first, shift}, count, lanes, y);
+  Blocks each = b;
+  each.divisor = s.divisor, each.total = s.total, each.point = s.point, each.minimum = s.minimum,
+  each.stored_minimum = s.stored_minimum;
+  code_as<MULTIPLY, E>(q, each, s, OfEach{}, count, lanes, y);
+}
+
+static void code_any(const QuantizeCall& q, const Blocks& b, Strip& s, int64_t first, int64_t count, Lanes* lanes,
+                     float* y) {
+  const bool multiply = q.scale == WM_AS_E8M0 || q.reciprocal, even = q.ties == WM_TIES_EVEN;
+  auto* const with = q.family == WM_TABLE ? (multiply ? code_strip<true, Table> : code_strip<false, Table>)
+                     : q.family == WM_FLOAT
+                         ? (even ? (multiply ? code_strip<true, Floats<true>> : code_strip<false, Floats<true>>)
+                                 : (multiply ? code_strip<true, Floats<false>> : code_strip<false, Floats<false>>))
+                         : (even ? (multiply ? code_strip<true, Integers<true>> : code_strip<false, Integers<true>>)
+                                 : (multiply ? code_strip<true, Integers<false>> : code_strip<false, Integers<false>>));
+  with(q, b, s, first, count, lanes, y);
+}
+
+// Squares are summed in float32 over a strip, and strips in float64. False where that will not do: values near the ends
+// of float32's range, or nothing but zeros.
+static bool add_up(const Lanes& lanes, Sums& sums) {
+  double signal = 0, error = 0;
   float worst = 0;
   for (int l = 0; l < LANES; ++l) {
-    all += signal[l];
-    square += error[l];
-    worst = most[l] > worst ? most[l] : worst;
+    signal += lanes.signal[l];
+    error += lanes.error[l];
+    worst = lanes.largest[l] > worst ? lanes.largest[l] : worst;
   }
-  const bool fine = all > 0x1p-80 && all < 0x1p90 && square < 0x1p90 && (worst == 0 ? square == 0 : worst > 0x1p-40f);
-  if (fine) {
-    sums.error += square;
-    sums.signal += all;
-    if (worst > sums.largest) sums.largest = worst;
-    return;
-  }
-  for (int64_t i = 0; i < count; i += LANES) {
-    const VF v = load(s.v + i), d = v - decoded(q, s, i);
-    for (int l = 0; l < LANES; ++l) {
-      const double e = std::fabs(double(d[l]));
-      sums.error += e * e;
-      sums.signal += double(v[l]) * double(v[l]);
-      if (e > sums.largest || e != e) sums.largest = e;
-    }
+  if (!(signal > 0x1p-80 && signal < 0x1p90 && error < 0x1p90 && (worst == 0 ? error == 0 : worst > 0x1p-40f)))
+    return false;
+  sums.error += error;
+  sums.signal += signal;
+  if (worst > sums.largest) sums.largest = worst;
+  return true;
+}
+
+// The same, all in float64; NaN stays.
+static void add_up_carefully(const Strip& s, int64_t count, Sums& sums) {
+  for (int64_t i = 0; i < count; ++i) {
+    const double e = std::fabs(double(s.v[i] - s.y[i])), v = s.v[i];
+    sums.error += e * e;
+    sums.signal += v * v;
+    if (e > sums.largest || e != e) sums.largest = e;
   }
 }
 
@@ -368,51 +421,33 @@ static void measure(const QuantizeCall& q, const Strip& s, int64_t count, Sums& 
 template <typename T>
 static void strip(const QuantizeCall& q, const Blocks& b, Strip& s, const T* x, int64_t first, int64_t count,
                   bool same, uint8_t* out, Sums* sums) {
+  const int64_t width = q.block_elems;
   widen(x, count, s.v);
-  for (int64_t i = count; i < count + 2 * LANES; ++i) s.v[i] = 0;
-  if (!same) {
-    const int64_t width = q.block_elems;
+  if (!same && shift_of(q) < 0) {
     spread(b.divisor, width, first, count, s.divisor);
-    if (sums != nullptr) spread(b.total, width, first, count, s.total);
+    spread(b.total, width, first, count, s.total);
     if (q.zero == WM_AS_POINT) spread(b.point, width, first, count, s.point);
     if (q.zero == WM_AS_MINIMUM) {
       spread(b.minimum, width, first, count, s.minimum);
       spread(b.stored_minimum, width, first, count, s.stored_minimum);
     }
   }
-  int64_t without = 0;  // values of poisoned blocks
-  const int32_t nan = nan_of(q.scale);
-  if (b.poisoned)
-    for (int64_t i = 0; i < count; ++i)
-      if (b.scale[(first + i) / q.block_elems] == nan) s.v[i] = 0, ++without;
-  const bool multiply = q.scale == WM_AS_E8M0 || q.reciprocal, even = q.ties == WM_TIES_EVEN;
-  multiply ? divide<true>(q, s, count) : divide<false>(q, s, count);
-  float* y = sums != nullptr ? s.y : nullptr;
-  const float* zeros = q.scale == WM_AS_E8M0 ? s.v : s.u;  // divided by a power of two nothing becomes 0
-  const float* point = q.zero == WM_AS_POINT ? s.point : nullptr;
-  if (q.family == WM_TABLE)
-    encode_table(q, s.u, count, s.code, y);
-  else if (q.family == WM_FLOAT)
-    even ? encode_floats<true>(q, s.u, zeros, count, s.code, y) : encode_floats<false>(q, s.u, zeros, count, s.code, y);
-  else
-    even ? encode_integers<true>(q, s.u, point, count, s.code, y)
-         : encode_integers<false>(q, s.u, point, count, s.code, y);
-  if (without != 0)
-    for (int64_t i = 0; i < count; ++i)
-      if (b.scale[(first + i) / q.block_elems] == nan) s.code[i] = 0;
+  int64_t without = 0;  // values of poisoned blocks: codes 0, and nothing is lost
+  const auto poisoned = [&](int64_t i) { return b.scale[(first + i) / width] == nan_of(q.scale); };
+  for (int64_t i = 0; b.poisoned && i < count; ++i)
+    if (poisoned(i)) s.v[i] = 0, ++without;
+  Lanes lanes{};
+  code_any(q, b, s, first, count, sums != nullptr ? &lanes : nullptr, nullptr);
+  if (sums != nullptr) {
+    sums->count += double(count - without);
+    if (!add_up(lanes, *sums)) {
+      code_any(q, b, s, first, count, &lanes, s.y);
+      add_up_carefully(s, count, *sums);
+    }
+  }
+  for (int64_t i = 0; without != 0 && i < count; ++i)
+    if (poisoned(i)) s.code[i] = 0;
   pack(s.code, count, q.bits, out);
-  if (sums == nullptr) return;
-  for (int64_t i = count; i < count + 2 * LANES; ++i) s.y[i] = s.total[i] = s.point[i] = s.stored_minimum[i] = 0;
-  if (q.zero == WM_AS_POINT)
-    for (int64_t i = count; i < count + 2 * LANES; ++i) s.y[i] = float(1 << (q.bits - 1));
-  if (without != 0)  // no values: nothing is lost
-    for (int64_t i = 0; i < count; ++i)
-      if (b.scale[(first + i) / q.block_elems] == nan) {
-        s.y[i] = q.zero == WM_AS_POINT ? float(1 << (q.bits - 1)) + s.point[i] : 0;
-        s.total[i] = 0;
-      }
-  sums->count += double(count - without);
-  measure(q, s, count, *sums);
 }
 
 // [cols][rows] with rows as neighbours → [rows][TALL_STRIP]; pieces of 16 bytes at a time.
@@ -472,18 +507,6 @@ static void turn(const U* x, int64_t stride, int64_t rows, int64_t cols, U* out)
   }
 }
 
-static inline int32_t key_of(float v) {
-  int32_t b;
-  std::memcpy(&b, &v, 4);
-  return b ^ ((b >> 31) & 0x7FFFFFFF);
-}
-static inline float float_of(int32_t key) {
-  key ^= (key >> 31) & 0x7FFFFFFF;
-  float v;
-  std::memcpy(&v, &key, 4);
-  return v;
-}
-
 // One call: the matrix, region by region.
 template <typename T>
 struct Coder {
@@ -511,26 +534,31 @@ struct Coder {
     return tile;
   }
 
-  // Extends the extremes of the blocks of a band by columns [first, first + count) of one of its rows.
-  template <bool BOTH>
+  // Extends the extremes of the blocks of a band, as keys, by columns [first, first + count) of one of its rows.
+  // WIDE: the blocks' width where the compiler is to know it, else 0.
+  template <bool BOTH, int WIDE>
   void extend(const T* x, int64_t first, int64_t count, int32_t* low, int32_t* high) {
-    const int64_t width = q.block_elems;
+    const int64_t width = WIDE ? WIDE : q.block_elems;
     if (width == 1) {
       for (int64_t i = 0; i < count; ++i) {
-        const int32_t k = key_of(BOTH ? widened(x[i]) : std::fabs(widened(x[i])));
+        const int32_t k = BOTH ? key_of(x[i]) : key_of(x[i]) ^ (key_of(x[i]) >> 31);
         if (BOTH) low[first + i] = k < low[first + i] ? k : low[first + i];
         high[first + i] = k > high[first + i] ? k : high[first + i];
       }
       return;
     }
     int64_t block = first / width, left = (block + 1) * width - first;
+    if (WIDE && left == WIDE) {
+      for (; count >= WIDE; count -= WIDE, x += WIDE, ++block) {
+        const auto e = ends_of<BOTH>(x, WIDE);
+        high[block] = e.high > high[block] ? e.high : high[block];
+        if (BOTH) low[block] = e.low < low[block] ? e.low : low[block];
+      }
+    }
     for (int64_t i = 0; i < count; i += left, left = width, ++block) {
-      const Ends<typename Pattern<T>::I> e = ends_of<BOTH>(x + i, left < count - i ? left : count - i);
-      const int32_t k = key_of(value_of<T>(e.high));
-      high[block] = k > high[block] ? k : high[block];
-      if (!BOTH) continue;
-      const int32_t l = key_of(value_of<T>(e.low));
-      low[block] = l < low[block] ? l : low[block];
+      const auto e = ends_of<BOTH>(x + i, left < count - i ? left : count - i);
+      high[block] = e.high > high[block] ? e.high : high[block];
+      if (BOTH) low[block] = e.low < low[block] ? e.low : low[block];
     }
   }
 
@@ -568,7 +596,8 @@ struct Coder {
       for (int64_t i = 0; i < count; ++i) {
         const float low = q.low[r0 / band + i], high = q.high[r0 / band + i];
         b.low[i] = low;
-        b.high[i] = both ? high : float_of(key_of(std::fabs(low)) > key_of(std::fabs(high)) ? key_of(std::fabs(low)) : key_of(std::fabs(high)));
+        const int32_t below = key_of(std::fabs(low)), above = key_of(std::fabs(high));
+        b.high[i] = both ? high : value_of<float>(below > above ? below : above);
       }
       return;
     }
@@ -577,18 +606,19 @@ struct Coder {
     for (int64_t i = 0; i < count; ++i) low[i] = INT32_MAX, high[i] = both ? INT32_MIN : 0;
     each_strip(r0, r1, c0, c1, [&](const T* x, int64_t r, int64_t first, int64_t cols) {
       const int64_t at = (r - r0) / band * across;
-      both ? extend<true>(x, first, cols, low + at, high + at) : extend<false>(x, first, cols, low + at, high + at);
+      const int64_t width = q.block_elems;
+      const auto with = width == 32   ? (both ? &Coder::extend<true, 32> : &Coder::extend<false, 32>)
+                         : width == 16 ? (both ? &Coder::extend<true, 16> : &Coder::extend<false, 16>)
+                                       : (both ? &Coder::extend<true, 0> : &Coder::extend<false, 0>);
+      (this->*with)(x, first, cols, low + at, high + at);
     });
+    for (int64_t i = 0; i < count; ++i) b.high[i] = value_of<T>(high[i]);
+    if (!both) return;
+    for (int64_t i = 0; i < count; ++i) b.low[i] = value_of<T>(low[i]);
     for (int64_t i = 0; i < count; ++i) {
-      b.high[i] = float_of(high[i]);
-      if (!both) continue;
-      b.low[i] = float_of(low[i]);
       const float l = b.low[i], h = b.high[i];
-      const bool tied = q.ends == WM_ENDS_FIRST ? h == -l : q.zero == WM_AS_MINIMUM && l == 0;
-      if (!tied) {
-        if (q.ends == WM_ENDS_FIRST && h < -l) b.high[i] = l;
-        continue;
-      }
+      if (q.ends == WM_ENDS_FIRST && h < -l) b.high[i] = l;
+      if (!(q.ends == WM_ENDS_FIRST ? h == -l : q.zero == WM_AS_MINIMUM && l == 0)) continue;
       const int64_t r = r0 + i / across * band, end = r + band < q.rows ? r + band : q.rows;
       const float first = first_of(std::fabs(l), r, end, c0 + i % across * q.block_elems);
       (q.ends == WM_ENDS_FIRST ? b.high : b.low)[i] = first;
@@ -661,11 +691,10 @@ static void extremes_as(const QuantizeCall& q, const Region& region, char* scrat
   int32_t l = INT32_MAX, h = INT32_MIN;
   coder.each_strip(0, q.rows, 0, q.n, [&](const T* x, int64_t, int64_t, int64_t count) {
     const Ends<typename Pattern<T>::I> e = ends_of<true>(x, count);
-    const int32_t below = key_of(value_of<T>(e.low)), above = key_of(value_of<T>(e.high));
-    l = below < l ? below : l;
-    h = above > h ? above : h;
+    l = e.low < l ? e.low : l;
+    h = e.high > h ? e.high : h;
   });
-  *low = float_of(l), *high = float_of(h);
+  *low = value_of<T>(l), *high = value_of<T>(h);
 }
 
 static void extremes(const QuantizeCall& q, const Region& region, char* scratch, float* low, float* high) {
