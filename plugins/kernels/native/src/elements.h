@@ -66,19 +66,20 @@ static inline Rounded spaced(VF magnitude, int mantissa, int bias) {
 }
 
 // An element makes of a register of values divided by their scales (free of NaN) codes, and gives what they stand for
-// under a scale of 1. `zero`: which values are 0. `point`: of a zero point, the point less half the codes.
+// under a scale of 1. `zero`: which values become -0. `point`: of a zero point, the point less half the codes.
 
 template <bool EVEN>
 struct Floats {
   const int mantissa, bias, down;
   const VF largest;
-  const VI first, away, by_sign, positive, minus, sign_bit;
+  const VI first, away, by_sign, sign_bit;
+  const bool positive;
 
   explicit Floats(const QuantizeCall& q)
       : mantissa(q.mantissa), bias(q.bias), down(32 - q.bits), largest(full(q.largest)),
         first(full((128 - q.bias) << 23)), away(full(-(q.ties == WM_TIES_AWAY))),
-        by_sign(full(-(q.ties == WM_TIES_DOWN))), positive(full(-(q.sign == WM_POSITIVE))),
-        minus(full(q.sign == WM_MINUS ? INT32_MIN : 0)), sign_bit(full(1 << (q.bits - 1))) {}
+        by_sign(full(-(q.ties == WM_TIES_DOWN))), sign_bit(full(1 << (q.bits - 1))),
+        positive(q.sign == WM_POSITIVE) {}
 
   VF operator()(VF u, VI zero, VF, VI* code) const {
     const VF a = least_of(magnitude(u), largest);
@@ -92,8 +93,8 @@ struct Floats {
       r.code += step;
       r.value += __builtin_convertvector(step, VF) * (half + half);
     }
-    sign |= zero & minus;
-    sign &= ~(positive & (VI)(r.code == 0));
+    sign |= zero & INT32_MIN;
+    if (positive) sign &= (VI)(r.code != 0);
     *code = r.code | ((sign >> down) & sign_bit);
     return (VF)((VI)r.value | sign);
   }

@@ -328,17 +328,19 @@ static inline void code_as(const QuantizeCall& q, const Blocks& b, Strip& s, con
                            float* y) {
   const E element(q);
   const bool minimum = q.zero == WM_AS_MINIMUM, pointed = q.zero == WM_AS_POINT, power = q.scale == WM_AS_E8M0;
+  const bool minus = q.sign == WM_MINUS, inverse = q.reciprocal != 0;
   const float half = float(1 << (q.bits - 1));
   Lanes sums{};
   for (int64_t i = 0; i < count; i += LANES) {
     VF v = load(s.v + i), u = v, point{};
+    VI zero{};
     if (minimum) u = u - of(b.minimum, i);
     u = MULTIPLY ? u * of(b.divisor, i) : u / of(b.divisor, i);
-    u = (VF)((VI)u & (VI)(u == u));
+    if (inverse) u = (VF)((VI)u & (VI)(u == u));  // 0 · inf, of a scale near nothing
+    if (minus) zero = (VI)((power ? v : u) == 0);  // divided by a power of two nothing becomes 0, but for float32
     if (pointed) point = of(b.point, i);
     VI code;
-    // Divided by a power of two nothing becomes 0, though as a float32 it may.
-    VF d = element(u, (VI)((power ? v : u) == 0), point, &code);
+    VF d = element(u, zero, point, &code);
     store_bytes(s.code + i, code);
     if (lanes == nullptr) continue;
     if (pointed) d = (d - half) - point;
