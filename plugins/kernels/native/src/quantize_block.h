@@ -7,7 +7,7 @@
 //
 // All arithmetic is float32, one rounding an operation, in the order of plugins/kernels/quantize/reference. Included
 // once for each instruction set (each_isa.h).
-#include "elements.h"
+#include "codes.h"
 
 constexpr int32_t INFINITE = 0x7F800000;
 
