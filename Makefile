@@ -18,7 +18,7 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types fuzz bench golden models clean
+.PHONY: help setup run test check lint types fuzz bench peers golden models clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -55,6 +55,9 @@ fuzz: $(VENV)/.dev  ## feed all readers of files with broken ones; what they stu
 bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, and the main job on a layer of real size (5 GB of disk)
 	set -e; for b in $$(grep -l __main__ plugins/bench/*.py); do \
 		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
+
+peers: $(VENV)/.core  ## build llama.cpp and ik_llama.cpp for bench to compare with (118 MB to get, 2 GB, a quarter of an hour)
+	$(BIN)/python -m plugins.bench.peers $(ARGS)
 
 golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names
 	$(BIN)/python -m tests.golden

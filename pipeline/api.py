@@ -70,6 +70,7 @@ def load_model(
     from pipeline.config.overrides import quoted
     from pipeline.engine import Loads
     from pipeline.errors import PlanError
+    from pipeline.planning import kernels
     from pipeline.planning.memory import plan_run
 
     chosen = [] if model is None else [f"model={model}"]
@@ -80,6 +81,7 @@ def load_model(
     with _composed(args, None, build=("engine",)) as (config, _):
         loads = Loads(config.built["engine"])
         run = replace(config, stages={**config.stages, "model": loads}, nodes={**config.nodes, "model": {}})
+        kernels.prepare([run], lambda said: None)
         plan = plan_run(run, Path(config.spine.paths.run).absolute(), override='overrides=["{}"]')
         if plan.problems:
             raise PlanError(plan.problems)

@@ -5,7 +5,7 @@ An op is a room `plugins/kernels/<op>/`; a backend of it is a module or package 
 Somebody else's backend is the dotted name of a module that holds such a callable (`acme.fast_matmul`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, util
@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, did_you_mean
 
 ROOM: Final = "plugins.kernels"
 DEFINITION: Final = "reference"
+_NATIVE: Final = f"{ROOM}.native.build"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +29,17 @@ class Backend:
         platforms: devices whose arrays it works on, as JAX names them; None: whichever, by way of the host's memory.
         traced: what it does becomes a part of compiled JAX programs; otherwise it works on buffers of the host.
         resident: bytes that a process which converts with it keeps, where that is much.
+        built: module of what it needs that is made on this machine: `missing()` is why that is not there and cannot be
+            made, None where it can, quickly; `prepare(say)` makes it, and tells `say` that it does.
+        unit: what results may be off by, as a share of their size, where that is more than roundings of sums; such a
+            backend runs only where it is named.
     """
 
     platforms: tuple[str, ...] | None = None
     traced: bool = True
     resident: int = 0
+    built: str | None = None
+    unit: float = 0.0
 
 
 BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
@@ -42,7 +49,10 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         # Converting with XLA keeps JAX, its threads, and programs of a few shapes.
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # C++: over buffers for conversion, as handlers of XLA's for models.
-        "native": Backend(platforms=("cpu",)),
+        "native": Backend(platforms=("cpu",), built=_NATIVE),
+        # The same with activations as integers, in blocks of 32.
+        "native_int16": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-11),
+        "native_int8": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-6),
     }
 )
 """The names that a backend in a room may have, in the order in which errors and tests list them."""
@@ -115,6 +125,21 @@ def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:
     """
     module, name = (backend, "declines") if "." in backend else (f"{ROOM}.{op}.declines", backend)
     return getattr(_module(module), name, None) if _exists(module) else None
+
+
+def missing(backend: str) -> str | None:
+    """Why a backend does nothing on this machine, whatever it is asked; None where it does, or will once built."""
+    built = about(backend).built
+    why: str | None = _module(built).missing() if built else None
+    return why
+
+
+def prepare(names: Iterable[str], say: Callable[[str], None]) -> None:
+    """Build what backends need, before anything is planned with them; `say` hears that, and what could not be built."""
+    for built, name in {built: name for name in names if (built := about(name).built)}.items():
+        _module(built).prepare(say)
+        if why := missing(name):
+            say(f"no {built.split('.')[-2]} kernels: {why}")
 
 
 @cache

@@ -169,7 +169,7 @@ def _reason(backend: str, request: Request) -> str | None:
     if "." in backend:  # nobody's tests have seen it: that it is one is known now, and not when it is called
         backends.load(request.op, backend)
     declines = backends.declines(request.op, backend)
-    return None if declines is None else declines(request)
+    return (declines(request) if declines is not None else None) or backends.missing(backend)
 
 
 def _abstract(value: Any) -> Any:

@@ -20,6 +20,8 @@ import hypothesis
 import numpy as np
 import pytest
 
+from tests.cases import caches
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
@@ -27,8 +29,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # Tests and the programs they start share what JAX compiled: most of them run the same small models.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-# What tests measure is no rate of anybody's machine, and what that has measured is nothing to a test.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="weightmill-cache-")
+os.environ["XDG_CACHE_HOME"] = caches.fresh(Path(tempfile.mkdtemp(prefix="weightmill-cache-")))
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)

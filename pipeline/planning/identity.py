@@ -87,6 +87,9 @@ def _key(node: Node, config: Any, seed: int, plan: Plan, before: Mapping[str, Ke
         parts["seed"] = seed
     if taken is not None:
         parts["resolved"] = dict(_flat(described(taken)))
+    named = {name for h in held if isinstance(h, Kernel) for name in h.backends}
+    if lacking := sorted(filter(backends.missing, named)):
+        parts["resolved"] = {**parts.get("resolved", {}), "backends missing": lacking}
     upstream = {f"{s}:{where}": p for s in node.inputs.values() if s in before for where, p in before[s].open.items()}
     return Key(node.name, parts, dict(node.inputs), {**upstream, **dict(_open(stage))})
 

@@ -3,14 +3,16 @@
 What calls kernels says so in `calls(checkpoint)`: stages that change tensors, and engines that run models.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from typing import Any
 
+from pipeline import backends
+from pipeline.config.spine import RunConfig
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import lacking, optional
-from pipeline.ops import Call, Choice, Kernel, RunsModels
+from pipeline.ops import Call, Choice, Kernel, RunsModels, kernels_of
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, StageHooks
 from pipeline.tensors.spec import group_of
@@ -41,6 +43,12 @@ def _engines(stage: Any) -> Iterator[Any]:
         value = getattr(stage, f.name)
         if not lacking(value, RunsModels):
             yield value
+
+
+def prepare(runs: Iterable[RunConfig], say: Callable[[str], None]) -> None:
+    """Build what the chosen backends need; not before a plan that is only looked at."""
+    backends.prepare((name for run in runs for kernel in kernels_of(run.stages) for name in kernel.backends), say)
+    _chosen.cache_clear()  # what was missing may be there now
 
 
 def refused(plan: Plan) -> list[Problem]:

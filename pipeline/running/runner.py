@@ -15,6 +15,7 @@ from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import StageError
 from pipeline.events import Events
 from pipeline.model_slot import ModelSlot
+from pipeline.planning import kernels
 from pipeline.planning.digests import Digests
 from pipeline.planning.memory import BASE_CLIENT, BASE_WORKER, fits_workers, plan_jobs, tasks_at_once, worker_count
 from pipeline.planning.obstacles import room
@@ -39,6 +40,7 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         PlanError: the plan has problems; nothing was touched.
         SourceError, StorageError, StageError: what stopped the run.
     """
+    kernels.prepare([run], events.say)
     [outcome] = execute_jobs([Job(run, run_dir, tuple(command))], events)
     if isinstance(outcome, Exception):
         raise outcome

@@ -5,6 +5,7 @@ from typing import Any
 
 from pipeline.errors import PlanError, Problem, StageError, StorageError, WeightmillError
 from pipeline.places import reason
+from pipeline.planning import kernels
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
 from pipeline.reporting import console
@@ -57,6 +58,7 @@ def executed(asked: Asked) -> list[Outcome]:
         raise StorageError(f"{asked.folder}: {reason(why)}") from None
     outcomes: dict[int, Outcome] = {}
     with console.progress(jobs[0].run.spine.progress) as events:
+        kernels.prepare([job.run for job in jobs], events.say)
         for alike in _by_dask(jobs, set(first)):
 
             def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:

@@ -3,12 +3,15 @@
 One gpt-oss layer of real size (1.7 GB of bf16) is converted to MXFP4 by the command line in several settings, by a
 plain ml_dtypes loop and by torchao's `to_mx`, and copied by `cp`: the same file, on one file system, made durable, in
 one run, taking turns. The last two use the safetensors package to read and to write. Beside them stand the machine's
-limits. Times leave out what happens before work starts (imports); the first round only warms up.
+limits, and on how many cores others were at work. "of cp" is the median over the rounds of a time and of cp's in the
+same round: once without what happens before work starts (imports), once of the whole command. The first round only
+warms up.
 """
 
 import argparse
 import csv
 import json
+import math
 import os
 import shutil
 import statistics
@@ -20,15 +23,17 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.testing.peak import watch
+from plugins.bench import machine
 
 CORES = len(os.sched_getaffinity(0))
 CONTENDERS = ("ml_dtypes loop", "torchao to_mx")  # tests/cases/contenders.py
-CONVERT = ["+model=gpt_oss", "quant=mxfp4", "progress=false"]
+CONVERT = ["+model=gpt_oss", "quant=mxfp4", "flow=convert", "progress=false"]
 SETTINGS = {
     "weightmill, 1 thread, not measured": ["dask.workers=1", "stages.quantize.measure=false", "digest_inputs=false"],
     "weightmill, not measured": ["stages.quantize.measure=false", "digest_inputs=false"],
     "weightmill, measured": ["digest_inputs=false"],
     "weightmill, measured, inputs digested": [],
+    "weightmill, NumPy, not measured": ["kernels=numpy", "stages.quantize.measure=false", "digest_inputs=false"],
     "weightmill, distributed, not measured": [
         "dask=distributed", "dask.dashboard=false", "stages.quantize.measure=false", "digest_inputs=false",
     ],
@@ -108,7 +113,7 @@ def _sync(path: Path) -> None:
     os.close(fd)
 
 
-def bench(folder: Path, rounds: int) -> dict[str, Any]:
+def bench(folder: Path, rounds: int, only: list[str] | None) -> dict[str, Any]:
     """Rows (medians over `rounds`) and limits."""
     source = folder / "source"
     made = watch([sys.executable, "-m", "tests.cases.big_gpt_oss", str(source), "--layers", "1"])
@@ -120,52 +125,60 @@ def bench(folder: Path, rounds: int) -> dict[str, Any]:
         calls[name] = lambda out, settings=settings: weightmill(settings, source, out)  # type: ignore[misc]
     for name in CONTENDERS:
         calls[name] = lambda out, name=name: another(name, source, out)  # type: ignore[misc]
+    calls = {name: call for name, call in calls.items() if name == "cp" or not only or name in only}
     seen: dict[str, list[dict[str, Any]]] = {name: [] for name in calls}
     for i in range(rounds + 1):
         for name, call in calls.items():
             out = folder / "out"
-            row = call(out)
+            with machine.Others() as others:
+                row = call(out)
             shutil.rmtree(out)
             if i:
-                seen[name].append(row)
+                seen[name].append({**row, "cpu_s": others.cpu_s, "others": others.cores})
     rows = []
     for name, found in seen.items():
         row = {key: statistics.median(r[key] for r in found) for key in found[0]}
-        rows.append({"name": name, "GB/s": nbytes / row["seconds"] / 1e9, **row})
-    return {"nbytes": nbytes, "cores": CORES, "rounds": rounds, "rows": rows, "limits": limits(folder)}
+        for key in ("seconds", "wall_s"):
+            pairs = zip(found, seen["cp"], strict=True)
+            row[f"{key} of cp"] = statistics.median(r[key] / cp["seconds"] for r, cp in pairs)
+        rows.append({"name": name, "GB/s": nbytes / row["seconds"] / 1e9, **row, "rounds": found})
+    about = {"machine": machine.describe(), "load": os.getloadavg()[0]}
+    return {**about, "nbytes": nbytes, "cores": CORES, "rounds": rounds, "rows": rows, "limits": limits(folder)}
 
 
 def show(result: dict[str, Any]) -> None:
     by_name = {row["name"]: row for row in result["rows"]}
-    reference = {name: by_name[name]["seconds"] for name in ("cp", *CONTENDERS)}
-    codec = by_name["ml_dtypes loop"]["codec_s"]
+    loop = by_name.get("ml_dtypes loop", {"seconds": math.nan, "codec_s": math.nan})
+    print(machine.headline(result["machine"]))
     print(f"{result['nbytes'] / 1e9:.2f} GB of bf16 → MXFP4, {result['cores']} cores, median of {result['rounds']}")
-    heads = ("GB/s", "seconds", "of cp", "x loop", "x torchao", "codec x loop", "peak MiB")
+    heads = ("GB/s", "seconds", "× cp", "whole × cp", "CPU s", "x loop", "codec x loop", "peak MiB", "others")
     print(f"{'':40}" + "".join(f"{head:>13}" for head in heads))
     for row in result["rows"]:
-        s, codec_s = row["seconds"], row["codec_s"]
-        figures = [f"{row['GB/s']:.2f}", f"{s:.2f}", f"{reference['cp'] / s:.0%}"]
-        figures += [f"{reference[name] / s:.1f}" for name in CONTENDERS]
-        figures += [f"{codec / codec_s:.1f}" if codec_s else "", f"{row['peak'] / 2**20:.0f}"]
+        figures = [f"{row['GB/s']:.2f}", f"{row['seconds']:.2f}", f"{row['seconds of cp']:.2f}"]
+        figures += [f"{row['wall_s of cp']:.2f}", f"{row['cpu_s']:.2f}", f"{loop['seconds'] / row['seconds']:.1f}"]
+        figures += [f"{loop['codec_s'] / row['codec_s']:.1f}" if row["codec_s"] else ""]
+        figures += [f"{row['peak'] / 2**20:.0f}", f"{row['others']:.1f}"]
         print(f"{row['name']:40}" + "".join(f"{figure:>13}" for figure in figures))
     for name, rate in result["limits"].items():
         print(f"{name:40}{rate / 1e9:13.2f}")
     print("codec: seconds in the codec, summed over threads (torchao's run on all cores at once)")
+    print("others: cores that other processes took meanwhile")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--only", nargs="+", choices=[*SETTINGS, *CONTENDERS], help="these, and cp")
     parser.add_argument("--folder", type=Path, help="where to work: 5 GB, removed afterwards (default: temporary)")
     parser.add_argument("--out", type=Path, default=Path("outputs"), help="where bench_convert.json and .csv go")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="bench-") as folder:
-        result = bench(Path(folder), args.rounds)
+        result = bench(Path(folder), args.rounds, args.only)
     show(result)
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "bench_convert.json").write_text(json.dumps(result, indent=2))
     with (args.out / "bench_convert.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(result["rows"][0]))
+        writer = csv.DictWriter(file, [key for key in result["rows"][0] if key != "rounds"], extrasaction="ignore")
         writer.writeheader()
         writer.writerows(result["rows"])
 

@@ -1,263 +1,250 @@
-"""Speed of whole models beside transformers: `python -m plugins.bench.engine`, from the root of a checkout.
+"""Speed of whole models beside llama.cpp, ik_llama.cpp and transformers: `python -m plugins.bench.engine`.
 
-Prefill and decode of SmolLM2-135M (bf16, int8) and of the embedded gpt-oss (bf16, MXFP4), and of the same checkpoints
-by transformers and torch on CPU: the same prompt, the same number of tokens, greedy. Every contender runs in a process
-of its own, so that its memory is its own; contenders take turns, and a figure is the median over all turns. Beside them
-stands what memory allows: reading all weights once a token. Where others compute too, CPU seconds say more than time.
+SmolLM2-135M, the embedded gpt-oss, and four layers of gpt-oss-20b's shapes (`--models gpt-oss-20b`: all of them, 26 GB
+of disk and 14 of memory): a prompt from nothing, and new tokens from nothing, with the same weights. Every contender
+runs in a process of its own, contenders take turns, and a figure is the median over all turns. Beside it stands its
+share of what the machine can do at most: reading all weights once a token, and multiplying and adding without a pause.
+Where others compute too, "others" says on how many cores; CPU seconds then say more than time.
 
-SmolLM2's weights are real ones, of WEIGHTMILL_MODELS or .models (`make models`); without them its part is left out, and
-so is transformers' where it is not installed. It is not a test: nothing here checks a result.
+Peers are left out where `make peers` has not built them, transformers where it is not installed, SmolLM2 where
+`make models` has not got its weights. It is not a test: nothing here checks a result.
 """
 
 import argparse
 import json
 import os
 import statistics
-import sys
 import tempfile
-import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from pipeline.testing.peak import watch
+from pipeline.backends import backends_of
+from pipeline.planning.rates import cores
+from plugins.bench import checkpoints, machine
+from plugins.bench.agreement import agreement
+from plugins.bench.contenders import Contender, Task, Turn, turn
+from plugins.bench.peers import LOGITS, PEERS, SOURCES
 
-ROOT = Path(__file__).parents[2]
-SMOLLM2 = "SmolLM2-135M-Instruct.Q4_1.gguf"
-TINY = ROOT / "plugins/models/gpt_oss/tiny"
-TEXT = ROOT / "plugins/texts/sotu_eval.txt"
-CORES = len(os.sched_getaffinity(0))
-# name: (who, quant or torch dtype, overrides)
-CONTENDERS: dict[str, dict[str, tuple[str, str, list[str]]]] = {
-    "SmolLM2-135M": {
-        "weightmill bf16": ("ours", "none", []),
-        "weightmill bf16, activations bf16": ("ours", "none", ["engine.dtype=bf16"]),
-        "weightmill int8": ("ours", "int8", []),
-        "transformers bf16": ("theirs", "bfloat16", []),
-        "transformers fp32": ("theirs", "float32", []),
-    },
-    "gpt-oss, embedded": {
-        "weightmill bf16": ("ours", "none", []),
-        "weightmill mxfp4": ("ours", "mxfp4", []),
-        "transformers bf16": ("theirs", "bfloat16", []),
-        "transformers fp32": ("theirs", "float32", []),
-    },
-}
+XLA, NATIVE = "kernels=xla", "kernels=native"
+BF16 = "engine.dtype=bf16"
 
 
-def prompt_of(source: Path, tokens: int) -> list[int]:
-    """The first `tokens` tokens of a text, by the checkpoint's tokenizer.json: the same for all contenders."""
-    from tokenizers import Tokenizer
-
-    ids: list[int] = Tokenizer.from_file(str(source / "tokenizer.json")).encode(TEXT.read_text()[: 20 * tokens]).ids
-    return ids[:tokens]
+def _coarse(backend: str) -> tuple[str, ...]:
+    """A backend that is not exact, for the products that it takes."""
+    return (NATIVE, *(f"kernels.{op}=[{backend},native,xla]" for op in ("matmul", "moe")))
 
 
-def ours(source: Path, quant: str, overrides: list[str], prompt: int, new: int, repeats: int) -> dict[str, Any]:
-    """Weightmill, compiling anew."""
-    import pipeline
-    from plugins.engine.generate import generate
-    from plugins.engine.options import Sampling
-
-    start = time.perf_counter()
-    model = pipeline.load_model(source, quant=quant, overrides=["engine.programs=null", *overrides])
-    load_s = time.perf_counter() - start
-    ids, sampling = prompt_of(source, prompt), Sampling(max_tokens=new)
-    prefill, decode, cpu = [], [], []
-    tokens: list[int] = []
-    for i in range(repeats + 1):  # the first compiles
-        began = time.process_time()
-        (done,), t = generate(model.runtime, [ids], sampling)
-        if i:
-            prefill.append(t.prefill)
-            decode.append(t.decode)
-            cpu.append(time.process_time() - began)
-        tokens = list(done.tokens)
+def _gpt_oss(form: str) -> dict[str, Contender]:
     return {
-        "prefill": prefill, "decode": decode, "cpu": cpu, "load": load_s, "compile": model.runtime.compile_s,
-        "weights": model.runtime.device_nbytes, "cache": model.runtime.cache_nbytes(1, prompt + new), "tokens": tokens,
-    }  # fmt: skip
-
-
-class _Clock:
-    """A transformers streamer that notes when the first token comes."""
-
-    def __init__(self) -> None:
-        self.calls, self.first = 0, 0.0
-
-    def put(self, value: Any) -> None:
-        self.calls += 1
-        if self.calls == 2:  # the first call brings the prompt
-            self.first = time.perf_counter()
-
-    def end(self) -> None: ...
-
-
-def theirs(source: Path, dtype: str, _: list[str], prompt: int, new: int, repeats: int) -> dict[str, Any]:
-    """transformers' generate."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    start = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(source, dtype=getattr(torch, dtype))
-    load_s = time.perf_counter() - start
-    ids = torch.tensor([prompt_of(source, prompt)])
-    prefill, decode, cpu = [], [], []
-    for i in range(repeats + 1):  # the first warms up
-        clock, began, start = _Clock(), time.process_time(), time.perf_counter()
-        done = model.generate(
-            ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=new, min_new_tokens=new,
-            streamer=clock, return_dict_in_generate=True, pad_token_id=0, eos_token_id=[],
-        )  # fmt: skip
-        end = time.perf_counter()
-        if i:
-            prefill.append(clock.first - start)
-            decode.append(end - clock.first)
-            cpu.append(time.process_time() - began)
-    held = [t for layer in done.past_key_values.layers for t in (layer.keys, layer.values)]
-    return {
-        "prefill": prefill, "decode": decode, "cpu": cpu, "load": load_s, "compile": 0.0,
-        "weights": sum(p.nbytes for p in model.parameters()), "cache": sum(t.nbytes for t in held),
-        "tokens": done.sequences[0, prompt:].tolist(),
-    }  # fmt: skip
-
-
-def bandwidth(nbytes: int = 1 << 28) -> float:
-    """Bytes a second that all cores together read from memory."""
-    import numpy as np
-
-    parts = [np.ones(nbytes // 8, np.int64) for _ in range(CORES)]
-    seconds = []
-    with ThreadPoolExecutor(CORES) as pool:
-        for _ in range(5):
-            start = time.perf_counter()
-            list(pool.map(lambda part: part.sum(), parts))
-            seconds.append(time.perf_counter() - start)
-    return CORES * nbytes / min(seconds)
-
-
-def turn(model: str, name: str, source: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """One contender once, in its own process."""
-    job = {"model": model, "name": name, "source": str(source)} | {
-        k: vars(args)[k] for k in ("prompt", "new", "repeats")
+        f"{form}, native": Contender("ours", form, (NATIVE,)),
+        f"{form}, native, activations bf16": Contender("ours", form, (NATIVE, BF16)),
+        f"{form}, native_int16": Contender("ours", form, _coarse("native_int16")),
+        f"{form}, native_int8": Contender("ours", form, _coarse("native_int8")),
+        f"{form}, xla": Contender("ours", form, (XLA,)),
+        f"{form}, llama.cpp": Contender("llama.cpp", form),
+        f"{form}, ik_llama.cpp": Contender("ik_llama.cpp", form),
     }
-    peak = watch([sys.executable, "-m", "plugins.bench.engine", "--job", json.dumps(job)], cwd=ROOT)
-    if peak.returncode:
-        raise SystemExit(peak.output)
-    told: dict[str, Any] = json.loads(peak.output.splitlines()[-1])
-    return {**told, "peak": peak.tree_nbytes}
 
 
-def job(text: str) -> None:
-    """What `turn` asks for; the answer is the last line of the output."""
-    j = json.loads(text)
-    who, how, overrides = CONTENDERS[j["model"]][j["name"]]
-    call: Callable[..., dict[str, Any]] = ours if who == "ours" else theirs
-    print("\n" + json.dumps(call(Path(j["source"]), how, overrides, j["prompt"], j["new"], j["repeats"])))
+CASES: dict[str, tuple[int, int, dict[str, Contender]]] = {  # tokens of prompt, new ones, and who
+    "gpt-oss, embedded": (
+        256,
+        64,
+        {
+            "bf16, native": Contender("ours", "bf16", (NATIVE,)),
+            "mxfp4, native": Contender("ours", "mxfp4", (NATIVE,)),
+            "mxfp4, xla": Contender("ours", "mxfp4", (XLA,)),
+            "bf16, transformers": Contender("transformers", "bf16", ("bfloat16",)),
+            "fp32, transformers": Contender("transformers", "bf16", ("float32",)),
+        },
+    ),
+    "SmolLM2-135M": (
+        512,
+        64,
+        {
+            "bf16, native": Contender("ours", "bf16", (NATIVE,)),
+            "bf16, native, activations bf16": Contender("ours", "bf16", (NATIVE, BF16)),
+            "bf16, xla": Contender("ours", "bf16", (XLA,)),
+            "bf16, llama.cpp": Contender("llama.cpp", "bf16 GGUF"),
+            "bf16, ik_llama.cpp": Contender("ik_llama.cpp", "bf16 GGUF"),
+            "bf16, transformers": Contender("transformers", "bf16", ("bfloat16",)),
+            "Q8_0, native": Contender("ours", "Q8_0", (NATIVE,)),
+            "Q8_0, native_int8": Contender("ours", "Q8_0", _coarse("native_int8")),
+            "Q8_0, xla": Contender("ours", "Q8_0", (XLA,)),
+            "Q8_0, llama.cpp": Contender("llama.cpp", "Q8_0"),
+            "Q8_0, ik_llama.cpp": Contender("ik_llama.cpp", "Q8_0"),
+            "Q4_0, native": Contender("ours", "Q4_0", (NATIVE,)),
+            "Q4_0, llama.cpp": Contender("llama.cpp", "Q4_0"),
+            "Q4_0, ik_llama.cpp": Contender("ik_llama.cpp", "Q4_0"),
+            "int8, native": Contender("ours", "int8", (NATIVE,)),
+            "int4, native": Contender("ours", "int4", (NATIVE,)),
+        },
+    ),
+    "gpt-oss-20b, 4 layers": (512, 64, _gpt_oss("Q8_0") | _gpt_oss("bf16")),
+    "gpt-oss-20b": (128, 64, {name: c for name, c in _gpt_oss("Q8_0").items() if XLA not in c.settings}),
+}
+USUAL = [name for name in CASES if name != "gpt-oss-20b"]
 
 
-def smollm2(models: Path, folder: Path) -> Path:
-    """The GGUF file as a folder of bf16, which transformers can read too."""
-    out = folder / "smollm2"
-    command = ["+model=smollm2", f"model.source={models / SMOLLM2}", "quant=none", "export=plain", "flow=convert"]
-    made = watch([sys.executable, "-m", "pipeline", *command, f"paths.run={out}", "progress=false"], cwd=ROOT)
-    if made.returncode:
-        raise SystemExit(made.output)
-    return out / "model"
+def contenders(model: str, only: list[str] | None) -> dict[str, Contender]:
+    """Those of a model that are here, and whose names have one of `only` in them."""
+    known = set(backends_of("matmul"))
+    found = {}
+    for name, c in CASES[model][2].items():
+        if only and not any(part in name for part in only):
+            continue
+        asked = {b for s in c.settings for b in ("native_int16", "native_int8") if b in s}
+        there = {"ours": asked <= known, "transformers": find_spec("transformers") is not None}
+        if there[c.who] if c.who in there else PEERS[c.who].bench.is_file():
+            found[name] = c
+    return found
 
 
-def bench(model: str, source: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def bench(model: str, sources: dict[str, Path], threads: int, args: argparse.Namespace) -> list[dict[str, Any]]:
     """A row for each contender: medians over all turns."""
-    names = [n for n, (who, *_) in CONTENDERS[model].items() if who == "ours" or find_spec("transformers")]
-    seen: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+    prompt, new, _ = CASES[model]
+    task = Task(prompt, new, threads, args.repeats, args.programs)
+    there = contenders(model, args.only)
+    seen: dict[str, list[Turn]] = {name: [] for name in there}
     for _ in range(args.rounds):
-        for name in names:
-            seen[name].append(turn(model, name, source, args))
-    rows = []
-    for name, found in seen.items():
-        row: dict[str, Any] = {"model": model, "name": name, "tokens": found[0]["tokens"]}
-        for key in ("prefill", "decode", "cpu"):
-            row[key] = statistics.median(s for turn in found for s in turn[key])
-        row |= {key: statistics.median(turn[key] for turn in found) for key in ("load", "compile", "peak")}
-        row |= {key: found[0][key] for key in ("weights", "cache")}
-        rows.append(row | {"prefill_rate": args.prompt / row["prefill"], "decode_rate": (args.new - 1) / row["decode"]})
-    return rows
+        for name, contender in there.items():
+            seen[name].append(turn(contender, sources[contender.form], task))
+    works = {(c.form.removesuffix(" GGUF")): (t.read, t.ops) for n, c in there.items() for t in seen[n][:1] if t.read}
+    return [
+        row(model, name, there[name], task, found, *works.get(there[name].form.removesuffix(" GGUF"), (0.0, 0.0)))
+        for name, found in seen.items()
+    ]
 
 
-def show(model: str, rows: list[dict[str, Any]], args: argparse.Namespace, rate: float) -> None:
+def agreements(
+    model: str, sources: dict[str, Path], args: argparse.Namespace, folder: Path
+) -> dict[str, dict[str, float]]:
+    """By form: whether llama.cpp runs the same model as ours; said."""
+    found = {}
+    for name, c in contenders(model, args.only).items():
+        if c.who == "llama.cpp" and LOGITS.is_file():
+            a = agreement(sources[c.form], (NATIVE,), folder)
+            apart = f"logits {a['apart']:.2%} of their spread apart, the same token after {a['same']:.0%}"
+            print(f"{model}, {name} and we: {apart}")
+            found[c.form] = a
+    return found
+
+
+def row(
+    model: str, name: str, contender: Contender, task: Task, turns: list[Turn], read: float, ops: float
+) -> dict[str, Any]:
+    def median(seconds: Iterable[float]) -> float:
+        return statistics.median([*seconds] or [0.0])
+
+    return {
+        "model": model, "name": name, **asdict(contender), **asdict(task), "turns": [asdict(t) for t in turns],
+        "prefill_rate": task.prompt / median(s for t in turns for s in t.prefill),
+        "decode_rate": task.new / median(s for t in turns for s in t.decode),
+        "best_prefill_rate": task.prompt / min(s for t in turns for s in t.prefill),
+        "best_decode_rate": task.new / min(s for t in turns for s in t.decode),
+        "cpu_ms": 1e3 * median(s for t in turns for s in t.cpu) / task.new, "read": read, "ops": ops,
+        "load": median(t.load for t in turns), "compile": median(t.compile for t in turns),
+        "peak": median(t.peak for t in turns), "others": median(t.others for t in turns),
+    }  # fmt: skip
+
+
+def show(model: str, rows: list[dict[str, Any]], limits: dict[str, float], args: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    peers = {r["name"]: r for r in rows if r["name"].startswith("transformers")}
-
-    def ratios(row: dict[str, Any], key: str) -> str:
-        return " / ".join(f"{row[key] / peer[key]:.2f}" for peer in peers.values()) if peers else "–"
-
-    def agreed(row: dict[str, Any]) -> str:
-        peer = peers.get("transformers fp32")
-        pairs = zip(row["tokens"], peer["tokens"] if peer else (), strict=False)
-        same = next((i for i, (a, b) in enumerate(pairs) if a != b), args.new)
-        return str(same) if peer else "–"
-
-    turns = f"{args.rounds} processes of {args.repeats}"
-    table = Table(
-        title=f"{model}: {args.prompt} tokens of prompt, {args.new} new, median of {turns}", title_justify="left"
+    task = rows[0]
+    how = f"{args.rounds} processes of {args.repeats}" + (
+        ", others at work" if any(r["others"] > 0.1 for r in rows) else ""
     )
+    tokens = f"{task['prompt']} tokens of prompt, {task['new']} new"
+    title = f"{model}: {tokens}, {task['threads']} threads, median (best) of {how}"
+    table = Table(title=title, title_justify="left")
     heads = (
-        "", "prefill\ntokens/s", "× bf16\n/ fp32", "decode\ntokens/s", "× bf16\n/ fp32", "CPU s\na text",
-        "as fp32's\ntokens", "weights\nMB", "KV\nMB", "peak\nMB", "load\ns", "compile\ns",
+        "", "prefill\ntokens/s", "× llama\n.cpp", "of\nFMA", "decode\ntokens/s", "× llama\n.cpp", "of\nreading",
+        "CPU ms\na token", "MB read\na token", "peak\nMB", "load\ns", "compile\ns", "others\ncores",
     )  # fmt: skip
     for head in heads:
         table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    peers = {form(r): r for r in rows if r["who"] == "llama.cpp"}
     for r in rows:
+        peer = peers.get(form(r))
         table.add_row(
-            r["name"], f"{r['prefill_rate']:.0f}", ratios(r, "prefill_rate"), f"{r['decode_rate']:.1f}",
-            ratios(r, "decode_rate"), f"{r['cpu']:.2f}", agreed(r), f"{r['weights'] / 1e6:.1f}",
-            f"{r['cache'] / 1e6:.1f}", f"{r['peak'] / 1e6:.0f}", f"{r['load']:.1f}", f"{r['compile']:.1f}",
+            r["name"], f"{r['prefill_rate']:.0f} ({r['best_prefill_rate']:.0f})", ratio(r, peer, "prefill_rate"),
+            f"{r['prefill_rate'] * r['ops'] / limits['multiply_add']:.0%}",
+            f"{r['decode_rate']:.1f} ({r['best_decode_rate']:.1f})", ratio(r, peer, "decode_rate"),
+            f"{r['decode_rate'] * r['read'] / limits['read']:.0%}", f"{r['cpu_ms']:.1f}" if r["cpu_ms"] else "–",
+            f"{r['read'] / 1e6:.1f}", f"{r['peak'] / 1e6:.0f}", f"{r['load']:.1f}" if r["load"] else "–",
+            f"{r['compile']:.1f}" if r["compile"] else "–", f"{r['others']:.1f}",
         )  # fmt: skip
-    console = Console(width=160)
+    console = Console(width=170)
     console.print(table)
+    read, multiply_add = limits["read"] / 1e9, limits["multiply_add"] / 1e9
     console.print(
-        "× transformers: its bf16 / its fp32. as fp32's: tokens before the first that differs from its fp32 text."
+        f"{task['threads']} threads read {read:.1f} GB/s, multiply and add {multiply_add:.0f} GFLOP/s (float32)"
     )
-    if model == "SmolLM2-135M":
-        limits = [f"{r['name']} {rate / r['weights']:.0f}" for r in rows]
-        console.print(f"memory reads {rate / 1e9:.1f} GB/s: at most, in tokens/s, {', '.join(limits)}")
+
+
+def form(row: dict[str, Any]) -> str:
+    """What a row is compared within."""
+    found: str = row["form"]
+    return found.removesuffix(" GGUF")
+
+
+def ratio(row: dict[str, Any], peer: dict[str, Any] | None, key: str) -> str:
+    return f"{row[key] / peer[key]:.2f}" if peer else "–"
+
+
+def better(a: dict[str, float], b: dict[str, float]) -> dict[str, float]:
+    return {key: max(a[key], b[key]) for key in a}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=2, help="processes of each contender")
+    parser.add_argument("--models", nargs="+", choices=list(CASES), default=USUAL, help=f"default: {', '.join(USUAL)}")
+    parser.add_argument("--only", nargs="+", metavar="PART", help="contenders whose names have one of these in them")
+    parser.add_argument("--threads", type=int, nargs="+", default=[cores()], help="default: one a core")
+    parser.add_argument("--rounds", type=int, default=3, help="processes of each contender")
     parser.add_argument("--repeats", type=int, default=3, help="texts in each process, after one to warm up")
-    parser.add_argument("--prompt", type=int, default=256, help="tokens")
-    parser.add_argument("--new", type=int, default=64, help="tokens")
-    parser.add_argument("--only", choices=list(CONTENDERS), help="one of the models")
-    parser.add_argument("--models", type=Path, default=Path(os.environ.get("WEIGHTMILL_MODELS", ".models")))
-    parser.add_argument("--out", type=Path, default=Path("outputs"), help="where bench_models.json goes")
-    parser.add_argument("--job", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="where checkpoints are kept for the next time (default: temporary)")
+    parser.add_argument("--weights", type=Path, default=Path(os.environ.get("WEIGHTMILL_MODELS", ".models")))
+    parser.add_argument("--programs", default="null", help="folder of compiled programs (default: each compiles anew)")
+    parser.add_argument("--out", type=Path, default=Path("outputs"), help="where bench_engine.json goes")
     args = parser.parse_args()
-    if args.job:
-        return job(args.job)
-    if args.new < 2:
-        parser.error("--new: at least 2")
-    if not find_spec("transformers"):
-        print("transformers is not installed (the extra `oracles`): its rows are left out")
-    rate, rows, load = bandwidth(), [], os.getloadavg()[0]
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        for model in [args.only] if args.only else CONTENDERS:
-            if model == "SmolLM2-135M" and not (args.models / SMOLLM2).is_file():
-                print(f"{args.models / SMOLLM2} is missing: SmolLM2 is left out. `make models` gets it (98 MB)")
+    for peer in (p for p in PEERS.values() if not p.bench.is_file()):
+        print(f"{peer.name} is not built: its rows are left out. `make peers` builds it")
+    told = machine.describe()
+    print(machine.headline(told))
+    rows, limits = [], {threads: machine.of(threads) for threads in args.threads}
+    load, agree = os.getloadavg()[0], dict[str, dict[str, float]]()
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        for model in args.models:
+            if model == "SmolLM2-135M" and not (args.weights / checkpoints.SMOLLM2).is_file():
+                print(f"{args.weights / checkpoints.SMOLLM2} is missing: {model} is left out. `make models` gets it")
                 continue
-            source = smollm2(args.models.absolute(), Path(folder)) if model == "SmolLM2-135M" else TINY
-            found = bench(model, source, args)
-            show(model, found, args, rate)
-            rows += found
-    print(f"{CORES} cores; load average {load:.1f} before, {os.getloadavg()[0]:.1f} after")
+            sources = checkpoints.made(model, args.folder or Path(temporary), args.weights)
+            agree |= {f"{model}, {f}": a for f, a in agreements(model, sources, args, Path(temporary)).items()}
+            for threads in args.threads:
+                found = bench(model, sources, threads, args)
+                limits[threads] = better(limits[threads], machine.of(threads))
+                show(model, found, limits[threads], args)
+                rows += found
     args.out.mkdir(parents=True, exist_ok=True)
-    told = {"cores": CORES, "load": load, "bandwidth": rate, "rows": rows}
-    (args.out / "bench_models.json").write_text(json.dumps(told, indent=2))
+    about: dict[str, Any] = {
+        "machine": told,
+        "agreement": agree,
+        "load": [load, os.getloadavg()[0]],
+        "limits": list(limits.values()),
+        "peers": pins(),
+    }
+    (args.out / "bench_engine.json").write_text(json.dumps({**about, "rows": rows}, indent=2))
+
+
+def pins() -> list[str]:
+    """The packages that peers are built from."""
+    return [line.split()[0] for line in SOURCES.read_text().splitlines() if "==" in line]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A gpt-oss checkpoint as large as the real ones: `python -m tests.cases.big_gpt_oss DIR [--layers N]`.
+"""A gpt-oss checkpoint as large as the real ones: `python -m tests.cases.big_gpt_oss DIR [--layers N] [--mxfp4]`.
 
 Shapes are gpt-oss-20b's unless said otherwise, values are made up: pages of normal deviates, each repeated with another
 offset and, row by row, another power of two, so that no two rows are alike and blocks have many different scales.
@@ -185,8 +185,9 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     for name in Sizes.__dataclass_fields__:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(Sizes, name, None))
+    parser.add_argument("--mxfp4", action="store_true", help="experts packed, as published: random bytes")
     args = vars(parser.parse_args())
-    print(write(args.pop("folder"), Sizes(**args)))
+    print(write(args.pop("folder"), mxfp4=args.pop("mxfp4"), sizes=Sizes(**args)))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import caches
 from tests.cli.run import ROOT, Said, pipeline
 
 HOW = ("+model=gpt_oss", "progress=false")
@@ -24,6 +25,7 @@ def tree(tmp_path: Path) -> Path:
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
     (tmp_path / "here").mkdir()
+    caches.fresh(tmp_path / "cache")
     return tmp_path / "here"
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from pipeline.units import parse_bytes
+from tests.cases import caches
 from tests.cli.run import pipeline
 
 MAIN = ("+model=gpt_oss", "quant=mxfp4", "paths.run=here")
@@ -19,7 +20,7 @@ def test_a_target_in_the_way_and_another_run_are_said(tmp_path: Path) -> None:
 
 
 def test_the_time_is_known_once_it_was_measured_and_the_run_says_how_far_off_the_plan_was(tmp_path: Path) -> None:
-    env = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
+    env = {"XDG_CACHE_HOME": caches.fresh(tmp_path / "cache")}
     before = pipeline("plan", *MAIN, cwd=tmp_path, env=env)
     assert "time: no rate measured yet of load, decode, quantize, export" in before.out
     assert not (tmp_path / "cache/weightmill/rates.json").exists()  # planning measures nothing

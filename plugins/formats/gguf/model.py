@@ -24,7 +24,7 @@ from plugins.formats.gguf.general import from_kv as metadata_file
 from plugins.formats.gguf.general import to_kv as kept_metadata
 from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix
 from plugins.formats.gguf.table import Arch, Entry, entries
-from plugins.formats.gguf.tokenizer import GENERATION, TAKES, from_kv, tokenizer_kv
+from plugins.formats.gguf.tokenizer import GENERATION, NO_TOKENIZER, TAKES, from_kv, tokenizer_kv
 from plugins.formats.gguf.types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
@@ -111,6 +111,8 @@ class GgufDialect:
         tokenizer, more = tokenizer_kv(config, self.pre)
         kept, wrong = kept_metadata(config)
         problems += [*more, *wrong]
+        if tokenizer.get("tokenizer.ggml.model") == NO_TOKENIZER:  # llama.cpp counts the tokens where there are some
+            settings[f"{arch.name}.vocab_size"] = ("uint32", config["vocab_size"])
         if problems:
             raise PlanError(problems)
         kv = {**_general(arch, bound, config), **kept, **settings, **tokenizer}

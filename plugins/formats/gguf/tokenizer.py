@@ -22,6 +22,7 @@ TYPES = {  # llama_vocab::impl::load
     "ggml.scores": "array:float32", "ggml.token_type": "array:int32", "ggml.add_bos_token": "bool",
     "ggml.add_eos_token": "bool", "ggml.add_space_prefix": "bool", "chat_template": "string",
 }  # fmt: skip
+NO_TOKENIZER = ("string", "none")  # as tokenizer.ggml.model
 MOST_TOKENS = 10_000_000  # the largest vocabularies have a fortieth
 
 # Tokens that end a turn, if the chat template writes them: llama.cpp stops there too (llama_vocab::impl::load).
@@ -100,7 +101,7 @@ def tokenizer_kv(config: Mapping[str, Any], pre: str | None) -> tuple[dict[str, 
         pre: name of the splitter; None: found in the table.
     """
     if config.get(TOKENIZER) is None:
-        return {"tokenizer.ggml.model": ("string", "none")}, []
+        return {"tokenizer.ggml.model": NO_TOKENIZER}, []
     try:
         return _tokenizer_kv(config, pre)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as why:  # any part of it may be anything

@@ -1,13 +1,11 @@
-"""matmul in C++, for a few rows of activations and MXFP4 weights: what a step of decoding is.
+"""matmul in C++, for weights in any format: activations are exact, float32 or bfloat16, and so are weights; sums are
+float32.
 
-Each byte of the weights is read once, from where it lies, and nothing is written but the result; activations are
-float32, or taken as such, which is exact. More rows are a matter of arithmetic and not of memory: they are left to
-others. The gradient is XLA's.
+For a few rows each byte of the weights is read once, from where it lies, and nothing is written but the result: what a
+step of decoding is. For many, strips of weights are decoded into cache, where all rows meet them. The gradient is XLA's.
 """
 
 from typing import Any
-
-import jax.numpy as jnp
 
 from plugins.kernels.matmul.xla import with_product
 from plugins.kernels.native import ffi
@@ -19,5 +17,4 @@ def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
 
 
 def _product(x: Any, w: Any) -> Any:
-    first = jnp.zeros(x.shape[0], jnp.int32)
-    return ffi.grouped(x.astype(jnp.float32), first, w.codes[None], w.scales[None])
+    return ffi.grouped(x, None, [w])[0]

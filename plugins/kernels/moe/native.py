@@ -1,8 +1,8 @@
-"""moe in C++, for a few tokens and MXFP4 weights: one call for each projection, over all experts that were chosen.
+"""moe in C++, for weights in any format: two calls, one for all projections into the experts chosen and one for those
+out of them.
 
-Experts that nobody chose are not touched, and assignments stand sorted by expert, so that tokens which share one share
-a pass over it. What XLA does with many tokens (`schedule`) pays when an expert's weights are decoded for many rows. The
-gradient is XLA's.
+Experts that nobody chose are not touched. A few tokens that share one share a pass over it; many share what is decoded
+of it, a strip of rows at a time. The gradient is XLA's.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,42 +30,45 @@ def moe(
     activation: Callable[..., Any],
 ) -> Any:
     """See the op's docstring."""
+    return over(0, x, chosen, weights, w_in, b_in, w_out, b_out, activation)
+
+
+def over(
+    bits: int, x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any, activation: Any
+) -> Any:
+    """moe with activations of so many bits; see `ffi.grouped`."""
     x, chosen, weights = jnp.asarray(x), jnp.asarray(chosen), jnp.asarray(weights).astype(jnp.float32)
-    return _moe(activation, x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
+    return _moe((activation, bits), x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _moe(activation: Any, x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
-    k = chosen.shape[1]
+def _moe(how: tuple[Any, int], x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
+    activation, bits = how
     # An assignment of weight 0 is none: its expert is not read.
     expert = jnp.where(weights == 0, -1, chosen).reshape(-1).astype(jnp.int32)
-    order = jnp.argsort(expert)
-    expert = expert[order]
 
-    def projected(rows: Any, w: Any, b: Any) -> Any:
-        y = ffi.grouped(rows.astype(jnp.float32), expert, w.codes, w.scales)
+    def rounded(y: Any, b: Any) -> Any:
         if b is not None:
             y = y + jnp.asarray(b).astype(jnp.float32)[jnp.maximum(expert, 0)]
         return y.astype(x.dtype)
 
-    hidden = [projected(x[order // k], w, b) for w, b in zip(w_in, b_in, strict=True)]
-    y = projected(activation(*hidden), w_out, b_out).astype(jnp.float32)
-    share = weights.reshape(-1)[order][:, None]
-    y = jnp.where(share == 0, 0.0, y * share)
-    unsorted = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
-    return jnp.sum(unsorted.reshape(*chosen.shape, -1), axis=1).astype(x.dtype)
+    hidden = [rounded(y, b) for y, b in zip(ffi.grouped(x, expert, w_in, bits), b_in, strict=True)]
+    (y,) = ffi.grouped(activation(*hidden), expert, [w_out], bits)
+    y = rounded(y, b_out).astype(jnp.float32).reshape(*chosen.shape, -1)
+    share = weights[:, :, None]
+    return jnp.sum(jnp.where(share == 0, 0.0, y * share), axis=1).astype(x.dtype)
 
 
-def _forward(activation: Any, *args: Any) -> tuple[Any, Any]:
+def _forward(how: tuple[Any, int], *args: Any) -> tuple[Any, Any]:
     x, _, weights, w_in, b_in, w_out, b_out = args
     asked = wanted(x, weights, *w_in, *b_in, w_out, b_out)
-    return _moe(activation, *given(args)), (given(args), asked)
+    return _moe(how, *given(args)), (given(args), asked)
 
 
 @once
-def _backward(activation: Any, kept: Any, dy: Any) -> tuple[Any, ...]:
+def _backward(how: tuple[Any, int], kept: Any, dy: Any) -> tuple[Any, ...]:
     args, asked = kept
-    return gradients(activation, project, args, asked.flags, cotangent(dy))
+    return gradients(how[0], project, args, asked.flags, cotangent(dy))
 
 
 _moe.defvjp(_forward, _backward, symbolic_zeros=True)

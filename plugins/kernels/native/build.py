@@ -1,47 +1,54 @@
 """Compile the native kernels: once for each version of their sources, compiler and flags, into the user's cache folder.
 
-The library is called after a hash of all that it is made of, so that a changed source is a new library and an old one
-is never taken for it. It is compiled for the architecture, not for this machine: instruction sets are chosen when it
-runs (src/targets.h), and a cache folder that several machines share serves them all.
+Each `src/<unit>.cc` is a library of its own, called after a hash of all that it is made of, so that a changed source is
+a new library and an old one is never taken for it. It is compiled for the architecture, not for this machine:
+instruction sets are chosen when it runs (src/targets.h), and a cache folder that several machines share serves them
+all. Plans ask whether there are native kernels (`missing`) and compile nothing; a run compiles first (`prepare`), so
+that what will not compile is known before it is planned.
 """
 
+import ctypes
+import fcntl
+import json
 import os
 import platform
+import re
 import shlex
 import shutil
-import subprocess
 import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 from pipeline.digest import identity
 from pipeline.errors import StageError, StorageError, Unsupported
-from pipeline.files import cache_folder
+from pipeline.files import cache_folder, write_json
 from pipeline.places import hindrance
+from plugins.kernels.native import compiler
 
 SOURCES: Final = Path(__file__).parent / "src"
 # No -march: the sources say which function has which instructions. -ffp-contract: a product and a sum are fused where
 # it is written so, and nowhere else.
 FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden")
-COMPILERS: Final = ("c++", "g++", "clang++")
+SANITIZE: Final = "WEIGHTMILL_SANITIZE"
+"""Environment variable: sanitizers to compile with (`address,undefined`), for tests."""
+SANITIZED: Final = ("-O1", "-g", "-fno-omit-frame-pointer", "-fno-sanitize-recover=all")
+MOST_LINES: Final = 20  # of what a compiler says
+QUICK_S: Final = 5.0
+RETRY_S: Final = 24 * 3600.0
+"""What did not compile within `QUICK_S` is tried again by every run; what took longer, when `RETRY_S` have passed."""
+
+_refused: dict[Path, str] = {}
+"""Folders in which something could not be kept, although nothing spoke against it, and why: full ones."""
 
 
-def library(unit: str = "core", include: tuple[str, ...] = ()) -> Path:
-    """The compiled `src/<unit>.cc`, made first if it is not there.
-
-    Args:
-        unit: which.
-        include: folders of headers of other people's, whose content counts as the sources do.
-
-    Raises:
-        Unsupported: there is no C++ compiler, and nothing compiled before.
-        StageError: the compiler does not take the sources.
-    """
-    file = folder() / f"{unit}-{_version(unit, include)}.so"
-    if not file.exists():
-        _compile(SOURCES / f"{unit}.cc", include, file)
-    return file
+def units() -> list[str]:
+    """Names of all libraries."""
+    return sorted(p.stem for p in SOURCES.glob("*.cc"))
 
 
 def folder() -> Path:
@@ -49,63 +56,211 @@ def folder() -> Path:
     return cache_folder() / "native"
 
 
-@cache
-def compiler() -> tuple[str, ...]:
-    """The command that compiles C++: $CXX, or the first of `COMPILERS` on the path.
+def library(unit: str = "core") -> Path:
+    """The compiled `src/<unit>.cc`, made first if it is not there.
 
     Raises:
-        Unsupported: there is none.
+        Unsupported: there is no C++ compiler, and nothing compiled before.
+        StorageError: there is no place to keep it.
+        StageError: the compiler does not take the sources.
     """
-    if given := os.environ.get("CXX"):
-        return tuple(shlex.split(given))
-    for name in COMPILERS:
-        if found := shutil.which(name):
-            return (found,)
-    raise Unsupported(f"no C++ compiler: neither CXX is set nor {', '.join(COMPILERS)} on the path")
+    if (found := _found(unit)) is not None:
+        return found
+    if failed := _make([unit]):
+        raise StageError(failed[unit])
+    return _place(unit)
 
 
 @cache
 def missing() -> str | None:
-    """Why there are no native kernels here; None when there are."""
+    """Why there are no native kernels here; None when there are, or can be made. Nothing is compiled or started."""
     try:
-        _compiler_version(compiler())
-    except Unsupported as why:
-        return why.reason
-    if why_not := hindrance(folder() / "core.so"):
-        return f"what is compiled cannot be kept in {folder()}: {why_not}"
+        for unit in units():
+            found = _found(unit)
+            why = _unloadable(found) if found is not None else _hindrance() or _failed(_place(unit))
+            if why is not None:
+                return why
+    except Unsupported as why_not:
+        return why_not.reason
     return None
 
 
-def _version(unit: str, include: tuple[str, ...]) -> str:
-    """What the library is made of and for."""
-    own = [p for p in sorted(SOURCES.iterdir()) if p.suffix == ".h" or p.stem == unit]
-    texts = [(p.name, p.read_text()) for p in (*own, *(h for i in include for h in sorted(Path(i).rglob("*.h"))))]
-    return identity([texts, FLAGS, _compiler_version(compiler()), platform.machine(), platform.libc_ver()])[:16]
-
-
-@cache
-def _compiler_version(command: tuple[str, ...]) -> str:
+def prepare(say: Callable[[str], None]) -> None:
+    """Make what is not there yet, all units at once; what cannot be made is `missing` from then on."""
+    missing.cache_clear()
+    _refused.pop(folder(), None)
     try:
-        # The command is the user's own, or one on the path.
-        said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True, timeout=60)  # noqa: S603
-    except (OSError, subprocess.SubprocessError) as why:
-        raise Unsupported(f"the C++ compiler {shlex.join(command)!r} does not run: {why}") from None
-    return said.stdout
+        if _hindrance() is not None:
+            return
+        due = [u for u in units() if (f := _found(u)) is None or _unloadable(f) is not None]
+        due = [u for u in due if _is_to_be_tried(_place(u))]
+        if due:
+            say(f"compiling the native kernels, once: {', '.join(due)}")
+            _make(due)
+    except Unsupported:  # `missing` says why
+        return
+    except StorageError as why:
+        _refused[folder()] = str(why)
+    finally:
+        missing.cache_clear()
 
 
-def _compile(source: Path, include: tuple[str, ...], to: Path) -> None:
-    """In a file of its own first, so that a library that is there is whole, however many processes make it at once."""
+def _found(unit: str) -> Path | None:
+    """The library of what the sources are now, where it is made already; without a compiler, whoever made it.
+
+    Raises:
+        Unsupported: there is no compiler, and none.
+    """
     try:
-        to.parent.mkdir(parents=True, exist_ok=True)
-        own = tempfile.TemporaryDirectory(dir=to.parent, prefix=".compiling-")
+        place = _place(unit)
+    except Unsupported:
+        if made := sorted(folder().glob(f"{unit}-{_made_of(unit)}-*.so")):
+            return made[0]
+        raise
+    return place if place.exists() else None
+
+
+def _place(unit: str) -> Path:
+    """Where this machine's compiler puts the library.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    by = identity(compiler.stamp(compiler.command()))[:8]
+    return folder() / f"{unit}-{_made_of(unit)}-{by}.so"
+
+
+def _made_of(unit: str) -> str:
+    """What the library is made of and for, the compiler aside."""
+    texts = [(p.name, p.read_text()) for p in (*_sources(unit), *(h for i in _include(unit) for h in i.rglob("*.h")))]
+    return identity([sorted(texts), _flags(), platform.machine(), _libc()])[:16]
+
+
+def _sources(unit: str) -> list[Path]:
+    """`src/<unit>.cc` and the headers of ours that it names, and those that these name."""
+    found, due = dict[Path, None](), [SOURCES / f"{unit}.cc"]
+    while due:
+        if (path := due.pop()) not in found and path.exists():
+            found[path] = None
+            due += [SOURCES / name for name in re.findall(r'"(\w+\.h)"', path.read_text())]
+    return [*found]
+
+
+def _include(unit: str) -> list[Path]:
+    """Folders of headers that are not ours: XLA's, beside jaxlib, for the handlers of its FFI."""
+    if not any('"xla/ffi/' in p.read_text() for p in _sources(unit)):
+        return []
+    jaxlib = find_spec("jaxlib")  # imports nothing
+    return [Path(p) / "include" for p in (jaxlib and jaxlib.submodule_search_locations) or ()]
+
+
+def _flags() -> tuple[str, ...]:
+    asked = os.environ.get(SANITIZE)
+    return (*FLAGS, *SANITIZED, f"-fsanitize={asked}") if asked else FLAGS
+
+
+def _libc() -> str | None:
+    with suppress(ValueError, OSError):  # no glibc
+        return os.confstr("CS_GNU_LIBC_VERSION")
+    return None
+
+
+def _command(unit: str, to: Path) -> list[str]:
+    headers = [option for folder in _include(unit) for option in ("-isystem", str(folder))]
+    return [*compiler.command(), *_flags(), *headers, "-o", str(to), str(SOURCES / f"{unit}.cc")]
+
+
+def _hindrance() -> str | None:
+    """Why no library could be kept and used."""
+    if why := _refused.get(folder()):
+        return why
+    if why := hindrance(folder() / "core.so"):
+        return f"what is compiled cannot be kept in {folder()}: {why}"
+    there = folder()
+    while not there.exists():
+        there = there.parent
+    if os.statvfs(there).f_flag & os.ST_NOEXEC:
+        return f"what is compiled cannot be run from {folder()}, which is mounted noexec; XDG_CACHE_HOME is elsewhere"
+    return None
+
+
+def _unloadable(file: Path) -> str | None:
+    """Why a library is none: cut short, for another C library, on a file system that lets nothing run."""
+    try:
+        ctypes.CDLL(str(file))
     except OSError as why:
-        raise StorageError(f"{to.parent}: the native kernels cannot be kept there: {why.strerror}") from None
-    with own as scratch:
-        made = Path(scratch) / to.name
-        headers = [option for folder in include for option in ("-isystem", folder)]
-        command = [*compiler(), *FLAGS, *headers, "-o", str(made), str(source)]
-        said = subprocess.run(command, capture_output=True, text=True)  # noqa: S603  the user's compiler, our sources
-        if said.returncode:
-            shown = "\n".join(said.stderr.splitlines()[:20])
-            raise StageError(f"the native kernels do not compile ({shlex.join(command)}):\n{shown}")
-        made.replace(to)
+        return f"{file.name} cannot be loaded: {str(why).removeprefix(f'{file}: ')}"
+    return None
+
+
+def _failed(place: Path) -> str | None:
+    """Why it did not compile the last time; None where it was not tried."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return str(json.loads(_record(place).read_text())["why"])
+    return None
+
+
+def _is_to_be_tried(place: Path) -> bool:
+    try:
+        tried = _record(place)
+        return bool(json.loads(tried.read_text())["seconds"] < QUICK_S or time.time() - tried.stat().st_mtime > RETRY_S)
+    except (OSError, ValueError, TypeError, KeyError):
+        return True
+
+
+def _shown(said: str) -> str:
+    return "\n".join(said.splitlines()[:MOST_LINES])
+
+
+def _record(place: Path) -> Path:
+    return place.with_suffix(".failed")
+
+
+def _make(due: Iterable[str]) -> dict[str, str]:
+    """Compile units, all at once, each in a file of its own first: a library that is there is whole.
+
+    Returns:
+        Those that failed: why, and what the compiler said.
+
+    Raises:
+        Unsupported: there is no compiler.
+        StorageError: there is no place.
+    """
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with _alone(), tempfile.TemporaryDirectory(dir=folder(), prefix=".compiling-") as scratch:
+            due = [u for u in due if not (p := _place(u)).exists() or _unloadable(p) is not None]  # of another process
+            done = compiler.run({u: _command(u, Path(scratch) / f"{u}.so") for u in due})
+            failed = {
+                unit: f"{why}\n{_shown(how.said)}"
+                for unit, how in done.items()
+                if (why := _keep(Path(scratch) / f"{unit}.so", _place(unit), how)) is not None
+            }
+    except OSError as why:
+        raise StorageError(f"{folder()}: the native kernels cannot be kept there: {why.strerror}") from None
+    return failed
+
+
+def _keep(made: Path, place: Path, how: compiler.Done) -> str | None:
+    """Put a library where it is found, or the reason why there is none, which is returned."""
+    why = how.why or (_unloadable(made) if made.exists() else "it wrote nothing")
+    if why is not None:
+        said = f"{shlex.join(compiler.command())} does not compile the native kernels: {why}"
+        write_json(_record(place), {"why": said, "seconds": how.seconds})
+        return said
+    with made.open("rb") as file:
+        os.fsync(file.fileno())  # a machine that stops now must not leave a name without its content
+    made.replace(place)
+    _record(place).unlink(missing_ok=True)
+    return None
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """One process compiles at a time; the others wait, and find the libraries. What a killed one left is removed."""
+    with (folder() / ".lock").open("w") as lock:
+        with suppress(OSError):  # a file system without locks: two do the same work
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            for left in folder().glob(".compiling-*"):
+                shutil.rmtree(left, ignore_errors=True)
+        yield

@@ -1,29 +1,36 @@
-"""XLA's door: the handlers of src/ffi.cc, registered once a process, and what calls them inside a program.
+"""XLA's door: the handlers of src/ffi.cc and src/gemm.cc, registered once a process, and what calls them in a program.
 
 A handler works on XLA's own threads and never waits for one (src/parallel.h). XLA's cache of compiled programs knows a
 handler by its name alone; the name therefore holds the version of the library.
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from plugins.kernels.native import build, library
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec, dtype_name
+from plugins.facts.codebooks import dynamic8
+from plugins.kernels.native import build, library, scheme
+
+FEW_ROWS: Final = 4
+"""Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
 
 
 @cache
-def _registered(handler: str) -> str:
-    """The name under which XLA knows `handler`.
+def _registered(unit: str, handler: str) -> str:
+    """The name under which XLA knows `handler` of `src/<unit>.cc`.
 
     Raises:
         as `build.library`.
     """
-    path = build.library("ffi", include=(jax.ffi.include_dir(),))
+    path = build.library(unit)
     name = f"weightmill.{handler}.{path.stem}"
     jax.ffi.register_ffi_target(name, _capsule(path, handler), platform="cpu")
     return name
@@ -33,14 +40,59 @@ def _capsule(path: Path, handler: str) -> Any:
     return jax.ffi.pycapsule(getattr(ctypes.CDLL(str(path)), handler))  # type: ignore[no-untyped-call]
 
 
-def grouped(x: Any, expert: Any, codes: Any, scales: Any) -> Any:
-    """float32 `[A, out]`: each row of `x` times the weights of its expert.
+def call(unit: str, handler: str, results: Any) -> Any:
+    """What calls `handler` of src/<unit>.cc inside a program: `jax.ffi.ffi_call`, which takes arrays and attributes.
+
+    Under `vmap` it is one call for each of the batch; inside `shard_map` it sees what is local.
 
     Args:
-        x: float32 `[A, in]`.
-        expert: int32 `[A]`; a negative one gives zeros. Rows of one expert that stand together share its weights.
-        codes, scales: of MXFP4, uint8 `[E, out, in / 2]` and `[E, out, in / 32]`.
+        results: a `jax.ShapeDtypeStruct`, or several.
     """
-    result = jax.ShapeDtypeStruct((x.shape[0], codes.shape[1]), jnp.float32)  # type: ignore[no-untyped-call]
-    call = jax.ffi.ffi_call(_registered("wm_mxfp4_grouped"), result)
-    return call(x, expert, codes, scales, isa=np.int64(library.isa()))
+    return jax.ffi.ffi_call(_registered(unit, handler), results, vmap_method="sequential")
+
+
+def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[Any]:
+    """float32 `[A, out]` for each stack of weights: each assignment's row of `x` times the weights of its expert.
+
+    One call for them all: activations are put in order once, and threads are woken once.
+
+    Args:
+        x: float32 or bfloat16 `[N, in]`; any other float is taken as float32.
+        expert: int32 `[A]`, A a multiple of N: assignment a is of row a // (A / N). Rows of one expert share its
+            weights. A negative expert gives zeros. None: A is N, and there is one matrix.
+        stacks: arrays and QTensors `[E, out, in]`, `out` may differ; or `[out, in]` where `expert` is None.
+        bits: 8 or 16: more than a few rows are rounded to such integers, in blocks of 32 (src/gemm_int.h). 0: exact.
+    """
+    x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
+    count = x.shape[0] if expert is None else expert.shape[0]
+    given = [part for w in stacks for part in _components(w)]
+    book = (
+        dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
+    )
+    results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
+    matrices = 1 if expert is None else stacks[0].shape[0]
+    many = count > FEW_ROWS * matrices
+    options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
+    formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
+    chosen = np.zeros(0, np.int32) if expert is None else expert
+    numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
+    product = call("gemm" if many else "ffi", "wm_grouped", results)
+    found: list[Any] = product(x, chosen, book, *given, formats=formats, **numbers)
+    return found
+
+
+def spec_of(w: Any) -> TensorSpec:
+    """Of an array or a QTensor."""
+    return TensorSpec(tuple(w.shape), dtype_name(w.dtype) if _scheme(w) is None else "F32", _scheme(w))
+
+
+def _scheme(w: Any) -> Any:
+    return w.scheme if isinstance(w, QTensor) else None
+
+
+def _components(w: Any) -> tuple[Any, Any, Any, Any]:
+    """Codes, scales, zeros and second; those that there are not have no elements."""
+    none = np.zeros(0, np.uint8)
+    if not isinstance(w, QTensor):
+        return w, none, none, none
+    return w.codes, w.scales, none if w.zeros is None else w.zeros, none if w.second is None else w.second

@@ -8,9 +8,9 @@ ELEMENTS: Final = (
     "F32", "BF16", "F16", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8", "nf4",
     "int8", "int4", "int3", "int2", "uint8", "uint4", "uint3", "uint2",
 )  # fmt: skip
-SCALES: Final = (None, "e8m0", "e4m3", "f16", "bf16", "f32")
+SCALES: Final = (None, "e8m0", "e4m3", "f16", "bf16", "f32", "dynamic8")
 ZEROS: Final = (None, "int", "min_f16")
-SECONDS: Final = (None, "f32", "inverse_f32")
+SECONDS: Final = (None, "f32", "inverse_f32", "dynamic8")
 
 
 class Numbers(NamedTuple):
@@ -26,11 +26,8 @@ class Numbers(NamedTuple):
 
 def unknown(w: TensorSpec) -> str | None:
     """Why the C++ has no numbers for weights, None when it has."""
-    s = w.scheme
-    if s is None:
-        return None if w.dtype in ELEMENTS[:3] else f"{w.dtype} weights are not among {', '.join(ELEMENTS[:3])}"
-    if s.second not in SECONDS:
-        return f"scales of {s.second} are coded across the whole tensor"
+    if w.scheme is None and w.dtype not in ELEMENTS[:3]:
+        return f"{w.dtype} weights are not among {', '.join(ELEMENTS[:3])}"
     return None
 
 

@@ -4,7 +4,6 @@ import sys
 from dataclasses import fields
 
 from pipeline.ops import Request
-from plugins.kernels.native.build import missing
 from plugins.kernels.quantize.recipe import Recipe, is_fast
 
 FLOATS = ("BF16", "F16", "F32")  # in the order of src/quantize.h
@@ -41,4 +40,4 @@ def native(request: Request) -> str | None:
         return "native goes over the elements of an array, and this one has none"
     if sys.byteorder != "little":
         return "the packing views bytes as little-endian words"
-    return missing()
+    return None

@@ -22,14 +22,12 @@ from plugins.kernels.codecs.elements import FLOATS as SMALL_FLOATS
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import boundaries
 from plugins.kernels.native import build, library
+from plugins.kernels.native.scheme import SCALES, SECONDS, ZEROS
 from plugins.kernels.quantize.declines import FLOATS
 from plugins.kernels.quantize.reach import reaches, refuse_infinities, unstorable
 from plugins.kernels.quantize.recipe import Recipe, checked
 
 # In the order of src/quantize.h.
-_SCALES: Final = ("e8m0", "e4m3", "f16", "bf16", "f32")
-_ZEROS: Final = (None, "int", "min_f16")
-_SECONDS: Final = (None, "f32", "inverse_f32")
 _TIES: Final = ("even", "zero", "away", "down", "up")
 _SIGNS: Final = ("signed", "positive", "minus")
 _FAMILIES: Final = {"float": 0, "fixed": 1, "unsigned": 1, "table": 2}
@@ -63,7 +61,7 @@ def quantize(
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
     if not x.flags.aligned or any(s % x.itemsize for s in x.strides) or not x.dtype.isnative:
-        x = np.ascontiguousarray(x, x.dtype.newbyteorder("="))
+        x = np.array(x, x.dtype.newbyteorder("="), order="C")  # a copy: what is contiguous may be misaligned
     shapes, dtypes = scheme.components(x.shape), scheme.dtypes
     q = QTensor(scheme=scheme, **{c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in shapes.items()})
     call, stats = _described(scheme, recipe), np.zeros(4)
@@ -141,7 +139,7 @@ def _described(scheme: Scheme, recipe: Recipe) -> _Call:
         family=_FAMILIES[e.family], bits=e.bits, mantissa=mantissa, bias=bias,
         least=(-e.most if e.family == "fixed" and recipe.is_narrow else e.least) if integer else 0,
         most=e.most if integer else 0,
-        scale=_SCALES.index(scheme.scale), zero=_ZEROS.index(scheme.zero), second=_SECONDS.index(scheme.second),
+        scale=SCALES.index(scheme.scale), zero=ZEROS.index(scheme.zero), second=SECONDS.index(scheme.second),
         ends=2 if rule == "signed" else int(rule == "minmax"),
         carry=scales.carry(e.name, rule) if power else 0, emax=e.emax if power else 0,
         tiny=0 if recipe.tiny == "spec" else 127 if rule == "rceil" else 1,

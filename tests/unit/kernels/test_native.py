@@ -1,11 +1,9 @@
-"""The native kernels: with every instruction set what the other backends give; and how they come to be there."""
+"""The native kernels: with every instruction set what the other backends give."""
 
 import itertools
 import shutil
-import subprocess
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,20 +11,20 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.errors import ConfigError, StageError, StorageError, Unsupported, ValueRangeError
+from pipeline.errors import ConfigError, ValueRangeError
 from pipeline.tensors.scheme import MXFP4
 from plugins.kernels.dequantize.numpy import dequantize
 from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
 from plugins.kernels.moe import native as native_moe
 from plugins.kernels.moe import reference as moe_reference
-from plugins.kernels.native import build, ffi, library
+from plugins.kernels.native import compiler, ffi, library
 from plugins.kernels.quantize import native as native_quantize
 from plugins.kernels.quantize import numpy as numpy_quantize
 
 BF16 = ml_dtypes.bfloat16
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 
 
 @pytest.fixture(params=library.ISAS)
@@ -135,65 +133,3 @@ def test_an_instruction_set_that_is_none_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(library.ISA, "portabel")
     with pytest.raises(ConfigError, match=r"WEIGHTMILL_ISA=portabel: this machine has .*; did you mean 'portable'"):
         library.isa()
-
-
-@pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache folder without libraries, and nothing remembered of compilers."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    build.compiler.cache_clear()
-    yield tmp_path
-    build.compiler.cache_clear()
-
-
-def test_without_a_compiler_it_is_left_to_others(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(elsewhere))
-    with pytest.raises(Unsupported, match=r"no C\+\+ compiler: neither CXX is set nor c\+\+, .* on the path"):
-        build.library()
-
-
-def test_a_compiler_or_a_folder_that_will_not_do_is_known_before(
-    elsewhere: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    build.missing.cache_clear()
-    monkeypatch.setenv("CXX", "false")
-    assert "the C++ compiler 'false' does not run" in str(build.missing())
-    monkeypatch.delenv("CXX")
-    for cached in (build.missing, build.compiler, build._compiler_version):
-        cached.cache_clear()
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
-    with pytest.raises(StorageError, match="the native kernels cannot be kept there"):
-        build.library()
-    build.missing.cache_clear()
-
-
-def test_sources_that_do_not_compile_leave_nothing(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = shutil.copytree(build.SOURCES, elsewhere / "src")
-    (sources / "core.cc").write_text("int wm_isa() { return nothing; }\n")
-    monkeypatch.setattr(build, "SOURCES", sources)
-    with pytest.raises(StageError, match=r"(?s)the native kernels do not compile .*nothing"):
-        build.library()
-    assert list(build.folder().iterdir()) == []
-
-
-def test_a_changed_source_is_another_library(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiled = []
-
-    def run(command: list[str], **options: Any) -> Any:
-        if "-o" in command:
-            compiled.append(command[-1])
-            Path(command[command.index("-o") + 1]).write_bytes(b"a library")
-        return subprocess.CompletedProcess(command, 0, "a compiler", "")
-
-    sources = shutil.copytree(build.SOURCES, elsewhere / "src")
-    monkeypatch.setattr(build, "SOURCES", sources)
-    monkeypatch.setattr(build.subprocess, "run", run)
-    build._compiler_version.cache_clear()
-    first = build.library()
-    assert build.library() == first
-    assert len(compiled) == 1
-    (sources / "floats.h").write_text((sources / "floats.h").read_text() + "// changed\n")
-    assert build.library() != first
-    assert len(compiled) == 2
-    build._compiler_version.cache_clear()

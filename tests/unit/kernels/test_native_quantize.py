@@ -16,7 +16,7 @@ from pipeline.ops import Kernel, Request
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, Scheme
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.native import build
+from plugins.kernels.native import compiler
 from plugins.kernels.quantize.recipe import Recipe
 from tests.unit.kernels.test_native import isa  # noqa: F401  a fixture
 from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built, same, spread
@@ -25,7 +25,7 @@ BF16 = ml_dtypes.bfloat16
 DONE = [n for n in (*NAMES, *VARIANTS) if n != "nf4 twice"]
 
 pytestmark = [
-    pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler"),
+    pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler"),
     pytest.mark.usefixtures("isa"),
 ]
 

@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipeline.api import compose_run
+from pipeline.backends import backends_of
+from pipeline.config.compose import CONF
 from pipeline.errors import PlanError
 from pipeline.ops import Kernel
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_run
+from plugins.kernels.native import build
 from tests.cases import guests, model_runs, toy_gpt_oss
 
 FAST = """
@@ -42,7 +46,7 @@ def planned(tmp_path: Path, *overrides: str) -> Any:
 
 
 def test_calls_that_are_alike_are_one_row(tmp_path: Path) -> None:
-    plan = planned(tmp_path)
+    plan = planned(tmp_path, "kernels=numpy")
     assert not plan.problems
     rows = {(op, of): tuple(rest) for op, of, *rest in kernels.rows(plan)}
     experts = "mlp.experts.gate_up_proj, mlp.experts.down_proj ×8"
@@ -53,6 +57,33 @@ def test_calls_that_are_alike_are_one_row(tmp_path: Path) -> None:
     assert {op for op, _ in rows} == {
         "quantize", "embed", "rms_norm", "matmul", "rope", "attention", "moe", "softmax"
     }  # fmt: skip
+
+
+def test_by_default_native_kernels_do_what_they_can(tmp_path: Path) -> None:
+    rows = {(op, of): (backend, why) for op, of, _, _, backend, why in kernels.rows(planned(tmp_path))}
+    assert rows["quantize", "BF16"] == ("native", "")
+    assert rows["moe", "e2m1/32/e8m0"][0].startswith("native")
+    assert rows["rope", "F32"] == ("xla", "")
+
+
+def test_without_native_kernels_the_plan_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "missing", lambda: "no C++ compiler")
+    kernels._chosen.cache_clear()
+    rows = {(op, of): (backend, why) for op, of, _, _, backend, why in kernels.rows(planned(tmp_path))}
+    assert rows["quantize", "BF16"] == ("numpy", "native: no C++ compiler")
+    assert rows["moe", "e2m1/32/e8m0"][0] == "xla"
+    problems = planned(tmp_path, "flow=convert", "kernels=native").problems
+    kernels._chosen.cache_clear()
+    assert "no chosen backend can do this (native: no C++ compiler); kernels.quantize=[…]" in str(problems[0])
+
+
+def test_an_option_names_native_first_or_alone() -> None:
+    """And the others follow as they do without it."""
+    said = {p.stem: yaml.safe_load(p.read_text()) for p in (CONF / "kernels").glob("*.yaml")}
+    for op in said["numpy"]:
+        native = ["native"] if "native" in backends_of(op) else []
+        assert said["auto"][op] == native + said["numpy"][op]
+        assert said["native"][op] == (native or said["numpy"][op])
 
 
 def test_steps_and_prompts_may_differ(tmp_path: Path) -> None:

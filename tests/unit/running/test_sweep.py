@@ -19,7 +19,8 @@ from pipeline.running.target import MARKER
 from pipeline.tensors.views import JoinedStore
 from plugins.engine.session import Model
 from stages.evaluate import Evaluate
-from stages.export import ExportWork
+from stages.export_work import ExportWork
+from tests.cases import caches
 
 SCORED = ("stages=[load,decode,quantize,evaluate]", "evaluate.windows.tokens=256", "evaluate.texts=[text.txt]")
 CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
@@ -146,7 +147,7 @@ def test_nothing_is_evaluated_twice(here: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_a_sweep_measured_tells_how_long_the_next_takes(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", caches.fresh(here / "cache"))
 
     def jobs(name: str) -> list[Job]:
         return [job(here / name, "flow=convert", f"quant={q}", "export=plain") for q in ("mxfp4", "int8")]

@@ -84,7 +84,7 @@ OPTIONS = {
     "quant.scale_rule=even": ("quantize", "field method.scale_rule: None → even"),
     "seed=1": ("quantize", "field method.seed: 0 → 1"),
     "engine.device=gpu": ("evaluate", "field engine.device: auto → gpu"),
-    "kernels=xla": ("quantize", "field method.quantize.backends: ['numpy', 'reference'] → ['xla', 'numpy'"),
+    "kernels=xla": ("quantize", "field method.quantize.backends: ['native', 'numpy', 'reference'] → ['xla'"),
     "export=original": ("export", "resolved dialect._target_: plugins.formats.safetensors.hugging_face."),
 }  # fmt: skip
 DIALECT = "plugins/formats/gpt_oss/dialect.py"

@@ -109,8 +109,8 @@ struct Integers {
   explicit Integers(const QuantizeCall& q)
       : low(full(float(q.least))), high(full(float(q.most))), inverse(full(1 / q.unit)), unit(full(q.unit)),
         least(full(-float(1 << (q.bits - 1)))), most(-least - 1), away(full(-(q.ties == WM_TIES_AWAY))),
-        toward(full(-(q.ties == WM_TIES_ZERO))), mask(full((1 << q.bits) - 1)), pointed(q.zero == WM_AS_POINT),
-        adds(q.ties == WM_TIES_UP), end(q.zero == WM_AS_NO_ZERO ? least : VF{}) {}
+        toward(full(-(q.ties == WM_TIES_ZERO))), mask(full((1 << q.bits) - 1)), pointed(q.zero == WM_ZERO_INT),
+        adds(q.ties == WM_TIES_UP), end(q.zero == WM_ZERO_NONE ? least : VF{}) {}
   const VF end;  // the least that bits can say
 
   VF operator()(VF u, VI, VF point, VI* code) const {

@@ -3,10 +3,9 @@
 #pragma once
 #include <cstdint>
 
+#include "weights.h"
+
 enum WmFamily : int32_t { WM_FLOAT, WM_INTEGER, WM_TABLE };
-enum WmScaleAs : int32_t { WM_AS_E8M0, WM_AS_E4M3, WM_AS_F16, WM_AS_BF16, WM_AS_F32 };
-enum WmZeroAs : int32_t { WM_AS_NO_ZERO, WM_AS_POINT, WM_AS_MINIMUM };
-enum WmSecondAs : int32_t { WM_NO_SECOND, WM_FACTOR, WM_INVERSE };
 enum WmTies : int32_t { WM_TIES_EVEN, WM_TIES_ZERO, WM_TIES_AWAY, WM_TIES_DOWN, WM_TIES_UP };
 enum WmSign : int32_t { WM_SIGNED, WM_POSITIVE, WM_MINUS };
 enum WmEnds : int32_t { WM_ENDS_AMAX, WM_ENDS_BOTH, WM_ENDS_FIRST };  // what of a block its scale is made of

@@ -162,15 +162,15 @@ static inline void widen(const T* __restrict x, int64_t count, float* __restrict
 
 // Floats to float32 as a sign and a magnitude of fewer bits: to nearest even. Code and value.
 static inline Rounded rounded(int32_t as, VF v) {
-  if (as == WM_AS_F32) return {(VI)v, v};
-  if (as == WM_AS_BF16) {
+  if (as == WM_SCALE_F32) return {(VI)v, v};
+  if (as == WM_SCALE_BF16) {
     const VI b = (VI)v, code = ((b + 0x7FFF + ((b >> 16) & 1)) >> 16) & 0xFFFF;
     return {code, (VF)(code << 16)};
   }
-  const int mantissa = as == WM_AS_F16 ? 10 : 3, bits = as == WM_AS_F16 ? 16 : 8;
-  const int32_t top = as == WM_AS_F16 ? 0x7BFF : 0x7E, past = as == WM_AS_F16 ? 0x7C00 : 0x7F;
+  const int mantissa = as == WM_SCALE_F16 ? 10 : 3, bits = as == WM_SCALE_F16 ? 16 : 8;
+  const int32_t top = as == WM_SCALE_F16 ? 0x7BFF : 0x7E, past = as == WM_SCALE_F16 ? 0x7C00 : 0x7F;
   const VI sign = (VI)v & int32_t(0x80000000);
-  Rounded r = spaced(least_of(magnitude(v), full(0x1p17f)), mantissa, as == WM_AS_F16 ? 15 : 7);
+  Rounded r = spaced(least_of(magnitude(v), full(0x1p17f)), mantissa, as == WM_SCALE_F16 ? 15 : 7);
   const VI over = (VI)(r.code > top);
   r.code = over ? full(past) : r.code;
   r.value = (VF)(((over ? full(INFINITE) : (VI)r.value)) | sign);
@@ -179,7 +179,7 @@ static inline Rounded rounded(int32_t as, VF v) {
 }
 
 static inline int32_t nan_of(int32_t as) {
-  return as == WM_AS_E8M0 ? 0xFF : as == WM_AS_E4M3 ? 0x7F : as == WM_AS_F16 ? 0x7E00 : as == WM_AS_BF16 ? 0x7FC0 : 0x7FC00000;
+  return as == WM_SCALE_E8M0 ? 0xFF : as == WM_SCALE_E4M3 ? 0x7F : as == WM_SCALE_F16 ? 0x7E00 : as == WM_SCALE_BF16 ? 0x7FC0 : 0x7FC00000;
 }
 
 // OCP MX v1.0, section 6.3: divided by the largest power of two of the element, then clamped to what E8M0 can say.
@@ -191,7 +191,7 @@ static inline void share_power(const QuantizeCall& q, Blocks& b, int64_t i, VF a
   byte = byte > 254 ? full(254) : byte;
   const VI used = byte == 0 ? full(q.tiny) : byte, least = full(1 << 22);
   const VI total = byte == 0 ? least : byte << 23;
-  store(b.scale + i, broken ? full(nan_of(WM_AS_E8M0)) : byte);
+  store(b.scale + i, broken ? full(nan_of(WM_SCALE_E8M0)) : byte);
   store(b.total + i, (VF)(broken ? VI{} : total));
   const VI inverse = used == 254 ? least : (254 - used) << 23;
   store(b.divisor + i, (VF)(broken ? VI{} : inverse));
@@ -200,34 +200,34 @@ static inline void share_power(const QuantizeCall& q, Blocks& b, int64_t i, VF a
 static inline void share_real(const QuantizeCall& q, Blocks& b, int64_t i, VF low, VF high, VF amax, VI broken) {
   VF raw = amax;
   if (q.ends == WM_ENDS_FIRST) raw = high;
-  if (q.zero == WM_AS_POINT) low = least_of(low, VF{}), high = most_of(high, VF{});
-  if (q.zero != WM_AS_NO_ZERO) raw = (high - low) + 0.0f;
+  if (q.zero == WM_ZERO_INT) low = least_of(low, VF{}), high = most_of(high, VF{});
+  if (q.zero != WM_ZERO_NONE) raw = (high - low) + 0.0f;
   raw = raw / q.span;
-  if (q.second == WM_FACTOR) raw = raw / q.second_value;
-  if (q.second == WM_INVERSE) raw = raw * q.second_value;
+  if (q.second == WM_SECOND_F32) raw = raw / q.second_value;
+  if (q.second == WM_SECOND_INVERSE_F32) raw = raw * q.second_value;
   VF kept = raw;
   if (q.least_scale != 0) kept = most_of(kept, full(q.least_scale));
-  if (q.scale == WM_AS_E4M3) kept = least_of(kept, full(448.0f));
+  if (q.scale == WM_SCALE_E4M3) kept = least_of(kept, full(448.0f));
   Rounded stored = rounded(q.scale, kept);
   if (q.zero_scale != 0) stored = rounded(q.scale, stored.value == 0 ? full(q.zero_scale) : stored.value);
   const VF value = stored.value;
   VF total = value;
-  if (q.second == WM_FACTOR) total = value * q.second_value;
-  if (q.second == WM_INVERSE) total = value / q.second_value;
+  if (q.second == WM_SECOND_F32) total = value * q.second_value;
+  if (q.second == WM_SECOND_INVERSE_F32) total = value / q.second_value;
   const VF used = q.unrounded ? raw : total;
   VF divisor;
   if (q.reciprocal) {
     VF above = full(1.0f);
-    if (q.second == WM_FACTOR) above = full(1.0f / q.second_value);
-    if (q.second == WM_INVERSE) above = full(q.second_value);
-    divisor = used == 0 ? VF{} : above / (q.second == WM_NO_SECOND ? used : value);
+    if (q.second == WM_SECOND_F32) above = full(1.0f / q.second_value);
+    if (q.second == WM_SECOND_INVERSE_F32) above = full(q.second_value);
+    divisor = used == 0 ? VF{} : above / (q.second == WM_SECOND_NONE ? used : value);
   } else {
     divisor = used == 0 ? (VF)full(INFINITE) : used;
   }
   store(b.scale + i, broken ? full(nan_of(q.scale)) : stored.code);
   store(b.total + i, (VF)(broken ? VI{} : (VI)total));
   store(b.divisor + i, (VF)(broken ? VI{} : (VI)divisor));
-  if (q.zero == WM_AS_POINT) {  // of signed codes, as compressed-tensors has them
+  if (q.zero == WM_ZERO_INT) {  // of signed codes, as compressed-tensors has them
     const float half = float(1 << (q.bits - 1));
     VF point = full(-half) - low / value;
     point = whole(least_of(most_of(point, full(-1024.0f)), full(1024.0f))) + half;
@@ -237,8 +237,8 @@ static inline void share_real(const QuantizeCall& q, Blocks& b, int64_t i, VF lo
     point = (VF)(broken ? VI{} : (VI)point);
     store(b.zero + i, __builtin_convertvector(point, VI));
     store(b.point + i, point - half);
-  } else if (q.zero == WM_AS_MINIMUM) {
-    const Rounded minimum = rounded(WM_AS_F16, low);
+  } else if (q.zero == WM_ZERO_MIN_F16) {
+    const Rounded minimum = rounded(WM_SCALE_F16, low);
     store(b.zero + i, broken ? VI{} : minimum.code);
     store(b.stored_minimum + i, (VF)(broken ? VI{} : (VI)minimum.value));
     store(b.minimum + i, (VF)(broken ? VI{} : (VI)(q.unrounded ? low : minimum.value)));
@@ -248,7 +248,7 @@ static inline void share_real(const QuantizeCall& q, Blocks& b, int64_t i, VF lo
 // What `count` blocks share, from their extremes.
 static WmFound share(QuantizeCall& q, Blocks& b, int64_t count) {
   VI reach = {}, broke = {}, past = {};
-  const int32_t top = q.scale == WM_AS_E4M3 ? 0x7F : q.scale == WM_AS_F16 ? 0x7C00 : q.scale == WM_AS_BF16 ? 0x7F80 : INFINITE;
+  const int32_t top = q.scale == WM_SCALE_E4M3 ? 0x7F : q.scale == WM_SCALE_F16 ? 0x7C00 : q.scale == WM_SCALE_BF16 ? 0x7F80 : INFINITE;
   const int32_t bits = top < 0x80 ? 0x7F : top < 0x8000 ? 0x7FFF : 0x7FFFFFFF;
   for (int64_t i = count; i < count + LANES; ++i) b.low[i] = b.high[i] = 0;
   for (int64_t i = 0; i < count; i += LANES) {
@@ -256,12 +256,12 @@ static WmFound share(QuantizeCall& q, Blocks& b, int64_t count) {
     const VF amax = (VF)((VI)magnitude(low) > (VI)magnitude(high) ? (VI)magnitude(low) : (VI)magnitude(high));
     const VI broken = (VI)amax >= INFINITE;
     broke |= broken;
-    q.scale == WM_AS_E8M0 ? share_power(q, b, i, amax, broken) : share_real(q, b, i, low, high, amax, broken);
+    q.scale == WM_SCALE_E8M0 ? share_power(q, b, i, amax, broken) : share_real(q, b, i, low, high, amax, broken);
     const VI total = (VI)magnitude(load(b.total + i));
     reach = total > reach ? total : reach;  // NaN is the largest of all
-    if (q.scale == WM_AS_E8M0) continue;
+    if (q.scale == WM_SCALE_E8M0) continue;
     past |= ((load(b.scale + i) & bits) >= top) & ~broken;
-    if (q.zero == WM_AS_MINIMUM) past |= ((load(b.zero + i) & 0x7FFF) >= 0x7C00) & ~broken;
+    if (q.zero == WM_ZERO_MIN_F16) past |= ((load(b.zero + i) & 0x7FFF) >= 0x7C00) & ~broken;
   }
   b.poisoned = any(broke);
   if (b.poisoned && !q.poison) return WM_NOT_FINITE;
@@ -272,7 +272,7 @@ static WmFound share(QuantizeCall& q, Blocks& b, int64_t count) {
   for (int64_t i = 0;; ++i) {
     const float low = q.ends == WM_ENDS_AMAX ? 0.0f : std::fabs(b.low[i]), high = std::fabs(b.high[i]);
     const bool scale = (b.scale[i] & bits) >= top;
-    const bool zero = q.zero == WM_AS_MINIMUM && (b.zero[i] & 0x7FFF) >= 0x7C00;
+    const bool zero = q.zero == WM_ZERO_MIN_F16 && (b.zero[i] & 0x7FFF) >= 0x7C00;
     if (!(scale || zero) || !(low <= 0x1.fffffep127f && high <= 0x1.fffffep127f)) continue;
     q.refused = low > high ? low : high;
     return scale ? WM_SCALE_PAST : WM_ZERO_PAST;
@@ -287,15 +287,15 @@ static void narrow(const int32_t* __restrict from, int64_t count, uint16_t* __re
 }
 
 static inline void keep(const QuantizeCall& q, const Blocks& b, int64_t count, int64_t at) {
-  if (q.scale == WM_AS_F32) {
+  if (q.scale == WM_SCALE_F32) {
     std::memcpy(static_cast<float*>(q.scales) + at, b.scale, size_t(count) * 4);
-  } else if (q.scale == WM_AS_E8M0 || q.scale == WM_AS_E4M3) {
+  } else if (q.scale == WM_SCALE_E8M0 || q.scale == WM_SCALE_E4M3) {
     narrow(b.scale, count, static_cast<uint8_t*>(q.scales) + at);
   } else {
     narrow(b.scale, count, static_cast<uint16_t*>(q.scales) + at);
   }
-  if (q.zero == WM_AS_POINT) narrow(b.zero, count, static_cast<uint8_t*>(q.zeros) + at);
-  if (q.zero == WM_AS_MINIMUM) narrow(b.zero, count, static_cast<uint16_t*>(q.zeros) + at);
+  if (q.zero == WM_ZERO_INT) narrow(b.zero, count, static_cast<uint8_t*>(q.zeros) + at);
+  if (q.zero == WM_ZERO_MIN_F16) narrow(b.zero, count, static_cast<uint16_t*>(q.zeros) + at);
 }
 
 // Columns [first, first + count) of a band, of blocks `width` wide: what their block has, for each.
@@ -327,7 +327,7 @@ template <bool MULTIPLY, typename E, typename Of>
 static inline void code_as(const QuantizeCall& q, const Blocks& b, Strip& s, const Of of, int64_t count, Lanes* lanes,
                            float* y) {
   const E element(q);
-  const bool minimum = q.zero == WM_AS_MINIMUM, pointed = q.zero == WM_AS_POINT, power = q.scale == WM_AS_E8M0;
+  const bool minimum = q.zero == WM_ZERO_MIN_F16, pointed = q.zero == WM_ZERO_INT, power = q.scale == WM_SCALE_E8M0;
   const bool minus = q.sign == WM_MINUS, inverse = q.reciprocal != 0;
   const float half = float(1 << (q.bits - 1));
   Lanes sums{};
@@ -381,7 +381,7 @@ static void code_strip(const QuantizeCall& q, const Blocks& b, Strip& s, int64_t
 
 static void code_any(const QuantizeCall& q, const Blocks& b, Strip& s, int64_t first, int64_t count, Lanes* lanes,
                      float* y) {
-  const bool multiply = q.scale == WM_AS_E8M0 || q.reciprocal, even = q.ties == WM_TIES_EVEN;
+  const bool multiply = q.scale == WM_SCALE_E8M0 || q.reciprocal, even = q.ties == WM_TIES_EVEN;
   auto* const with = q.family == WM_TABLE ? (multiply ? code_strip<true, Table> : code_strip<false, Table>)
                      : q.family == WM_FLOAT
                          ? (even ? (multiply ? code_strip<true, Floats<true>> : code_strip<false, Floats<true>>)
@@ -428,8 +428,8 @@ static void strip(const QuantizeCall& q, const Blocks& b, Strip& s, const T* x, 
   if (!same && shift_of(q) < 0) {
     spread(b.divisor, width, first, count, s.divisor);
     spread(b.total, width, first, count, s.total);
-    if (q.zero == WM_AS_POINT) spread(b.point, width, first, count, s.point);
-    if (q.zero == WM_AS_MINIMUM) {
+    if (q.zero == WM_ZERO_INT) spread(b.point, width, first, count, s.point);
+    if (q.zero == WM_ZERO_MIN_F16) {
       spread(b.minimum, width, first, count, s.minimum);
       spread(b.stored_minimum, width, first, count, s.stored_minimum);
     }
@@ -620,7 +620,7 @@ struct Coder {
     for (int64_t i = 0; i < count; ++i) {
       const float l = b.low[i], h = b.high[i];
       if (q.ends == WM_ENDS_FIRST && h < -l) b.high[i] = l;
-      if (!(q.ends == WM_ENDS_FIRST ? h == -l : q.zero == WM_AS_MINIMUM && l == 0)) continue;
+      if (!(q.ends == WM_ENDS_FIRST ? h == -l : q.zero == WM_ZERO_MIN_F16 && l == 0)) continue;
       const int64_t r = r0 + i / across * band, end = r + band < q.rows ? r + band : q.rows;
       const float first = first_of(std::fabs(l), r, end, c0 + i % across * q.block_elems);
       (q.ends == WM_ENDS_FIRST ? b.high : b.low)[i] = first;

@@ -14,13 +14,16 @@
 #define WM_TARGET_BEGIN(features) \
   WM_DO_PRAGMA(clang attribute push(__attribute__((target(features))), apply_to = function))
 #define WM_TARGET_END WM_DO_PRAGMA(clang attribute pop)
+#define WM_WIDE ""
 #else
+#define WM_WIDE ",prefer-vector-width=512"  // clang ignores the whole list for it
 #define WM_TARGET_BEGIN(features) WM_DO_PRAGMA(GCC push_options) WM_DO_PRAGMA(GCC target(features))
 #define WM_TARGET_END WM_DO_PRAGMA(GCC pop_options)
 #endif
 
 #define WM_AVX2 "avx2,fma,f16c,bmi,bmi2"
-#define WM_AVX512 \
-  "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512"
+#define WM_AVX512 "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi" WM_WIDE
+#define WM_AVX512_VNNI WM_AVX512 ",avx512vnni"
+#define WM_AVX512_BF16 WM_AVX512 ",avx512bf16"
 
 enum WmIsa { WM_ISA_PORTABLE = 0, WM_ISA_AVX2 = 1, WM_ISA_AVX512 = 2 };

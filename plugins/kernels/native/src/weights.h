@@ -7,17 +7,20 @@ enum WmElement : int32_t {
   WM_F32, WM_BF16, WM_F16, WM_E2M1, WM_E2M3, WM_E3M2, WM_E4M3, WM_E5M2, WM_MXINT8, WM_NF4,
   WM_INT8, WM_INT4, WM_INT3, WM_INT2, WM_UINT8, WM_UINT4, WM_UINT3, WM_UINT2
 };
-enum WmScale : int32_t { WM_SCALE_NONE, WM_SCALE_E8M0, WM_SCALE_E4M3, WM_SCALE_F16, WM_SCALE_BF16, WM_SCALE_F32 };
+enum WmScale : int32_t {
+  WM_SCALE_NONE, WM_SCALE_E8M0, WM_SCALE_E4M3, WM_SCALE_F16, WM_SCALE_BF16, WM_SCALE_F32, WM_SCALE_DYNAMIC8
+};
 enum WmZero : int32_t { WM_ZERO_NONE, WM_ZERO_INT, WM_ZERO_MIN_F16 };
-enum WmSecond : int32_t { WM_SECOND_NONE, WM_SECOND_F32, WM_SECOND_INVERSE_F32 };
+enum WmSecond : int32_t { WM_SECOND_NONE, WM_SECOND_F32, WM_SECOND_INVERSE_F32, WM_SECOND_DYNAMIC8 };
 
-static inline int bits_of(WmElement e) {
+constexpr int bits_of(WmElement e) {
   constexpr int BITS[] = {32, 16, 16, 4, 6, 6, 8, 8, 8, 4, 8, 4, 3, 2, 8, 4, 3, 2};
   return BITS[e];
 }
 
 // A stack of matrices [matrices, rows, n]. A value is element · scale, (element - zero) · scale, or element · scale +
-// minimum; `second` multiplies (or divides) the scale again, one a matrix.
+// minimum; `second` multiplies (or divides) the scale again, one a matrix; or (dynamic8) there is one for every 256
+// scales of the stack, in order, and then an offset that is added to all.
 struct Weights {
   WmElement element;
   WmScale scale;
@@ -27,6 +30,7 @@ struct Weights {
   int64_t block_rows, block_elems;  // never 0: a block of all rows has `rows` of them
   const uint8_t *codes, *scales, *zeros;
   const float* seconds;
+  const float* book;  // of scales that are codes, what each is worth
 
   int64_t row_nbytes() const { return n * bits_of(element) / 8; }
   int64_t across() const { return (n + block_elems - 1) / block_elems; }  // scales of a row of blocks

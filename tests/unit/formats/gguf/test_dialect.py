@@ -375,6 +375,7 @@ def test_general_metadata():
     assert kv["general.file_type"] == ("uint32", gguf.LlamaFileType.MOSTLY_MXFP4_MOE)
     assert kv["general.quantization_version"] == ("uint32", gguf.GGML_QUANT_VERSION)
     assert kv["tokenizer.ggml.model"] == ("string", "none")
+    assert kv["gpt-oss.vocab_size"] == ("uint32", config["vocab_size"]), "where llama.cpp cannot count tokens"
     plain = encode(toy_llama.weights(), toy_llama.CONFIG).metadata["gguf"]["kv"]
     assert plain["general.file_type"] == ("uint32", gguf.LlamaFileType.MOSTLY_BF16)
     assert "general.quantization_version" not in plain

@@ -1,0 +1,142 @@
+"""What figures are held against: which machine this is, what it can do at most, and who else is at work on it.
+
+Limits are the best that was seen, in short pieces: a busy machine hides them from whoever takes the average. A figure
+that is measured beside other people's work says how much of that there was (`Others`).
+"""
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.cpu import CPUINFO, instructions
+from pipeline.planning.rates import machine
+from plugins.kernels.native import build, compiler, library
+
+TOLD = (  # of the instruction sets, those that kernels may use
+    "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
+    "asimd", "asimddp", "i8mm", "bf16",
+)  # fmt: skip
+PIECE_NBYTES = 1 << 25
+PIECES = 16  # of a thread, which goes round in them: 512 MiB, more than caches keep
+ROUNDS = 400
+
+
+def describe() -> dict[str, Any]:
+    """The machine, and what it runs: for people who read figures later."""
+    said = CPUINFO.read_text(errors="replace") if CPUINFO.exists() else ""
+    ids = [re.search(rf"^{key}\s*:\s*(\S+)", said, re.MULTILINE) for key in ("cpu family", "model", "stepping")]
+    return {
+        "cpu": machine(), "family, model, stepping": "/".join(found[1] for found in ids if found),
+        "architecture": platform.machine(), "instructions": [name for name in TOLD if name in instructions()],
+        "isa": library.ISAS[library.isa()], "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "kernel": platform.release(), "python": platform.python_version(), "compiler": _compiler(),
+        "packages": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
+    }  # fmt: skip
+
+
+def _compiler() -> str:
+    # The command is the user's own, or one on the path.
+    said = subprocess.run([*compiler.command(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    return said.stdout.splitlines()[0]
+
+
+def read_rate(threads: int, rounds: int = ROUNDS) -> float:
+    """Bytes a second that `threads` threads together read from memory: the best of `rounds`."""
+    call, isa = limits().wm_limit_read, library.isa()
+    parts = [np.ones(PIECES * PIECE_NBYTES, np.uint8) for _ in range(threads)]
+    calls = (
+        (lambda part, at=i % PIECES * PIECE_NBYTES: call(isa, part.ctypes.data + at, PIECE_NBYTES))
+        for i in range(rounds)
+    )
+    return threads * PIECE_NBYTES / _best(threads, calls, parts)
+
+
+def multiply_add_rate(threads: int, rounds: int = ROUNDS) -> float:
+    """float32 operations a second of `threads` threads that do nothing but multiply and add: the best of `rounds`."""
+    call, isa, steps = limits().wm_limit_multiply_add, library.isa(), 1 << 17
+    results = [np.zeros(1, np.float32) for _ in range(threads)]
+    ops: int = call(isa, steps, 0.5, results[0].ctypes.data)
+    calls = (lambda result: call(isa, steps, 0.5, result.ctypes.data) for _ in range(rounds))
+    return threads * ops / _best(threads, calls, results)
+
+
+def _best(threads: int, calls: Iterable[Callable[[Any], Any]], args: list[Any]) -> float:
+    """Seconds of the shortest round, in which every thread makes one call."""
+    best = float("inf")
+    with ThreadPoolExecutor(threads) as pool:
+        for call in calls:
+            start = time.perf_counter()
+            list(pool.map(call, args))
+            best = min(best, time.perf_counter() - start)
+    return best
+
+
+def limits() -> Any:
+    """The functions of src/limits.cc."""
+    found = ctypes.CDLL(str(build.library("limits")))
+    found.wm_limit_read.restype = ctypes.c_uint64
+    found.wm_limit_read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
+    found.wm_limit_multiply_add.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p)
+    found.wm_limit_multiply_add.restype = ctypes.c_int64
+    return found
+
+
+@dataclass
+class Others:
+    """How many cores other processes took while the block ran; meanwhile this one waits for its children, if any.
+
+    Attributes:
+        cores: of others, and of the host's other guests, on average.
+        seconds: of the block.
+        cpu_s: of this process and of the children that ended in the block.
+    """
+
+    cores: float = 0.0
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    _at: tuple[float, float, float] = field(default=(0.0, 0.0, 0.0), repr=False)
+
+    def __enter__(self) -> "Others":
+        self._at = time.perf_counter(), _own(), _busy()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        start, own, busy = self._at
+        self.seconds, self.cpu_s = time.perf_counter() - start, _own() - own
+        self.cores = max(0.0, _busy() - busy - self.cpu_s) / self.seconds
+
+
+def _own() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def _busy() -> float:
+    """CPU seconds of everybody since the machine started."""
+    user, nice, system, _, _, irq, softirq, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
+def of(threads: int) -> dict[str, float]:
+    """The limits that models meet with so many threads: bytes read and float32 operations, a second."""
+    return {"threads": threads, "read": read_rate(threads), "multiply_add": multiply_add_rate(threads)}
+
+
+def headline(told: dict[str, Any]) -> str:
+    """`describe` in a line or two."""
+    packages = ", ".join(f"{name} {number}" for name, number in told["packages"].items())
+    cpu = f"{told['cpu']} ({told['family, model, stepping']}), {told['memory'] / 2**30:.0f} GiB"
+    has = f"{' '.join(told['instructions'])}; {packages}; {told['compiler']}"
+    return f"{cpu}, native kernels {told['isa']}, load {os.getloadavg()[0]:.1f}\n{has}"

@@ -1,0 +1,359 @@
+// Rows of weights as float32, in their natural order: what `dequantize` defines, each operation rounded once. Included
+// once for each instruction set, after weights.h and floats.h; of headers that are included together one includes it.
+//
+// LANES codes at a time become 32-bit lanes that hold a code in their lowest bits, with whatever stands above. Up to
+// four bits a table holds every value, and the look-up takes no notice of what stands above. Wider floats are float32
+// with fewer bits, but for subnormals, which are integers times a unit; so no step meets a subnormal float32, and
+// threads that flush them (XLA's) decode the same. Only what is itself no normal float32 they see as 0: scale byte 0
+// of E8M0, and products that small.
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors go between functions that are inlined, and no others
+
+namespace decoding {
+
+constexpr int LANES = WM_SIMD == 512 ? 16 : 8;
+constexpr int RUN = 64;  // blocks whose scales are decoded before their elements
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+#define WM_INLINE static inline __attribute__((always_inline))
+
+constexpr float NF4[16] = {  // QLoRA, appendix E
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+constexpr float E2M1[8] = {0, 0.5f, 1, 1.5f, 2, 3, 4, 6};
+
+constexpr int bits(WmElement e) {
+  constexpr int BITS[] = {32, 16, 16, 4, 6, 6, 8, 8, 8, 4, 8, 4, 3, 2, 8, 4, 3, 2};
+  return BITS[e];
+}
+constexpr bool is_unsigned(WmElement e) { return e >= WM_UINT8; }
+
+// ---- Elements ----
+
+struct Table {
+  float value[16];
+};
+
+// Of codes of up to four bits, repeated so that stray bits above do no harm.
+template <WmElement E>
+constexpr Table table() {
+  Table t{};
+  for (int i = 0; i < 16; ++i) {
+    const int most = 1 << bits(E), c = i & (most - 1);
+    if (E == WM_NF4) t.value[i] = NF4[c];
+    else if (E == WM_E2M1) t.value[i] = c & 8 ? -E2M1[c & 7] : E2M1[c & 7];
+    else t.value[i] = float(is_unsigned(E) || c < most / 2 ? c : c - most);
+  }
+  return t;
+}
+
+constexpr float exp2_float(int e) {
+  float f = 1;
+  for (; e < 0; ++e) f /= 2;
+  return f;
+}
+
+WM_INLINE float to_float(int32_t v) { return float(v); }
+WM_INLINE Floats to_float(Ints v) { return __builtin_convertvector(v, Floats); }
+
+// A float of SIGN bits and a sign, M of them its fraction: TOP is the last finite magnitude, INF infinity's, if the
+// format has one. For one code or for LANES.
+template <typename F, int M, int BIAS, int TOP, int INF, int SIGN, typename I>
+WM_INLINE F small_float(I c) {
+  const I m = c & ((1 << SIGN) - 1);
+  I value = (m << (23 - M)) + ((127 - BIAS) << 23);
+  const F subnormal = to_float(m) * exp2_float(1 - BIAS - M);
+  I tiny;
+  std::memcpy(&tiny, &subnormal, sizeof tiny);
+  value = m < (1 << M) ? tiny : value;
+  if constexpr (TOP < (1 << SIGN) - 1) {
+    value = m > TOP ? (m & 0) | 0x7FC00000 : value;
+    if constexpr (INF != 0) value = m == INF ? (m & 0) | 0x7F800000 : value;
+  }
+  value |= (c << (31 - SIGN)) & int32_t(0x80000000);
+  F found;
+  std::memcpy(&found, &value, sizeof found);
+  return found;
+}
+
+template <typename F, typename I>
+WM_INLINE F small_float(WmElement e, I c) {
+  switch (e) {  // the element is known where this is inlined
+    case WM_E2M3: return small_float<F, 3, 1, 31, 0, 5>(c);
+    case WM_E3M2: return small_float<F, 2, 3, 31, 0, 5>(c);
+    case WM_E4M3: return small_float<F, 3, 7, 0x7E, 0, 7>(c);
+    case WM_E5M2: return small_float<F, 2, 15, 0x7B, 0x7C, 7>(c);
+    default: return small_float<F, 10, 15, 0x7BFF, 0x7C00, 15>(c);
+  }
+}
+
+#if WM_SIMD
+struct alignas(64) Spread {
+  uint8_t byte[4 * LANES];
+  int32_t shift[LANES];
+};
+
+// Of each lane: the bytes that its code lies in, and how far from their lowest bit.
+template <int BITS>
+constexpr Spread spread() {
+  Spread s{};
+  for (int l = 0; l < LANES; ++l) {
+    s.byte[4 * l] = uint8_t(l * BITS / 8);
+    for (int b = 1; b < 4; ++b) s.byte[4 * l + b] = uint8_t(l * BITS / 8 + 1);
+    s.shift[l] = l * BITS % 8;
+  }
+  return s;
+}
+#endif
+
+// LANES codes, each in the lowest bits of its lane.
+template <int BITS>
+WM_INLINE Ints unpacked(const uint8_t* p) {
+#if WM_SIMD == 512
+  if constexpr (BITS == 8) return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  static constexpr Spread S = spread<BITS>();
+  const __m128i bytes = _mm_maskz_loadu_epi8(__mmask16((1 << (2 * BITS)) - 1), p);
+  const __m512i there = _mm512_permutexvar_epi8(_mm512_load_si512(S.byte), _mm512_castsi128_si512(bytes));
+  return (Ints)_mm512_srlv_epi32(there, _mm512_load_si512(S.shift));
+#elif WM_SIMD == 256
+  // In loads of powers of two: others go by way of memory.
+  constexpr int HEAD = BITS == 6 ? 4 : BITS == 3 ? 2 : BITS;
+  uint64_t bytes = 0, tail = 0;
+  std::memcpy(&bytes, p, HEAD);
+  std::memcpy(&tail, p + HEAD, BITS - HEAD);
+  bytes |= tail << (8 * HEAD % 64);
+  if constexpr (BITS == 8) return (Ints)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(bytes)));
+  static constexpr Spread S = spread<BITS>();
+  const __m256i at = _mm256_load_si256(reinterpret_cast<const __m256i*>(S.byte));
+  const __m256i there = _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(bytes)), at);
+  return (Ints)_mm256_srlv_epi32(there, _mm256_load_si256(reinterpret_cast<const __m256i*>(S.shift)));
+#else
+  if constexpr (BITS == 8) {
+    uint8_t bytes __attribute__((vector_size(LANES)));
+    std::memcpy(&bytes, p, LANES);
+    return __builtin_convertvector(bytes, Ints);
+  }
+  Ints found;
+  for (int l = 0; l < LANES; ++l) {
+    const int at = l * BITS / 8, more = (l * BITS + BITS - 1) / 8;
+    found[l] = (p[at] | p[more] << (more > at ? 8 : 0)) >> l * BITS % 8;
+  }
+  return found;
+#endif
+}
+
+template <WmElement E>
+WM_INLINE Floats looked_up(Ints codes) {
+  static constexpr Table T = table<E>();
+#if WM_SIMD == 512
+  return (Floats)_mm512_permutexvar_ps((__m512i)codes, _mm512_loadu_ps(T.value));
+#elif WM_SIMD == 256
+  const __m256 low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T.value), (__m256i)codes);
+  if constexpr (bits(E) < 4) return (Floats)low;
+  const __m256 high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(T.value + 8), (__m256i)codes);
+  return (Floats)_mm256_blendv_ps(low, high, (__m256)(codes << 28));
+#else
+  Floats found;
+  for (int l = 0; l < LANES; ++l) found[l] = T.value[codes[l] & 15];
+  return found;
+#endif
+}
+
+#if !WM_SIMD
+// Of a float of up to eight bits: where comparisons of vectors are slow, looking up is quicker.
+template <WmElement E>
+struct AllValues {
+  float value[1 << bits(E)];
+  AllValues() {
+    for (int32_t c = 0; c < 1 << bits(E); ++c) value[c] = small_float<float>(E, c);
+  }
+};
+#endif
+
+// What LANES elements at p are worth before their scale.
+template <WmElement E>
+WM_INLINE Floats elements(const uint8_t* p) {
+  if constexpr (E == WM_F32) {
+    Floats found;
+    std::memcpy(&found, p, sizeof found);
+    return found;
+  } else if constexpr (E == WM_BF16 || E == WM_F16) {
+    uint16_t wide __attribute__((vector_size(2 * LANES)));
+    std::memcpy(&wide, p, sizeof wide);
+    const Ints patterns = __builtin_convertvector(wide, Ints);
+    return E == WM_BF16 ? (Floats)(patterns << 16) : small_float<Floats>(E, patterns);
+  } else if constexpr (bits(E) <= 4) {
+    return looked_up<E>(unpacked<bits(E)>(p));
+  } else if constexpr (E == WM_INT8 || E == WM_UINT8 || E == WM_MXINT8) {
+    const Ints codes = unpacked<8>(p);
+    const Floats whole = to_float(E == WM_UINT8 ? codes : codes << 24 >> 24);
+    return E == WM_MXINT8 ? whole * exp2_float(-6) : whole;  // OCP MX v1.0, section 5.3.4
+  } else {
+#if WM_SIMD
+    return small_float<Floats>(E, unpacked<bits(E)>(p));
+#else
+    static const AllValues<E> ALL;
+    const Ints codes = unpacked<bits(E)>(p);
+    Floats found;
+    for (int l = 0; l < LANES; ++l) found[l] = ALL.value[codes[l] & ((1 << bits(E)) - 1)];
+    return found;
+#endif
+  }
+}
+
+// ---- Scales ----
+
+static inline float float_at(const uint8_t* p, int64_t i) {
+  float f;
+  std::memcpy(&f, p + 4 * i, 4);
+  return f;
+}
+static inline int32_t half_at(const uint8_t* p, int64_t i) {
+  uint16_t h;
+  std::memcpy(&h, p + 2 * i, 2);
+  return h;
+}
+static inline float e8m0(uint8_t byte) {  // 2^(byte - 127); byte 0 is subnormal, 0xFF is NaN: OCP MX v1.0, 5.4.1
+  const uint32_t b = byte == 0 ? 0x00400000u : byte == 0xFF ? 0x7FC00000u : uint32_t(byte) << 23;
+  float f;
+  std::memcpy(&f, &b, 4);
+  return f;
+}
+
+// Factors of the scales [from, from + count), all of one matrix.
+static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t count, float* out) {
+  const uint8_t* s = w.scales;
+  switch (w.scale) {
+    case WM_SCALE_E8M0:
+      for (int64_t i = 0; i < count; ++i) out[i] = e8m0(s[from + i]);
+      break;
+    case WM_SCALE_E4M3:
+      for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_E4M3, int32_t(s[from + i]));
+      break;
+    case WM_SCALE_F16:
+      for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_F16, half_at(s, from + i));
+      break;
+    case WM_SCALE_BF16:
+      for (int64_t i = 0; i < count; ++i) out[i] = widened(Bf16{uint16_t(half_at(s, from + i))});
+      break;
+    case WM_SCALE_DYNAMIC8: {
+      const float offset = w.seconds[(w.matrices * w.down() * w.across() + 255) / 256];
+      for (int64_t i = 0; i < count; ++i) out[i] = w.book[s[from + i]] * w.seconds[(from + i) / 256] + offset;
+      return;
+    }
+    default:
+      for (int64_t i = 0; i < count; ++i) out[i] = float_at(s, from + i);
+  }
+  if (w.second == WM_SECOND_NONE) return;
+  const float second = w.seconds[matrix];
+  if (w.second == WM_SECOND_F32)
+    for (int64_t i = 0; i < count; ++i) out[i] *= second;
+  else
+    for (int64_t i = 0; i < count; ++i) out[i] /= second;
+}
+
+static void zeros(const Weights& w, int64_t from, int64_t count, float* out) {
+  if (w.zero == WM_ZERO_INT)
+    for (int64_t i = 0; i < count; ++i) out[i] = float(w.zeros[from + i]);
+  else
+    for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_F16, half_at(w.zeros, from + i));
+}
+
+// ---- Rows ----
+
+template <WmZero Z, typename F, typename S>
+WM_INLINE F scaled(F value, S factor, S zero) {
+  if constexpr (Z == WM_ZERO_INT) return (value - zero) * factor;
+  if constexpr (Z == WM_ZERO_MIN_F16) return value * factor + zero;
+  return value * factor;
+}
+
+// Up to LANES elements at `at`, where fewer may be readable.
+template <WmElement E>
+WM_INLINE Floats some(const uint8_t* p, int64_t count) {
+  if (count >= LANES) return elements<E>(p);
+  uint8_t whole[LANES * bits(E) / 8] = {};
+  std::memcpy(whole, p, size_t((count * bits(E) + 7) / 8));
+  return elements<E>(whole);
+}
+WM_INLINE void put(float* out, Floats v, int64_t count) {
+  std::memcpy(out, &v, count >= LANES ? sizeof v : size_t(count) * 4);
+}
+
+template <WmElement E>
+static void plain_row(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out) {
+  const uint8_t* p = w.codes + (matrix * w.rows + row) * w.row_nbytes() + from * bits(E) / 8;
+  for (int64_t i = 0; i < count; i += LANES) put(out + i, some<E>(p + i * bits(E) / 8, count - i), count - i);
+}
+
+template <WmElement E, WmZero Z>
+static void coded_row(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out) {
+  const uint8_t* codes = w.codes + (matrix * w.rows + row) * w.row_nbytes();
+  const int64_t block = w.block_elems, scales = (matrix * w.down() + row / w.block_rows) * w.across();
+  float factor[RUN], zero[RUN] = {};
+  for (int64_t at = from, end = from + count; at < end;) {
+    const int64_t first = at / block, most = (end - 1) / block + 1 - first, blocks = most < RUN ? most : RUN;
+    factors(w, matrix, scales + first, blocks, factor);
+    if constexpr (Z != WM_ZERO_NONE) zeros(w, scales + first, blocks, zero);
+    const int64_t stop = blocks < most ? (first + blocks) * block : end;
+    if (block % LANES == 0 && at % LANES == 0) {
+      for (int64_t b = 0; b < blocks; ++b) {
+        const int64_t last = (first + b + 1) * block < stop ? (first + b + 1) * block : stop;
+        const Floats f = factor[b] - Floats{}, z = zero[b] - Floats{};  // of all lanes; 0 + -0 would be 0
+        for (; at + LANES <= last; at += LANES)
+          put(out + at - from, scaled<Z>(elements<E>(codes + at * bits(E) / 8), f, z), LANES);
+        if (at == last) continue;
+        put(out + at - from, scaled<Z>(some<E>(codes + at * bits(E) / 8, last - at), f, z), last - at);
+        at = last;
+      }
+      continue;
+    }
+    int64_t b = 0, left = (first + 1) * block - at;  // elements until the next block begins
+    for (; at < stop; at += LANES) {
+      Floats f = {}, z = {};
+      const int64_t here = stop - at < LANES ? stop - at : LANES;
+      if (block == 1 && here == LANES) {
+        std::memcpy(&f, factor + b, sizeof f);
+        std::memcpy(&z, zero + b, sizeof z);
+        b += LANES;
+      } else for (int l = 0; l < here; ++l) {
+        f[l] = factor[b];
+        z[l] = zero[b];
+        if (--left == 0) ++b, left = block;
+      }
+      put(out + at - from, scaled<Z>(some<E>(codes + at * bits(E) / 8, end - at), f, z), here);
+    }
+  }
+}
+
+}  // namespace decoding
+
+// out [count] = elements [from, from + count) of a row of a matrix. `from` is a multiple of 8, so that it begins a byte
+// whatever the format; a multiple of 16 is quicker.
+using DecodeRow = void (*)(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out);
+
+// What decodes rows of w, to be asked once for many of them.
+static DecodeRow decoder(const Weights& w) {
+  using namespace decoding;
+#define WM_ZEROS(e) \
+  case e: return w.zero == WM_ZERO_INT ? coded_row<e, WM_ZERO_INT> : coded_row<e, WM_ZERO_MIN_F16>;
+#define WM_SIGNED(e) \
+  case e: return coded_row<e, WM_ZERO_NONE>;
+  switch (w.element) {
+    case WM_F32: return plain_row<WM_F32>;
+    case WM_BF16: return plain_row<WM_BF16>;
+    case WM_F16: return plain_row<WM_F16>;
+    WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
+    WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
+    WM_ZEROS(WM_UINT8) WM_ZEROS(WM_UINT4) WM_ZEROS(WM_UINT3) WM_ZEROS(WM_UINT2)
+  }
+  return nullptr;
+#undef WM_ZEROS
+#undef WM_SIGNED
+}
+
+static inline void decode_row(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out) {
+  decoder(w)(w, matrix, row, from, count, out);
+}
+#undef WM_INLINE

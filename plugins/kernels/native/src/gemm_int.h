@@ -1,0 +1,245 @@
+// Products of many rows of activations with packed weights, over integers: activations in blocks of BLOCK columns, each
+// with a scale of its own, as integers of 8 or 16 bits. Included once for each instruction set, after gemm.h; with 512
+// bits only where the machine has dot products of integers (VNNI).
+//
+// Weights become integers too. Those of a format whose elements are some (of at most `most`, in a unit), and whose blocks
+// are of whole BLOCKs, are exact; others are rounded as activations are. A block's products are summed as int32 and
+// cannot overflow; blocks are summed as float32. Where a block holds what is not finite its sums are NaN.
+//
+// Pairs of int16 serve both widths; VNNI has dot products of four int8, of which one side is unsigned: weights + 128. The
+// sums then begin at -128 · Σ x.
+
+namespace gemm_int {
+
+using gemm::Floats;
+using gemm::Ints;
+using gemm::LANES;
+using gemm::STRIP;
+using gemm::DEPTH;
+using gemm::Part;
+using gemm::least;
+using gemm::load;
+using gemm::store;
+using gemm::everywhere;
+using gemm::fused;
+
+constexpr int BLOCK = 32;
+constexpr int64_t BLOCKS = DEPTH / BLOCK;
+constexpr int MOST = WM_SIMD == 512 ? 6 : 2;  // rows whose sums fit registers, two kinds of them
+constexpr int64_t ROWS = 126;
+
+WM_INLINE Ints load_ints(const int32_t* p) {
+  Ints v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+WM_INLINE Ints everywhere(int32_t v) { return Ints{} + v; }
+
+// What BITS of activations mean: how integers lie in 32-bit lanes, and the largest of both sides.
+template <int BITS>
+struct Width {
+  static constexpr bool QUADS = WM_SIMD == 512 && BITS == 8;
+  static constexpr int PER = QUADS ? 4 : 2;  // of a lane
+  static constexpr float MOST_X = BITS == 8 ? 127 : 32767;
+  static constexpr float MOST_W = BITS == 8 ? 127 : 2047;  // 32 · 32767 · 2047 < 2³¹
+  // The column of a block that is the i-th of lane t. Quads are every other column of eight: so lie four-bit codes.
+  static constexpr int column(int t, int i) { return QUADS ? t / 2 * 8 + t % 2 + 2 * i : 2 * t + i; }
+};
+
+// sums + the dot products of lanes of w and x.
+template <bool QUADS>
+WM_INLINE Ints dot(Ints sum, Ints w, Ints x) {
+#if WM_SIMD == 512
+  if (QUADS) return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+  return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
+#elif WM_SIMD == 256
+  return sum + (Ints)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+#else
+  return sum + (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
+#endif
+}
+
+// To the nearest integer, of magnitudes under 2²².
+WM_INLINE Ints rounded(Floats v) {
+#if WM_SIMD == 512
+  return (Ints)_mm512_cvtps_epi32((__m512)v);
+#elif WM_SIMD == 256
+  return (Ints)_mm256_cvtps_epi32((__m256)v);
+#else
+  return (Ints)(v + 12582912.0f) - 0x4B400000;  // 1.5 · 2²³: its last place is 1
+#endif
+}
+
+WM_INLINE Ints larger(Ints a, Ints b) { return a > b ? a : b; }
+
+// The unit in which the largest magnitude (given as its pattern) is `most`, and how many of it are 1: NaN where it is not
+// finite, nothing where it is next to nothing.
+WM_INLINE void unit_of(Ints largest, float most, Floats* unit, Floats* inverse) {
+  const Floats top = (Floats)largest;
+  const Ints some = largest >= 0x03800000;  // 2^-120: so that neither is infinite
+  *inverse = (Floats)((Ints)(everywhere(most) / top) & some);
+  *unit = (Floats)(((Ints)(top * (1 / most)) & some) | ((largest >= 0x7F800000) & 0x7FC00000));
+}
+
+// ---- Activations ----
+
+// Rows first … first + m of q, columns k … k + depth: [block][lane of BLOCK / PER][m] of integers, and [block][m] of
+// units and of what sums begin with.
+template <int BITS>
+static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, int32_t* out, float* units,
+                    int32_t* begin) {
+  using W = Width<BITS>;
+  for (int64_t i = 0; i < m; ++i) {
+    const void* x = q.x_of(first + i);
+    for (int64_t b = 0; b * BLOCK < depth; ++b) {
+      Ints part[BLOCK / LANES], largest = {};
+      for (int c = 0; c < BLOCK; c += LANES) {
+        part[c / LANES] = depth - b * BLOCK > c ? gemm::columns(x, q.bf16, k + b * BLOCK + c, depth - b * BLOCK - c) : Ints{};
+        largest = larger(largest, part[c / LANES] & 0x7FFFFFFF);
+      }
+      int32_t top = 0, total = 0, whole[BLOCK];
+      for (int l = 0; l < LANES; ++l) top = largest[l] > top ? largest[l] : top;
+      Floats unit, inverse;
+      unit_of(everywhere(top), W::MOST_X, &unit, &inverse);
+      for (int c = 0; c < BLOCK; c += LANES) {
+        const Ints v = rounded((Floats)part[c / LANES] * inverse);
+        std::memcpy(whole + c, &v, sizeof v);
+      }
+      for (int c = 0; c < BLOCK; ++c) total += whole[c];
+      for (int t = 0; t < BLOCK / W::PER; ++t) {
+        uint32_t lane = 0;
+        for (int j = 0; j < W::PER; ++j)
+          lane |= (uint32_t(whole[W::column(t, j)]) & (W::QUADS ? 0xFFu : 0xFFFFu)) << (32 / W::PER * j);
+        out[(b * (BLOCK / W::PER) + t) * m + i] = int32_t(lane);
+      }
+      units[b * m + i] = unit[0];
+      begin[b * m + i] = W::QUADS ? -128 * total : 0;
+    }
+  }
+}
+
+// ---- Weights ----
+
+// What 1 is in the integers that elements are, 0 where they are none of at most `most`.
+static float multiple_of(const Weights& w, float most) {
+  const bool whole_blocks = w.block_elems % BLOCK == 0 || w.block_elems >= w.n;
+  if (!whole_blocks || w.zero != WM_ZERO_NONE || w.scale == WM_SCALE_NONE) return 0;
+  switch (w.element) {
+    case WM_INT8: case WM_INT4: case WM_INT3: case WM_INT2: return 1;
+    case WM_E2M1: return 2;
+    case WM_E2M3: return 8;
+    case WM_E3M2: return most < 448 ? 0 : 16;
+    case WM_MXINT8: return 64;
+    default: return 0;
+  }
+}
+
+// Half a strip that is decoded, as integers [block][lane][STRIP], and what is theirs of units, [block][STRIP].
+template <int BITS>
+static void integers(const Part& p, int half, float multiple, int32_t* out, float* units) {
+  using W = Width<BITS>;
+  float* strip = p.out + half * LANES;
+  const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
+  for (int64_t c = p.depth; c < blocks * BLOCK; ++c) store(strip + c * STRIP, Floats{});
+  for (int64_t b = 0; b < blocks; ++b, strip += BLOCK * STRIP) {
+    Floats unit, inverse;
+    Ints largest = {};
+    if (multiple != 0) {
+      const int64_t block = (p.k + b * BLOCK) / p.w.block_elems - p.k / p.w.block_elems;
+      const Ints scale = (Ints)load(p.scales + block * LANES);
+      unit_of(scale & 0x7FFFFFFF, multiple, &unit, &inverse);
+      const Ints sign = scale & int32_t(0x80000000);
+      unit = (Floats)((Ints)unit | sign), inverse = (Floats)((Ints)inverse | sign);
+    } else {
+      for (int c = 0; c < BLOCK; ++c) largest = larger(largest, (Ints)load(strip + c * STRIP) & 0x7FFFFFFF);
+      unit_of(largest, W::MOST_W, &unit, &inverse);
+    }
+    store(units + b * STRIP + half * LANES, unit);
+    for (int t = 0; t < BLOCK / W::PER; ++t) {
+      Ints lane = {};
+      for (int j = 0; j < W::PER; ++j) {
+        const Floats v = load(strip + W::column(t, j) * STRIP);
+        if (W::QUADS) lane |= rounded(fused(v, inverse, gemm::everywhere(128.0f))) << (8 * j);
+        else lane |= j ? rounded(v * inverse) << 16 : rounded(v * inverse) & 0xFFFF;
+      }
+      std::memcpy(out + (b * (BLOCK / W::PER) + t) * STRIP + half * LANES, &lane, sizeof lane);
+    }
+  }
+}
+
+// ---- Products ----
+
+template <int BITS, int M>
+static void tile(const int32_t* w, const float* w_units, const int32_t* x, const float* x_units, const int32_t* begin,
+                 int64_t blocks, const GemmRows& q, int64_t first, int64_t row, int64_t count, bool add) {
+  using W = Width<BITS>;
+  Floats sum[M][2] = {};
+  for (int64_t b = 0; b < blocks; ++b, begin += M, x_units += M, w_units += STRIP) {
+    Ints whole[M][2];
+    for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = everywhere(begin[m]);
+    for (int t = 0; t < BLOCK / W::PER; ++t, w += STRIP, x += M) {
+      const Ints w0 = load_ints(w), w1 = load_ints(w + LANES);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; ++m) {
+        const Ints v = everywhere(x[m]);
+        whole[m][0] = dot<W::QUADS>(whole[m][0], w0, v);
+        whole[m][1] = dot<W::QUADS>(whole[m][1], w1, v);
+      }
+    }
+    for (int m = 0; m < M; ++m)
+      for (int h = 0; h < 2; ++h) {
+        const Floats unit = gemm::everywhere(x_units[m]) * load(w_units + h * LANES);
+        sum[m][h] = fused(decoding::to_float(whole[m][h]), unit, sum[m][h]);
+      }
+  }
+  for (int m = 0; m < M; ++m) gemm::put(sum[m], q.y_of(first + m) + row, count, add);
+}
+
+using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t,
+                      const GemmRows&, int64_t, int64_t, int64_t, bool);
+
+template <int BITS, int M>
+static inline Tile tile_of(int64_t rows) {
+  if constexpr (M == 1) return tile<BITS, 1>;
+  else return rows == M ? tile<BITS, M> : tile_of<BITS, M - 1>(rows);
+}
+
+// As gemm::product.
+template <int BITS>
+static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, float* scratch) {
+  using W = Width<BITS>;
+  constexpr int64_t LANES_OF_BLOCK = BLOCK / W::PER;
+  const gemm::DecodeHalf decode = gemm::strip_decoder(w);
+  const float multiple = multiple_of(w, W::MOST_W);
+  const int64_t tiles = (q.count + MOST - 1) / MOST;
+  float *scales = scratch + STRIP * DEPTH, *w_units = scales + gemm::SCALES_SCRATCH, *x_units = w_units + STRIP * BLOCKS;
+  int32_t *begin = reinterpret_cast<int32_t*>(x_units + ROWS * BLOCKS), *strip = begin + ROWS * BLOCKS;
+  int32_t* arranged = strip + STRIP * DEPTH / 2;
+  for (int64_t k = 0; k < w.n; k += DEPTH) {
+    const int64_t depth = least(DEPTH, w.n - k), blocks = (depth + BLOCK - 1) / BLOCK;
+    for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
+      height = gemm::share(q.count, tiles, i);
+      arrange<BITS>(q, m, height, k, depth, arranged + m * blocks * LANES_OF_BLOCK, x_units + m * blocks,
+                    begin + m * blocks);
+    }
+    for (int64_t row = first; row < last; row += STRIP) {
+      const int64_t count = least(STRIP, last - row);
+      const Part part{w, matrix, row, count, k, depth, scratch, scales};
+      for (int half = 0; half < 2; ++half) {
+        decode(part, half);
+        integers<BITS>(part, half, multiple, strip, w_units);
+      }
+      for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
+        height = gemm::share(q.count, tiles, i);
+        tile_of<BITS, MOST>(height)(strip, w_units, arranged + m * blocks * LANES_OF_BLOCK, x_units + m * blocks,
+                                    begin + m * blocks, blocks, q, m, row, count, k != 0);
+      }
+    }
+  }
+}
+
+constexpr int64_t SCRATCH = STRIP * DEPTH * 3 / 2 + gemm::SCALES_SCRATCH + STRIP * BLOCKS + ROWS * (2 * BLOCKS + DEPTH / 2);
+constexpr GemmKernel INT8 = {STRIP, ROWS, SCRATCH, product<8>};
+constexpr GemmKernel INT16 = {STRIP, ROWS, SCRATCH, product<16>};
+
+}  // namespace gemm_int

@@ -1,0 +1,381 @@
+// Products of a few rows of activations with weights in any format, from the stored codes: nothing is repacked, and
+// nothing but codes and scales is read from memory. Included once for each instruction set (targets.h), after floats.h,
+// elements.h and gemv_call.h.
+//
+// A loader (gemv_portable.h, …) makes vectors of float32 from a group of codes, in whatever order of elements is
+// cheapest; the activations are put in that order once (`arrange`). Each lane's elements are of one block wherever
+// blocks are multiples of the loader's GRAIN, so that a group's sums are scaled with one fused product, whatever it
+// holds. Scales of a row become float32 before it (`factors`). A zero point is taken off, and a minimum added, by way of
+// the sums of the activations: Σ (e - z) · x = Σ e · x - z · Σ x. Every weight is exact.
+//
+// A NaN among codes or scales is NaN in its row. Subnormals count as 0 where they are flushed, as in XLA's threads:
+// that is scale byte 0 of E8M0 (2^-127), and no element under any scale.
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors go between functions that are inlined, and no others
+
+namespace gemv {
+
+#define WM_INLINE static inline __attribute__((always_inline))
+#define WM_METHOD inline __attribute__((always_inline))
+constexpr int LANES = WM_SIMD == 512 ? 16 : 8;
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef int32_t I __attribute__((vector_size(4 * LANES)));
+typedef V Loose __attribute__((aligned(4), may_alias));
+
+WM_INLINE V load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
+
+#if WM_SIMD == 512
+WM_INLINE V fused(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+WM_INLINE float total(V v) { return _mm512_reduce_add_ps((__m512)v); }
+WM_INLINE V spread(const float* s, const int32_t* at) {
+  return (V)_mm512_permutexvar_ps(_mm512_loadu_si512(at), _mm512_loadu_ps(s));
+}
+#else
+#if WM_SIMD == 256
+WM_INLINE V fused(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+WM_INLINE V spread(const float* s, const int32_t* at) {
+  return (V)_mm256_permutevar8x32_ps(_mm256_loadu_ps(s), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+}
+#else
+WM_INLINE V fused(V a, V b, V c) { return a * b + c; }
+WM_INLINE V spread(const float* s, const int32_t* at) {
+  V v;
+  for (int l = 0; l < LANES; ++l) v[l] = s[at[l]];
+  return v;
+}
+#endif
+WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+#endif
+
+WM_INLINE float float_of(uint32_t bits) {
+  float f;
+  std::memcpy(&f, &bits, 4);
+  return f;
+}
+
+template <typename T>
+WM_INLINE T at(const uint8_t* p, int64_t i) {
+  T v;
+  std::memcpy(&v, p + i * int64_t(sizeof(T)), sizeof(T));
+  return v;
+}
+
+// ---- Scales ----
+
+// LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
+// integers, so that nobody flushes subnormals.
+template <int BITS, int FRACTION, int BIAS, int TOP, int INFINITE>
+WM_INLINE V small_floats(I c) {
+  const I m = c & ((1 << BITS) - 1);
+  const I tiny = (I)(__builtin_convertvector(m, V) * power_of_two(1 - BIAS - FRACTION));
+  I found = (m << (23 - FRACTION)) + ((127 - BIAS) << 23);
+  found = m < 1 << FRACTION ? tiny : found;
+  found = m > TOP ? I{} + 0x7FC00000 : found;
+  if (INFINITE) found = m == INFINITE ? I{} + 0x7F800000 : found;
+  return (V)(found | (c >> BITS & 1) << 31);
+}
+
+WM_INLINE V from_f16(I c) { return small_floats<15, 10, 15, 0x7C00, 0x7C00>(c); }
+
+WM_INLINE V scale_of(WmScale kind, I c) {  // of stored bits
+  switch (kind) {
+    case WM_SCALE_E8M0: return (V)(c << 23 | (c == 0xFF & I{} + 0x400000));
+    case WM_SCALE_E4M3: return small_floats<7, 3, 7, 0x7E, 0>(c);
+    case WM_SCALE_F16: return from_f16(c);
+    case WM_SCALE_BF16: return (V)(c << 16);
+    default: return (V)c;
+  }
+}
+
+// out[i] = f(stored[from + i]), LANES at a time.
+template <typename T, typename F>
+WM_INLINE void converted(const uint8_t* stored, int64_t from, int64_t n, float* out, F f) {
+  typedef T Some __attribute__((vector_size(LANES * sizeof(T)), aligned(1), may_alias));
+  const uint8_t* p = stored + from * int64_t(sizeof(T));
+  const int64_t ahead = 8 * n * int64_t(sizeof(T));  // those of rows that are soon to come
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    __builtin_prefetch(p + i * int64_t(sizeof(T)) + ahead);
+    const V v = f(__builtin_convertvector(*reinterpret_cast<const Some*>(p + i * int64_t(sizeof(T))), I));
+    std::memcpy(out + i, &v, sizeof v);
+  }
+  if (i == n) return;
+  __builtin_prefetch(p + i * int64_t(sizeof(T)) + ahead);
+  T rest[LANES] = {};
+  std::memcpy(rest, p + i * int64_t(sizeof(T)), size_t(n - i) * sizeof(T));
+  const V v = f(__builtin_convertvector(*reinterpret_cast<const Some*>(rest), I));
+  std::memcpy(out + i, &v, size_t(n - i) * 4);
+}
+
+template <WmScale KIND, typename T>
+WM_INLINE void scales(const Weights& w, int64_t matrix, int64_t from, int64_t n, float* s) {
+  const V one = V{} + 1.0f, second = one * (w.second == WM_SECOND_NONE ? 1 : w.seconds[matrix]);
+  if (w.second == WM_SECOND_INVERSE_F32)
+    return converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) / second; });
+  converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) * second; });
+}
+
+// The float32 scales, and zero points or minimums, of a row of blocks.
+static void factors(const Weights& w, int64_t matrix, int64_t band, float* s, float* z) {
+  const int64_t n = w.across(), from = (matrix * w.down() + band) * n;
+  switch (w.scale) {
+    case WM_SCALE_NONE:
+      for (int64_t i = 0; i < n; ++i) s[i] = 1;
+      break;
+    case WM_SCALE_E8M0: scales<WM_SCALE_E8M0, uint8_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_E4M3: scales<WM_SCALE_E4M3, uint8_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_F16: scales<WM_SCALE_F16, uint16_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_BF16: scales<WM_SCALE_BF16, uint16_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_F32: scales<WM_SCALE_F32, int32_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_DYNAMIC8: {
+      const float offset = w.seconds[(w.matrices * w.down() * n + 255) / 256];
+      for (int64_t i = 0; i < n; ++i) s[i] = w.book[w.scales[from + i]] * w.seconds[(from + i) / 256] + offset;
+      break;
+    }
+  }
+  if (w.zero == WM_ZERO_INT)
+    converted<uint8_t>(w.zeros, from, n, z, [](I c) { return __builtin_convertvector(c, V); });
+  if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16(c); });
+}
+
+// ---- Activations ----
+
+template <class L, typename From>
+static void arrange_from(const From* x, int64_t n, typename L::X* out) {
+  const int64_t whole = n / L::GROUP * L::GROUP;
+  for (int64_t g = 0; g < whole; g += L::GROUP)
+    for (int k = 0; k < L::GROUP; ++k) out[g + L::place(k)] = L::taken(x[g + k]);
+  if (whole < n)
+    for (int k = 0; k < L::GROUP; ++k) out[whole + L::place(k)] = L::taken(whole + k < n ? x[whole + k] : From{});
+}
+
+template <class L>
+static void arrange(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+  typename L::X* to = static_cast<typename L::X*>(out);
+  if (from_bf16) arrange_from<L>(static_cast<const Bf16*>(x), n, to);
+  else if constexpr (!L::HALVES) arrange_from<L>(static_cast<const float*>(x), n, to);
+  if (sums == nullptr) return;
+  constexpr int IN_LANE = L::GROUP / L::VECS / LANES;  // of a vector of activations
+  for (int64_t g = 0; g < n; g += L::GROUP, to += L::GROUP, sums += LANES)
+    for (int l = 0; l < LANES; ++l) {
+      float sum = 0;
+      for (int j = 0; j < L::VECS; ++j)
+        for (int i = 0; i < IN_LANE; ++i) sum += L::value_of(to[(j * LANES + l) * IN_LANE + i]);
+      sums[l] = sum;
+    }
+}
+
+// What float32 activations have in common.
+struct Floats {
+  using X = float;
+  static constexpr bool HALVES = false;
+  template <typename T>
+  WM_INLINE float taken(T v) { return widened(v); }
+  WM_INLINE float value_of(float v) { return v; }
+  WM_INLINE V activations(const float* x, int j) { return load(x + j * LANES); }
+  WM_INLINE V dot(V w, V x, V sum) { return fused(w, x, sum); }
+};
+
+// ---- Products ----
+
+// R rows of weights times M rows of activations: out[r][m]. s and z: scales and zeros of each row.
+template <class L, int R, int M, Scaled HOW>
+WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
+                     const float* const (&z)[R], const Arranged* xs, int64_t ahead, float (&out)[R][M]) {
+  const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
+  const WmZero zero = q.w.zero;
+  alignas(64) uint8_t tail[R][L::NBYTES];
+  V sum[R][M] = {};
+  V offset[M] = {};  // ROW: of the activations
+  for (int part = 0; part < 2; ++part) {  // the groups that are full, and what is left of a row
+    const uint8_t* p[R];
+    for (int r = 0; r < R; ++r) p[r] = codes[r];
+    int64_t g = 0, until = whole;
+    if (part) {
+      if (left == 0) break;
+      g = whole, until = whole + 1;
+      for (int r = 0; r < R; ++r) {
+        std::memset(tail[r], 0, L::NBYTES);
+        std::memcpy(tail[r], codes[r] + whole * L::NBYTES, size_t(left));
+        p[r] = tail[r];
+      }
+    }
+    for (; g < until; ++g) {
+      typename L::Codes c[R];
+      V here[R][M];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        c[r] = l.load(p[r]);
+        for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(p[r] + ahead + b);
+        p[r] += L::NBYTES;
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) here[r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
+      }
+#pragma GCC unroll 16
+      for (int j = 0; j < L::VECS; ++j) {
+        decltype(L::activations(nullptr, 0)) x[M];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m)
+          x[m] = L::activations(static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP, j);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const auto w = l.value(c[r], j);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) here[r][m] = L::dot(w, x[m], here[r][m]);
+        }
+      }
+      if constexpr (HOW == Scaled::LANES) {
+        const int64_t first = q.first[g];
+        const int32_t* at = q.spread + g * LANES;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          const V scale = spread(s[r] + first, at);
+          if (zero != WM_ZERO_NONE) {
+            const V taken = spread(z[r] + first, at);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; ++m) {
+              const V x = load(xs[m].sums + g * LANES);
+              if (zero == WM_ZERO_INT) here[r][m] = fused(-taken, x, here[r][m]);
+              else sum[r][m] = fused(taken, x, sum[r][m]);
+            }
+          }
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) sum[r][m] = fused(here[r][m], scale, sum[r][m]);
+        }
+      } else {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) sum[r][m] = here[r][m];
+        if (HOW == Scaled::ROW && zero != WM_ZERO_NONE)
+          for (int m = 0; m < M; ++m) offset[m] += load(xs[m].sums + g * LANES);
+      }
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int m = 0; m < M; ++m) {
+      float y = total(sum[r][m]) * l.unit;
+      if (HOW == Scaled::ROW) {
+        const float of = zero == WM_ZERO_NONE ? 0 : total(offset[m]) * z[r][0];
+        y = zero == WM_ZERO_INT ? (y - of) * s[r][0] : y * s[r][0] + of;
+      }
+      out[r][m] = y;
+    }
+}
+
+template <class L, int R, int M, Scaled HOW>
+static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, const Arranged* x, float* const* y,
+                 float* scratch) {
+  const Weights& w = q.w;
+  const L l(w.element);
+  const int64_t nbytes = w.row_nbytes(), room = w.across() + LANES;
+  // What is read some KiB later: the same place of rows below, or, of long rows, further on.
+  const int64_t apart = R * nbytes, ahead = apart < 16384 ? (6143 / (apart + 1) + 1) * apart : 12288;
+  const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
+  int64_t held[R];
+  for (int r = 0; r < R; ++r) held[r] = -1;
+  for (int64_t at = 0; at < count; at += R) {
+    const uint8_t* codes[R];
+    const float *s[R], *z[R];
+    for (int r = 0; r < R; ++r) {
+      const int64_t i = at + r < count ? at + r : count - 1, band = (row + i) / w.block_rows;
+      float* own = scratch + 2 * r * room;
+      codes[r] = first + i * nbytes, s[r] = own, z[r] = own + room;
+      if (band == held[r]) continue;
+      held[r] = band;
+      factors(w, matrix, band, own, own + room);
+    }
+    float out[R][M];
+    block<L, R, M, HOW>(l, q, codes, s, z, x, ahead, out);
+    for (int r = 0; r < R && at + r < count; ++r)
+      for (int m = 0; m < M; ++m) y[m][row + at + r] = out[r][m];
+  }
+}
+
+template <class L, Scaled HOW>
+static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
+                    float* const* y, float* scratch) {
+  constexpr int R = WM_SIMD == 512 ? 4 : 2;  // so that sums and weights stay in registers
+  if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
+  if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);
+  const Arranged four[] = {x[0], x[1], x[2], x[m - 1]};
+  float* const to[] = {y[0], y[1], y[2], y[m - 1]};
+  some<L, R / 2, 4, HOW>(q, matrix, row, count, four, to, scratch);
+}
+
+// Blocks of any size: scales go to the activations, once for all rows of weights that share them.
+template <class L>
+static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
+                          float* const* y, float* scratch) {
+  const Weights& w = q.w;
+  const int64_t size = q.groups * L::GROUP;
+  float *s = scratch, *z = s + w.across(), *scaled = z + w.across();
+  Gemv plain = q;
+  plain.w.scale = WM_SCALE_NONE, plain.w.zero = WM_ZERO_NONE, plain.w.second = WM_SECOND_NONE;
+  plain.w.block_elems = w.n, plain.w.block_rows = w.rows;
+  for (int64_t at = 0, until; at < count; at = until) {
+    const int64_t band = (row + at) / w.block_rows;
+    until = (band + 1) * w.block_rows - row < count ? (band + 1) * w.block_rows - row : count;
+    factors(w, matrix, band, s, z);
+    Arranged xs[GEMV_MOST];
+    float offset[GEMV_MOST], *to[GEMV_MOST];
+    for (int i = 0; i < m; ++i) {
+      double sum = 0;
+      float* out = scaled + i * size;
+      for (int64_t k = 0, b = 0, left = w.block_elems; k < size; ++k, --left) {
+        if (left == 0 && k < w.n) ++b, left = w.block_elems;
+        const int64_t place = k / L::GROUP * L::GROUP + L::place(int(k % L::GROUP));
+        const float v = static_cast<const float*>(x[i].x)[place];
+        out[place] = v * s[b];
+        if (w.zero == WM_ZERO_INT) sum -= double(z[b]) * out[place];
+        if (w.zero == WM_ZERO_MIN_F16) sum += double(z[b]) * v;
+      }
+      offset[i] = float(sum), xs[i] = {out, nullptr}, to[i] = y[i];
+    }
+    of_rows<L, Scaled::ROW>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
+    for (int i = 0; i < m; ++i)
+      for (int64_t r = row + at; r < row + until; ++r) y[i][r] += offset[i];
+  }
+}
+
+template <class L>
+static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
+                    float* const* y, float* scratch) {
+  if (q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (!L::PLAIN) {
+    if (q.scaled == Scaled::LANES) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
+    if constexpr (!L::HALVES) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
+  }
+}
+
+template <class L>
+constexpr GemvKernel kernel_of() {
+  return {LANES, L::GROUP, L::NBYTES, L::GRAIN, L::HALVES, arrange<L>, product<L>};
+}
+
+#if WM_SIMD == 512
+#include "gemv_avx512.h"
+#elif WM_SIMD == 256
+#include "gemv_avx2.h"
+#else
+#include "gemv_portable.h"
+#endif
+
+// For weights of this element: activations of any dtype or, with WM_PAIRED, bfloat16 ones that are multiplied as they are,
+// where bfloat16 holds the weights too; else null.
+static const GemvKernel* kernel(WmElement e) {
+  static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>(), EIGHT = kernel_of<Float8>();
+  static constexpr GemvKernel FOUR = kernel_of<Few<4>>(), THREE = kernel_of<Few<3>>(), TWO = kernel_of<Few<2>>();
+#if WM_PAIRED
+  constexpr const GemvKernel *F32 = nullptr, *F16 = nullptr, *NF4 = nullptr, *INT8 = nullptr;
+#else
+  static constexpr GemvKernel OTHERS[] = {kernel_of<PlainF32>(), kernel_of<PlainF16>(), kernel_of<Nf4>(),
+                                          kernel_of<Int8>()};
+  constexpr const GemvKernel *F32 = OTHERS, *F16 = OTHERS + 1, *NF4 = OTHERS + 2, *INT8 = OTHERS + 3;
+#endif
+  static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &EIGHT, &EIGHT, INT8,
+                                              NF4, INT8,  &FOUR, &THREE, &TWO, INT8, &FOUR, &THREE, &TWO};
+  return ALL[e];
+}
+
+}  // namespace gemv

@@ -1,0 +1,44 @@
+// What a product of few rows is told, whatever the instruction set.
+#pragma once
+#include <cstdint>
+
+#include "weights.h"
+
+// How scales come to products. ROW: a whole row of weights has one, for its sum. LANES: whatever a lane of a register
+// holds at a time is of one block, so sums are scaled lane by lane after each group. EACH: blocks of any other size.
+enum class Scaled { ROW, LANES, EACH };
+
+struct GemvKernel;
+
+// One stack of weights and what its kernel wants to know of it; made once a call.
+struct Gemv {
+  Weights w;
+  const GemvKernel* kernel;
+  Scaled scaled;
+  int64_t groups;         // of elements in a row, the last of them perhaps not full
+  const int32_t* first;   // [groups], LANES: the first block of a group
+  const int32_t* spread;  // [groups, lanes]: which block after that a lane is of
+};
+
+// Activations as the kernel reads them.
+struct Arranged {
+  const void* x;      // [groups, group], elements where the kernel meets them
+  const float* sums;  // [groups, lanes] of what each lane meets; null where no zero points or minimums want them
+};
+
+struct GemvKernel {
+  int lanes, group, nbytes, grain;  // elements of a group, and their bytes; a lane's are all in one `grain` of elements
+  bool halves;                      // activations are bfloat16, else float32
+  // x is float32 or, `from_bf16`, bfloat16.
+  void (*arrange)(const void* x, bool from_bf16, int64_t n, void* out, float* sums);
+  // y[m][row …] of `count` rows of weights of a matrix for m (1 … 4) rows of activations; `scratch` has scratch_floats.
+  void (*product)(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x, float* const* y,
+                  float* scratch);
+};
+
+constexpr int GEMV_MOST = 4;  // rows of activations that share a pass over the weights
+
+static inline int64_t scratch_floats(const Gemv& q) {
+  const int64_t blocks = 2 * GEMV_MOST * (q.w.across() + q.kernel->lanes);
+  return blocks + (q.scaled == Scaled::EACH ? GEMV_MOST * q.groups * q.kernel->group : 0);
+}

@@ -1,0 +1,225 @@
+// Strips of weights: STRIP rows by some columns, transposed, as kernels for many rows of activations want them. Included
+// once for each instruction set, after weights.h and floats.h.
+//
+// Codes are transposed before they are decoded, as 32-bit lanes of a few codes each: a shift then brings the codes of one
+// column to the lowest bits, for LANES rows at once. Three lanes hold whole codes of any width.
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors go between functions that are inlined, and no others
+#include "decode.h"
+
+namespace gemm {
+
+using decoding::Floats;
+using decoding::Ints;
+using decoding::LANES;
+constexpr int STRIP = 2 * LANES;    // rows of weights
+constexpr int64_t DEPTH = 512;      // columns: a strip and the activations that it meets fit L2
+constexpr int64_t SCALES_SCRATCH = 2 * DEPTH * LANES;  // floats: factors and zeros of half a strip
+
+#define WM_INLINE static inline __attribute__((always_inline))
+
+WM_INLINE Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+WM_INLINE void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+#if WM_SIMD == 512
+
+static inline void transpose(Ints v[LANES]) {
+  __m512i a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32((__m512i)v[i], (__m512i)v[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32((__m512i)v[i], (__m512i)v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm512_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm512_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  for (int i = 0; i < 4; ++i)
+    for (int h = 0; h < 2; ++h) {
+      a[8 * h + i] = _mm512_shuffle_i32x4(b[8 * h + i], b[8 * h + i + 4], 0x88);
+      a[8 * h + i + 4] = _mm512_shuffle_i32x4(b[8 * h + i], b[8 * h + i + 4], 0xDD);
+    }
+  for (int i = 0; i < 8; ++i) {
+    v[i] = (Ints)_mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+    v[i + 8] = (Ints)_mm512_shuffle_i32x4(a[i], a[i + 8], 0xDD);
+  }
+}
+
+#elif WM_SIMD == 256
+
+static inline void transpose(Ints v[LANES]) {
+  __m256i a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_epi32((__m256i)v[i], (__m256i)v[i + 1]);
+    a[i + 1] = _mm256_unpackhi_epi32((__m256i)v[i], (__m256i)v[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 2]);
+      b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 2]);
+    }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = (Ints)_mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
+    v[i + 4] = (Ints)_mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
+  }
+}
+
+#else
+
+static inline void transpose(Ints v[LANES]) {
+  Ints found[LANES];
+  for (int i = 0; i < LANES; ++i)
+    for (int j = 0; j < LANES; ++j) found[i][j] = v[j][i];
+  std::memcpy(v, found, sizeof found);
+}
+
+#endif
+
+// Part of a strip: rows `row` … of a matrix, of which `rows` are there (the last stands for those that are not), columns
+// `k` … `k + depth`, `k` a multiple of DEPTH. `out` is [depth][STRIP]; `scales` is SCALES_SCRATCH to work in.
+struct Part {
+  const Weights& w;
+  int64_t matrix, row, rows, k, depth;
+  float *out, *scales;
+
+  int64_t at(int r) const { return row + least(r, rows - 1); }
+};
+
+// What LANES elements are worth before their scales: codes in the lowest bits of lanes, whatever stands above.
+template <WmElement E>
+WM_INLINE Floats value(Ints c) {
+  if constexpr (E == WM_F32) return (Floats)c;
+  else if constexpr (E == WM_BF16) return (Floats)(c << 16);
+  else if constexpr (decoding::bits(E) <= 4) return decoding::looked_up<E>(c);
+  else if constexpr (E == WM_INT8) return decoding::to_float(c << 24 >> 24);
+  else if constexpr (E == WM_UINT8) return decoding::to_float(c & 0xFF);
+  else if constexpr (E == WM_MXINT8) return decoding::to_float(c << 24 >> 24) * decoding::exp2_float(-6);
+  else return decoding::small_float<Floats>(E, c);
+}
+
+// The i-th code of lanes that hold one stream of bits.
+template <int BITS>
+WM_INLINE Ints code(const Ints* lanes, int i) {
+  const int word = i * BITS / 32, shift = i * BITS % 32;
+  const Ints low = lanes[word] >> shift;
+  if (shift + BITS <= 32) return low;
+  const int above = (32 - shift) % 32;  // bits that the next word has
+  return (low & ((1 << above) - 1)) | (lanes[word + 1] << above);
+}
+
+// Factors (and zeros) of the blocks that half a strip meets: [blocks][LANES].
+template <WmZero Z>
+static void scales_of(const Part& p, int half) {
+  const Weights& w = p.w;
+  const int64_t first = p.k / w.block_elems, blocks = (p.k + p.depth - 1) / w.block_elems - first + 1;
+  alignas(64) float run[LANES][decoding::RUN];
+  for (int64_t b = 0; b < blocks; b += decoding::RUN) {
+    const int64_t count = least(decoding::RUN, blocks - b);
+    for (int part = 0; part < (Z == WM_ZERO_NONE ? 1 : 2); ++part) {
+      for (int r = 0; r < LANES; ++r) {
+        const int64_t down = p.matrix * w.down() + p.at(half * LANES + r) / w.block_rows;
+        if (part == 0) decoding::factors(w, p.matrix, down * w.across() + first + b, count, run[r]);
+        else decoding::zeros(w, down * w.across() + first + b, count, run[r]);
+      }
+      for (int64_t i = 0; i < count; i += LANES) {
+        Ints square[LANES];
+        for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], run[r] + i, sizeof square[r]);
+        transpose(square);
+        const int64_t there = least(LANES, count - i);
+        std::memcpy(p.scales + (part * DEPTH + b + i) * LANES, square, size_t(there) * sizeof square[0]);
+      }
+    }
+  }
+}
+
+// Half a strip, LANES rows of it.
+template <WmElement E, WmZero Z>
+static void decode_half(const Part& p, int half) {
+  constexpr bool PLAIN = E <= WM_F16;
+  constexpr int BITS = decoding::bits(E), WORDS = 32 % BITS ? 3 : 1, PER = WORDS * 32 / BITS;  // codes of so many words
+  constexpr int GROUPS = LANES / WORDS, SQUARE = GROUPS * PER;
+  const Weights& w = p.w;
+  const float* factors = p.scales;
+  Floats factor = {}, zero = {};
+  int64_t left = PLAIN ? p.depth : w.block_elems - p.k % w.block_elems;  // columns of this block
+  const auto next_block = [&] {
+    factor = load(factors);
+    if constexpr (Z != WM_ZERO_NONE) zero = load(factors + DEPTH * LANES);
+    factors += LANES;
+  };
+  if constexpr (!PLAIN) {
+    scales_of<Z>(p, half);
+    next_block();
+  }
+  const auto scaled = [&](Floats v) {
+    if constexpr (PLAIN) return v;
+    else return decoding::scaled<Z>(v, factor, zero);
+  };
+  float* out = p.out + half * LANES;
+  const uint8_t* from[LANES];
+  for (int r = 0; r < LANES; ++r)
+    from[r] = w.codes + (p.matrix * w.rows + p.at(half * LANES + r)) * w.row_nbytes() + p.k * BITS / 8;
+  const int64_t next = STRIP * w.row_nbytes();
+  for (int64_t k = 0; k < p.depth; k += SQUARE) {
+    const int64_t columns = least(SQUARE, p.depth - k);
+    Ints lanes[LANES];
+    for (int r = 0; r < LANES; ++r) {
+      if (columns == SQUARE && WORDS == 1) {
+        std::memcpy(&lanes[r], from[r], sizeof lanes[r]);
+      } else {
+        lanes[r] = Ints{};
+        std::memcpy(&lanes[r], from[r], size_t(columns * BITS + 7) / 8);
+      }
+      // The next strip's are far away, and wanted when this one has met its activations.
+      __builtin_prefetch(from[r] + next, 0, 2);
+      from[r] += SQUARE * BITS / 8;
+    }
+    transpose(lanes);
+    for (int64_t c = 0, group = 0; c < columns; c += PER, ++group) {
+      const Ints* own = lanes + group * WORDS;
+      if (left >= PER && columns - c >= PER) {
+#pragma GCC unroll 32
+        for (int i = 0; i < PER; ++i, out += STRIP) store(out, scaled(value<E>(code<BITS>(own, i))));
+        left -= PER;
+        if (!PLAIN && left == 0 && k + c + PER < p.depth) {
+          next_block();
+          left = w.block_elems;
+        }
+        continue;
+      }
+      for (int i = 0; i < PER && c + i < columns; ++i, out += STRIP) {
+        if (!PLAIN && left == 0) {
+          next_block();
+          left = w.block_elems;
+        }
+        store(out, scaled(value<E>(code<BITS>(own, i))));
+        --left;
+      }
+    }
+  }
+}
+
+using DecodeHalf = void (*)(const Part&, int half);
+
+// What decodes strips of w, to be asked once for many of them.
+static DecodeHalf strip_decoder(const Weights& w) {
+#define WM_SIGNED(e) \
+  case e: return decode_half<e, WM_ZERO_NONE>;
+#define WM_UNSIGNED(e) \
+  case e: return w.zero == WM_ZERO_INT ? decode_half<e, WM_ZERO_INT> : decode_half<e, WM_ZERO_MIN_F16>;
+  switch (w.element) {
+    WM_SIGNED(WM_F32) WM_SIGNED(WM_BF16) WM_SIGNED(WM_F16)
+    WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
+    WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
+    WM_UNSIGNED(WM_UINT8) WM_UNSIGNED(WM_UINT4) WM_UNSIGNED(WM_UINT3) WM_UNSIGNED(WM_UINT2)
+  }
+  return nullptr;
+#undef WM_SIGNED
+#undef WM_UNSIGNED
+}
+
+}  // namespace gemm

@@ -1,0 +1,264 @@
+"""Random calls of all ops with native kernels, held to the other backends: `python -m tests.fuzz.native SEED COUNT`.
+
+Sizes are no multiple of anything, arrays lie anyhow, every instruction set of the machine takes its turn; whatever a
+kernel declines is left out, so that what it learns is fuzzed at once; COUNT calls of each op are made. Then all are
+made again by several threads at a time. Prints how many ran, by op and format, and a digest of what they gave. Meant
+for libraries that were compiled with sanitizers (tests/unit/kernels/test_native_fuzz.py), which end the process where
+they find something.
+"""
+
+import ctypes
+import hashlib
+import json
+import mmap
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from typing import Any
+
+import jax
+import ml_dtypes
+import numpy as np
+
+import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
+from pipeline.backends import DEFINITION, ROOM, about, backends_of, load, rooms
+from pipeline.errors import ConfigError
+from pipeline.ops import Kernel
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import TensorSpec
+from pipeline.testing.kernel import Case, difference, outcome
+from pipeline.testing.memory import quantized, random_bytes
+from pipeline.testing.model_op import agree, unit_of
+from plugins.kernels.cases import SCHEMES
+from plugins.kernels.moe.cases import glu
+from plugins.kernels.native import library
+
+PAGE = mmap.PAGESIZE
+FLOATS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+POWERS = ("floor", "ceil", "even", "rceil")
+FORMATS: Mapping[str, Scheme] = {
+    **SCHEMES,
+    "mxfp8 e5m2": Scheme("e5m2", 32, "e8m0"),
+    "mxfp6": Scheme("e2m3", 32, "e8m0"),
+    "mxint8": Scheme("mxint8", 32, "e8m0"),
+    "int2": Scheme("int2", 16, "f32"),
+    "uint8": Scheme("uint8", 64, "f32", zero="int"),
+    "q8_0": Scheme("int8", 32, "f16"),
+    "fp8 in bands": Scheme("e4m3", 128, "f32", block_rows=128),
+}
+
+
+def anyhow(x: Any, rng: np.random.Generator) -> Any:
+    """The same values, somewhere else: transposed, with gaps, backwards, not aligned, before what nobody may read."""
+    how = rng.integers(7)
+    if how == 6:
+        return guarded(x)
+    if how == 1 and x.ndim > 1:
+        return np.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
+    if how == 2:
+        return np.repeat(x, 2, axis=-1)[..., ::2]
+    if how == 3:
+        return np.ascontiguousarray(x[..., ::-1])[..., ::-1]
+    if how == 4:
+        return np.frombuffer(b"x" + x.tobytes(), np.uint8)[1:].view(x.dtype).reshape(x.shape)
+    if how == 5 and x.ndim > 1 and len(x):
+        return np.broadcast_to(x[:1], x.shape)
+    return x
+
+
+def guarded(x: Any) -> Any:
+    """A copy whose last byte is the last of a page, the next of which nobody may touch: no sanitizer sees all loads."""
+    pages = -(-x.nbytes // PAGE)
+    memory = mmap.mmap(-1, (pages + 1) * PAGE)
+    end = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + pages * PAGE
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(end), ctypes.c_size_t(PAGE), 0) == 0
+    copy = np.frombuffer(memory, np.uint8, x.nbytes, pages * PAGE - x.nbytes).view(x.dtype).reshape(x.shape)
+    copy[...] = x
+    return copy
+
+
+def values(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Any:
+    """Of ordinary size, or any bits that are finite, denormals too."""
+    if rng.integers(2):
+        return (rng.standard_normal(shape) * 2.0 ** rng.integers(-9, 9)).astype(dtype)
+    bits = rng.integers(0, 256, (*shape, dtype.itemsize), dtype=np.uint8).view(dtype)[..., 0]
+    return np.where(np.isfinite(bits.astype(np.float32)), bits, dtype.type(1))
+
+
+def shaped(rng: np.random.Generator, scheme: Scheme) -> tuple[int, ...]:
+    """A shape that the scheme can have."""
+    unit = scheme.column_grain if scheme.block_elems else 8
+    n, rows = int(unit * rng.integers(1, 9)), int(rng.integers(1, 41))
+    return [(n,), (rows, n), (int(rng.integers(1, 4)), rows, n)][rng.integers(3)]
+
+
+def formats(rng: np.random.Generator) -> tuple[str, Scheme]:
+    return list(FORMATS.items())[rng.integers(len(FORMATS))]
+
+
+def quantize(rng: np.random.Generator) -> Case:
+    name, scheme = formats(rng) if rng.integers(2) else ("mxfp4", FORMATS["mxfp4"])
+    x = values(rng, shaped(rng, scheme), FLOATS[rng.integers(3)])
+    if rng.integers(4) == 0 and x.size:
+        x.reshape(-1)[rng.integers(x.size)] = np.nan
+    ties, zero = rng.choice(["even", "zero", "away"]), rng.choice(["signed", "positive"])
+    options: dict[str, Any] = {"measure": bool(rng.integers(2)), "nonfinite": rng.choice(["error", "poison"])}
+    if scheme.scale == "e8m0":
+        options |= {"scale_rule": rng.choice(POWERS), "ties": ties, "zero": zero, "overflow": "inf"}
+    else:
+        options |= {"scale_rule": "minmax" if scheme.zero else "amax"}
+    options = {k: v if isinstance(v, bool) else str(v) for k, v in options.items()}
+    return Case(name, (anyhow(x, rng), scheme), options)
+
+
+def dequantize(rng: np.random.Generator) -> Case:
+    name, scheme = formats(rng)
+    q = quantized(scheme, shaped(rng, scheme), seed=int(rng.integers(1 << 30)))
+    q = QTensor(scheme=scheme, **{n: anyhow(a, rng) for n, a in q.components.items()})
+    overflow = "clamp" if rng.integers(2) else "error"
+    return Case(name, (q, str(rng.choice(["BF16", "F32", "F16"]))), {"overflow": overflow})
+
+
+def cast(rng: np.random.Generator) -> Case:
+    source, to = (str(rng.choice(["BF16", "F32", "F16", "F64"])) for _ in range(2))
+    shape = tuple(int(n) for n in rng.integers(1, 70, rng.integers(1, 4)))
+    x = random_bytes(TensorSpec(shape, source), shape, rng)
+    return Case(f"{source} to {to}", (anyhow(x, rng), to), {"overflow": str(rng.choice(["error", "clamp", "inf"]))})
+
+
+def weights(rng: np.random.Generator, *shape: int) -> tuple[str, Any]:
+    """Packed, or plain: `[…, out, in]`, where `in` becomes a multiple of what the format needs."""
+    if rng.integers(4) == 0:
+        dtype = FLOATS[rng.integers(3)]
+        return dtype.name, rng.standard_normal(shape).astype(dtype)
+    name, scheme = formats(rng)
+    unit = scheme.column_grain if scheme.block_elems else 8
+    return name, quantized(scheme, (*shape[:-1], -(-shape[-1] // unit) * unit), seed=int(rng.integers(1 << 30)))
+
+
+def matmul(rng: np.random.Generator) -> Case:
+    large = rng.integers(8) == 0  # for several threads
+    name, w = weights(rng, *((2055, 1000) if large else map(int, (rng.integers(1, 70), rng.integers(1, 300)))))
+    rows = int(rng.choice([1, 2, 3, 4, 5, 8, 9, 37]))
+    x = rng.standard_normal((rows, w.shape[-1])).astype(FLOATS[rng.integers(2)])
+    bias = rng.standard_normal(w.shape[0]).astype(np.float32) if rng.integers(2) else None
+    return Case(name, (x, w, bias))
+
+
+def moe(rng: np.random.Generator) -> Case:
+    experts, tokens, k = int(rng.integers(1, 6)), int(rng.choice([1, 2, 4, 7, 23])), int(rng.integers(1, 4))
+    name, w_in = weights(rng, experts, int(rng.integers(1, 5)) * 64, int(rng.integers(1, 200)))
+    scheme = w_in.scheme if isinstance(w_in, QTensor) else None
+    two, (out, f) = w_in, (int(rng.integers(1, 50)), w_in.shape[1])
+    if scheme is not None:
+        unit = scheme.column_grain if scheme.block_elems else 8
+        f = -(-f // unit) * unit
+        w_in, two = (quantized(scheme, (experts, f, w_in.shape[2]), seed=s) for s in (1, 2))
+        w_out = quantized(scheme, (experts, out, f), seed=3)
+    else:
+        w_out = rng.standard_normal((experts, out, f)).astype(w_in.dtype)
+    x = (rng.standard_normal((tokens, w_in.shape[2])) / 16).astype(FLOATS[rng.integers(2)])
+    chosen = rng.integers(0, experts, (tokens, k)).astype(np.int32)
+    shares = np.where(rng.integers(0, 5, (tokens, k)) == 0, 0, rng.uniform(0.1, 1, (tokens, k))).astype(np.float32)
+    bias = rng.standard_normal((experts, out)).astype(np.float32)
+    return Case(name, (x, chosen, shares, (w_in, two), (None, None), w_out, bias), {"activation": glu})
+
+
+CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
+    "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe
+}  # fmt: skip
+CODECS = ("quantize", "dequantize", "cast")
+MOST_TRIED = 30  # for each that is not declined
+
+
+def ops() -> list[tuple[str, str]]:
+    """All (op, backend) that are native."""
+    return [(op, name) for op in rooms() for name in backends_of(op) if name.startswith("native")]
+
+
+def cases(op: str, backend: str, seed: int, count: int) -> Iterator[Case]:
+    """Random calls that are not declined; of ops that have none here, the named ones of their corpus."""
+    undeclined = partial(_undeclined, Kernel(op, (backend,)))
+    if op in CALLS:
+        many = (CALLS[op](np.random.default_rng([seed, i, *op.encode()])) for i in range(MOST_TRIED * count))
+        yield from islice(filter(undeclined, many), count)
+    else:
+        yield from filter(undeclined, import_module(f"{ROOM}.{op}.cases").cases())
+
+
+def _undeclined(kernel: Kernel, case: Case) -> bool:
+    try:
+        return kernel.resolve(*case.args, **case.options).backend is not None
+    except ConfigError:  # options that do not go together
+        return False
+
+
+def call(op: str, backend: str, case: Case) -> Callable[[], Any]:
+    """What makes the call again and again, compiled once."""
+    if op in CODECS:
+        return partial(outcome, op, backend, case)
+    static = {k: v for k, v in case.options.items() if not isinstance(v, np.ndarray)}
+    traced = {k: v for k, v in case.options.items() if isinstance(v, np.ndarray)}
+    # What fits is read where it lies, up to the guard; the rest is copied by JAX.
+    args, traced = jax.tree.map(lambda x: jax.device_put(guarded(np.asarray(x)), may_alias=True), (case.args, traced))
+    program = jax.jit(partial(load(op, backend), **static)).lower(*args, **traced).compile()
+    return lambda: np.asarray(program(*args, **traced))
+
+
+def content(found: Any) -> bytes:
+    """What tells results apart."""
+    if isinstance(found, tuple):
+        return b"".join(map(content, found))
+    if isinstance(found, QTensor):
+        return b"".join(np.asarray(a).tobytes() for a in found.components.values())
+    return found.tobytes() if isinstance(found, np.ndarray) else repr(found).encode()
+
+
+def check(op: str, backend: str, case: Case, found: Any) -> None:
+    """
+    Raises:
+        AssertionError: it is not what the others give.
+    """
+    others = Kernel(op, ("numpy", DEFINITION) if "numpy" in backends_of(op) else (DEFINITION,))
+    choice = others.resolve(*case.args, **case.options)
+    assert choice.backend is not None
+    if op in CODECS:
+        wrong = difference(outcome(op, choice.backend, case), found, rtol=1e-5)
+        assert wrong is None, wrong
+    else:
+        expected = load(op, choice.backend)(*case.args, **case.options)
+        agree(expected, found, unit=max(unit_of(expected.dtype), about(backend).unit))
+
+
+def main(seed: int, count: int) -> None:
+    jax.config.update("jax_disable_most_optimizations", True)  # programs that run twice
+    isas = library.ISAS[: library.isa() + 1]
+    made, done = [], Counter[str]()
+    for op, backend in ops():
+        for i, case in enumerate(cases(op, backend, seed, count)):
+            os.environ[library.ISA] = isa = isas[i % len(isas)]
+            said = f"{op} {backend} {i}: {case.name} {[getattr(a, 'shape', None) for a in case.args]} {isa}"
+            print(said, file=sys.stderr, flush=True)  # the last line is the one that ended it
+            again = call(op, backend, case)
+            found = again()
+            check(op, backend, case, found)
+            made.append((isa, again, content(found), said))
+            done[f"{op} {backend} {case.name}" if op in CALLS else f"{op} {backend}"] += 1
+    with ThreadPoolExecutor(3) as pool:
+        for isa in isas:
+            os.environ[library.ISA] = isa
+            mine = [one for one in made if one[0] == isa]
+            for (_, _, before, said), found in zip(mine, pool.map(lambda one: one[1](), mine), strict=True):
+                assert content(found) == before, f"other numbers at another time: {said}"
+    digest = hashlib.sha256(b"".join(before for _, _, before, _ in made)).hexdigest()
+    print(json.dumps({"done": done, "digest": digest}))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

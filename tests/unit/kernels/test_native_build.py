@@ -1,0 +1,221 @@
+"""How native kernels come to be there: which compiler, what becomes of one that will not do, and who compiles what."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import psutil
+import pytest
+
+from pipeline import backends
+from pipeline.errors import StageError, StorageError, Unsupported
+from plugins.kernels.native import build, compiler
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+
+CODE = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
+
+
+def forget() -> None:
+    compiler.command.cache_clear()
+    build.missing.cache_clear()
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache folder without libraries, two small units to fill it, and nothing remembered of compilers."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "src")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/answer.h").write_text("#define ANSWER 42\n")
+    (tmp_path / "src/one.cc").write_text(CODE)
+    (tmp_path / "src/two.cc").write_text("int two() { return 2; }\n")
+    forget()
+    yield tmp_path
+    forget()
+
+
+def script(path: Path, text: str) -> str:
+    """A compiler."""
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def prepared() -> list[str]:
+    said: list[str] = []
+    backends.prepare(["native", "xla"], said.append)
+    return said
+
+
+def test_a_run_compiles_what_is_not_there_once(here: Path) -> None:
+    assert build.missing() is None  # a compiler is there: it will be
+    assert not build.folder().exists()
+    assert prepared() == ["compiling the native kernels, once: one, two"]
+    made = {p.name: p.stat().st_mtime_ns for p in build.folder().glob("*.so")}
+    assert [name.partition("-")[0] for name in sorted(made)] == ["one", "two"]
+    assert prepared() == []
+    assert {p.name: p.stat().st_mtime_ns for p in build.folder().glob("*.so")} == made
+    assert build.library("one").name in made
+
+
+def test_a_changed_source_is_another_library_of_those_that_include_it(here: Path) -> None:
+    before = {unit: build._place(unit) for unit in build.units()}
+    (here / "src/answer.h").write_text("#define ANSWER 43\n")
+    assert build._place("one") != before["one"]
+    assert build._place("two") == before["two"]
+
+
+def test_flags_compilers_and_the_headers_of_jaxlib_count(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [build._place("one")]
+    monkeypatch.setenv(build.SANITIZE, "undefined")
+    places.append(build._place("one"))
+    monkeypatch.setenv("CXX", script(here / "c++", "exit 1"))
+    forget()
+    places.append(build._place("one"))
+    script(here / "c++", "exit 22")
+    places.append(build._place("one"))
+    (here / "src/one.cc").write_text('#include "xla/ffi/api/ffi.h"\n')
+    assert [str(p) for p in build._include("one")] == [jax.ffi.include_dir()]
+    places.append(build._place("one"))
+    (here / "include/xla").mkdir(parents=True)
+    (here / "include/xla/x.h").write_text("// another version\n")
+    monkeypatch.setattr(build, "_include", lambda unit: [here / "include"])
+    places.append(build._place("one"))
+    assert len({*places}) == len(places)
+
+
+def test_without_a_compiler_it_is_said_once_and_left_to_others(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(here))
+    why = "no C++ compiler: neither CXX is set nor c++, g++, clang++ on the path"
+    assert prepared() == [f"no native kernels: {why}"]
+    assert build.missing() == why
+    with pytest.raises(Unsupported, match="neither CXX is set"):
+        build.library("one")
+    monkeypatch.setenv("CXX", "nosuch++ -O1")
+    forget()
+    assert build.missing() == "no C++ compiler: CXX='nosuch++ -O1' is not there"
+
+
+def test_without_a_compiler_what_another_one_made_will_do(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared()
+    monkeypatch.setenv("PATH", str(here))
+    forget()
+    assert build.missing() is None
+    assert build.library("one").exists()
+    (here / "src/answer.h").write_text("#define ANSWER 43\n")  # but not of other sources
+    forget()
+    assert "no C++ compiler" in str(build.missing())
+
+
+@pytest.mark.parametrize(
+    ("does", "why"),
+    [
+        ("echo 'x.cc: note: so\nx.cc:1: error: it is broken' >&2; exit 1", "x.cc:1: error: it is broken"),
+        ("exit 3", "exit code 3"),
+        ("exit 0", "it wrote nothing"),
+        ('while [ "$1" != -o ]; do shift; done; echo no library > "$2"', "cannot be loaded"),
+    ],
+)
+def test_a_compiler_that_does_not_compile_is_left_out_with_its_reason(
+    here: Path, monkeypatch: pytest.MonkeyPatch, does: str, why: str
+) -> None:
+    monkeypatch.setenv("CXX", script(here / "broken", does))
+    assert build.missing() is None  # nothing was tried
+    [compiling, said] = prepared()
+    assert said.startswith(f"no native kernels: {here}/broken does not compile the native kernels: ")
+    assert why in said
+    assert not [*build.folder().glob("*.so"), *build.folder().glob(".compiling-*")]
+    build.missing.cache_clear()
+    assert why in str(build.missing())  # for whoever only plans
+    assert len(prepared()) == 2  # quick to try again
+    monkeypatch.setattr(build, "QUICK_S", 0)
+    assert prepared() == [said]  # and where it is not, not every time
+    with pytest.raises(StageError, match="does not compile the native kernels"):
+        build.library("one")
+    monkeypatch.setattr(build, "RETRY_S", -1)
+    monkeypatch.delenv("CXX")
+    forget()
+    assert prepared() == [compiling]
+    assert build.missing() is None
+
+
+def test_an_error_shows_what_the_compiler_said(here: Path) -> None:
+    (here / "src/one.cc").write_text("int one() { return nothing; }\n")
+    with pytest.raises(StageError, match=r"(?s)does not compile the native kernels: .*one.cc:1:.*\n.*nothing"):
+        build.library("one")
+
+
+def test_a_compiler_that_hangs_is_ended_with_all_it_started(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiler, "MOST_S", 0.3)
+    monkeypatch.setenv("CXX", script(here / "hangs", f"sleep 1000 & echo $! >> {here}/started; wait"))
+    assert "not done after 0.3 s" in prepared()[1]
+    for pid in map(int, (here / "started").read_text().split()):
+        while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.01)
+
+
+def test_a_folder_that_will_not_do_is_known_before(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as m:
+        m.setattr(build.os, "statvfs", lambda path: os.statvfs_result((0,) * 8 + (os.ST_NOEXEC, 255)))
+        assert prepared() == [f"no native kernels: {build.missing()}"]
+        assert "which is mounted noexec" in str(build.missing())
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert "/proc/nowhere/weightmill/native" in prepared()[-1]
+    assert "/proc/nowhere/weightmill/native" in str(build.missing())
+    with pytest.raises(StorageError, match="the native kernels cannot be kept there"):
+        build.library("one")
+
+
+def test_a_library_that_was_cut_short_is_made_again(here: Path) -> None:
+    file, whole = build._place("one"), build.library("two")
+    file.write_bytes(whole.read_bytes()[:100])
+    assert f"{file.name} cannot be loaded" in str(build.missing())
+    assert prepared() == ["compiling the native kernels, once: one"]
+    assert len(file.read_bytes()) > 100
+    assert build.missing() is None
+
+
+COMPILE = """
+import sys
+from pathlib import Path
+from plugins.kernels.native import build
+build.SOURCES = Path(sys.argv[1])
+build.prepare(print)
+print(build.missing())
+"""
+
+
+def process(here: Path, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", COMPILE, str(here / "src")]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, start_new_session=True, **options)
+
+
+def test_of_two_processes_one_compiles_and_one_waits(here: Path) -> None:
+    real = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    env = {**os.environ, "CXX": script(here / "slow", f'echo x >> {here}/calls; sleep 0.5; exec {real} "$@"')}
+    both = [process(here, env=env) for _ in range(2)]
+    assert [p.communicate(timeout=60)[0].splitlines()[-1] for p in both] == ["None", "None"]
+    assert len((here / "calls").read_text().split()) == 2  # units, each once
+
+
+def test_what_a_killed_process_left_is_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half = f'while [ "$1" != -o ]; do shift; done; echo half > "$2"; echo $$ > {here}/pid; exec sleep 1000'
+    killed = process(here, env={**os.environ, "CXX": script(here / "slow", half)})
+    while not (here / "pid").exists() or not (here / "pid").read_text().strip():
+        time.sleep(0.02)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    os.killpg(os.getpgid(int((here / "pid").read_text())), signal.SIGKILL)
+    assert [*build.folder().glob(".compiling-*")]
+    assert prepared() == ["compiling the native kernels, once: one, two"]
+    assert build.missing() is None
+    assert not [*build.folder().glob(".compiling-*")]
