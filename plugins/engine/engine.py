@@ -16,13 +16,15 @@ from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
-from plugins.models.device import WeightsDtype, cache_nbytes, device_nbytes, device_spec, left_out, unused
+from plugins.models.device import WeightsDtype, cache_nbytes, device_nbytes, device_spec, keys_of, left_out, unused
 from plugins.models.family import Family, family_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak: the main job takes 658 MiB in all, and
 # evaluating SmolLM2-135M with 231 MiB of weights and a head of 108 MiB 1259 MiB.
 HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
-PROGRAM_NBYTES = 3 << 19  # compiling, for each packed matrix (measured, 80 layers of mxfp4: 1690 MiB, 1187 without it)
+# Compiling, for each layer, as they are unrolled: evaluating toys of 24, 48 and 96 layers, as they are and in mxfp4,
+# with next to no weights, took 675, 939 and 1475 MiB.
+PROGRAM_NBYTES = 11 << 20
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
 ACTIVATION_NBYTES = {"bf16": 2, "f32": 4}
 TOKENIZING_NBYTES = 170  # for each byte of a text (measured: 1.8 GB for 11 MB of text)
@@ -152,10 +154,11 @@ class Engine:
         # Activations of what goes through a layer at once: what comes in and out of its widest matrix, as fp32.
         wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
         activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
-        packed = 0 if plain else sum(s.scheme is not None for n, s in specs.items() if n not in ignored)
+        layers = len({n.partition(".layers.")[2].partition(".")[0] for n in specs if ".layers." in n})
         tokenizing = TOKENIZING_NBYTES * usage.text_nbytes
-        host = HOST_NBYTES + packed * PROGRAM_NBYTES + tokenizing
+        host = HOST_NBYTES + layers * PROGRAM_NBYTES + tokenizing
         host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
+        host += self._attended(checkpoint, usage) if usage.generates and self._on_host else 0
         kind = "on the host" if self._on_host else "accelerator"
         return Footprint(
             device,
@@ -179,6 +182,12 @@ class Engine:
         batch, length = power_of_two(usage.batch), power_of_two(usage.length, SMALLEST_CACHE)
         held = dtype if self.cache == "auto" else self.cache
         return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held)
+
+    def _attended(self, checkpoint: Checkpoint, usage: Usage) -> int:
+        """Bytes of the keys and values of one layer as fp32, which attention copies out of the cache on CPUs (measured:
+        with 256 MiB and 1 GiB of cache, in two layers, 796 and 1794 MiB)."""
+        slots = power_of_two(usage.batch) * power_of_two(usage.length, SMALLEST_CACHE)
+        return 2 * slots * 4 * max(keys_of(checkpoint.store.specs).values(), default=0)
 
     def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
         """Bytes that the weights will take on the device, and the tensors that the model does not read, with reasons.

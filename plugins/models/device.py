@@ -58,6 +58,11 @@ CACHE_NBYTES = {"bf16": 2, "f32": 4, "fp8": 1, "int8": 1}  # of a number
 SCALE_NBYTES = {"bf16": 0, "f32": 0, "fp8": 4, "int8": 4}  # of a token's head
 
 
+def keys_of(specs: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """The k_proj of every layer → how many numbers its keys have for a token; its values have as many."""
+    return {n: s.shape[-2] for n, s in specs.items() if n.endswith(".self_attn.k_proj.weight") and len(s.shape) > 1}
+
+
 def cache_nbytes(
     specs: Mapping[str, TensorSpec], config: Mapping[str, Any], batch: int, length: int, dtype: str
 ) -> int:
@@ -66,7 +71,7 @@ def cache_nbytes(
     What a layer remembers of a token has as many numbers as its k_proj and v_proj have rows. Layers whose window
     config.json does not say layer by layer (`layer_types`, `sliding_window`) count as full: then this is a bound.
     """
-    keys = {n: s.shape[-2] for n, s in specs.items() if n.endswith(".self_attn.k_proj.weight") and len(s.shape) > 1}
+    keys = keys_of(specs)
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     types: Any = config.get("layer_types")
     slides = [t == "sliding_attention" for t in types] if isinstance(types, list) and len(types) == len(keys) else []

@@ -101,6 +101,16 @@ def test_experiments_by_name(tmp_path: Path) -> None:
     assert "there is no 'smal' in experiment; did you mean 'small'?" in unknown.err
 
 
+def test_an_experiment_may_be_a_sweep(tmp_path: Path) -> None:
+    folder = experiments(tmp_path)
+    (folder / "experiment/both.yaml").write_text(
+        "# @package _global_\nhydra:\n  mode: MULTIRUN\n  sweeper:\n    params:\n      quant: mxfp4,none\n"
+    )
+    said = pipeline("plan", "--config-dir", folder.name, MODEL, "experiment=both", cwd=tmp_path)
+    assert said.code == 0, said.err
+    assert "2 jobs with 8 stages" in said.out
+
+
 def test_jobs_with_one_folder(tmp_path: Path) -> None:
     said = pipeline("-m", MODEL, "quant=mxfp4,none", "paths.run=here", cwd=tmp_path)
     assert said.code == 2

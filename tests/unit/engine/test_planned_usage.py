@@ -1,6 +1,6 @@
 """What a plan says that running takes is what running takes, or a bound on it."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 from pipeline.engine import Usage, Windows, generating, scoring
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index
 from pipeline.testing.memory import MemoryStore, checkpoint
 from plugins.engine.options import Sampling
-from plugins.engine.sizes import SMALLEST_CACHE
+from plugins.engine.sizes import SMALLEST_CACHE, power_of_two
 from plugins.models.common.cache import Cache, LayerShape
 from plugins.models.device import cache_nbytes
 from tests.cases import model_runs
@@ -34,7 +36,29 @@ def test_the_kv_cache_is_planned_to_the_byte(cache: Any, prompts: int, tokens: i
     assert plan.device_nbytes == model.runtime.device_nbytes + plan.cache_nbytes
     before = engine.plan(tiny)
     assert before.cache_nbytes == 0
-    assert plan.host_nbytes >= before.host_nbytes + plan.cache_nbytes
+    slots = {1: 1, 3: 4}[prompts] * power_of_two(20 + tokens, SMALLEST_CACHE)
+    copied = 2 * slots * 4 * tiny.config["num_key_value_heads"] * tiny.config["head_dim"]  # of a layer, to attend to it
+    assert plan.host_nbytes >= before.host_nbytes + plan.cache_nbytes + copied
+
+
+@dataclass(frozen=True)
+class Outline:
+    specs: dict[str, TensorSpec]
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        raise AssertionError("a plan reads nothing")
+
+
+def test_every_layer_takes_memory_to_compile(tiny: Any) -> None:
+    """Deep toys with next to no weights took more than was planned when only packed matrices counted."""
+    engine, first = model_runs.engine(), {n: s for n, s in tiny.store.specs.items() if ".layers.0." in n}
+    deeper = {n.replace(".layers.0.", f".layers.{i}."): s for i in range(100, 196) for n, s in first.items()}
+    before = engine.plan(tiny)
+    after = engine.plan(replace(tiny, store=Outline({**tiny.store.specs, **deeper})))
+    weights = after.device_nbytes - before.device_nbytes
+    measured = (1475 - 675) << 20  # MiB of 96 layers and of 24, in which the weights were 50 MiB
+    assert after.host_nbytes - before.host_nbytes - weights >= (measured - (50 << 20)) * 96 / 72
 
 
 def test_windows_that_are_not_said_layer_by_layer_are_a_bound() -> None:
