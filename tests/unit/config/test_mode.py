@@ -12,7 +12,7 @@ from pipeline.config import compose
 from pipeline.errors import WeightmillError
 from tests.unit.config.test_overrides import TINY
 
-PLAN = ["plan", f"model.source={TINY}", "quant=mxfp4", "flow=convert"]
+PLAN = ("plan", f"model.source={TINY}", "quant=mxfp4", "flow=convert")
 
 
 @pytest.fixture
@@ -30,8 +30,8 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_a_run_is_composed_once(composed: list[str]) -> None:
-    assert command_line._main(PLAN) == 0
+def test_a_run_is_composed_once(composed: list[str], tmp_path: Path) -> None:
+    assert command_line._main([*PLAN, f"paths.run={tmp_path / 'run'}"]) == 0
     assert composed == ["RUN"]
 
 
