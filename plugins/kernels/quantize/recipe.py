@@ -1,7 +1,7 @@
 """How codes are made: the options of the `quantize` op, and which of them mean something for which scheme."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
