@@ -83,9 +83,9 @@ def nbytes_on_disk(folder: Path) -> int:
     return sum((Path(base) / n).lstat().st_blocks * 512 for base, _, names in os.walk(folder) for n in names)
 
 
-def sync(folder: Path) -> None:
-    """Make durable what the folder lists."""
-    fd = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Make a file durable, or what a folder lists."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

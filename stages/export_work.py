@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +19,7 @@ from pipeline.digest import Digested, InputFile, digest_file, unchanged
 from pipeline.errors import Problem, SourceError, StorageError
 from pipeline.files import clone
 from pipeline.formats import Container, Layout
-from pipeline.places import nearest_folder, reason, unlisted
+from pipeline.places import nearest_folder, reason, sync, unlisted
 from pipeline.running.target import MARKER, Target
 from pipeline.stage import Chunk, Exported, OutputFile, ReadBack
 from pipeline.tensors.binding import Binding
@@ -251,29 +252,35 @@ class ExportWork:
     def _digested(self, records: Sequence[Mapping[str, Any]]) -> list[Digested]:
         """Every file's digest, made durable; before it those of the chunks in it, which must be as they were written.
 
-        File by file, so that a file that fits into the page cache comes from the disk once.
+        File by file, so that a file that fits into the page cache comes from the disk once. The disk takes a file while
+        its chunks are read back from memory.
 
         Raises:
-            StorageError: a chunk's bytes, or a constant's, are no longer what was written.
+            StorageError: a chunk's bytes, or a constant's, are no longer what was written; or the disk takes them not.
         """
         due: dict[str, list[tuple[Chunk, str]]] = {}
         for chunk, record in zip(self.chunks, records, strict=True):
             first = self.binding.tensors[chunk.pieces[0].tensor].parts[0].leaf
             due.setdefault(self.layout.places[first].file, []).append((chunk, record["digest"]))
         found = []
-        for name in sorted(self.place.files):
-            for chunk, digest in due.pop(name, ()):
-                if self.digest(chunk) != digest:
-                    self._changed(str(chunk))
-            for leaf, content in self.binding.constants.items():
-                if self.layout.places[leaf].file == name:
-                    back = self.container.read_back(self.partial, self.layout, leaf, ())
-                    if back.tobytes() != content:
-                        self._changed(leaf)
-            try:
-                found.append(digest_file(self.partial / name, sync=True))
-            except SourceError as why:  # to the user this is the output, not a source
-                raise StorageError(str(why)) from None
+        with ThreadPoolExecutor(1) as disk:
+            for name in sorted(self.place.files):
+                durable = disk.submit(sync, self.partial / name)
+                for chunk, digest in due.pop(name, ()):
+                    if self.digest(chunk) != digest:
+                        self._changed(str(chunk))
+                for leaf, content in self.binding.constants.items():
+                    if self.layout.places[leaf].file == name:
+                        back = self.container.read_back(self.partial, self.layout, leaf, ())
+                        if back.tobytes() != content:
+                            self._changed(leaf)
+                try:
+                    durable.result()
+                    found.append(digest_file(self.partial / name))
+                except OSError as why:
+                    raise StorageError(f"{self.partial / name}: {reason(why)}") from None
+                except SourceError as why:  # to the user this is the output, not a source
+                    raise StorageError(str(why)) from None
         return found
 
     def _changed(self, what: str) -> NoReturn:

@@ -1,7 +1,8 @@
 """How codes are made: the options of the `quantize` op, and which of them mean something for which scheme."""
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 from pipeline.errors import ConfigError, did_you_mean
@@ -46,11 +47,9 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(Recipe)
-        for f in fields(self):
-            given, choices = getattr(self, f.name), get_args(hints[f.name])
-            if f.type is not None and choices and isinstance(choices[0], str) and given not in choices:
-                raise ConfigError(f"quantize {f.name} {given!r} is unknown{did_you_mean(str(given), choices)}")
+        for name, choices in _choices().items():
+            if (given := getattr(self, name)) not in choices:
+                raise ConfigError(f"quantize {name} {given!r} is unknown{did_you_mean(str(given), choices)}")
 
         for name, given in [(n, getattr(self, n)) for n in ("least_scale", "zero_scale")]:
             if not 0 <= given < math.inf:
@@ -133,6 +132,13 @@ class Recipe:
         if self.stochastic:
             return "search=mse looks at nearest codes, stochastic rounding takes others"
         return None
+
+
+@cache
+def _choices() -> dict[str, tuple[str, ...]]:
+    """The options that are words, and the words; looked up once, as every chunk makes recipes."""
+    found = {name: get_args(hint) for name, hint in get_type_hints(Recipe).items()}
+    return {name: words for name, words in found.items() if words and isinstance(words[0], str)}
 
 
 def _real(scheme: Scheme) -> str:
