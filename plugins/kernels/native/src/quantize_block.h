@@ -252,9 +252,10 @@ static WmFound share(QuantizeCall& q, Blocks& b, int64_t count) {
   const int32_t bits = top < 0x80 ? 0x7F : top < 0x8000 ? 0x7FFF : 0x7FFFFFFF;
   for (int64_t i = count; i < count + LANES; ++i) b.low[i] = b.high[i] = 0;
   for (int64_t i = 0; i < count; i += LANES) {
-    const VF high = load(b.high + i), low = q.ends == WM_ENDS_AMAX ? high : load(b.low + i);
-    const VF amax = (VF)((VI)magnitude(low) > (VI)magnitude(high) ? (VI)magnitude(low) : (VI)magnitude(high));
+    VF high = load(b.high + i), low = q.ends == WM_ENDS_AMAX ? high : load(b.low + i);
+    VF amax = (VF)((VI)magnitude(low) > (VI)magnitude(high) ? (VI)magnitude(low) : (VI)magnitude(high));
     const VI broken = (VI)amax >= INFINITE;
+    low = (VF)((VI)low & ~broken), high = (VF)((VI)high & ~broken), amax = (VF)((VI)amax & ~broken);
     broke |= broken;
     q.scale == WM_SCALE_E8M0 ? share_power(q, b, i, amax, broken) : share_real(q, b, i, low, high, amax, broken);
     const VI total = (VI)magnitude(load(b.total + i));
