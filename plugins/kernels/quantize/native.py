@@ -107,6 +107,8 @@ def _matrix(call: _Call, q: QTensor, at: Any, matrix: Any, given: tuple[Any, Any
     found = lib.wm_quantize(isa, call)
     if found == _NOT_FINITE or (found and not call.poison and lib.wm_first_not_finite(call) >= 0):
         _refuse_not_finite(call, matrix, scheme, before)
+    if found and call.col_stride != 1:  # and not row by row: which is the first?
+        _matrix(call, q, at, np.ascontiguousarray(matrix), given, before)
     if found:
         raise unstorable(np.float32(call.refused), _PAST[found], scheme)
 

@@ -66,6 +66,7 @@ def test_every_bfloat16_in_every_format(name: str) -> None:
     found, want = (outcome(method, backend, x) for backend in ("native", "numpy"))
     assert not isinstance(want, str), want
     agree(found, want)
+    same(replace(method, quantize=Kernel("quantize", ("native",))).encode(x), want[0])  # codes alone
 
 
 @pytest.mark.parametrize("name", DONE)

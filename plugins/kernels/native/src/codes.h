@@ -12,6 +12,7 @@ typedef float InMemoryF __attribute__((vector_size(WIDTH), aligned(4), may_alias
 typedef int32_t InMemoryI __attribute__((vector_size(WIDTH), aligned(4), may_alias));
 typedef uint64_t Word __attribute__((aligned(1), may_alias));
 typedef uint16_t InMemory16 __attribute__((may_alias));
+typedef uint32_t InMemory32 __attribute__((may_alias));
 
 static inline VF load(const float* x) { return *reinterpret_cast<const InMemoryF*>(x); }
 static inline void store(float* x, VF v) { *reinterpret_cast<InMemoryF*>(x) = v; }

@@ -104,7 +104,8 @@ class Measure:
         """The same in float64, without the blocks that have no values (scale NaN)."""
         with np.errstate(invalid="ignore"):
             x = np.abs(np.ascontiguousarray(box).astype(np.float64)).reshape(group)
-        y = _MAGNITUDES[code].reshape(group) * _SCALES[scale][:, None, :]
+        with np.errstate(over="ignore"):  # what decodes to an infinity is infinitely far
+            y = (_MAGNITUDES[code].reshape(group) * _SCALES[scale][:, None, :]).astype(np.float32)
         finite = np.broadcast_to((scale != E8M0_NAN)[:, None, :], x.shape)
         error, x = (x - y)[finite], x[finite]
         worst = float(np.max(np.abs(error), initial=0.0))

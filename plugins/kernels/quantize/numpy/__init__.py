@@ -200,13 +200,16 @@ class _Coder:
 
 
 def refuse_unstorable(found: Found, amax: Any, scheme: Scheme) -> None:
-    """Refuse finite blocks whose scale or minimum is past its encoding."""
+    """Refuse finite blocks whose scale or minimum is past its encoding: names the first."""
     if scheme.scale == "e8m0":
         return
-    for what, part in (("scales", found.stored), ("zeros", found.zeros)):
-        bad = np.isfinite(amax) & ~np.isfinite(np.asarray(0 if part is None else part).astype(np.float32))
-        if bad.any():
-            raise unstorable(amax[bad].max(), what, scheme)
+    scale, zero = (
+        np.isfinite(amax) & ~np.isfinite(np.asarray(0 if part is None else part).astype(np.float32))
+        for part in (found.stored, found.zeros)
+    )
+    if (scale | zero).any():
+        first = int(np.argmax(scale | zero))
+        raise unstorable(amax.reshape(-1)[first], "scales" if scale.reshape(-1)[first] else "zeros", scheme)
 
 
 def measured(x: Any, q: QTensor) -> ErrorStats:
