@@ -38,11 +38,7 @@ WM_INLINE V spread(const float* s, const int32_t* at) {
 }
 #else
 WM_INLINE V fused(V a, V b, V c) { return a * b + c; }
-WM_INLINE V spread(const float* s, const int32_t* at) {
-  V v;
-  for (int l = 0; l < LANES; ++l) v[l] = s[at[l]];
-  return v;
-}
+WM_INLINE V spread(const float* s, const int32_t* at) { return V{} + s[at[0]]; }  // a group is one `grain`
 #endif
 WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 #endif
