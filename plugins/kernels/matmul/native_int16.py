@@ -1,5 +1,4 @@
-"""matmul in C++, over integers of 16 bits: not exact, and for prefill. @@MATMUL16@@
-"""
+"""matmul in C++, over integers of 16 bits: not exact, and for prefill. @@MATMUL16@@"""
 
 from typing import Any
 

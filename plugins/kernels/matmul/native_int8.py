@@ -1,5 +1,4 @@
-"""matmul in C++, over integers of 8 bits: not exact, and for prefill. @@MATMUL8@@
-"""
+"""matmul in C++, over integers of 8 bits: not exact, and for prefill. @@MATMUL8@@"""
 
 from typing import Any
 

@@ -56,7 +56,9 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
     count = x.shape[0] if expert is None else expert.shape[0]
     given = [part for w in stacks for part in _components(w)]
-    book = dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
+    book = (
+        dynamic8() if any(_scheme(w) is not None and w.scheme.whole_only for w in stacks) else np.zeros(0, np.float32)
+    )
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
