@@ -20,12 +20,14 @@ from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
 FEW_ROWS: Final = 4
-"""Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
+"""Rows of activations a matrix up to which weights are read for some of them at a time, and not decoded first: where
+the two cross on Zen 5, for most formats."""
 
 
 @cache
-def _registered(unit: str, handler: str) -> str:
-    """The name under which XLA knows `handler` of `src/<unit>.cc`.
+def registered(handler: str, unit: str = "ffi") -> str:
+    """The name under which XLA knows `handler` of `src/<unit>.cc`, and `jax.export` is to be told that it may
+    (`DisabledSafetyCheck.custom_call`).
 
     Raises:
         as `build.library`.
@@ -61,14 +63,13 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     )
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
-    many = count > FEW_ROWS * matrices
-    options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
-    call = jax.ffi.ffi_call(_registered("gemm" if many else "ffi", "wm_grouped"), results, vmap_method="sequential")
+    unit = "gemm" if count > FEW_ROWS * matrices else "ffi"
+    options = {"bits": bits} if unit == "gemm" else {"bf16_dot": not library.forced()}
+    call = jax.ffi.ffi_call(registered("wm_grouped", unit), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
-    found: list[Any] = call(x, chosen, book, *given, formats=formats, **numbers)
-    return found
+    return list(call(x, chosen, book, *given, formats=formats, **numbers))
 
 
 def spec_of(w: Any) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""Products with many rows in C++: every format and instruction set within the error of a float32 sum; and over integers."""
+"""Products with many rows in C++: every format and instruction set within the error of a float32 sum; over integers."""
 
 import math
 import shutil
@@ -95,7 +95,8 @@ def test_any_number_of_columns(isa: str, name: str, n_in: int) -> None:
 
 
 def test_no_columns_and_no_rows() -> None:
-    assert np.asarray(native.matmul(np.ones((9, 0), np.float32), np.ones((3, 0), np.float32))).tolist() == [[0] * 3] * 9
+    (found,) = ffi.grouped(jnp.ones((9, 0)), None, [np.ones((3, 0), np.float32)])
+    assert np.asarray(found).tolist() == [[0] * 3] * 9
     assert native.matmul(np.ones((9, 4), np.float32), np.ones((0, 4), np.float32)).shape == (9, 0)
 
 
