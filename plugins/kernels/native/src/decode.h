@@ -117,14 +117,23 @@ WM_INLINE Ints unpacked(const uint8_t* p) {
   const __m512i there = _mm512_permutexvar_epi8(_mm512_load_si512(S.byte), _mm512_castsi128_si512(bytes));
   return (Ints)_mm512_srlv_epi32(there, _mm512_load_si512(S.shift));
 #elif WM_SIMD == 256
-  uint64_t bytes = 0;
-  std::memcpy(&bytes, p, BITS);
+  // In loads of powers of two: others go by way of memory.
+  constexpr int HEAD = BITS == 6 ? 4 : BITS == 3 ? 2 : BITS;
+  uint64_t bytes = 0, tail = 0;
+  std::memcpy(&bytes, p, HEAD);
+  std::memcpy(&tail, p + HEAD, BITS - HEAD);
+  bytes |= tail << (8 * HEAD % 64);
   if constexpr (BITS == 8) return (Ints)_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(int64_t(bytes)));
   static constexpr Spread S = spread<BITS>();
   const __m256i at = _mm256_load_si256(reinterpret_cast<const __m256i*>(S.byte));
   const __m256i there = _mm256_shuffle_epi8(_mm256_set1_epi64x(int64_t(bytes)), at);
   return (Ints)_mm256_srlv_epi32(there, _mm256_load_si256(reinterpret_cast<const __m256i*>(S.shift)));
 #else
+  if constexpr (BITS == 8) {
+    uint8_t bytes __attribute__((vector_size(LANES)));
+    std::memcpy(&bytes, p, LANES);
+    return __builtin_convertvector(bytes, Ints);
+  }
   Ints found;
   for (int l = 0; l < LANES; ++l) {
     const int at = l * BITS / 8, more = (l * BITS + BITS - 1) / 8;
@@ -151,6 +160,17 @@ WM_INLINE Floats looked_up(Ints codes) {
 #endif
 }
 
+#if !WM_SIMD
+// Of a float of up to eight bits: where comparisons of vectors are slow, looking up is quicker.
+template <WmElement E>
+struct AllValues {
+  float value[1 << bits(E)];
+  AllValues() {
+    for (int32_t c = 0; c < 1 << bits(E); ++c) value[c] = small_float<float>(E, c);
+  }
+};
+#endif
+
 // What LANES elements at p are worth before their scale.
 template <WmElement E>
 WM_INLINE Floats elements(const uint8_t* p) {
@@ -170,7 +190,15 @@ WM_INLINE Floats elements(const uint8_t* p) {
     const Floats whole = to_float(E == WM_UINT8 ? codes : codes << 24 >> 24);
     return E == WM_MXINT8 ? whole * exp2_float(-6) : whole;  // OCP MX v1.0, section 5.3.4
   } else {
+#if WM_SIMD
     return small_float<Floats>(E, unpacked<bits(E)>(p));
+#else
+    static const AllValues<E> ALL;
+    const Ints codes = unpacked<bits(E)>(p);
+    Floats found;
+    for (int l = 0; l < LANES; ++l) found[l] = ALL.value[codes[l] & ((1 << bits(E)) - 1)];
+    return found;
+#endif
   }
 }
 
@@ -285,7 +313,11 @@ static void coded_row(const Weights& w, int64_t matrix, int64_t row, int64_t fro
     for (; at < stop; at += LANES) {
       Floats f = {}, z = {};
       const int64_t here = stop - at < LANES ? stop - at : LANES;
-      for (int l = 0; l < here; ++l) {
+      if (block == 1 && here == LANES) {
+        std::memcpy(&f, factor + b, sizeof f);
+        std::memcpy(&z, zero + b, sizeof z);
+        b += LANES;
+      } else for (int l = 0; l < here; ++l) {
         f[l] = factor[b];
         z[l] = zero[b];
         if (--left == 0) ++b, left = block;

@@ -8,9 +8,9 @@
 #include "elements.h"
 #include "floats.h"
 #include "gemv_call.h"
+#include "grouped.h"
 #include "targets.h"
 #include "parallel.h"
-#include "xla/ffi/api/ffi.h"
 
 #define WM_KERNELS "gemv.h"
 #include "each_isa.h"
@@ -26,8 +26,6 @@ WM_TARGET_END
 #undef WM_PAIRED
 #undef WM_SIMD
 #endif
-
-namespace ffi = xla::ffi;
 
 namespace {
 
@@ -59,29 +57,6 @@ std::vector<const GemvKernel*> kernels(int64_t isa, bool bf16_dot, WmElement e) 
 Scaled scaled(const Weights& w, const GemvKernel& kernel) {
   if (w.block_elems >= w.n) return Scaled::ROW;
   return w.block_elems % kernel.grain == 0 ? Scaled::LANES : Scaled::EACH;
-}
-
-// Assignments that chose one matrix: which rows of x, and of the result.
-struct Group {
-  int64_t matrix;
-  std::vector<int64_t> assignments;
-};
-
-// In the order in which the first of each comes; rows of nobody's are left out.
-std::vector<Group> groups_of(const int32_t* chosen, int64_t count, int64_t matrices) {
-  std::vector<Group> groups;
-  std::vector<int64_t> group(size_t(matrices), -1);
-  for (int64_t a = 0; a < count; ++a) {
-    const int64_t matrix = chosen == nullptr ? 0 : chosen[a];
-    if (matrix < 0 || matrix >= matrices) continue;
-    int64_t& g = group[size_t(matrix)];
-    if (g < 0) {
-      g = int64_t(groups.size());
-      groups.push_back({matrix, {}});
-    }
-    groups[size_t(g)].assignments.push_back(a);
-  }
-  return groups;
 }
 
 // One stack of weights of a call.
@@ -124,64 +99,22 @@ struct Order {
   std::vector<float> x, sums;
 };
 
-template <ffi::DataType D>
-using Buffer = ffi::Buffer<D>;
-
-// y[s] [A, rows] = x [N, n] · w[s][expert]ᵀ for stacks of weights [E, rows, n]; A is a multiple of N, and assignment a
-// is of row a / (A / N) of x. A negative expert gives zeros; without experts, all are of the first matrix. `formats` has
-// six numbers for each stack: element, scale, zero, second, block_rows, block_elems; `args` has codes, scales, zeros and
-// second, those that a format lacks with no elements. `book`: see struct Weights. `bf16_dot`: whether bfloat16 is
-// multiplied as it is, where the machine can.
+// See struct Grouped. `bf16_dot`: whether bfloat16 is multiplied as it is, where the machine can.
 ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Span<const int64_t> formats,
-                   ffi::AnyBuffer x, Buffer<ffi::S32> expert, Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
-  const size_t stacks = rets.size();
-  const auto shape = x.dimensions();
-  const bool bf16 = x.element_type() == ffi::BF16;
-  if (shape.size() != 2 || (!bf16 && x.element_type() != ffi::F32))
-    return ffi::Error::InvalidArgument("x is to be float32 or bfloat16 [N, in]");
-  if (formats.size() != 6 * stacks || args.size() != 4 * stacks)
-    return ffi::Error::InvalidArgument("formats, arguments and results are of different numbers of weights");
-  const int64_t n = shape[1], many = shape[0];
-  std::vector<Product> products(stacks);
-  int64_t count = many, matrices = 1;
-  for (size_t s = 0; s < stacks; ++s) {
-    auto y = rets.get<ffi::AnyBuffer>(s);
-    ffi::AnyBuffer parts[4] = {x, x, x, x};
-    for (size_t i = 0; i < 4; ++i) {
-      const auto part = args.get<ffi::AnyBuffer>(4 * s + i);
-      if (part.has_error()) return part.error();
-      parts[i] = *part;
-    }
-    if (y.has_error()) return y.error();
-    const int64_t* f = formats.begin() + 6 * s;
-    const auto d = parts[0].dimensions();
-    Weights& w = products[s].q.w;
-    w.element = WmElement(f[0]), w.scale = WmScale(f[1]), w.zero = WmZero(f[2]), w.second = WmSecond(f[3]);
-    w.rows = d[d.size() - 2], w.n = n, w.matrices = 1;
-    for (size_t i = 0; i + 2 < d.size(); ++i) w.matrices *= d[i];
-    w.block_rows = f[4] ? f[4] : std::max<int64_t>(1, w.rows), w.block_elems = f[5] ? f[5] : std::max<int64_t>(1, n);
-    w.codes = static_cast<const uint8_t*>(parts[0].untyped_data());
-    w.scales = static_cast<const uint8_t*>(parts[1].untyped_data());
-    w.zeros = static_cast<const uint8_t*>(parts[2].untyped_data());
-    w.seconds = static_cast<const float*>(parts[3].untyped_data());
-    w.book = book.typed_data();
-    const auto out = (*y)->dimensions();
-    if (int64_t(parts[0].size_bytes()) != w.matrices * w.rows * w.row_nbytes() || out.size() != 2 || out[1] != w.rows)
-      return ffi::Error::InvalidArgument("x, weights and result are not of shapes that go together");
-    if (s && (w.matrices != matrices || out[0] != count))
-      return ffi::Error::InvalidArgument("stacks of one call have as many matrices and results");
-    matrices = w.matrices, count = out[0];
-    products[s].y = static_cast<float*>((*y)->untyped_data());
-    decide(products[s], kernels(isa, bf16 && bf16_dot != 0, w.element));
+                   ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert, ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
+  Grouped call;
+  if (ffi::Error error = read(formats, x, expert, book, args, rets, call); error.failure()) return error;
+  const int64_t n = call.n, many = call.rows;
+  std::vector<Product> products(call.stacks.size());
+  for (size_t s = 0; s < products.size(); ++s) {
+    products[s].q.w = call.stacks[s].w;
+    products[s].y = call.stacks[s].y;
+    decide(products[s], kernels(isa, call.bf16 && bf16_dot != 0, call.stacks[s].w.element));
   }
-  const bool chosen = expert.element_count() > 0;
-  if (count % std::max<int64_t>(1, many) || (chosen && int64_t(expert.element_count()) != count))
-    return ffi::Error::InvalidArgument("assignments are not as many for each row of x");
-  if (count == 0) return ffi::Error::Success();
-  const int64_t each = count / many;
 
   std::vector<Order> orders;
-  orders.reserve(stacks);
+  orders.reserve(products.size());
   for (Product& p : products) {
     const GemvKernel* k = p.q.kernel;
     const int64_t stride = p.q.groups * k->group, lanes = p.q.groups * k->lanes;
@@ -190,22 +123,18 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Spa
     if (o == orders.end()) {
       orders.push_back({k, std::vector<float>(size_t(many * stride)), std::vector<float>(size_t(many * lanes))});
       o = orders.end() - 1;
-      const auto* from = static_cast<const uint8_t*>(x.untyped_data());
       for (int64_t i = 0; i < many; ++i)
-        k->arrange(from + i * n * (bf16 ? 2 : 4), bf16, n, o->x.data() + i * stride, o->sums.data() + i * lanes);
+        k->arrange(call.x + i * n * (call.bf16 ? 2 : 4), call.bf16, n, o->x.data() + i * stride,
+                   o->sums.data() + i * lanes);
     }
     for (int64_t i = 0; i < many; ++i) p.x.push_back({o->x.data() + i * stride, o->sums.data() + i * lanes});
   }
 
-  const std::vector<Group> groups = groups_of(chosen ? expert.typed_data() : nullptr, count, matrices);
+  const std::vector<Group>& groups = call.groups;
   int64_t pieces = 0, nbytes = 0;
   for (const Product& p : products) {
     pieces += p.pieces;
     nbytes += p.q.w.rows * p.q.w.row_nbytes() * int64_t(groups.size());
-    if (!chosen) continue;
-    for (int64_t a = 0; a < count; ++a)
-      if (expert.typed_data()[a] < 0 || expert.typed_data()[a] >= matrices)
-        std::fill_n(p.y + a * p.q.w.rows, p.q.w.rows, 0.0f);
   }
   parallel(pool, nbytes / WORTH_NBYTES, pieces * int64_t(groups.size()), [&](int64_t i) {
     const Group& group = groups[size_t(i / pieces)];
@@ -220,7 +149,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Spa
       const int m = int(std::min<size_t>(GEMV_MOST, group.assignments.size() - from));
       for (int k = 0; k < m; ++k) {
         const int64_t a = group.assignments[from + size_t(k)];
-        xs[k] = p->x[size_t(a / each)];
+        xs[k] = p->x[size_t(a / call.each)];
         ys[k] = p->y + a * rows;
       }
       p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data());
