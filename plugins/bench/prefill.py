@@ -69,7 +69,9 @@ def main() -> None:
         rate = 2.0 * args.tokens * CHOICES * out * n / statistics.median(spent)
         share = rate / (most[1] if bits == 8 and most[1] else most[0])
         name = f"int{bits}" if bits else "exact"
-        print(f"{args.tokens} tokens, {n} → {out}, {name:6} {rate / 1e9:7.0f} GOP a CPU second, {share:.0%} of the peak")
+        print(
+            f"{args.tokens} tokens, {n} → {out}, {name:6} {rate / 1e9:7.0f} GOP a CPU second, {share:.0%} of the peak"
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 float32.
 
 For a few rows each byte of the weights is read once, from where it lies, and nothing is written but the result: what a
-step of decoding is. For many, strips of weights are decoded into cache, where all rows meet them. The gradient is XLA's.
+step of decoding is. For many, strips of weights are decoded into cache, where all rows meet them. The gradient is
+XLA's.
 """
 
 from typing import Any

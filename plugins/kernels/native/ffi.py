@@ -20,7 +20,8 @@ from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
 FEW_ROWS: Final = 4
-"""Rows of activations for each matrix up to which weights are read for some of them at a time, not decoded first."""
+"""Rows of activations a matrix up to which weights are read for some of them at a time, and not decoded first: where
+the two cross on Zen 5, for most formats."""
 
 
 @cache

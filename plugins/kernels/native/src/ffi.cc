@@ -11,7 +11,6 @@
 #include "grouped.h"
 #include "targets.h"
 #include "parallel.h"
-#include "xla/ffi/api/ffi.h"
 
 #define WM_KERNELS "gemv.h"
 #include "each_isa.h"

@@ -42,8 +42,11 @@ struct Width {
   static constexpr int PER = QUADS ? 4 : 2;  // of a lane
   static constexpr float MOST_X = BITS == 8 ? 127 : 32767;
   static constexpr float MOST_W = BITS == 8 ? 127 : 2047;  // 32 · 32767 · 2047 < 2³¹
-  // The column of a block that is the i-th of lane t. Quads are every other column of eight: so lie four-bit codes.
-  static constexpr int column(int t, int i) { return QUADS ? t / 2 * 8 + t % 2 + 2 * i : 2 * t + i; }
+  // The column of a block that is the i-th of lane t: of eight columns every other one, or every fourth. So four-bit
+  // codes lie in bytes and in halves of 32 bits.
+  static constexpr int column(int t, int i) {
+    return WM_SIMD != 512 ? 2 * t + i : t / (8 / PER) * 8 + t % (8 / PER) + 8 / PER * i;
+  }
 };
 
 // sums + the dot products of lanes of w and x.
@@ -100,12 +103,16 @@ WM_INLINE void narrow(Ints v, int32_t* lanes) {
   if (QUADS) {
     const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)v), order));
-    return;
+  } else {
+    const __m128i one = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(one)));
   }
-#endif
+#else
   typedef int16_t Halves __attribute__((vector_size(2 * LANES)));
   const Halves half = __builtin_convertvector(v, Halves);
   std::memcpy(lanes, &half, sizeof half);
+#endif
 }
 
 // ---- Activations ----
@@ -194,12 +201,15 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
 }
 
 #if WM_SIMD == 512
-// The same for four-bit elements that are integers, straight from their codes: a look-up of bytes.
-template <WmElement E>
+// The same for four-bit elements that are integers, straight from their codes: look-ups of bytes, or of halves.
+template <int BITS, WmElement E>
 static void four_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
+  constexpr bool QUADS = Width<BITS>::QUADS;
   alignas(64) uint8_t bytes[64];
+  alignas(64) int16_t halves[32];
   for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(128 + int(decoding::table<E>().value[i % 16] * multiple));
-  const __m512i table = _mm512_load_si512(bytes);
+  for (int i = 0; i < 32; ++i) halves[i] = int16_t(decoding::table<E>().value[i % 16] * multiple);
+  const __m512i table = QUADS ? _mm512_load_si512(bytes) : _mm512_load_si512(halves);
   const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
   gemm::scales_of<WM_ZERO_NONE>(p, half);
   for (int64_t b = 0; b < blocks; ++b) {
@@ -213,10 +223,11 @@ static void four_bits(const Part& p, int half, float multiple, int32_t* out, flo
     Ints lanes[LANES];
     squares.read(p.depth - k, lanes);
     const int64_t count = least(LANES, (blocks * BLOCK - k) / 8);
-    for (int64_t t = 0; t < count; ++t, at += 2 * STRIP) {
-      _mm512_storeu_si512(at, _mm512_permutexvar_epi8((__m512i)lanes[t], table));
-      _mm512_storeu_si512(at + STRIP, _mm512_permutexvar_epi8((__m512i)(lanes[t] >> 4), table));
-    }
+    for (int64_t t = 0; t < count; ++t)
+      for (int i = 0; i < (QUADS ? 2 : 4); ++i, at += STRIP) {
+        const __m512i codes = (__m512i)(lanes[t] >> (4 * i));
+        _mm512_storeu_si512(at, QUADS ? _mm512_permutexvar_epi8(codes, table) : _mm512_permutexvar_epi16(codes, table));
+      }
   }
 }
 #endif
@@ -225,8 +236,8 @@ static void four_bits(const Part& p, int half, float multiple, int32_t* out, flo
 template <int BITS>
 static void make(const Part& p, int half, gemm::DecodeHalf decode, float multiple, int32_t* out, float* units) {
 #if WM_SIMD == 512
-  if (BITS == 8 && multiple != 0 && p.w.element == WM_E2M1) return four_bits<WM_E2M1>(p, half, multiple, out, units);
-  if (BITS == 8 && multiple != 0 && p.w.element == WM_INT4) return four_bits<WM_INT4>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4>(p, half, multiple, out, units);
 #endif
   decode(p, half);
   integers<BITS>(p, half, multiple, out, units);
