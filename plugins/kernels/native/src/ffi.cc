@@ -31,9 +31,6 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t PIECE_NBYTES = 64 << 10;   // of codes: small enough that threads end together
-constexpr int64_t WORTH_NBYTES = 128 << 10;  // of codes for each thread: waking one takes as long as reading some
-
 bool has_bf16_dot() {
 #if WM_X86
   static const bool has = __builtin_cpu_supports("avx512bf16");
@@ -93,7 +90,7 @@ struct Product {
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
 
-void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
+void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t piece_nbytes) {
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
@@ -101,7 +98,7 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   q.kernel = kernel;
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
-  p.grain = std::max<int64_t>(4, PIECE_NBYTES / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
+  p.grain = std::max<int64_t>(4, piece_nbytes / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
   p.pieces = (w.rows + p.grain - 1) / p.grain;
   if (q.scaled != Scaled::LANES) return;
   const int lanes = kernel->lanes, own = kernel->group / lanes;
@@ -131,9 +128,11 @@ using Buffer = ffi::Buffer<D>;
 // is of row a / (A / N) of x. A negative expert gives zeros; without experts, all are of the first matrix. `formats` has
 // six numbers for each stack: element, scale, zero, second, block_rows, block_elems; `args` has codes, scales, zeros and
 // second, those that a format lacks with no elements. `book`: see struct Weights. `bf16_dot`: whether bfloat16 is
-// multiplied as it is, where the machine can.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Span<const int64_t> formats,
-                   ffi::AnyBuffer x, Buffer<ffi::S32> expert, Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+// multiplied as it is, where the machine can. `piece_nbytes`: of codes, for a thread at a time, so that all end together.
+// `worth_nbytes`: of codes for each thread, as waking one takes as long as reading some.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t piece_nbytes, int64_t worth_nbytes,
+                   ffi::Span<const int64_t> formats, ffi::AnyBuffer x, Buffer<ffi::S32> expert, Buffer<ffi::F32> book,
+                   ffi::RemainingArgs args, ffi::RemainingRets rets) {
   const size_t stacks = rets.size();
   const auto shape = x.dimensions();
   const bool bf16 = x.element_type() == ffi::BF16;
@@ -172,7 +171,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Spa
       return ffi::Error::InvalidArgument("stacks of one call have as many matrices and results");
     matrices = w.matrices, count = out[0];
     products[s].y = static_cast<float*>((*y)->untyped_data());
-    decide(products[s], kernels(isa, bf16 && bf16_dot != 0, w.element));
+    decide(products[s], kernels(isa, bf16 && bf16_dot != 0, w.element), piece_nbytes);
   }
   const bool chosen = expert.element_count() > 0;
   if (count % std::max<int64_t>(1, many) || (chosen && int64_t(expert.element_count()) != count))
@@ -207,7 +206,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Spa
       if (expert.typed_data()[a] < 0 || expert.typed_data()[a] >= matrices)
         std::fill_n(p.y + a * p.q.w.rows, p.q.w.rows, 0.0f);
   }
-  parallel(pool, nbytes / WORTH_NBYTES, pieces * int64_t(groups.size()), [&](int64_t i) {
+  parallel(pool, nbytes / worth_nbytes, pieces * int64_t(groups.size()), [&](int64_t i) {
     const Group& group = groups[size_t(i / pieces)];
     i %= pieces;
     const Product* p = products.data();
@@ -237,6 +236,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
                                   .Attr<int64_t>("bf16_dot")
+                                  .Attr<int64_t>("piece_nbytes")
+                                  .Attr<int64_t>("worth_nbytes")
                                   .Attr<ffi::Span<const int64_t>>("formats")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
