@@ -31,14 +31,12 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-bool has_bf16_dot() {
 #if WM_X86
+bool has_bf16_dot() {
   static const bool has = __builtin_cpu_supports("avx512bf16");
   return has;
-#else
-  return false;
-#endif
 }
+#endif
 
 // The kernels for weights of one element, the best first.
 std::vector<const GemvKernel*> kernels(int64_t isa, bool bf16_dot, WmElement e) {
