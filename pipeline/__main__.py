@@ -1,7 +1,8 @@
 """The command line: `python -m pipeline [VERB] OVERRIDES…`, and nothing else.
 
 Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop before anything is read or written;
-`gc` lists results that no run refers to, `gc --delete` removes them; `new-stage NAME` writes a stage to start from.
+`gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how native kernels had best divide
+their work on this machine; `new-stage NAME` writes a stage to start from.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
@@ -19,7 +20,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from pipeline import terminal
+from pipeline import backends, terminal
 from pipeline.config import extend
 from pipeline.config.compose import CONF, load_run, plugins, register, unresolved
 from pipeline.config.overrides import as_typed
@@ -34,7 +35,7 @@ from pipeline.running.results import FOLDER, Results, remove, unreferred
 from pipeline.running.runner import execute
 from pipeline.running.why import done_already, reasons
 
-VERBS = ("plan", "graph", "why", "gc", "new-stage")
+VERBS = ("plan", "graph", "why", "gc", "tune", "new-stage")
 _verb = "run"
 _debug = False
 _outcome: Any = None  # of a single run: its report, or the error that ended it
@@ -123,6 +124,11 @@ def _main(args: list[str]) -> int:
         return 0
     if _verb == "gc":
         _gc(args)
+        return 0
+    if _verb == "tune":
+        if args:
+            raise ConfigError(f"tune {args[0]}: it takes no arguments")
+        console.out(*console.tune_table(backends.tune(terminal.say)))
         return 0
     _run_hydra(args)
     return _code

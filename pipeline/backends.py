@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, StageError, did_you_mean
 
 ROOM: Final = "plugins.kernels"
 DEFINITION: Final = "reference"
@@ -31,6 +31,8 @@ class Backend:
         resident: bytes that a process which converts with it keeps, where that is much.
         built: module of what it needs that is made on this machine: `missing()` is why that is not there and cannot be
             made, None where it can, quickly; `prepare(say)` makes it, and tells `say` that it does.
+        tuned: module of how it divides its work: `tune(say)` measures what is fastest on this machine, keeps it, and
+            gives (setting, by default, now, times as fast) of all.
         unit: what results may be off by, as a share of their size, where that is more than roundings of sums; such a
             backend runs only where it is named.
     """
@@ -39,6 +41,7 @@ class Backend:
     traced: bool = True
     resident: int = 0
     built: str | None = None
+    tuned: str | None = None
     unit: float = 0.0
 
 
@@ -49,7 +52,7 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         # Converting with XLA keeps JAX, its threads, and programs of a few shapes.
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # C++: over buffers for conversion, as handlers of XLA's for models.
-        "native": Backend(platforms=("cpu",), built=_NATIVE),
+        "native": Backend(platforms=("cpu",), built=_NATIVE, tuned=f"{ROOM}.native.tune"),
         # The same with activations as integers, in blocks of 32.
         "native_int16": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-11),
         "native_int8": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-6),
@@ -140,6 +143,23 @@ def prepare(names: Iterable[str], say: Callable[[str], None]) -> None:
         _module(built).prepare(say)
         if why := missing(name):
             say(f"no {built.split('.')[-2]} kernels: {why}")
+
+
+def tune(say: Callable[[str], None]) -> list[tuple[str, int, int, float]]:
+    """Measure how backends had best divide their work on this machine, all that can; see `Backend.tuned`.
+
+    Raises:
+        StageError: one of them is not here.
+        StorageError: what was found cannot be kept.
+    """
+    found: list[tuple[str, int, int, float]] = []
+    for name, backend in BACKENDS.items():
+        if backend.tuned:
+            prepare([name], lambda said: None)
+            if why := missing(name):
+                raise StageError(f"no {name} kernels: {why}")
+            found += _module(backend.tuned).tune(say)
+    return found
 
 
 @cache

@@ -323,6 +323,12 @@ def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:
     return [table("No run refers to", ("folder", "of", "bytes"), rows, right=[2], overflow="fold"), said]
 
 
+def tune_table(found: Sequence[tuple[str, int, int, float]]) -> list[Any]:
+    """How work is divided on this machine from now on."""
+    rows = [(name, f"{usual:,}", f"{now:,}", f"{faster:.2f}×") for name, usual, now, faster in found]
+    return [table("Tuned", ("setting", "by default", "here", "as fast"), rows, right=(1, 2, 3))]
+
+
 def _bits(holders: Sequence[Any]) -> str:
     """Effective bits per weight of what comes out of the last of these nodes."""
     from pipeline.planning.wiring import store_of

@@ -6,6 +6,7 @@ handler by its name alone; the name therefore holds the version of the library.
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +18,8 @@ import numpy as np
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, dtype_name
 from plugins.facts.codebooks import dynamic8
-from plugins.kernels.native import build, library, scheme
+from plugins.kernels.native import build, library, scheme, tuning
+from plugins.kernels.native.tuning import Tuned
 
 FEW_ROWS: Final = 4
 """Rows of activations a matrix up to which weights are read for some of them at a time, and not decoded first: where
@@ -53,7 +55,7 @@ def call(unit: str, handler: str, results: Any) -> Any:
     return jax.ffi.ffi_call(registered(unit, handler), results, vmap_method="sequential")
 
 
-def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[Any]:
+def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tuned | None = None) -> list[Any]:
     """float32 `[A, out]` for each stack of weights: each assignment's row of `x` times the weights of its expert.
 
     One call for them all: activations are put in order once, and threads are woken once.
@@ -64,6 +66,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
             weights. A negative expert gives zeros. None: A is N, and there is one matrix.
         stacks: arrays and QTensors `[E, out, in]`, `out` may differ; or `[out, in]` where `expert` is None.
         bits: 8 or 16: more than a few rows are rounded to such integers, in blocks of 32 (src/gemm_int.h). 0: exact.
+        tuned: how the work is divided; None: as is best here.
     """
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
     count = x.shape[0] if expert is None else expert.shape[0]
@@ -74,7 +77,8 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     results = [jax.ShapeDtypeStruct((count, w.shape[-2]), jnp.float32) for w in stacks]  # type: ignore[no-untyped-call]
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
-    options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
+    tuned = tuned or tuning.best()
+    options = {"bits": bits, **asdict(tuned.gemm)} if many else {"bf16_dot": not library.forced(), **asdict(tuned.gemv)}
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}

@@ -29,17 +29,12 @@ WM_TARGET_END
 
 namespace {
 
-constexpr int64_t PIECE_NBYTES = 64 << 10;   // of codes: small enough that threads end together
-constexpr int64_t WORTH_NBYTES = 128 << 10;  // of codes for each thread: waking one takes as long as reading some
-
-bool has_bf16_dot() {
 #if WM_X86
+bool has_bf16_dot() {
   static const bool has = __builtin_cpu_supports("avx512bf16");
   return has;
-#else
-  return false;
-#endif
 }
+#endif
 
 // The kernels for weights of one element, the best first.
 std::vector<const GemvKernel*> kernels(int64_t isa, bool bf16_dot, WmElement e) {
@@ -68,7 +63,7 @@ struct Product {
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
 
-void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
+void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t piece_nbytes) {
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
@@ -76,7 +71,7 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   q.kernel = kernel;
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
-  p.grain = std::max<int64_t>(4, PIECE_NBYTES / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
+  p.grain = std::max<int64_t>(4, piece_nbytes / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
   p.pieces = (w.rows + p.grain - 1) / p.grain;
   if (q.scaled != Scaled::LANES) return;
   const int lanes = kernel->lanes, own = kernel->group / lanes;
@@ -99,10 +94,12 @@ struct Order {
   std::vector<float> x, sums;
 };
 
-// See struct Grouped. `bf16_dot`: whether bfloat16 is multiplied as it is, where the machine can.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Span<const int64_t> formats,
-                   ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert, ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
+// See struct Grouped. `bf16_dot`: whether bfloat16 is multiplied as it is, where the machine can. `piece_nbytes`: of
+// codes, for a thread at a time, so that all end together. `worth_nbytes`: of codes for each thread, as waking one takes
+// as long as reading some.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t piece_nbytes, int64_t worth_nbytes,
+                   ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
+                   ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Grouped call;
   const ffi::Error wrong = read(formats, x, expert, book, args, rets, call);
   if (wrong.failure() || call.groups.empty()) return wrong;
@@ -110,7 +107,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Spa
   std::vector<Product> products(call.stacks.size());
   for (size_t s = 0; s < products.size(); ++s) {
     products[s].q.w = call.stacks[s].w, products[s].y = call.stacks[s].y;
-    decide(products[s], kernels(isa, call.bf16 && bf16_dot != 0, call.stacks[s].w.element));
+    decide(products[s], kernels(isa, call.bf16 && bf16_dot != 0, call.stacks[s].w.element), piece_nbytes);
   }
 
   const bool sums = std::any_of(products.begin(), products.end(), [](const Product& p) { return p.q.w.zero; });
@@ -136,7 +133,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, ffi::Spa
     pieces += p.pieces;
     nbytes += p.q.w.rows * p.q.w.row_nbytes() * int64_t(call.groups.size());
   }
-  parallel(pool, nbytes / WORTH_NBYTES, pieces * int64_t(call.groups.size()), [&](int64_t i) {
+  parallel(pool, nbytes / worth_nbytes, pieces * int64_t(call.groups.size()), [&](int64_t i) {
     const Group& group = call.groups[size_t(i / pieces)];
     i %= pieces;
     const Product* p = products.data();
@@ -166,6 +163,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
                                   .Attr<int64_t>("bf16_dot")
+                                  .Attr<int64_t>("piece_nbytes")
+                                  .Attr<int64_t>("worth_nbytes")
                                   .Attr<ffi::Span<const int64_t>>("formats")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

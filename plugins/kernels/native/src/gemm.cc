@@ -68,9 +68,6 @@ class Scratch {
   std::vector<std::unique_ptr<float[]>> idle_;
 };
 
-constexpr int64_t PIECES = 32;      // for each thread, so that they end together
-constexpr int64_t LEAST_STRIPS = 4;  // of a piece: activations are put in order for each
-
 // Rows of activations with one matrix of a stack, and the pieces of it that are work for a thread.
 struct Job {
   const Stack* stack;
@@ -81,9 +78,10 @@ struct Job {
 
 int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + std::min(all % parts, i); }
 
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
-                   ffi::Buffer<ffi::S32> expert, ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args,
-                   ffi::RemainingRets rets) {
+// pieces: for each thread, so that they end together. least_strips: of a piece, as activations are put in order for each.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t pieces, int64_t least_strips,
+                   ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
+                   ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Grouped call;
   if (ffi::Error error = read(formats, x, expert, book, args, rets, call); error.failure()) return error;
   const GemmKernel& k = kernel(isa, bits);
@@ -96,10 +94,10 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, ffi::Span<co
         jobs.push_back({&stack, group.matrix, group.assignments.data() + from, share(all, parts, i + 1) - from, strips, 0});
       }
     }
-  const int64_t threads = pool.num_threads(), each = PIECES * threads / std::max<int64_t>(1, int64_t(jobs.size()));
+  const int64_t threads = pool.num_threads(), each = pieces * threads / std::max<int64_t>(1, int64_t(jobs.size()));
   std::vector<int64_t> until;  // pieces up to a job's last
   for (Job& job : jobs) {
-    job.pieces = std::max<int64_t>(1, std::min(each, job.strips / LEAST_STRIPS));
+    job.pieces = std::max<int64_t>(1, std::min(each, job.strips / least_strips));
     until.push_back((until.empty() ? 0 : until.back()) + job.pieces);
   }
   if (call.n == 0)
@@ -126,6 +124,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
                                   .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("pieces")
+                                  .Attr<int64_t>("least_strips")
                                   .Attr<ffi::Span<const int64_t>>("formats")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

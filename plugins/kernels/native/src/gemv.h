@@ -75,7 +75,7 @@ WM_INLINE V from_f16(I c) { return small_floats<15, 10, 15, 0x7C00, 0x7C00>(c); 
 
 WM_INLINE V scale_of(WmScale kind, I c) {  // of stored bits
   switch (kind) {
-    case WM_SCALE_E8M0: return (V)(c << 23 | (c == 0xFF & I{} + 0x400000));
+    case WM_SCALE_E8M0: return (V)(c << 23 | ((c == 0xFF) & (I{} + 0x400000)));
     case WM_SCALE_E4M3: return small_floats<7, 3, 7, 0x7E, 0>(c);
     case WM_SCALE_F16: return from_f16(c);
     case WM_SCALE_BF16: return (V)(c << 16);

@@ -1,0 +1,99 @@
+"""How native kernels divide their work: what was measured here, else what is known of such CPUs, else what suits most.
+
+Only speed depends on it: numbers are equal, whatever is chosen, so that no result's key knows of it. `tuned.json` has
+the families of CPUs that were measured; `python -m pipeline tune` measures this machine (`tune.py`), and nothing else
+ever does.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from pipeline import cpu
+from pipeline.files import write_json
+from plugins.kernels.native import build
+
+TABLE: Final = Path(__file__).parent / "tuned.json"
+
+
+@dataclass(frozen=True)
+class Gemv:
+    """Of products of a few rows.
+
+    Attributes:
+        piece_nbytes: of codes, for a thread at a time.
+        worth_nbytes: of codes for each thread, or it is not woken.
+    """
+
+    piece_nbytes: int = 64 << 10
+    worth_nbytes: int = 128 << 10
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """Of products of many rows.
+
+    Attributes:
+        pieces: of a call, for each thread.
+        least_strips: of a piece.
+    """
+
+    pieces: int = 32
+    least_strips: int = 4
+
+
+@dataclass(frozen=True)
+class Tuned:
+    gemv: Gemv = field(default_factory=Gemv)
+    gemm: Gemm = field(default_factory=Gemm)
+
+
+CANDIDATES: Final[Mapping[str, tuple[int, ...]]] = {
+    "gemv.piece_nbytes": tuple(n << 10 for n in (16, 32, 64, 128, 256)),
+    "gemv.worth_nbytes": tuple(n << 10 for n in (32, 64, 128, 256, 512)),
+    "gemm.pieces": (4, 8, 16, 32, 64),
+    "gemm.least_strips": (1, 2, 4, 8, 16),
+}
+
+
+@cache
+def best() -> Tuned:
+    """What is taken on this machine."""
+    return _read(kept(), cpu.model()) or _read(TABLE, cpu.family()) or Tuned()
+
+
+def kept() -> Path:
+    """Where what was measured on this machine is kept."""
+    return build.folder() / "tuned.json"
+
+
+def keep(tuned: Tuned) -> None:
+    """
+    Raises:
+        StorageError: it cannot be written.
+    """
+    write_json(kept(), {cpu.model(): asdict(tuned)})
+    best.cache_clear()
+
+
+def _read(path: Path, name: str) -> Tuned | None:
+    """What a file says of the CPUs of this name; None where it says nothing, or nothing that can be."""
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        found = json.loads(path.read_text())[name]
+        return Tuned(_checked(Gemv, found["gemv"]), _checked(Gemm, found["gemm"]))
+    return None
+
+
+def _checked(kind: Any, given: Mapping[str, Any]) -> Any:
+    """
+    Raises:
+        ValueError, KeyError: something else than positive numbers, one for each field.
+    """
+    numbers = {f.name: given[f.name] for f in fields(kind)}
+    if not all(type(n) is int and n > 0 for n in numbers.values()):
+        raise ValueError(f"{numbers}: positive numbers are expected")
+    return kind(**numbers)

@@ -1,0 +1,90 @@
+"""How native kernels divide their work: it changes no number, and is what was measured here, or what is known."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline import cpu
+from pipeline.tensors.scheme import MXFP4
+from pipeline.testing.memory import quantized
+from plugins.kernels.native import build, compiler, ffi, tune, tuning
+from plugins.kernels.native.tuning import Gemm, Gemv, Tuned
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing measured, nothing known."""
+    monkeypatch.setattr(tuning, "TABLE", tmp_path / "table.json")
+    monkeypatch.setattr(tuning, "kept", lambda: tmp_path / "kept.json")
+    tuning.best.cache_clear()
+    yield tmp_path
+    tuning.best.cache_clear()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_numbers_do_not_depend_on_it(rows: int) -> None:
+    w = quantized(MXFP4, (5, 1337, 320))
+    x = np.random.default_rng(0).standard_normal((rows, 320), np.float32)
+    expert = np.arange(rows, dtype=np.int32) % 2
+    ways = [Tuned(), Tuned(Gemv(1, 1), Gemm(1, 1)), Tuned(Gemv(1 << 40, 1), Gemm(1000, 1)), Tuned(Gemv(5000, 1 << 40))]
+    found = [np.asarray(ffi.grouped(x, expert, [w], tuned=how)[0]) for how in ways]
+    assert all(np.array_equal(found[0], other) for other in found[1:])
+
+
+def test_what_was_measured_here_comes_before_what_is_known(here: Path) -> None:
+    assert tuning.best() == Tuned()
+    known, measured = Tuned(gemm=Gemm(pieces=8)), Tuned(Gemv(1 << 15, 1 << 16))
+    said = {"gemv": {"piece_nbytes": 65536, "worth_nbytes": 131072}, "gemm": {"pieces": 8, "least_strips": 4}}
+    (here / "table.json").write_text(json.dumps({cpu.family(): said, "another": {}}))
+    tuning.best.cache_clear()
+    assert tuning.best() == known
+    tuning.keep(measured)
+    assert tuning.best() == measured
+
+
+@pytest.mark.parametrize("said", ["", "[1]", "{}", '{"gemv": {"piece_nbytes": 0, "worth_nbytes": 1}, "gemm": {}}'])
+def test_a_file_that_says_nothing_counts_for_nothing(here: Path, said: str) -> None:
+    (here / "kept.json").write_text(f'{{"{cpu.model()}": {said or 1}}}' if said else "{")
+    assert tuning.best() == Tuned()
+
+
+def test_another_machine_does_not_count(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning.keep(Tuned(Gemv(1, 1)))
+    monkeypatch.setattr(cpu, "model", lambda: "another one")
+    tuning.best.cache_clear()
+    assert tuning.best() == Tuned()
+
+
+def test_the_table_has_what_can_be() -> None:
+    said = json.loads((Path(build.__file__).parent / "tuned.json").read_text())
+    assert all(tuning._read(Path(build.__file__).parent / "tuned.json", family) for family in said)
+
+
+def test_the_fastest_is_kept_and_noise_is_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(group: str, ways: dict[int, Tuned]) -> dict[int, float]:
+        name = next(n for n, c in tuning.CANDIDATES.items() if n.startswith(group) and {*c} == {*ways})
+        return {n: {("gemv.piece_nbytes", 16 << 10): 0.5, ("gemm.pieces", 64): 0.99}.get((name, n), 1.0) for n in ways}
+
+    monkeypatch.setattr(tune, "_timed", timed)
+    lines: list[str] = []
+    found = {name: rest for name, *rest in tune.tune(lines.append)}
+    assert found["gemv.piece_nbytes"] == [64 << 10, 16 << 10, 2.0]
+    assert found["gemm.pieces"] == [32, 32, 1.0]
+    assert tuning.best() == Tuned(Gemv(piece_nbytes=16 << 10))
+    assert len(lines) == len(tuning.CANDIDATES)
+
+
+@pytest.mark.parametrize("group", ["gemv", "gemm"])
+def test_candidates_are_timed(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Any = [(tune._activations(40, 64), np.arange(40, dtype=np.int32) % 3, tune._packed(MXFP4, 3, 96, 64))]
+    monkeypatch.setattr(tune, "_calls", lambda group: calls)
+    monkeypatch.setattr(tune, "SECONDS", 0)
+    took = tune._timed(group, {1: Tuned(), 2: Tuned(Gemv(1, 1), Gemm(1, 1))})
+    assert all(seconds > 0 for seconds in took.values())
