@@ -22,7 +22,7 @@ import numpy as np
 
 from pipeline.cpu import CPUINFO, instructions
 from pipeline.planning.rates import machine
-from plugins.kernels.native import build, library
+from plugins.kernels.native import build, compiler, library
 
 TOLD = (  # of the instruction sets, those that kernels may use
     "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
@@ -41,14 +41,14 @@ def describe() -> dict[str, Any]:
         "cpu": machine(), "family, model, stepping": "/".join(found[1] for found in ids if found),
         "architecture": platform.machine(), "instructions": [name for name in TOLD if name in instructions()],
         "isa": library.ISAS[library.isa()], "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "kernel": platform.release(), "python": platform.python_version(), "compiler": _compiler(),
+        "kernel": platform.release(), "python": platform.python_version(), "compiler": _compiled_by(),
         "packages": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
     }  # fmt: skip
 
 
-def _compiler() -> str:
+def _compiled_by() -> str:
     # The command is the user's own, or one on the path.
-    said = subprocess.run([*build.compiler(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
+    said = subprocess.run([*compiler.command(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
     return said.stdout.splitlines()[0]
 
 
