@@ -144,7 +144,8 @@ def _none_composed(failed: Sequence[tuple[str, Exception]]) -> Exception:
     found = []
     for problem, names in said.items():
         who = names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-        found.append(Problem(f"{who}: {problem.where}" if problem.where else who, problem.message))
+        message = problem.message.removeprefix(f"{who}: ")  # of the one override that tells this job from others
+        found.append(Problem(f"{who}: {problem.where}" if problem.where else who, message))
     kinds = {getattr(why, "exit_code", 1) for _, why in failed}
     return PlanError(found, exit_code=kinds.pop() if len(kinds) == 1 else ConfigError.exit_code)
 

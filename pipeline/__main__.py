@@ -30,6 +30,7 @@ from pipeline.running import stopping, sweep
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, remove, unreferred
 from pipeline.running.runner import execute
+from pipeline.running.why import done_already, reasons
 
 VERBS = ("plan", "graph", "why", "gc", "new-stage")
 _verb = "run"
@@ -68,12 +69,12 @@ def _job(cfg: DictConfig) -> Any:
         if _verb == "graph":
             console.out(console.mermaid(plan))
         elif _verb == "why":
-            from pipeline.running.why import reasons
-
             outputs = outputs_of(run)
             console.out(*console.why_tables(reasons(plan, outputs, Results(outputs / FOLDER))))
         else:
             console.out(*console.plan_tables(plan), *console.kernels_table(plan))
+            if not run.spine.overwrite and (done := done_already(plan, outputs_of(run))):
+                console.out(f"done already: {', '.join(done)}; `why` says where")
             if not plan.problems:
                 plan.problems += obstacles_ahead(run, plan, run_dir)
         if plan.problems:

@@ -14,9 +14,9 @@ from pipeline.digest import Digested, digest_file
 from pipeline.errors import SourceError, StageError, StorageError, WeightmillError
 from pipeline.hooks import optional
 from pipeline.stage import Checkpoint, Exported, ReadBack, WorkHooks
-from pipeline.tensors.blocks import grain_of, scratch_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
+from pipeline.tensors.store_view import StoreView
 
 
 def predicted(checkpoint: Checkpoint, exported: Any) -> tuple[Checkpoint, str]:
@@ -64,7 +64,7 @@ def _why_not(checkpoint: Checkpoint, back: ReadBack) -> str:
 
 
 @dataclass(frozen=True)
-class ExportStore:
+class ExportStore(StoreView):
     """The tensors of an export of this run. Equal ones hold equal bytes, as the digests of their files say.
 
     Attributes:
@@ -74,20 +74,6 @@ class ExportStore:
 
     files: tuple[Digested, ...]
     store: TensorStore = field(compare=False)
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        return self.store.specs
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
-
-    def grain(self, name: str) -> tuple[int, ...]:
-        return grain_of(self.store, name)
-
-    def scratch(self, name: str) -> int:
-        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """

@@ -12,12 +12,13 @@ from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import block_grain, common, grain_of, outward, scratch_of, whole_blocks
+from pipeline.tensors.blocks import block_grain, common, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
+from pipeline.tensors.store_view import StoreView
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ def choose(
 
 
 @dataclass(frozen=True)
-class CodedStore:
+class CodedStore(StoreView):
     """The lazy view: encode (or, for a method without a scheme, decode) the named tensors box by box.
 
     Attributes:
@@ -185,13 +186,9 @@ class CodedStore:
         }
         return {n: coded.get(n, spec) for n, spec in self.store.specs.items()}
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
-
     def grain(self, name: str) -> tuple[int, ...]:
         """As of the source and of the scheme; whole rows, where a scale that they share wants to see them."""
-        found, method = grain_of(self.store, name), self.methods.get(name)
+        found, method = super().grain(name), self.methods.get(name)
         if method is None or method.scheme is None:
             return found
         shape = self.specs[name].shape
@@ -206,7 +203,7 @@ class CodedStore:
 
     def scratch(self, name: str) -> int:
         """What the method takes to make codes, beside what the source does."""
-        method, below = self.methods.get(name), scratch_of(self.store, name)
+        method, below = self.methods.get(name), super().scratch(name)
         asked = optional(method, MethodHooks, "scratch") if method is not None and method.scheme is not None else None
         return below + (asked(self.specs[name].shape) if asked is not None else 0)
 

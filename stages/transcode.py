@@ -9,10 +9,11 @@ from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import component_box, grain_of, scratch_of
+from pipeline.tensors.blocks import component_box
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
+from pipeline.tensors.store_view import StoreView
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Transcode:
 
 
 @dataclass(frozen=True)
-class Recoded:
+class Recoded(StoreView):
     """The lazy view behind `Transcode`."""
 
     store: TensorStore
@@ -67,19 +68,12 @@ class Recoded:
         specs = self.store.specs
         return {n: replace(s, scheme=self.method.scheme) if n in self.names else s for n, s in specs.items()}
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
-
     def grain(self, name: str) -> tuple[int, ...]:
         """A scale may depend on the whole matrix, so whole matrices are recoded (packed, they are small)."""
-        found = grain_of(self.store, name)
+        found = super().grain(name)
         if name not in self.names:
             return found
         return (*found[:-2], *(max(1, n) for n in self.specs[name].shape[-2:]))
-
-    def scratch(self, name: str) -> int:
-        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """

@@ -16,11 +16,11 @@ import numpy as np
 
 from pipeline import meter
 from pipeline.stage import Chunk
-from pipeline.tensors.blocks import common, each, grain_of, scratch_of
+from pipeline.tensors.blocks import common, each
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, normalize
+from pipeline.tensors.store_view import StoreView
 
 Box = tuple[slice, ...]
 
@@ -41,8 +41,8 @@ class Kept:
 _kept: ContextVar[Kept | None] = ContextVar("kept", default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class SharedStore:
+@dataclass(frozen=True)
+class SharedStore(StoreView):
     """A store that works of several jobs read.
 
     Attributes:
@@ -55,20 +55,9 @@ class SharedStore:
     key: str
     grains: Mapping[str, tuple[int, ...]]
 
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        return self.store.specs
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
-
     def grain(self, name: str) -> tuple[int, ...]:
-        own = grain_of(self.store, name)
+        own = super().grain(name)
         return common(own, self.grains[name]) if name in self.grains else own
-
-    def scratch(self, name: str) -> int:
-        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (kept := _kept.get()) is None:

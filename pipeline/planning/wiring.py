@@ -18,9 +18,8 @@ from pipeline.errors import PlanError, Problem, StageError, WeightmillError, did
 from pipeline.hooks import lacking, misspelt, optional
 from pipeline.planning.budget import Budget
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Prediction, Stage, StageHooks, Work, WorkHooks
-from pipeline.tensors.blocks import grain_of, scratch_of
-from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
+from pipeline.tensors.store_view import StoreView
 
 if TYPE_CHECKING:
     from pipeline.planning.identity import Key
@@ -30,25 +29,11 @@ _planning: ContextVar[str | None] = ContextVar("planning", default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class StageStore:
+class StageStore(StoreView):
     """A stage's store, timed under the stage's name; refuses to be read while planning."""
 
     store: TensorStore
     stage: str
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        return self.store.specs
-
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
-
-    def grain(self, name: str) -> tuple[int, ...]:
-        return grain_of(self.store, name)
-
-    def scratch(self, name: str) -> int:
-        return scratch_of(self.store, name)
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (planning := _planning.get()) is not None:

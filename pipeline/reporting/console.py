@@ -40,8 +40,10 @@ def stream(text: str) -> None:
 def error(why: Exception) -> None:
     """An error as people should read it: no traceback, one line a problem."""
     if isinstance(why, PlanError) and len(why.problems) > 1:
-        say(f"error: {len(why.problems)} problems")
-        for line in shown(_grouped(why)):
+        lines = _grouped(why)
+        kinds = f" of {'one kind' if len(lines) == 1 else f'{len(lines)} kinds'}" * (len(lines) < len(why.problems))
+        say(f"error: {len(why.problems)} problems{kinds}")
+        for line in shown(lines):
             say(f"  - {line}")
     else:
         say(f"error: {why}")
@@ -135,7 +137,7 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
         dict.fromkeys(["job", *SIZES, *ERRORS, *(c for line in lines for c in line if c not in LAST), *LAST])
     )
     units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
-    numeric = [i for i, c in enumerate(columns) if units[c] is not None or c in (*SIZES, *ERRORS, "time")]
+    numeric = [i for i, c in enumerate(columns) if units[c] is not None or c in (*SIZES, *ERRORS, AFTER)]
     shown = [[line.get(c, "–") for c in columns] for line in lines]
     drawn = table("Sweep", columns, shown, right=numeric, overflow="fold")
     try:
@@ -152,7 +154,8 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     out(drawn, *picture, f"{folder}")
 
 
-SIZES, ERRORS, LAST = ("size", "smaller"), ("max abs", "RMSE", "SQNR"), ("time", "result")
+AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
+SIZES, ERRORS, LAST = ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
 
 
 def _figures(result: Any) -> dict[str, Cell]:
@@ -167,7 +170,7 @@ def _figures(result: Any) -> dict[str, Cell]:
         found |= zip(ERRORS, errors, strict=True)
     found |= _found(result)
     return found | {
-        "time": Figure(result.seconds, "s", ".1f"),
+        AFTER: Figure(result.seconds, "s", ".1f"),
         "result": "complete before" if result.reused else "done",
     }
 

@@ -42,7 +42,7 @@ class Report:
         run: the run's folder.
         command: overrides as typed.
         started: seconds since the epoch.
-        seconds: from the first task to the last.
+        seconds: from when the run began, or the sweep that it is of, to its last task.
         inputs: path, nbytes, mtime_ns and xxh3_128 of every file read (of weights when it was asked for).
         outputs: path, nbytes and xxh3_128 of every file written.
         stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).

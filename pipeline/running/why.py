@@ -14,11 +14,11 @@ from pipeline.planning.identity import Difference, Key, differences
 from pipeline.planning.wiring import Plan
 from pipeline.running.description import read_description
 from pipeline.running.exports import adopts, places_of
-from pipeline.running.results import PARTS, RESULT, Results, referring
+from pipeline.running.results import FOLDER, PARTS, RESULT, Results, referring
 from pipeline.running.tasks import keeps
 from pipeline.stage import WorkHooks
 
-VIEW = "a view"
+VIEW, DONE = "a view", "done"
 
 
 @dataclass(frozen=True)
@@ -65,20 +65,26 @@ def reasons(plan: Plan, outputs: Path, results: Results) -> list[Reason]:
     return [_reason(name, key, plan, results, earlier) for name, key in plan.keys.items()]
 
 
+def done_already(plan: Plan, outputs: Path) -> list[str]:
+    """Stages that have nothing to do, as far as their own keys and this run's folder say it: quick, for every plan."""
+    results, mine = Results(outputs / FOLDER), list(_keys_of(plan.context.run_dir))
+    return [name for name, key in plan.keys.items() if _reason(name, key, plan, results, mine).state == DONE]
+
+
 def _reason(name: str, key: Key, plan: Plan, results: Results, earlier: list[Earlier]) -> Reason:
     node, same = plan.nodes[name], [e for e in earlier if e.id == key.id]
     if adopts(node.work):
         target: Path | None = optional(node.work, WorkHooks, "target")
         if places := places_of(results, key, *([target] if target is not None else [])):
             there = target if target in places else places[0]
-            return Reason(name, "done", str(there), "", ())
+            return Reason(name, DONE, str(there), "", ())
     elif keeps(node):
         for one in same:
             if key.open and (kept := results.folder / str(one.found.get("key", "-")) / RESULT).exists():
                 here = ", ".join(f"{k}: {v}" for k, v in one.found.get("resolved", {}).items())
-                return Reason(name, "done", f"{kept.parent}, if here is still {here}", "", ())
+                return Reason(name, DONE, f"{kept.parent}, if here is still {here}", "", ())
         if not key.open and (results.folder / key.id / RESULT).exists():
-            return Reason(name, "done", str(results.folder / key.id), "", ())
+            return Reason(name, DONE, str(results.folder / key.id), "", ())
     elif node.work is None and same:
         return Reason(name, VIEW, f"as in {same[0].where}", "", ())
     state = VIEW if node.work is None and not node.computes else "to do"
@@ -98,13 +104,18 @@ def _history(outputs: Path, run_dir: Path, results: Path) -> Iterator[Earlier]:
     result, and of the results."""
     runs = {run_dir, *(outputs.iterdir() if outputs.is_dir() else ()), *referring(results)}
     for folder in sorted((r for r in runs if (r / "run.json").is_file()), key=_age):
-        if (said := read_description(folder)) is not None:
-            for node in said.nodes.values():
-                yield Earlier(folder, str(node["key"]), node["parts"], node.get("found", {}))
+        yield from _keys_of(folder)
     for kept in sorted(results.glob(f"*/{PARTS}"), key=lambda p: _age(p.parent)):
         with suppress(SourceError, ValueError):
             if parts := json.loads(read_whole(kept)):
                 yield Earlier(kept.parent, kept.parent.name, parts, {})
+
+
+def _keys_of(run: Path) -> Iterator[Earlier]:
+    """Those of the run in this folder."""
+    if (said := read_description(run)) is not None:
+        for node in said.nodes.values():
+            yield Earlier(run, str(node["key"]), node["parts"], node.get("found", {}))
 
 
 def _age(folder: Path) -> float:

@@ -21,10 +21,8 @@ from pipeline.tensors.blocks import (
     common,
     component_box,
     each,
-    grain_of,
     inner_box,
     outward,
-    scratch_of,
     tensor_grain,
     whole_blocks,
 )
@@ -32,6 +30,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import DTYPE_BITS, TensorSpec, numpy_dtype
 from pipeline.tensors.steps import Pick
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
+from pipeline.tensors.store_view import StoreView
 
 Box = tuple[slice, ...]
 
@@ -260,7 +259,7 @@ class Transform(Protocol):
 
 
 @dataclass(frozen=True)
-class MappedStore:
+class MappedStore(StoreView):
     """`store` seen through `transform`, box by box, when read. Pickles when both do.
 
     A box of a tensor that the transform packs in blocks must be whole blocks, as for any quantized tensor. The blocks
@@ -274,16 +273,9 @@ class MappedStore:
     def specs(self) -> Mapping[str, TensorSpec]:
         return {name: self.transform.spec(name, spec) for name, spec in self.store.specs.items()}
 
-    @property
-    def metadata(self) -> Mapping[str, Any]:
-        return self.store.metadata
-
     def grain(self, name: str) -> tuple[int, ...]:
         spec = self.specs[name]
-        return common(grain_of(self.store, name), block_grain(spec.scheme, spec.shape))
-
-    def scratch(self, name: str) -> int:
-        return scratch_of(self.store, name)
+        return common(super().grain(name), block_grain(spec.scheme, spec.shape))
 
     def read(self, name: str, index: Index = ()) -> Any:
         """The transformed box.

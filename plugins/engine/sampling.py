@@ -10,6 +10,10 @@ import jax.numpy as jnp
 
 from plugins.engine.options import Sampling
 
+CANDIDATES = (256, 2048)
+"""Tokens that filters look at; only when they may keep more, they look at the next number, and in the end at all. No
+vocabulary is sorted for it."""
+
 
 def numbers(s: Sampling) -> dict[str, Any]:
     """The options that are numbers, as arrays: what is not compiled in."""
@@ -27,19 +31,52 @@ def penalize(logits: Any, seen: Any, penalty: Any) -> Any:
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def keep_likely(logits: Any, top_k: Any, top_p: Any, min_p: Any) -> Any:
-    """logits [B, V], -inf where a filter drops the token."""
-    order = jnp.argsort(-logits, axis=-1)
-    ranked = jnp.take_along_axis(logits, order, axis=-1)
-    rank = jnp.arange(logits.shape[-1])
-    ranked = jnp.where((top_k > 0) & (rank >= top_k), -jnp.inf, ranked)
-    probs = jax.nn.softmax(ranked, axis=-1)
+def likeliest(logits: Any) -> Any:
+    """The first of the largest of each row, [B] int32; `jnp.argmax` takes XLA's CPU backend ten times as long."""
+    return jax.lax.top_k(logits, 1)[1][:, 0]
+
+
+def keep_likely(logits: Any, count: int, numbers: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """Of the `count` likeliest tokens those that the filters keep.
+
+    Returns:
+        logits [B, count], descending, -inf where a filter drops the token; the tokens, [B, count] int32; and whether
+        the filters keep no other token of the row, [B] bool.
+    """
+    top_k, top_p, min_p = (numbers[name] for name in ("top_k", "top_p", "min_p"))
+    # Without the barrier what reads them is drawn into them, and XLA's CPU backend, which knows a top-k by its looks,
+    # sorts the vocabulary.
+    ranked, tokens = jax.lax.optimization_barrier(jax.lax.top_k(logits, count))
+    rank = jnp.arange(count)[None]
+    in_k = (top_k == 0) | (rank < top_k)
+    by_k = (top_k > 0) & (top_k <= count)
+    weight = jnp.where(in_k, jnp.exp(ranked - ranked[:, :1]), 0.0)
+    every = jnp.sum(jnp.exp(logits - ranked[:, :1]), axis=-1, keepdims=True)
+    whole = jnp.where(by_k | (count == logits.shape[-1]), jnp.sum(weight, axis=-1, keepdims=True), every)
+    before = jnp.cumsum(weight / whole, axis=-1) - weight / whole
     # A token stays when those before it do not reach top_p yet; so the likeliest always stays. Rounded sums reach 1
     # before the last token: 1 has to be said apart.
-    ranked = jnp.where((top_p >= 1) | (jnp.cumsum(probs, axis=-1) - probs < top_p), ranked, -jnp.inf)
-    probs = jax.nn.softmax(ranked, axis=-1)
-    ranked = jnp.where(probs >= min_p * probs[..., :1], ranked, -jnp.inf)
-    return jnp.take_along_axis(ranked, jnp.argsort(order, axis=-1), axis=-1)
+    kept = in_k & ((top_p >= 1) | (before < top_p)) & (weight >= min_p)
+    past = (top_p < 1) & (before[:, -1] + (weight / whole)[:, -1] >= top_p) | (weight[:, -1] < min_p)
+    return jnp.where(kept, ranked, -jnp.inf), tokens, by_k | past | (count == logits.shape[-1])
+
+
+def draw_likely(logits: Any, noise: Any, numbers: dict[str, Any], counts: tuple[int, ...] = CANDIDATES) -> Any:
+    """The tokens [B] of the largest sums of logit and noise, both [B, V], among those that the filters keep.
+
+    Candidates are `counts[0]` likeliest ones; more, when the filters may keep more; in the end all.
+    """
+    vocab = logits.shape[-1]
+    count, *more = *(n for n in counts if n < vocab), vocab
+    ranked, tokens, enough = keep_likely(logits, count, numbers)
+
+    def here() -> Any:
+        best = likeliest(ranked + jnp.take_along_axis(noise, tokens, axis=-1))
+        return jnp.take_along_axis(tokens, best[:, None], axis=-1)[:, 0]
+
+    if not more:
+        return here()
+    return jax.lax.cond(jnp.all(enough), here, lambda: draw_likely(logits, noise, numbers, tuple(more)))
 
 
 def choose(logits: Any, seen: Any, keys: Any, numbers: dict[str, Any], kind: tuple[bool, bool, bool]) -> Any:
@@ -56,8 +93,8 @@ def choose(logits: Any, seen: Any, keys: Any, numbers: dict[str, Any], kind: tup
     if penalizes:
         logits = penalize(logits, seen, numbers["penalty"])
     if greedy:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return likeliest(logits)
     logits = logits / numbers["temperature"]
-    if filters:
-        logits = keep_likely(logits, numbers["top_k"], numbers["top_p"], numbers["min_p"])
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    # The largest of logits with Gumbel noise is a draw from their softmax: what `jax.random.categorical` does.
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:]))(keys)
+    return draw_likely(logits, noise, numbers) if filters else likeliest(logits + noise)

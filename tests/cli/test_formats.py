@@ -20,7 +20,7 @@ from pipeline import __main__ as command_line
 from pipeline.api import compose_run
 from pipeline.planning.memory import plan_run
 from pipeline.running.target import MARKER
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 from tests.cases import toy_gpt_oss, toy_llama
 
 OPTIONS = {p.stem for p in (Path(__file__).parents[2] / "conf" / "quant").glob("*.yaml")}

@@ -59,7 +59,11 @@ def test_the_kv_cache_is_in_the_plan(tmp_path: Path) -> None:
 
 def test_a_complete_run_is_no_obstacle_to_itself_but_to_others(tmp_path: Path) -> None:
     assert pipeline(*MAIN, cwd=tmp_path).code == 0
-    assert pipeline("plan", *MAIN, cwd=tmp_path).code == 0
+    planned = pipeline("plan", *MAIN, cwd=tmp_path)
+    assert planned.code == 0
+    assert "done already: export; `why` says where" in planned.out.splitlines()
+    assert "done already" not in pipeline("plan", *MAIN, "overwrite=true", cwd=tmp_path).out
     other = pipeline("plan", *MAIN, "quant.scale_rule=even", cwd=tmp_path)
     assert other.code == 3
+    assert "done already" not in other.out
     assert "holds a run with other stages" in other.err

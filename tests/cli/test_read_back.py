@@ -17,7 +17,7 @@ from pipeline.planning.wiring import Plan
 from pipeline.stage import Exported
 from plugins.quant.blockwise import Blockwise
 from stages.evaluate import Evaluate
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 
 TINY = Path(__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 QUICK = [f"evaluate.windows.{o}" for o in ("tokens=64", "window=32", "batch=1")] + ["sampling.max_tokens=2"]

@@ -3,9 +3,9 @@
 import csv
 import json
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from tests.cli.run import MAIN, kill_tree, pipeline, start
 
 MODEL = MAIN[0]
 TWELVE = ("quant=mxfp4,int8,q8_0,nvfp4", "export=plain,numpy,auto", "dask.chunk=256KiB")
-TIME = "time [s]"
+TIME = "done after [s]"
 
 
 def table(outputs: Path) -> list[list[str]]:
@@ -38,6 +38,8 @@ def test_a_typo_in_the_last_job_stops_the_sweep_before_the_first(tmp_path: Path)
     assert "there is no 'foo' in quant" in said.err
     assert "there is no 'autoo' in export; did you mean 'auto'?" in said.err
     assert "quant=mxfp4 export=autoo and 2 more: " in said.err
+    one = pipeline("plan", "-m", MODEL, "quant=mxpf4,int8", cwd=tmp_path)
+    assert one.err.startswith("error: quant=mxpf4: there is no 'mxpf4' in quant; did you mean 'mxfp4'")
     assert not (tmp_path / "outputs").exists()
 
 
@@ -109,10 +111,10 @@ def test_jobs_with_one_folder(tmp_path: Path) -> None:
     assert len(table(tmp_path / "outputs")) == 2
 
 
-def state(outputs: Path) -> Iterator[tuple[str, Any]]:
-    """What is finished: complete jobs and kept results by when they were written, chunks by their keys."""
-    for file in [*outputs.glob("*/manifest.json"), *outputs.glob(".results/*/result.json")]:
-        yield str(file), file.stat().st_mtime_ns
+def state(outputs: Path) -> dict[str, int]:
+    """What is finished, by when it was written: complete jobs, kept results (evaluations, baselines, exports)."""
+    files = [*outputs.glob("*/manifest.json"), *outputs.glob(".results/*/result.json")]
+    return {str(file): file.stat().st_mtime_ns for file in files}
 
 
 def chunks(outputs: Path) -> dict[Path, list[str]]:
@@ -124,33 +126,95 @@ def chunks(outputs: Path) -> dict[Path, list[str]]:
     return found
 
 
-@pytest.mark.parametrize("how", [(), ("dask=distributed", "dask.workers=2")], ids=["threads", "distributed"])
-def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
-    """Wherever it is killed, it ends as an undisturbed one, and nothing that was finished is done twice."""
-    undisturbed = pipeline("-m", MODEL, *TWELVE, "paths.outputs=whole", cwd=tmp_path)
-    assert undisturbed.code == 0, undisturbed.err
-    outputs, kills, rng = tmp_path / "outputs", 10 if not how else 2, random.Random(20)
-    killed = 0
-    while True:
-        process = start("-m", MODEL, *TWELVE, *how, "progress=false", cwd=tmp_path)
-        before, had = dict(state(outputs)), chunks(outputs)
-        done = sum(map(len, had.values()))
-        goal = done + rng.randrange(1, 90)  # of 708 chunks
-        while process.poll() is None and (killed == kills or sum(map(len, chunks(outputs).values())) < goal):
-            pass
-        if process.poll() is not None:
-            break
-        kill_tree(process.pid)
-        process.communicate()
-        killed += 1
-        assert before.items() <= dict(state(outputs)).items()
+def done(outputs: Path) -> int:
+    """How far it is."""
+    return sum(map(len, chunks(outputs).values()))
+
+
+def kill_again_and_again(sweep: Sequence[str], cwd: Path, moments: Sequence[Callable[[Path], bool]]) -> int:
+    """Start the sweep, kill it with -9 at each of the moments, and let it end; nothing that was finished is done twice.
+
+    Args:
+        moments: of each try: whether it is now; asked again and again.
+
+    Returns:
+        How often it was killed before it had ended.
+    """
+    outputs = cwd / "outputs"
+    for killed, now in enumerate((*moments, lambda outputs: False)):
+        before, had = state(outputs), chunks(outputs)
+        process = start("-m", *sweep, "progress=false", cwd=cwd)
+        while process.poll() is None and not now(outputs):
+            time.sleep(0.005)
+        if ended := process.poll() is not None:
+            _, err = process.communicate()
+            assert process.returncode == 0, err
+        else:
+            kill_tree(process.pid)
+            process.communicate()
+        assert before.items() <= state(outputs).items()
         for run, keys in chunks(outputs).items():
             assert len({*keys}) == len(keys)  # what is in the journal was not done again
             assert keys[: len(had.get(run, []))] == had.get(run, [])
-    _, err = process.communicate()
-    assert process.returncode == 0, err
+        if ended:
+            return killed
+    raise AssertionError("it was to end")
+
+
+def same_files(outputs: Path, whole: Path) -> None:
+    for file in whole.glob("*/model/*"):
+        if file.name != ".weightmill.json":
+            assert (outputs / file.relative_to(whole)).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize("how", [(), ("dask=distributed", "dask.workers=2")], ids=["threads", "distributed"])
+def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
+    """Wherever it is killed, it ends as an undisturbed one."""
+    undisturbed = pipeline("-m", MODEL, *TWELVE, "paths.outputs=whole", cwd=tmp_path)
+    assert undisturbed.code == 0, undisturbed.err
+    outputs, kills, rng = tmp_path / "outputs", 10 if not how else 2, random.Random(20)
+
+    def after_some() -> Callable[[Path], bool]:
+        goal: list[int] = []
+
+        def now(outputs: Path) -> bool:
+            if not goal:
+                goal.append(done(outputs) + rng.randrange(1, 90))  # of 708 chunks
+            return done(outputs) >= goal[0]
+
+        return now
+
+    killed = kill_again_and_again((MODEL, *TWELVE, *how), tmp_path, [after_some() for _ in range(kills)])
     assert killed >= kills // 2
     assert table(outputs) == table(tmp_path / "whole")
-    for file in (tmp_path / "whole").glob("*/model/*"):
-        if file.name != ".weightmill.json":
-            assert (outputs / file.relative_to(tmp_path / "whole")).read_bytes() == file.read_bytes()
+    same_files(outputs, tmp_path / "whole")
+
+
+def test_killed_while_it_evaluates(tmp_path: Path) -> None:
+    """A baseline and evaluations that were finished are found, and those that were not are made, whenever it is killed:
+    a moment after the first export, the baseline and the first evaluation were kept."""
+    (tmp_path / "text.txt").write_text("The state of the Union is that of the people of the United States. " * 4)
+    stages = "stages=[load,decode,quantize,export,evaluate]"
+    sweep = (MODEL, "quant=mxfp4,int8", stages, "evaluate.windows.tokens=64", "evaluate.texts=[text.txt]")
+    undisturbed = pipeline("-m", *sweep, "paths.outputs=whole", cwd=tmp_path)
+    assert undisturbed.code == 0, undisturbed.err
+    rng = random.Random(21)
+
+    def when(kept: int) -> Callable[[Path], bool]:
+        delay_s = rng.uniform(0.0, 0.5)
+        since: list[float] = []
+
+        def now(outputs: Path) -> bool:
+            if len([*outputs.glob(".results/*/result.json")]) >= kept and not since:
+                since.append(time.monotonic())
+            return bool(since) and time.monotonic() > since[0] + delay_s
+
+        return now
+
+    killed = kill_again_and_again(sweep, tmp_path, [when(kept) for kept in (1, 2, 3)])
+    assert killed == 3
+    outputs, whole = tmp_path / "outputs", tmp_path / "whole"
+    assert table(outputs) == table(whole)
+    same_files(outputs, whole)
+    kept = [[*folder.glob(".results/*/result.json")] for folder in (outputs, whole)]
+    assert len(kept[0]) == len(kept[1])  # none of a key of its own

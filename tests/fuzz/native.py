@@ -170,8 +170,32 @@ def moe(rng: np.random.Generator) -> Case:
     return Case(name, (x, chosen, shares, (w_in, two), (None, None), w_out, bias), {"activation": glu})
 
 
+def attention(rng: np.random.Generator) -> Case:
+    batch, key_heads, group = (int(rng.integers(1, n)) for n in (4, 4, 5))
+    queries, slots = int(rng.choice([1, 1, 2, 9, 40])), int(rng.choice([1, 5, 63, 64, 65, 200, 1500]))
+    dims, held = int(rng.integers(1, 80)), int(rng.integers(0, slots + 1))
+    value_dims = int(rng.integers(1, 80))
+    q = rng.standard_normal((batch, queries, key_heads * group, dims)).astype(FLOATS[rng.integers(2)])
+    name = str(rng.choice(["float32", "bfloat16", "int8", "e4m3"]))
+    shapes = [(batch, slots, key_heads, d) for d in (dims, value_dims)]
+    if name in ("int8", "e4m3"):
+        k, v = (quantized(Scheme(name, 0, "f32"), s, seed=int(rng.integers(1 << 30))) for s in shapes)
+    else:
+        k, v = (rng.standard_normal(s).astype(FLOATS[name == "bfloat16"]) for s in shapes)
+    slot = np.full((batch, slots), -1, np.int32)
+    for row in slot:
+        row[rng.permutation(slots)[:held]] = np.arange(held)
+    at = rng.integers(-1, held + 2, (batch, queries)).astype(np.int32)
+    options: dict[str, Any] = {"scale": dims**-0.5 / (300 if isinstance(k, QTensor) else 1)}
+    options |= {"causal": bool(rng.integers(4)), "window": [None, 1, 7, 300][rng.integers(4)]}
+    options |= {"softcap": 5.0} if rng.integers(2) else {}
+    options |= {"sinks": rng.standard_normal(key_heads * group).astype(np.float32)} if rng.integers(2) else {}
+    return Case(name, (q, k, v, at, slot), options)
+
+
 CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
-    "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe
+    "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe,
+    "attention": attention,
 }  # fmt: skip
 CODECS = ("quantize", "dequantize", "cast")
 MOST_TRIED = 30  # for each that is not declined

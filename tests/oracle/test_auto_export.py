@@ -56,3 +56,15 @@ def test_gguf_opens_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert kinds["blk.1.attn_q.weight"] == kinds["blk.2.ffn_down.weight"] == "Q8_0"
     back = run(["model.source=run/model/model.gguf", "flow=convert", "paths.run=back"])
     assert back.chosen == {"export": "hf, chosen for plain values"}
+
+
+def test_transformers_refuses_what_modelopt_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """README and conf/export/modelopt.yaml say so. It does not know the method, and takes the codes for values, which
+    are half as wide; a version that loads it fails here, and is then to be said there."""
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    toy_models.make(tmp_path / "source", "llama3")
+    run(["model.source=source", "flow=convert", "quant=nvfp4", "export=modelopt", "paths.run=packed"])
+    with pytest.raises(RuntimeError, match="mismatched_sizes"):
+        AutoModelForCausalLM.from_pretrained("packed/model", dtype=torch.bfloat16)

@@ -7,11 +7,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline.api import run
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import same
 from plugins.kernels.codecs import dynamic8
+from tests.cases import toy_models
 from tests.cases.quantized import leaves_of, read, write_folder
 from tests.oracles.blocks_by_hand import dequantize
 from tests.unit.formats.test_bitsandbytes import CONFIG, DIALECT, DOUBLE, SINGLE, STATE, Q
@@ -89,3 +91,35 @@ def test_transformers_loads_and_runs(scheme: Scheme, tmp_path: Path) -> None:
         assert np.array_equal(got, want.astype(np.float32)), name
     with torch.no_grad():
         assert torch.isfinite(loaded(torch.tensor([[5, 100, 0]])).logits).all()
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+def test_the_library_decodes_an_export_as_we_do(double: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole export, all dimensions different, from its files: every matrix to the last bit, in the library on the
+    CPU and in the modules of transformers."""
+    import torch
+    from bitsandbytes import functional
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    toy_models.make(tmp_path / "source", "llama3")
+    twice = ["quant.scale=dynamic8", "quant.second=dynamic8"] if double else []
+    report = run(["model.source=source", "flow=convert", "quant=nf4", *twice, "paths.run=packed"])
+    assert report.chosen["export"].startswith("bitsandbytes, ")
+    run(["model.source=packed/model", "flow=convert", "quant=none", "export=plain", "export.dtype=fp32",
+         "paths.run=values"])  # fmt: skip
+    ours, leaves = load_file("values/model/model.safetensors"), load_file("packed/model/model.safetensors")
+    packed = [n.removesuffix(STATE.removeprefix(Q)) for n in leaves if n.endswith(STATE.removeprefix(Q))]
+    assert len({n for name in packed for n in ours[name].shape}) == 4  # hidden, intermediate, queries, keys
+    modules = dict(AutoModelForCausalLM.from_pretrained("packed/model", dtype=torch.float32).named_modules())
+    for name in packed:
+        stats = {n.removeprefix(f"{name}."): torch_of(a) for n, a in leaves.items() if n.startswith(f"{name}.")}
+        state = functional.QuantState.from_dict(stats, device=torch.device("cpu"))
+        state.dtype = torch.float32  # the file says what the source had; rounded to that, they would agree more easily
+        got = functional.dequantize_4bit(torch_of(leaves[name]), state).numpy()
+        assert same(got, ours[name]), name
+        weight = modules[name.removesuffix(".weight")].weight
+        there = functional.dequantize_4bit(weight.data, weight.quant_state).float().numpy()
+        assert same(there, ours[name].astype(ml_dtypes.bfloat16).astype(np.float32)), name

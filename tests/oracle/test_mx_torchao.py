@@ -13,6 +13,7 @@ from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
 from tests.cases.mx import RULES
+from tests.oracle.conftest import tensor
 from tests.oracles import mx
 from tests.unit.kernels.test_mx_codec import every_pattern, unpack
 
@@ -21,23 +22,12 @@ quantize, dequantize = Kernel("quantize", ("numpy", "reference")), Kernel("dequa
 
 
 @pytest.fixture(scope="module")
-def torch():
-    module = pytest.importorskip("torch")
-    module.set_num_threads(1)
-    return module
-
-
-@pytest.fixture(scope="module")
-def to_mx(torch):
+def to_mx(torch, mx_tensor):
     """torchao's encoder as a NumPy function: (packed codes, scales) of bfloat16 or float32 `[..., n]`."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        mx_tensor = pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
 
     def call(x, rule):
-        x = np.ascontiguousarray(x)
-        t = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(x)
         mode = mx_tensor.ScaleCalculationMode(rule)
+        t = tensor(torch, np.ascontiguousarray(x))
         scale, data = mx_tensor.to_mx(t, torch.float4_e2m1fn_x2, 32, scaling_mode=mode)
         return data.view(torch.uint8).numpy(), scale.view(torch.uint8).numpy()
 

@@ -13,27 +13,10 @@ from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.quant.blockwise import Blockwise
 from tests.cases.mx import mx_method
+from tests.oracle.conftest import tensor
 from tests.unit.kernels.test_number_formats import built, on, same, spread
 
 BF16 = ml_dtypes.bfloat16
-
-
-@pytest.fixture(scope="module")
-def torch():
-    module = pytest.importorskip("torch")
-    module.set_num_threads(1)
-    return module
-
-
-@pytest.fixture(scope="module")
-def mx_tensor(torch):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("torchao.prototype.mx_formats.mx_tensor")
-
-
-def tensor(torch, x):
-    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BF16 else torch.from_numpy(x)
 
 
 def blocks(seed=0, dtype=BF16):

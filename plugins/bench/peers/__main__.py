@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pipeline.planning.rates import cores
 from plugins.bench.peers import FOLDER, LOGITS, PEERS, SOURCES, Peer
-from plugins.kernels.native.compiler import command
+from plugins.kernels.native import compiler
 
 OPTIONS = ("CMAKE_BUILD_TYPE=Release", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_SERVER=OFF", "LLAMA_CURL=OFF")
 # The source distribution of ik_llama.cpp lacks the script that its build asks which commit it is of.
@@ -50,7 +50,7 @@ def build_logits() -> None:
     headers = [f"-I{peer.unpacked() / folder}" for folder in ("include", "ggml/include")]
     libraries = peer.bench.parent
     linked = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
-    run(*command(), "-std=c++17", "-O2", *headers, Path(__file__).with_name("logits.cc"), "-o", LOGITS, *linked)
+    run(*compiler.command(), "-std=c++17", "-O2", *headers, Path(__file__).with_name("logits.cc"), "-o", LOGITS, *linked)
 
 
 def main() -> None:

@@ -5,6 +5,8 @@
 
 B batch, T queries, S key slots, H query heads, K key heads (a divisor of H), D and Dv dims of a head. `q` is
 `[B, T, H, D]`, `k` `[B, S, K, D]`, `v` `[B, S, K, Dv]`; `q_positions` `[B, T]` and `k_positions` `[B, S]` are integers.
+`k` and `v` are arrays of any float, or both QTensors of one scheme, as a cache holds them. They are taken as values of
+q's dtype; a backend that reads them as they are may keep what that rounds off.
 
 - Query head h reads key head h // (H / K).
 - A query t sees slot s if `k_positions[s] >= 0` (-1 marks an empty slot or padding), and `k_positions[s] <=

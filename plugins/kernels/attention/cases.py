@@ -6,7 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from pipeline.tensors.scheme import Scheme
 from pipeline.testing.kernel import Case
+from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, normal, rng_of
 from plugins.kernels.softmax.cases import in_float64 as softmax
 
@@ -45,6 +47,10 @@ def cases() -> Iterator[Case]:
     one = (q[:, :1], k, v, np.array([[10], [4]], np.int32), slot)
     yield Case("decode", one, {"scale": 0.4, "sinks": sinks, "window": 4})
     yield Case("decode, bf16", (*(a.astype(BF16) for a in one[:3]), *one[3:]), {"scale": 0.4})
+    yield Case("keys of bf16", (q, *(a.astype(BF16) for a in (k, v)), at, slot), {"scale": 0.4, "sinks": sinks})
+    for element in ("int8", "e4m3"):
+        packed = [quantized(Scheme(element, 0, "f32"), a.shape) for a in (k, v)]
+        yield Case(f"packed, {element}", (q, *packed, at, slot), {"scale": 0.003, "sinks": sinks, "window": 4})
 
 
 def in_float64(

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from plugins.kernels.matmul.reference import values
 from plugins.kernels.softmax.reference import one_row
 
 
@@ -21,17 +22,18 @@ def attention(
     causal: bool = True,
 ) -> Any:
     """See the op's docstring."""
-    q, k, v = (np.asarray(a) for a in (q, k, v))
+    q = np.asarray(q)
+    k, v = (values(a, q.dtype) for a in (k, v))
     (batch, queries, heads, _), slots, key_heads = q.shape, k.shape[1], k.shape[2]
     out = np.zeros((batch, queries, heads, v.shape[-1]))
     for b, t, h in np.ndindex(batch, queries, heads):
         at = int(q_positions[b][t])
         seen = [s for s in range(slots) if sees(at, int(k_positions[b][s]), window, causal)]
-        keys, values = (a[b, seen, h // (heads // key_heads)].astype(np.float64) for a in (k, v))
+        keys, seen_values = (a[b, seen, h // (heads // key_heads)].astype(np.float64) for a in (k, v))
         logits = keys @ q[b, t, h].astype(np.float64) * scale
         if softcap is not None:
             logits = softcap * np.tanh(logits / softcap)
-        out[b, t, h] = one_row(logits, None if sinks is None else float(sinks[h])) @ values
+        out[b, t, h] = one_row(logits, None if sinks is None else float(sinks[h])) @ seen_values
     return out.astype(np.float32).astype(q.dtype)
 
 

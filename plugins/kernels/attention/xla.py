@@ -3,12 +3,16 @@
 Nor do they for gradients: what a block computes is computed again on the way back.
 """
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pipeline.tensors.qtensor import QTensor
+from plugins.kernels.gradients import given, wanted
+from plugins.kernels.matmul.weights import decoded
 from plugins.kernels.softmax.xla import softmax
 
 QUERIES = 256  # of a block, at most
@@ -29,7 +33,8 @@ def attention(
     causal: bool = True,
 ) -> Any:
     """See the op's docstring."""
-    q, k, v, q_positions, k_positions = (jnp.asarray(a) for a in (q, k, v, q_positions, k_positions))
+    q, q_positions, k_positions = (jnp.asarray(a) for a in (q, q_positions, k_positions))
+    k, v = (_unpacked(a, q.dtype) if isinstance(a, QTensor) else jnp.asarray(a).astype(q.dtype) for a in (k, v))
     batch, queries, heads, dims = q.shape
     slots, key_heads = k.shape[1], k.shape[2]
     q = q.reshape(batch, queries, key_heads, heads // key_heads, dims)
@@ -59,6 +64,23 @@ def attention(
         found = lax.map(lambda one: block(*one), (jnp.moveaxis(blocks, 1, 0), jnp.moveaxis(ats, 1, 0)))
         out = jnp.moveaxis(found, 0, 1).reshape(batch, count * step, *found.shape[3:])[:, :queries]
     return out.reshape(batch, queries, heads, v.shape[-1])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _unpacked(packed: Any, dtype: Any) -> Any:
+    return decoded(packed, dtype)
+
+
+def _forward(packed: Any, dtype: Any) -> tuple[Any, None]:
+    wanted(packed)
+    return decoded(given(packed), dtype), None
+
+
+def _backward(dtype: Any, kept: None, dy: Any) -> tuple[None]:
+    return (None,)
+
+
+_unpacked.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def mask(q_positions: Any, k_positions: Any, window: int | None, causal: bool) -> Any:

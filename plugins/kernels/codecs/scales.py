@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.tensors.scheme import SCALE_DTYPES, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.codecs import dynamic8
-from plugins.kernels.codecs.elements import element
+from plugins.kernels.codecs.elements import Element, element
 from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_MAX, E8M0_NAN
 
 # Largest value of a scale encoding that a second-level scale maps onto.
@@ -36,15 +36,18 @@ def threshold(name: str, rule: str) -> float:
     return {"floor": 2.0, "ceil": 1.0, "rceil": e.max / 2.0**e.emax}[rule]
 
 
+def carry(name: str, rule: str) -> int:
+    """What, added to the pattern of a float32 magnitude, carries into the exponent exactly when `rule` rounds up."""
+    return max(round((2 - threshold(name, rule)) * (1 << 23)) - (rule != "even"), 0)
+
+
 def e8m0_bytes(amax: Any, name: str, rule: str) -> Any:
     """uint8 E8M0 scales of float32 maxima: 0 where amax is 0, 0xFF where it is not finite."""
     emax = element(name).emax
     pattern = np.abs(amax).view(np.int32)
     if emax == 0 and (pattern < 1 << 23).any():  # a subnormal that is rounded up has byte 1
         return _e8m0_bytes(amax, name, rule)
-    # What, added to a pattern, carries into the exponent exactly when the rule rounds up.
-    carry = round((2 - threshold(name, rule)) * (1 << 23)) - (rule != "even")
-    byte = (pattern + np.int32(max(carry, 0))) >> 23
+    byte = (pattern + np.int32(carry(name, rule))) >> 23
     byte = np.clip(byte - emax, 0, E8M0_MAX).astype(np.uint8)
     broken = pattern >= 0x7F800000
     if broken.any():
@@ -81,16 +84,20 @@ def unrounded(extremes: Any, scheme: Scheme, rule: str) -> Any:
         rule: amax, half_range, signed or minmax; see the `quantize` op.
     """
     low, high = extremes[:2]
-    e = element(scheme.element)
-    amax = np.maximum(np.abs(low), np.abs(high))
-    if rule == "amax":
-        return amax / np.float32(e.max)
-    if rule == "half_range":
-        return amax / np.float32((e.max - float(np.nanmin(e.values[np.isfinite(e.values)]))) / 2)
+    by = span(element(scheme.element), rule)
     if rule == "signed":
-        return extremes[2] / np.float32(e.least * e.unit)
+        return extremes[2] / by
+    if rule != "minmax":
+        return np.maximum(np.abs(low), np.abs(high)) / by
     with np.errstate(over="ignore"):
-        return (high - low + np.float32(0)) / np.float32(e.most)  # zeros of whatever sign are no distance apart
+        return (high - low + np.float32(0)) / by  # zeros of whatever sign are no distance apart
+
+
+def span(e: Element, rule: str) -> Any:
+    """float32 that amax, the value of largest magnitude or the distance of the extremes is divided by."""
+    if rule == "half_range":
+        return np.float32((e.max - float(np.nanmin(e.values[np.isfinite(e.values)]))) / 2)
+    return np.float32({"amax": e.max, "signed": e.least * e.unit, "minmax": e.most}[rule])
 
 
 def store(raw: Any, scheme: Scheme, least: float = 0.0, instead_of_zero: float = 0.0) -> Any:

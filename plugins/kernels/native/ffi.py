@@ -20,12 +20,13 @@ from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme
 
 FEW_ROWS: Final = 4
-"""Rows of activations for each matrix up to which weights are read for some of them at a time, and not decoded first."""
+"""Rows of activations for each matrix up to which weights are read for some of them at a time, not decoded first."""
 
 
 @cache
-def _registered(unit: str, handler: str) -> str:
-    """The name under which XLA knows `handler` of `src/<unit>.cc`.
+def registered(unit: str, handler: str) -> str:
+    """The name under which XLA knows `handler` of `src/<unit>.cc`, and `jax.export` is to be told that it may
+    (`DisabledSafetyCheck.custom_call`).
 
     Raises:
         as `build.library`.
@@ -40,11 +41,21 @@ def _capsule(path: Path, handler: str) -> Any:
     return jax.ffi.pycapsule(getattr(ctypes.CDLL(str(path)), handler))  # type: ignore[no-untyped-call]
 
 
+def call(unit: str, handler: str, results: Any) -> Any:
+    """What calls `handler` of src/<unit>.cc inside a program: `jax.ffi.ffi_call`, which takes arrays and attributes.
+
+    Under `vmap` it is one call for each of the batch; inside `shard_map` it sees what is local.
+
+    Args:
+        results: a `jax.ShapeDtypeStruct`, or several.
+    """
+    return jax.ffi.ffi_call(registered(unit, handler), results, vmap_method="sequential")
+
+
 def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[Any]:
     """float32 `[A, out]` for each stack of weights: each assignment's row of `x` times the weights of its expert.
 
-    One call for them all: activations are put in order once, and threads are woken once. Under `vmap` it is one call
-    for each of the batch; inside `shard_map` it sees what is local.
+    One call for them all: activations are put in order once, and threads are woken once.
 
     Args:
         x: float32 or bfloat16 `[N, in]`; any other float is taken as float32.
@@ -63,12 +74,11 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0) -> list[A
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
     options = {"bits": bits} if many else {"bf16_dot": not library.forced()}
-    call = jax.ffi.ffi_call(_registered("gemm" if many else "ffi", "wm_grouped"), results, vmap_method="sequential")
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
-    found: list[Any] = call(x, chosen, book, *given, formats=formats, **numbers)
-    return found
+    product = call("gemm" if many else "ffi", "wm_grouped", results)
+    return list(product(x, chosen, book, *given, formats=formats, **numbers))
 
 
 def spec_of(w: Any) -> TensorSpec:

@@ -1,4 +1,4 @@
-"""The plain door: the functions of src/core.cc over NumPy buffers. No call keeps Python's lock."""
+"""Which instruction set the native kernels run with: the best of the machine (src/core.cc), or one that is forced."""
 
 import ctypes
 import os
@@ -12,12 +12,6 @@ ISAS: Final = ("portable", "avx2", "avx512")  # as in src/targets.h
 ISA: Final = "WEIGHTMILL_ISA"
 """Environment variable: an instruction set to take instead of the best that the machine has, for tests and reports."""
 
-_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-_QUANTIZE = (
-    _INT, _POINTER, _INT, _SIZE, _SIZE, _SIZE, _SIZE, _SIZE, _INT, _POINTER, _INT, _INT, _POINTER, _SIZE, _POINTER,
-    _SIZE, _POINTER,
-)  # fmt: skip
-
 
 @cache
 def core() -> Any:
@@ -27,8 +21,7 @@ def core() -> Any:
         as `build.library`.
     """
     found = ctypes.CDLL(str(build.library()))
-    found.wm_isa.restype = _INT
-    found.wm_mxfp4_quantize.argtypes, found.wm_mxfp4_quantize.restype = _QUANTIZE, _SIZE
+    found.wm_isa.restype = ctypes.c_int
     return found
 
 

@@ -6,7 +6,7 @@ from dataclasses import fields
 from pipeline.ops import Request
 from plugins.kernels.quantize.recipe import Recipe, is_fast
 
-FLOATS = ("BF16", "F16", "F32")  # in the order of src/core.cc
+FLOATS = ("BF16", "F16", "F32")  # in the order of src/quantize.h
 
 
 def numpy(request: Request) -> str | None:
@@ -30,9 +30,14 @@ def xla(request: Request) -> str | None:
 
 def native(request: Request) -> str | None:
     scheme, x = request.get("scheme"), request.get("x")
-    recipe = Recipe(**{f.name: request.given[f.name] for f in fields(Recipe) if f.name in request.given})
-    if scheme is not None and not is_fast(scheme, recipe):
-        return "the native codec is MXFP4's: e2m1 in rows, e8m0 scales, no search, ties even, zero or away"
+    if scheme is not None and scheme.second == "dynamic8":
+        return "native codes a matrix at a time, and scales of dynamic8 are coded across the whole tensor"
+    if request.get("search", "none") != "none" or request.get("stochastic"):
+        return "native neither searches nor rounds at random"
     if x is not None and x.dtype not in FLOATS:
         return f"the native codec reads {', '.join(FLOATS)}, not {x.dtype}"
+    if x is not None and not x.size:
+        return "native goes over the elements of an array, and this one has none"
+    if sys.byteorder != "little":
+        return "the packing views bytes as little-endian words"
     return None

@@ -71,10 +71,16 @@ def may_overflow(q: QTensor) -> bool:
             most = scales.powers()[given.max(where=given != E8M0_NAN, initial=0)]
         else:
             most = np.fmax.reduce(np.abs(scales.totals(q)), axis=None)
-        reach = most * np.float32(_largest(element(scheme.element)))
-        if scheme.zero == "min_f16":
-            reach += np.float32(np.finfo(np.float16).max)
-    return bool(reach >= PAST_BF16)
+    return reaches(most, scheme)
+
+
+def reaches(most: Any, scheme: Scheme) -> bool:
+    """The same, of the largest factor of a block; NaN reaches."""
+    with np.errstate(over="ignore"):
+        reach = np.float32(most) * np.float32(_largest(element(scheme.element)))
+    if scheme.zero == "min_f16":
+        reach += np.float32(np.finfo(np.float16).max)
+    return not reach < PAST_BF16
 
 
 def _largest(e: Element) -> float:

@@ -7,10 +7,10 @@ prompts in one batch are all the same thing: attention looks at positions, never
 lies in slot p mod S. Full layers have a slot for every position; sliding layers have a ring as long as their window.
 
 `int8` and `fp8` hold each token's head as codes with one fp32 scale (absmax / 127, absmax / 448), so that a large key
-costs precision to nobody but itself.
+costs precision to nobody but itself: QTensors, when attention gets them.
 
 Floats of 16 and 8 bits lie in the cache as integers of their width. XLA's CPU backend scatters such floats as float32:
-it widens the whole cache for that, every step, and narrows it again. What reads them copies them anyway, to transpose.
+it widens the whole cache for that, every step, and narrows it again.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,14 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from plugins.kernels.matmul.weights import decoded
+
 CacheDtype = Literal["bf16", "f32", "fp8", "int8"]
-_STORED = {"bf16": jnp.uint16, "f32": jnp.float32, "fp8": jnp.uint8, "int8": jnp.int8}
-_MEANT = {"bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn}
+_STORED = {"bf16": jnp.uint16, "f32": jnp.float32, "fp8": jnp.uint8, "int8": jnp.uint8}
+_MEANT = {"bf16": jnp.bfloat16, "fp8": jnp.float8_e4m3fn, "int8": jnp.int8}
+_SCHEMES = {"fp8": Scheme("e4m3", 0, "f32"), "int8": Scheme("int8", 0, "f32")}
 _LARGEST = {"fp8": 448.0, "int8": 127.0}
 
 
@@ -110,7 +115,8 @@ class CacheView:
         return None if self._old is None else replace(self._old, layers=tuple(self._layers), positions=self._held)
 
     def extend(self, layer: int, k: Any, v: Any, window: int | None) -> tuple[Any, Any, Any]:
-        """Remember the new k and v, [B, T, K, D]; what to attend to: keys, values, and their positions."""
+        """Remember the new k and v, [B, T, K, D]; what to attend to: keys and values, as the cache holds them unless
+        something has to be put beside them, and their positions."""
         if self._old is None:
             return k, v, self.positions
         old = self._old.layers[layer]
@@ -123,12 +129,11 @@ class CacheView:
         if self.fresh:
             return k, v, self.positions
         if k.shape[1] == 1 or n != window:  # no ring, or one whose oldest token is now out of sight
-            keys, values = _read(new.k, k_scale, stored, k.dtype), _read(new.v, v_scale, stored, v.dtype)
-            return keys, values, self._held[n]
+            return _held(new.k, k_scale, stored), _held(new.v, v_scale, stored), self._held[n]
         before = self._old.positions[n]
         return (
-            jnp.concatenate([_read(old.k, old.k_scale, stored, k.dtype), k], axis=1),
-            jnp.concatenate([_read(old.v, old.v_scale, stored, v.dtype), v], axis=1),
+            jnp.concatenate([decoded(_held(old.k, old.k_scale, stored), k.dtype), k], axis=1),
+            jnp.concatenate([decoded(_held(old.v, old.v_scale, stored), v.dtype), v], axis=1),
             jnp.concatenate([before, self.positions], axis=1),
         )
 
@@ -157,6 +162,8 @@ def _bits(values: Any, stored: CacheDtype) -> Any:
     return values.astype(_STORED[stored])
 
 
-def _read(held: Any, scale: Any, stored: CacheDtype, dtype: Any) -> Any:
-    values = jax.lax.bitcast_convert_type(held, _MEANT[stored]) if stored in _MEANT else held
-    return values.astype(dtype) if scale is None else (values.astype(jnp.float32) * scale).astype(dtype)
+def _held(held: Any, scale: Any, stored: CacheDtype) -> Any:
+    """An array or a QTensor of what lies in the cache; nothing moves."""
+    if stored in _SCHEMES:
+        return QTensor(held, scale, _SCHEMES[stored])
+    return jax.lax.bitcast_convert_type(held, _MEANT[stored]) if stored in _MEANT else held

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.errors import ConfigError, ValueRangeError
 from pipeline.tensors.scheme import MXFP4
+from plugins.kernels.dequantize.numpy import dequantize
 from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
 from plugins.kernels.moe import native as native_moe
@@ -71,7 +72,8 @@ def test_codes_and_scales_are_those_of_numpy(isa: str, name: str) -> None:
         want, lost = numpy_quantize.quantize(x, scheme, measure=True, **options)
         assert np.array_equal(found.codes, want.codes), options
         assert np.array_equal(found.scales, want.scales), options
-        if tiny == "spec":  # the other decodes wrong, and NumPy measures against the codes that are right
+        # Of codes that decode wrong, or to infinities, NumPy measures what is right, the others what is there.
+        if tiny == "spec" and np.isfinite(dequantize(found, "F32")).all():
             assert stats.count == lost.count
             sums = (stats.max_abs, stats.sq_error, stats.sq_signal)
             np.testing.assert_allclose(sums, (lost.max_abs, lost.sq_error, lost.sq_signal), rtol=3e-6)

@@ -19,7 +19,7 @@ from pipeline.planning.obstacles import RECORDS, clashes
 from pipeline.running.attempt import obstacles_ahead
 from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.api import compose_run
 from pipeline.planning.memory import plan_jobs, plan_run
+from pipeline.planning.rates import Rates
 from pipeline.planning.sharing import SharedStore
 from pipeline.planning.sweep import Job, group
 from pipeline.stage import Checkpoint
@@ -73,6 +74,27 @@ def test_a_work_that_takes_whole_tensors_does_not_make_the_others_do_so() -> Non
     pieces = [max(c.nbytes_in for c in plan.chunks) for plan in sweep.plans]
     assert pieces[0] == pieces[1] < pieces[2]
     assert sum(g.nbytes_in for g in sweep.groups) <= 1.05 * sum(c.nbytes_in for c in sweep.plans[0].chunks)
+
+
+def test_the_time_of_a_sweep_has_what_is_shared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Rates, "seconds", lambda self, kind, nbytes: nbytes / 1000)
+    mine = [job("flow=convert", f"quant={q}", "dask.workers=1") for q in ("mxfp4", "int8")]
+    alone = [plan_jobs([one]) for one in mine]
+    sweep, whole = plan_jobs(mine), plan_jobs(mine).time
+    assert whole is not None
+    single = [one.time for one in alone if one.time is not None]
+    assert [plan.time for plan in sweep.plans] == single  # what each would take by itself
+    shared = ("load", "decode")
+    for name, count in Counter(node.name for node in sweep.names).items():
+        assert count == (1 if name in shared else 2)
+    for i, one in enumerate(single):
+        for name in ("load", "decode", "quantize", "export"):
+            node = "1." if name in shared else f"{i + 1}."
+            assert whole.of(node + name) == one.of(name)
+            assert one.of(name) is not None
+    once = sum(single[0].of(name) or 0.0 for name in shared)
+    assert whole.seconds == pytest.approx(sum(one.seconds or 0.0 for one in single) - once)
+    assert alone[0].time is alone[0].plans[0].time
 
 
 def test_jobs_that_have_nothing_in_common_are_left_alone(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pipeline.planning.time import learn, parts, time_plan
 from pipeline.planning.wiring import Plan, make_plan
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from tests.cases.memory_store import MemoryStore
-from tests.unit.planning.test_plan import CTX, Source, View, Write
+from tests.unit.planning.stages import CTX, Source, View, Write
 
 
 class Slow:

@@ -19,7 +19,7 @@ from pipeline.running.target import MARKER
 from pipeline.tensors.views import JoinedStore
 from plugins.engine.session import Model
 from stages.evaluate import Evaluate
-from stages.export import ExportWork
+from stages.export_work import ExportWork
 from tests.cases import caches
 
 SCORED = ("stages=[load,decode,quantize,evaluate]", "evaluate.windows.tokens=256", "evaluate.texts=[text.txt]")

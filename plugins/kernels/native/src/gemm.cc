@@ -96,7 +96,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, ffi::Span<co
         jobs.push_back({&stack, group.matrix, group.assignments.data() + from, share(all, parts, i + 1) - from, strips, 0});
       }
     }
-  const int64_t threads = pool.num_threads(), each = PIECES * threads / std::max<int64_t>(1, int64_t(jobs.size())) + 1;
+  const int64_t threads = pool.num_threads(), each = PIECES * threads / std::max<int64_t>(1, int64_t(jobs.size()));
   std::vector<int64_t> until;  // pieces up to a job's last
   for (Job& job : jobs) {
     job.pieces = std::max<int64_t>(1, std::min(each, job.strips / LEAST_STRIPS));

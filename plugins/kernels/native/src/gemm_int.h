@@ -81,6 +81,33 @@ WM_INLINE void unit_of(Ints largest, float most, Floats* unit, Floats* inverse) 
   *unit = (Floats)(((Ints)(top * (1 / most)) & some) | ((largest >= 0x7F800000) & 0x7FC00000));
 }
 
+#if WM_SIMD == 512
+WM_INLINE int32_t most(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
+WM_INLINE int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
+#else
+WM_INLINE int32_t most(Ints v) {
+  int32_t found = v[0];
+  for (int l = 1; l < LANES; ++l) found = v[l] > found ? v[l] : found;
+  return found;
+}
+WM_INLINE int32_t sum_of(Ints) { return 0; }  // who has no unsigned side needs none
+#endif
+
+// LANES columns of activations as lanes of a strip have them.
+template <bool QUADS>
+WM_INLINE void narrow(Ints v, int32_t* lanes) {
+#if WM_SIMD == 512
+  if (QUADS) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)v), order));
+    return;
+  }
+#endif
+  typedef int16_t Halves __attribute__((vector_size(2 * LANES)));
+  const Halves half = __builtin_convertvector(v, Halves);
+  std::memcpy(lanes, &half, sizeof half);
+}
+
 // ---- Activations ----
 
 // Rows first … first + m of q, columns k … k + depth: [block][lane of BLOCK / PER][m] of integers, and [block][m] of
@@ -97,23 +124,18 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
         part[c / LANES] = depth - b * BLOCK > c ? gemm::columns(x, q.bf16, k + b * BLOCK + c, depth - b * BLOCK - c) : Ints{};
         largest = larger(largest, part[c / LANES] & 0x7FFFFFFF);
       }
-      int32_t top = 0, total = 0, whole[BLOCK];
-      for (int l = 0; l < LANES; ++l) top = largest[l] > top ? largest[l] : top;
       Floats unit, inverse;
-      unit_of(everywhere(top), W::MOST_X, &unit, &inverse);
+      Ints total = {};
+      unit_of(everywhere(most(largest)), W::MOST_X, &unit, &inverse);
+      int32_t lanes[BLOCK / W::PER];
       for (int c = 0; c < BLOCK; c += LANES) {
         const Ints v = rounded((Floats)part[c / LANES] * inverse);
-        std::memcpy(whole + c, &v, sizeof v);
+        narrow<W::QUADS>(v, lanes + c / W::PER);
+        total += v;
       }
-      for (int c = 0; c < BLOCK; ++c) total += whole[c];
-      for (int t = 0; t < BLOCK / W::PER; ++t) {
-        uint32_t lane = 0;
-        for (int j = 0; j < W::PER; ++j)
-          lane |= (uint32_t(whole[W::column(t, j)]) & (W::QUADS ? 0xFFu : 0xFFFFu)) << (32 / W::PER * j);
-        out[(b * (BLOCK / W::PER) + t) * m + i] = int32_t(lane);
-      }
+      for (int t = 0; t < BLOCK / W::PER; ++t) out[(b * (BLOCK / W::PER) + t) * m + i] = lanes[t];
       units[b * m + i] = unit[0];
-      begin[b * m + i] = W::QUADS ? -128 * total : 0;
+      begin[b * m + i] = W::QUADS ? -128 * sum_of(total) : 0;
     }
   }
 }
@@ -134,6 +156,14 @@ static float multiple_of(const Weights& w, float most) {
   }
 }
 
+// Where elements are `multiple` times integers: of block b of half a strip, whose scales are there.
+WM_INLINE void unit_of_scale(const Part& p, int64_t b, float multiple, Floats* unit, Floats* inverse) {
+  const int64_t block = (p.k + b * BLOCK) / p.w.block_elems - p.k / p.w.block_elems;
+  const Ints scale = (Ints)load(p.scales + block * LANES), sign = scale & int32_t(0x80000000);
+  unit_of(scale & 0x7FFFFFFF, multiple, unit, inverse);
+  *unit = (Floats)((Ints)*unit | sign), *inverse = (Floats)((Ints)*inverse | sign);
+}
+
 // Half a strip that is decoded, as integers [block][lane][STRIP], and what is theirs of units, [block][STRIP].
 template <int BITS>
 static void integers(const Part& p, int half, float multiple, int32_t* out, float* units) {
@@ -145,11 +175,7 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
     Floats unit, inverse;
     Ints largest = {};
     if (multiple != 0) {
-      const int64_t block = (p.k + b * BLOCK) / p.w.block_elems - p.k / p.w.block_elems;
-      const Ints scale = (Ints)load(p.scales + block * LANES);
-      unit_of(scale & 0x7FFFFFFF, multiple, &unit, &inverse);
-      const Ints sign = scale & int32_t(0x80000000);
-      unit = (Floats)((Ints)unit | sign), inverse = (Floats)((Ints)inverse | sign);
+      unit_of_scale(p, b, multiple, &unit, &inverse);
     } else {
       for (int c = 0; c < BLOCK; ++c) largest = larger(largest, (Ints)load(strip + c * STRIP) & 0x7FFFFFFF);
       unit_of(largest, W::MOST_W, &unit, &inverse);
@@ -165,6 +191,45 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
       std::memcpy(out + (b * (BLOCK / W::PER) + t) * STRIP + half * LANES, &lane, sizeof lane);
     }
   }
+}
+
+#if WM_SIMD == 512
+// The same for four-bit elements that are integers, straight from their codes: a look-up of bytes.
+template <WmElement E>
+static void four_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
+  alignas(64) uint8_t bytes[64];
+  for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(128 + int(decoding::table<E>().value[i % 16] * multiple));
+  const __m512i table = _mm512_load_si512(bytes);
+  const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
+  gemm::scales_of<WM_ZERO_NONE>(p, half);
+  for (int64_t b = 0; b < blocks; ++b) {
+    Floats unit, inverse;
+    unit_of_scale(p, b, multiple, &unit, &inverse);
+    store(units + b * STRIP + half * LANES, unit);
+  }
+  gemm::Squares<4> squares(p, half);
+  int32_t* at = out + half * LANES;
+  for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
+    Ints lanes[LANES];
+    squares.read(p.depth - k, lanes);
+    const int64_t count = least(LANES, (blocks * BLOCK - k) / 8);
+    for (int64_t t = 0; t < count; ++t, at += 2 * STRIP) {
+      _mm512_storeu_si512(at, _mm512_permutexvar_epi8((__m512i)lanes[t], table));
+      _mm512_storeu_si512(at + STRIP, _mm512_permutexvar_epi8((__m512i)(lanes[t] >> 4), table));
+    }
+  }
+}
+#endif
+
+// What makes integers of half a strip.
+template <int BITS>
+static void make(const Part& p, int half, gemm::DecodeHalf decode, float multiple, int32_t* out, float* units) {
+#if WM_SIMD == 512
+  if (BITS == 8 && multiple != 0 && p.w.element == WM_E2M1) return four_bits<WM_E2M1>(p, half, multiple, out, units);
+  if (BITS == 8 && multiple != 0 && p.w.element == WM_INT4) return four_bits<WM_INT4>(p, half, multiple, out, units);
+#endif
+  decode(p, half);
+  integers<BITS>(p, half, multiple, out, units);
 }
 
 // ---- Products ----
@@ -225,10 +290,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
     for (int64_t row = first; row < last; row += STRIP) {
       const int64_t count = least(STRIP, last - row);
       const Part part{w, matrix, row, count, k, depth, scratch, scales};
-      for (int half = 0; half < 2; ++half) {
-        decode(part, half);
-        integers<BITS>(part, half, multiple, strip, w_units);
-      }
+      for (int half = 0; half < 2; ++half) make<BITS>(part, half, decode, multiple, strip, w_units);
       for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
         height = gemm::share(q.count, tiles, i);
         tile_of<BITS, MOST>(height)(strip, w_units, arranged + m * blocks * LANES_OF_BLOCK, x_units + m * blocks,

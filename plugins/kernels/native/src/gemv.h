@@ -219,13 +219,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
           x[m] = L::activations(static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP, j);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          auto w = l.value(c[r], j);
-          if constexpr (HOW == Scaled::EACH) {
-            const int64_t i = g * L::GROUP + j * LANES;
-            if (zero == WM_ZERO_INT) w -= load(z[r] + i);
-            w *= load(s[r] + i);
-            if (zero == WM_ZERO_MIN_F16) w += load(z[r] + i);
-          }
+          const auto w = l.value(c[r], j);
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m) here[r][m] = L::dot(w, x[m], here[r][m]);
         }
@@ -269,27 +263,15 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     }
 }
 
-// Scales of a row of blocks, for each element, in the loader's order.
-template <class L>
-static void for_each_element(const Gemv& q, const float* blocks, float* out) {
-  int64_t left = q.w.block_elems;  // of a block
-  for (int64_t g = 0, k = 0; g < q.groups; ++g, out += L::GROUP)
-    for (int i = 0; i < L::GROUP; ++i, ++k, --left) {
-      if (left == 0 && k < q.w.n) ++blocks, left = q.w.block_elems;
-      out[L::place(i)] = *blocks;
-    }
-}
-
 template <class L, int R, int M, Scaled HOW>
 static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, const Arranged* x, float* const* y,
                  float* scratch) {
   const Weights& w = q.w;
   const L l(w.element);
-  const int64_t nbytes = w.row_nbytes(), room = HOW == Scaled::EACH ? q.groups * L::GROUP : w.across() + LANES;
+  const int64_t nbytes = w.row_nbytes(), room = w.across() + LANES;
   // What is read some KiB later: the same place of rows below, or, of long rows, further on.
   const int64_t apart = R * nbytes, ahead = apart < 16384 ? (6143 / (apart + 1) + 1) * apart : 12288;
   const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
-  float* blocks = scratch + 2 * R * room;
   int64_t held[R];
   for (int r = 0; r < R; ++r) held[r] = -1;
   for (int64_t at = 0; at < count; at += R) {
@@ -301,13 +283,7 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
       codes[r] = first + i * nbytes, s[r] = own, z[r] = own + room;
       if (band == held[r]) continue;
       held[r] = band;
-      if (HOW != Scaled::EACH) {
-        factors(w, matrix, band, own, own + room);
-        continue;
-      }
-      factors(w, matrix, band, blocks, blocks + w.across());
-      for_each_element<L>(q, blocks, own);
-      if (w.zero != WM_ZERO_NONE) for_each_element<L>(q, blocks + w.across(), own + room);
+      factors(w, matrix, band, own, own + room);
     }
     float out[R][M];
     block<L, R, M, HOW>(l, q, codes, s, z, x, ahead, out);
@@ -327,14 +303,48 @@ static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
   some<L, R / 2, 4, HOW>(q, matrix, row, count, four, to, scratch);
 }
 
+// Blocks of any size: scales go to the activations, once for all rows of weights that share them.
+template <class L>
+static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
+                          float* const* y, float* scratch) {
+  const Weights& w = q.w;
+  const int64_t size = q.groups * L::GROUP;
+  float *s = scratch, *z = s + w.across(), *scaled = z + w.across();
+  Gemv plain = q;
+  plain.w.scale = WM_SCALE_NONE, plain.w.zero = WM_ZERO_NONE, plain.w.second = WM_SECOND_NONE;
+  plain.w.block_elems = w.n, plain.w.block_rows = w.rows;
+  for (int64_t at = 0, until; at < count; at = until) {
+    const int64_t band = (row + at) / w.block_rows;
+    until = (band + 1) * w.block_rows - row < count ? (band + 1) * w.block_rows - row : count;
+    factors(w, matrix, band, s, z);
+    Arranged xs[GEMV_MOST];
+    float offset[GEMV_MOST], *to[GEMV_MOST];
+    for (int i = 0; i < m; ++i) {
+      double sum = 0;
+      float* out = scaled + i * size;
+      for (int64_t k = 0, b = 0, left = w.block_elems; k < size; ++k, --left) {
+        if (left == 0 && k < w.n) ++b, left = w.block_elems;
+        const int64_t place = k / L::GROUP * L::GROUP + L::place(int(k % L::GROUP));
+        const float v = static_cast<const float*>(x[i].x)[place];
+        out[place] = v * s[b];
+        if (w.zero == WM_ZERO_INT) sum -= double(z[b]) * out[place];
+        if (w.zero == WM_ZERO_MIN_F16) sum += double(z[b]) * v;
+      }
+      offset[i] = float(sum), xs[i] = {out, nullptr}, to[i] = y[i];
+    }
+    of_rows<L, Scaled::ROW>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
+    for (int i = 0; i < m; ++i)
+      for (int64_t r = row + at; r < row + until; ++r) y[i][r] += offset[i];
+  }
+}
+
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
   if (q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
   if constexpr (!L::PLAIN) {
     if (q.scaled == Scaled::LANES) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
-    if constexpr (!L::HALVES)
-      for (int i = 0; i < m; ++i) some<L, 1, 1, Scaled::EACH>(q, matrix, row, count, x + i, y + i, scratch);
+    if constexpr (!L::HALVES) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
   }
 }
 
@@ -354,9 +364,8 @@ constexpr GemvKernel kernel_of() {
 // For weights of this element: activations of any dtype or, with WM_PAIRED, bfloat16 ones that are multiplied as they are,
 // where bfloat16 holds the weights too; else null.
 static const GemvKernel* kernel(WmElement e) {
-  static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>();
+  static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>(), EIGHT = kernel_of<Float8>();
   static constexpr GemvKernel FOUR = kernel_of<Few<4>>(), THREE = kernel_of<Few<3>>(), TWO = kernel_of<Few<2>>();
-  static constexpr GemvKernel E4M3 = kernel_of<Float8<WM_E4M3>>(), E5M2 = kernel_of<Float8<WM_E5M2>>();
 #if WM_PAIRED
   constexpr const GemvKernel *F32 = nullptr, *F16 = nullptr, *NF4 = nullptr, *INT8 = nullptr;
 #else
@@ -364,7 +373,7 @@ static const GemvKernel* kernel(WmElement e) {
                                           kernel_of<Int8>()};
   constexpr const GemvKernel *F32 = OTHERS, *F16 = OTHERS + 1, *NF4 = OTHERS + 2, *INT8 = OTHERS + 3;
 #endif
-  static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &E4M3,  &E5M2, INT8,
+  static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &EIGHT, &EIGHT, INT8,
                                               NF4, INT8,  &FOUR, &THREE, &TWO, INT8, &FOUR, &THREE, &TWO};
   return ALL[e];
 }

@@ -63,24 +63,24 @@ struct Six : Floats {
   }
 };
 
-// E5M2 is the upper half of a binary16; E4M3 as one is 2^8 too small, and its NaN a number.
-template <WmElement E>
+// E5M2 is the upper half of a binary16; E4M3, a bit further down in one, is 2^8 too small, and its NaN a number.
 struct Float8 : Floats {
   static constexpr bool PLAIN = false;
   static constexpr int VECS = 2, GROUP = 16, NBYTES = 16, GRAIN = 16;
   static constexpr int place(int k) { return k; }
   using Codes = __m128i;
-  float unit = E == WM_E4M3 ? 256 : 1;
-  explicit Float8(WmElement) {}
+  float unit;
+  __m128i down, kept, nan;
+  explicit Float8(WmElement e)
+      : unit(e == WM_E4M3 ? 256 : 1),
+        down(_mm_cvtsi32_si128(e == WM_E4M3)),
+        kept(_mm_set1_epi16(e == WM_E4M3 ? short(0xBFFF) : -1)),
+        nan(_mm_set1_epi16(e == WM_E4M3 ? 0x7F00 : 0x0080)) {}  // the latter is the upper half of nothing
   WM_METHOD Codes load(const uint8_t* p) const { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
   WM_METHOD V value(Codes c, int j) const {
-    const __m128i none = _mm_setzero_si128();
-    __m128i half = j ? _mm_unpackhi_epi8(none, c) : _mm_unpacklo_epi8(none, c);
-    if constexpr (E == WM_E4M3) {
-      const __m128i all = _mm_set1_epi16(0x7F00), nan = _mm_cmpeq_epi16(_mm_and_si128(half, all), all);
-      half = _mm_or_si128(_mm_and_si128(_mm_srai_epi16(half, 1), _mm_set1_epi16(short(0xBFFF))), nan);
-    }
-    return (V)_mm256_cvtph_ps(half);
+    const __m128i none = _mm_setzero_si128(), half = j ? _mm_unpackhi_epi8(none, c) : _mm_unpacklo_epi8(none, c);
+    const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(half, _mm_set1_epi16(0x7F00)), nan);
+    return (V)_mm256_cvtph_ps(_mm_or_si128(_mm_and_si128(_mm_sra_epi16(half, down), kept), is_nan));
   }
 };
 

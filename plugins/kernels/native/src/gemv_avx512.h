@@ -52,17 +52,16 @@ struct FewHalves {
 };
 
 // E4M3 and E5M2, NaN and infinities too: each half of a bfloat16 by a table of 128 bytes.
-template <WmElement E>
 struct Float8Halves {
   static constexpr bool PLAIN = false;
   static constexpr int REGISTERS = 2, GROUP = 64, NBYTES = 64, GRAIN = 16;
   static constexpr int place(int k) { return k % 16 / 8 * 32 + k / 16 * 8 + k % 8; }
   float unit = 1;
   __m512i low[2], high[2];
-  explicit Float8Halves(WmElement) {
+  explicit Float8Halves(WmElement e) {
     alignas(64) uint8_t bytes[2][128];
     for (int c = 0; c < 128; ++c) {
-      const uint16_t half = half_of(element_values(E)[c]);
+      const uint16_t half = half_of(element_values(e)[c]);
       bytes[0][c] = uint8_t(half), bytes[1][c] = uint8_t(half >> 8 & 0x7F);
     }
     for (int i = 0; i < 2; ++i) {
@@ -193,6 +192,5 @@ using PlainF16 = Plain<2>;
 template <int BITS>
 using Few = Loader<FewHalves<BITS>>;
 using Six = Loader<FewHalves<6>>;
-template <WmElement E>
-using Float8 = Loader<Float8Halves<E>>;
+using Float8 = Loader<Float8Halves>;
 using PlainBf16 = Loader<PlainHalves>;

@@ -5,7 +5,7 @@
 #include "weights.h"
 
 // How scales come to products. ROW: a whole row of weights has one, for its sum. LANES: whatever a lane of a register
-// holds at a time is of one block, so sums are scaled lane by lane after each group. EACH: blocks of any size.
+// holds at a time is of one block, so sums are scaled lane by lane after each group. EACH: blocks of any other size.
 enum class Scaled { ROW, LANES, EACH };
 
 struct GemvKernel;
@@ -39,6 +39,6 @@ struct GemvKernel {
 constexpr int GEMV_MOST = 4;  // rows of activations that share a pass over the weights
 
 static inline int64_t scratch_floats(const Gemv& q) {
-  const int64_t row = q.scaled == Scaled::EACH ? q.groups * q.kernel->group : q.w.across() + q.kernel->lanes;
-  return 2 * GEMV_MOST * row + 2 * q.w.across();
+  const int64_t blocks = 2 * GEMV_MOST * (q.w.across() + q.kernel->lanes);
+  return blocks + (q.scaled == Scaled::EACH ? GEMV_MOST * q.groups * q.kernel->group : 0);
 }

@@ -36,7 +36,6 @@ template <int BITS>
 using Few = Codes16<BITS>;
 using Six = Codes16<6>;
 using Int8 = Codes16<8>;
-template <WmElement>
 using Float8 = Codes16<8>;
 
 template <typename T, WmScale KIND>

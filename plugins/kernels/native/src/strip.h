@@ -16,6 +16,7 @@ constexpr int64_t DEPTH = 512;      // columns: a strip and the activations that
 constexpr int64_t SCALES_SCRATCH = 2 * DEPTH * LANES;  // floats: factors and zeros of half a strip
 
 #define WM_INLINE static inline __attribute__((always_inline))
+#define WM_METHOD inline __attribute__((always_inline))
 
 WM_INLINE Floats load(const float* p) {
   Floats v;
@@ -136,12 +137,41 @@ static void scales_of(const Part& p, int half) {
   }
 }
 
+// Codes of half a strip, a square at a time: as many columns as LANES of 32 bits hold, LANES of each row, transposed.
+template <int BITS>
+struct Squares {
+  static constexpr int WORDS = 32 % BITS ? 3 : 1, PER = WORDS * 32 / BITS;  // codes of so many words
+  static constexpr int GROUPS = LANES / WORDS, COLUMNS = GROUPS * PER;
+  const uint8_t* from[LANES];
+  int64_t strip;  // bytes
+
+  WM_METHOD Squares(const Part& p, int half) : strip(STRIP * p.w.row_nbytes()) {
+    for (int r = 0; r < LANES; ++r)
+      from[r] = p.w.codes + (p.matrix * p.w.rows + p.at(half * LANES + r)) * p.w.row_nbytes() + p.k * BITS / 8;
+  }
+
+  // Zeros where there are fewer columns.
+  WM_METHOD void read(int64_t columns, Ints lanes[LANES]) {
+    for (int r = 0; r < LANES; ++r) {
+      if (columns >= COLUMNS && WORDS == 1) {
+        std::memcpy(&lanes[r], from[r], sizeof lanes[r]);
+      } else {
+        lanes[r] = Ints{};
+        std::memcpy(&lanes[r], from[r], size_t(least(columns, COLUMNS) * BITS + 7) / 8);
+      }
+      // The next strip's are far away, and wanted when this one has met its activations.
+      __builtin_prefetch(from[r] + strip, 0, 2);
+      from[r] += COLUMNS * BITS / 8;
+    }
+    transpose(lanes);
+  }
+};
+
 // Half a strip, LANES rows of it.
 template <WmElement E, WmZero Z>
 static void decode_half(const Part& p, int half) {
   constexpr bool PLAIN = E <= WM_F16;
-  constexpr int BITS = decoding::bits(E), WORDS = 32 % BITS ? 3 : 1, PER = WORDS * 32 / BITS;  // codes of so many words
-  constexpr int GROUPS = LANES / WORDS, SQUARE = GROUPS * PER;
+  constexpr int BITS = decoding::bits(E), PER = Squares<BITS>::PER, COLUMNS = Squares<BITS>::COLUMNS;
   const Weights& w = p.w;
   const float* factors = p.scales;
   Floats factor = {}, zero = {};
@@ -160,27 +190,13 @@ static void decode_half(const Part& p, int half) {
     else return decoding::scaled<Z>(v, factor, zero);
   };
   float* out = p.out + half * LANES;
-  const uint8_t* from[LANES];
-  for (int r = 0; r < LANES; ++r)
-    from[r] = w.codes + (p.matrix * w.rows + p.at(half * LANES + r)) * w.row_nbytes() + p.k * BITS / 8;
-  const int64_t next = STRIP * w.row_nbytes();
-  for (int64_t k = 0; k < p.depth; k += SQUARE) {
-    const int64_t columns = least(SQUARE, p.depth - k);
+  Squares<BITS> squares(p, half);
+  for (int64_t k = 0; k < p.depth; k += COLUMNS) {
+    const int64_t columns = least(COLUMNS, p.depth - k);
     Ints lanes[LANES];
-    for (int r = 0; r < LANES; ++r) {
-      if (columns == SQUARE && WORDS == 1) {
-        std::memcpy(&lanes[r], from[r], sizeof lanes[r]);
-      } else {
-        lanes[r] = Ints{};
-        std::memcpy(&lanes[r], from[r], size_t(columns * BITS + 7) / 8);
-      }
-      // The next strip's are far away, and wanted when this one has met its activations.
-      __builtin_prefetch(from[r] + next, 0, 2);
-      from[r] += SQUARE * BITS / 8;
-    }
-    transpose(lanes);
+    squares.read(columns, lanes);
     for (int64_t c = 0, group = 0; c < columns; c += PER, ++group) {
-      const Ints* own = lanes + group * WORDS;
+      const Ints* own = lanes + group * Squares<BITS>::WORDS;
       if (left >= PER && columns - c >= PER) {
 #pragma GCC unroll 32
         for (int i = 0; i < PER; ++i, out += STRIP) store(out, scaled(value<E>(code<BITS>(own, i))));

@@ -1,0 +1,32 @@
+"""A store that stands before another one: what it does not say itself is what that one says."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.tensors.blocks import grain_of, scratch_of
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import TensorStore
+
+
+class StoreView:
+    """Says of its tensors what `store`, a field of whoever inherits, says of them; how they are read is its own.
+
+    `grain` and `scratch` are there for any `store`, which need not have these hooks.
+    """
+
+    __slots__ = ()
+    store: TensorStore
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self.store.specs
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self.store.metadata
+
+    def grain(self, name: str) -> tuple[int, ...]:
+        return grain_of(self.store, name)
+
+    def scratch(self, name: str) -> int:
+        return scratch_of(self.store, name)

@@ -1,0 +1,353 @@
+// Attention of a block of query rows over slots of a KV cache, read as it is stored. Included once for each instruction
+// set, after floats.h, weights.h and decode.h.
+//
+// Rows are the queries of all heads that share a key head. A tile of slots is decoded once, keys transposed, and meets
+// all rows: both products are then one outer product (`multiply`), whose sums stay in registers. The softmax is the
+// running one (Milakov and Gimelshein, arXiv 1805.02867): slots may come in parts, whose results are put together by
+// their maxima and sums (`finish`). What a row does not see is never read where no row of the block sees it.
+
+#include "decode.h"
+
+namespace attention {
+
+using decoding::Floats;
+using decoding::Ints;
+using decoding::LANES;
+#define WM_INLINE static inline __attribute__((always_inline))
+
+constexpr int SLOTS = 64;                                                // of a tile
+constexpr int64_t ROWS = 64;                                             // of a block, at most
+constexpr int MOST = WM_SIMD == 512 ? 8 : WM_SIMD == 256 ? 5 : 2;        // rows whose sums fit registers
+constexpr int WIDE = 2 * LANES;                                          // columns of an outer product
+
+WM_INLINE Floats load(const float* p) {
+  Floats v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+WM_INLINE void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
+WM_INLINE Floats everywhere(float v) { return v - Floats{}; }
+
+#if WM_SIMD == 512
+WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
+WM_INLINE Floats larger(Floats a, Floats b) { return (Floats)_mm512_max_ps((__m512)a, (__m512)b); }
+#elif WM_SIMD == 256
+WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
+WM_INLINE Floats larger(Floats a, Floats b) { return (Floats)_mm256_max_ps((__m256)a, (__m256)b); }
+#else
+WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
+WM_INLINE Floats larger(Floats a, Floats b) {
+  for (int l = 0; l < LANES; ++l) a[l] = a[l] > b[l] ? a[l] : b[l];
+  return a;
+}
+#endif
+
+WM_INLINE float largest(Floats v) {
+  float all[LANES];
+  store(all, v);
+  for (int n = LANES / 2; n; n /= 2)
+    for (int l = 0; l < n; ++l) all[l] = all[l] > all[l + n] ? all[l] : all[l + n];
+  return all[0];
+}
+WM_INLINE float total(Floats v) {
+  float all[LANES];
+  store(all, v);
+  for (int n = LANES / 2; n; n /= 2)
+    for (int l = 0; l < n; ++l) all[l] += all[l + n];
+  return all[0];
+}
+
+// e^x of x in [-87, 88], to about an ulp; less counts as -87. Cephes' expf: x = n ln 2 + r, a polynomial of r.
+WM_INLINE Floats exponential(Floats x) {
+  constexpr float ROUND = 12582912.0f;  // 1.5 · 2^23: what is added to it is rounded to an integer
+  x = larger(everywhere(-87.0f), x);  // of a NaN and a number, the second
+  const Floats shifted = fused(x, everywhere(1.44269504088896341f), everywhere(ROUND));
+  const Floats n = shifted - ROUND;
+  Floats r = fused(n, everywhere(-0.693359375f), x);
+  r = fused(n, everywhere(2.12194440e-4f), r);
+  Floats y = everywhere(1.9875691500e-4f);
+  y = fused(y, r, everywhere(1.3981999507e-3f));
+  y = fused(y, r, everywhere(8.3334519073e-3f));
+  y = fused(y, r, everywhere(4.1665795894e-2f));
+  y = fused(y, r, everywhere(1.6666665459e-1f));
+  y = fused(y, r, everywhere(5.0000001201e-1f));
+  y = fused(y, r * r, r + 1.0f);
+  Ints bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits = (bits - 0x4B400000 + 127) << 23;  // 2^n; a product, so that NaN stays NaN
+  Floats power;
+  std::memcpy(&power, &bits, sizeof power);
+  return y * power;
+}
+static inline float exponential(float x) {
+  const Floats v = exponential(everywhere(x));
+  return v[0];
+}
+
+// tanh, to an ulp of 1.
+WM_INLINE Floats hyperbolic_tangent(Floats x) {
+  x = larger(everywhere(-40.0f), x);
+  x = -larger(everywhere(-40.0f), -x);
+  return 1.0f - 2.0f / (exponential(x + x) + 1.0f);
+}
+
+// What is attended to; keys and values are [batch, slots, key_heads, dims], plain or with a scale for each head of a slot.
+struct Call {
+  int64_t batch, queries, heads, key_heads, dims, value_dims, slots;
+  WmElement element;
+  const float* q;  // [batch, queries, heads, dims]
+  const uint8_t *k, *v;
+  const float *k_scales, *v_scales;  // [batch, slots, key_heads], or null
+  const int32_t *at, *slot;          // [batch, queries], [batch, slots]
+  const float* sinks;                // [heads], or null
+  float scale, softcap;              // a cap of 0 is none
+  int64_t window;                    // 0: none
+  bool causal;
+  float* out;  // [batch, queries, heads, value_dims]
+
+  int64_t group() const { return heads / key_heads; }
+  int64_t wide_values() const { return (value_dims + WIDE - 1) / WIDE * WIDE; }
+  int64_t most_rows() const { return queries * group() < ROWS ? queries * group() : ROWS; }
+};
+
+// What rows have found in some slots: sums weighted by e^(logit - largest), [rows][wide_values]; the sum of weights; the
+// largest logit. In that order in `found`, rows apart by `most_rows`.
+static inline int64_t found_floats(const Call& c) { return c.most_rows() * (c.wide_values() + 2); }
+// Floats that `attend` works in.
+static inline int64_t scratch_floats(const Call& c) {
+  return c.most_rows() * (c.dims + SLOTS + LANES) + (c.dims + LANES) * SLOTS + SLOTS * c.wide_values() + 4 * SLOTS;
+}
+
+// y [M, WIDE] = y · kept + a [M, depth] · b [depth, WIDE].
+template <int M>
+static void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, const float* kept,
+                     float* y, int64_t y_stride) {
+  Floats sum[M][2];
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < 2; ++j) sum[m][j] = kept ? load(y + m * y_stride + j * LANES) * kept[m] : Floats{};
+  for (int64_t k = 0; k < depth; ++k, b += b_stride) {
+    const Floats b0 = load(b), b1 = load(b + LANES);
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const Floats v = everywhere(a[m * a_stride + k]);
+      sum[m][0] = fused(v, b0, sum[m][0]);
+      sum[m][1] = fused(v, b1, sum[m][1]);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < 2; ++j) store(y + m * y_stride + j * LANES, sum[m][j]);
+}
+
+using Multiply = void (*)(const float*, int64_t, const float*, int64_t, int64_t, const float*, float*, int64_t);
+
+template <int M>
+static inline Multiply multiply_of(int64_t rows) {
+  if constexpr (M == 1) return multiply<1>;
+  else return rows >= M ? multiply<M> : multiply_of<M - 1>(rows);
+}
+
+// The same of any rows, and of columns that are a multiple of WIDE.
+static void multiply_all(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows, int64_t depth,
+                         int64_t columns, const float* kept, float* y, int64_t y_stride) {
+  for (int64_t r = 0; r < rows; r += MOST) {
+    const Multiply some = multiply_of<MOST>(rows - r);
+    for (int64_t j = 0; j < columns; j += WIDE)
+      some(a + r * a_stride, a_stride, b + j, b_stride, depth, kept ? kept + r : nullptr, y + r * y_stride + j, y_stride);
+  }
+}
+
+#if WM_SIMD == 512
+WM_INLINE void transpose(Floats v[LANES]) {
+  __m512 a[16], b[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_ps((__m512)v[i], (__m512)v[i + 1]);
+    a[i + 1] = _mm512_unpackhi_ps((__m512)v[i], (__m512)v[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm512_shuffle_ps(a[i + j], a[i + j + 2], 0xEE);
+    }
+  for (int i = 0; i < 4; ++i)
+    for (int h = 0; h < 2; ++h) {
+      a[8 * h + i] = _mm512_shuffle_f32x4(b[8 * h + i], b[8 * h + i + 4], 0x88);
+      a[8 * h + i + 4] = _mm512_shuffle_f32x4(b[8 * h + i], b[8 * h + i + 4], 0xDD);
+    }
+  for (int i = 0; i < 8; ++i) {
+    v[i] = (Floats)_mm512_shuffle_f32x4(a[i], a[i + 8], 0x88);
+    v[i + 8] = (Floats)_mm512_shuffle_f32x4(a[i], a[i + 8], 0xDD);
+  }
+}
+#elif WM_SIMD == 256
+WM_INLINE void transpose(Floats v[LANES]) {
+  __m256 a[8], b[8];
+  for (int i = 0; i < 8; i += 2) {
+    a[i] = _mm256_unpacklo_ps((__m256)v[i], (__m256)v[i + 1]);
+    a[i + 1] = _mm256_unpackhi_ps((__m256)v[i], (__m256)v[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4)
+    for (int j = 0; j < 2; ++j) {
+      b[i + 2 * j] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0x44);
+      b[i + 2 * j + 1] = _mm256_shuffle_ps(a[i + j], a[i + j + 2], 0xEE);
+    }
+  for (int i = 0; i < 4; ++i) {
+    v[i] = (Floats)_mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+    v[i + 4] = (Floats)_mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+  }
+}
+#else
+WM_INLINE void transpose(Floats v[LANES]) {
+  Floats found[LANES];
+  for (int i = 0; i < LANES; ++i)
+    for (int j = 0; j < LANES; ++j) found[i][j] = v[j][i];
+  std::memcpy(v, found, sizeof found);
+}
+#endif
+
+// A tile of slots of one key head: keys [dims][SLOTS], values [SLOTS][wide_values], positions and scales; -1 where there
+// are fewer slots.
+struct Tile {
+  float *keys, *values, *k_scales, *v_scales;
+  int32_t* slot;
+};
+
+template <WmElement E>
+static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t left, Tile t) {
+  constexpr int64_t BITS = decoding::bits(E);
+  const int64_t k_row = c.dims * BITS / 8, v_row = c.value_dims * BITS / 8, first = b * c.slots;
+  const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
+  for (int64_t i = 0; i < SLOTS; ++i) {
+    t.slot[i] = i < count ? c.slot[first + index[i]] : -1;
+    if (c.k_scales) t.k_scales[i] = i < count ? c.k_scales[at(i)] : 0.0f;
+    if (c.v_scales) t.v_scales[i] = i < count ? c.v_scales[at(i)] : 0.0f;
+  }
+  for (int64_t i = count; i < count + SLOTS && i < left; ++i)  // the next tile's
+    for (int64_t byte = 0; byte < k_row || byte < v_row; byte += 64) {
+      if (byte < k_row) __builtin_prefetch(c.k + at(i) * k_row + byte);
+      if (byte < v_row) __builtin_prefetch(c.v + at(i) * v_row + byte);
+    }
+  for (int64_t i = 0; i < SLOTS; i += LANES)
+    for (int64_t d = 0; d < c.dims; d += LANES) {
+      Floats square[LANES];
+      for (int l = 0; l < LANES; ++l)
+        square[l] = i + l < count ? decoding::some<E>(c.k + at(i + l) * k_row + d * BITS / 8, c.dims - d) : Floats{};
+      transpose(square);
+      for (int l = 0; l < LANES; ++l) store(t.keys + (d + l) * SLOTS + i, square[l]);  // LANES past the end are there
+    }
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t d = 0; d < c.wide_values(); d += LANES)
+      store(t.values + i * c.wide_values() + d,
+            d < c.value_dims ? decoding::some<E>(c.v + at(i) * v_row + d * BITS / 8, c.value_dims - d) : Floats{});
+}
+
+static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t left, Tile t) {
+  switch (c.element) {
+    case WM_F32: return fill<WM_F32>(c, b, head, index, count, left, t);
+    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, left, t);
+    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, left, t);
+    default: return fill<WM_INT8>(c, b, head, index, count, left, t);
+  }
+}
+
+// Of one row: logits of a tile become weights, in place. Returns what the sums so far are to be multiplied with.
+static float weigh(const Call& c, const Tile& t, int32_t at, float* logits, float* largest_so_far, float* sum) {
+  const int32_t last = c.causal ? at : INT32_MAX, first = c.window ? int32_t(at - c.window + 1) : 0;
+  Floats top = everywhere(-__builtin_inff());
+  Ints nan = {};  // negative where there is one
+  for (int j = 0; j < SLOTS; j += LANES) {
+    Floats x = load(logits + j) * c.scale;
+    if (c.k_scales) x = x * load(t.k_scales + j);
+    if (c.softcap != 0) x = c.softcap * hyperbolic_tangent(x / c.softcap);
+    Ints slot, bits, lowest = Ints{} - 0x00800000;  // -infinity
+    std::memcpy(&slot, t.slot + j, sizeof slot);
+    std::memcpy(&bits, &x, sizeof bits);
+    const Ints hidden = (slot | (last - slot) | (slot - first)) >> 31;  // no comparison: see decode.h
+    bits = (bits & ~hidden) | (lowest & hidden);
+    nan |= 0x7F800000 - (bits & 0x7FFFFFFF);
+    std::memcpy(&x, &bits, sizeof x);
+    store(logits + j, x);
+    top = larger(x, top);
+  }
+  Floats strange;
+  nan = (nan >> 31) & 0x7FC00000;
+  std::memcpy(&strange, &nan, sizeof strange);
+  const float before = *largest_so_far, there = largest(top) + total(strange);
+  const float now = there <= before ? before : there;  // NaN, once it is there
+  if (now == -__builtin_inff()) {  // nothing seen yet
+    for (int j = 0; j < SLOTS; j += LANES) store(logits + j, Floats{});
+    return 1;
+  }
+  Floats weights = {};
+  for (int j = 0; j < SLOTS; j += LANES) {
+    const Floats x = load(logits + j);
+    Floats w = exponential(x - now);
+    Ints bits, seen;
+    std::memcpy(&bits, &w, sizeof bits);
+    std::memcpy(&seen, t.slot + j, sizeof seen);
+    bits &= ~((seen | (last - seen) | (seen - first)) >> 31);
+    std::memcpy(&w, &bits, sizeof w);
+    weights += w;
+    store(logits + j, c.v_scales ? w * load(t.v_scales + j) : w);
+  }
+  *largest_so_far = now;
+  const float kept = before == -__builtin_inff() ? 0 : exponential(before - now);
+  *sum = *sum * kept + total(weights);
+  return kept;
+}
+
+// Rows [first, first + rows) of a key head, over the slots `index` [count]: row r is query r / group of head r % group.
+static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_t rows, const int32_t* index,
+                   int64_t count, float* found, float* scratch) {
+  const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows();
+  float *q = scratch, *logits = q + most * c.dims, *kept = logits + most * SLOTS;
+  Tile t;
+  t.keys = kept + most * LANES;  // kept has a number for each row; rounded up, so that vectors stay apart
+  t.values = t.keys + (c.dims + LANES) * SLOTS;
+  t.k_scales = t.values + SLOTS * wide;
+  t.v_scales = t.k_scales + SLOTS;
+  t.slot = reinterpret_cast<int32_t*>(t.v_scales + SLOTS);
+  float *sum = found + most * wide, *top = sum + most;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t query = (first + r) / group, h = head * group + (first + r) % group;
+    std::memcpy(q + r * c.dims, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
+    std::memset(found + r * wide, 0, size_t(wide) * 4);
+    sum[r] = 0;
+    top[r] = -__builtin_inff();
+  }
+  for (int64_t i = 0; i < count; i += SLOTS) {
+    const int64_t here = count - i < SLOTS ? count - i : SLOTS;
+    fill_any(c, b, head, index + i, here, count - i, t);
+    multiply_all(q, c.dims, t.keys, SLOTS, rows, c.dims, SLOTS, nullptr, logits, SLOTS);
+    for (int64_t r = 0; r < rows; ++r)
+      kept[r] = weigh(c, t, c.at[b * c.queries + (first + r) / group], logits + r * SLOTS, top + r, sum + r);
+    multiply_all(logits, SLOTS, t.values, wide, rows, here, wide, kept, found, wide);
+  }
+}
+
+// The results of rows from what they found in `parts` parts of the slots, in order.
+static void finish(const Call& c, int64_t b, int64_t head, int64_t first, int64_t rows, const float* found,
+                   int64_t parts) {
+  const int64_t group = c.group(), wide = c.wide_values(), most = c.most_rows(), apart = found_floats(c);
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t query = (first + r) / group, h = head * group + (first + r) % group;
+    const float *sum = found + most * wide + r, *top = sum + most;
+    float* out = c.out + ((b * c.queries + query) * c.heads + h) * c.value_dims;
+    const float none = -__builtin_inff();
+    float largest = c.sinks ? c.sinks[h] : none;
+    for (int64_t p = 0; p < parts; ++p) largest = top[p * apart] <= largest ? largest : top[p * apart];
+    float whole = c.sinks && largest != none ? exponential(c.sinks[h] - largest) : 0;
+    for (int64_t d = 0; d < c.value_dims; ++d) out[d] = 0;
+    for (int64_t p = 0; p < parts; ++p) {
+      if (top[p * apart] == none) continue;
+      const float share = exponential(top[p * apart] - largest);
+      whole += share * sum[p * apart];
+      for (int64_t d = 0; d < c.value_dims; ++d) out[d] += share * found[p * apart + r * wide + d];
+    }
+    if (whole != 0)
+      for (int64_t d = 0; d < c.value_dims; ++d) out[d] /= whole;
+  }
+}
+
+#undef WM_INLINE
+
+}  // namespace attention

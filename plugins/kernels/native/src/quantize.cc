@@ -1,0 +1,66 @@
+// quantize of every block format, for ctypes: the plain door of quantize_block.h.
+#include "quantize.h"
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <new>
+
+#include "floats.h"
+#include "targets.h"
+
+#define WM_KERNELS "quantize_block.h"
+#include "each_isa.h"
+
+namespace {
+
+struct Scratch {
+  char* bytes;
+  explicit Scratch(const Region& region)
+      : bytes(static_cast<char*>(::operator new(
+            sizeof(portable::Strip) + size_t(TALL_ROWS * TALL_STRIP + BLOCK_ARRAYS * (region.blocks + SLACK)) * 4,
+            std::align_val_t(64)))) {}
+  ~Scratch() { ::operator delete(bytes, std::align_val_t(64)); }
+};
+
+template <typename T>
+int64_t first_not_finite(const QuantizeCall& q) {
+  for (int64_t r = 0; r < q.rows; ++r)
+    for (int64_t c = 0; c < q.n; ++c)
+      if (!std::isfinite(widened(static_cast<const T*>(q.x)[r * q.row_stride + c * q.col_stride]))) return r * q.n + c;
+  return -1;
+}
+
+}  // namespace
+
+#define WM_API __attribute__((visibility("default")))
+
+extern "C" {
+
+// A WmFound.
+WM_API int wm_quantize(int isa, QuantizeCall* q) {
+  const Region region = region_of(*q);
+  const Scratch scratch(region);
+#if WM_X86
+  if (isa == WM_ISA_AVX512) return avx512::quantize(*q, region, scratch.bytes);
+  if (isa == WM_ISA_AVX2) return avx2::quantize(*q, region, scratch.bytes);
+#endif
+  return portable::quantize(*q, region, scratch.bytes);
+}
+
+// The smallest and the largest value of the matrix of `q`, of whose other fields only the dtype counts.
+WM_API void wm_extremes(int isa, const QuantizeCall* q, float* low, float* high) {
+  const Region region = region_of(*q);
+  const Scratch scratch(region);
+#if WM_X86
+  if (isa == WM_ISA_AVX512) return avx512::extremes(*q, region, scratch.bytes, low, high);
+  if (isa == WM_ISA_AVX2) return avx2::extremes(*q, region, scratch.bytes, low, high);
+#endif
+  portable::extremes(*q, region, scratch.bytes, low, high);
+}
+
+// Flat index of the first value of the matrix that is a NaN or an infinity, or -1.
+WM_API int64_t wm_first_not_finite(const QuantizeCall* q) {
+  return q->dtype == 0 ? first_not_finite<Bf16>(*q) : q->dtype == 1 ? first_not_finite<F16>(*q) : first_not_finite<float>(*q);
+}
+}

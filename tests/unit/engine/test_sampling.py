@@ -1,0 +1,83 @@
+"""Filters over a few candidates keep what filters over the whole sorted vocabulary keep."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from plugins.engine import sampling as samplers
+from plugins.engine.options import Sampling
+
+VOCAB, ROWS = 3000, 6
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 3},
+    {"temperature": 1.0, "top_k": 256},
+    {"temperature": 1.0, "top_k": 257},
+    {"temperature": 1.0, "top_k": 5000},
+    {"temperature": 1.0, "top_p": 0.5},
+    {"temperature": 1.0, "top_p": 0.999},
+    {"temperature": 1.0, "min_p": 0.01},
+    {"temperature": 0.9, "top_k": 700, "top_p": 0.9, "min_p": 0.001},
+]
+
+
+def logits(spread: float) -> Any:
+    return (np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * spread).astype(np.float32)
+
+
+def in_order(x: Any, s: Sampling) -> Any:
+    """Logits, -inf where a filter drops the token, by sorting all of a row in float64."""
+    found = np.full(x.shape, -np.inf, np.float32)
+    for row, out in zip(x.astype(np.float64), found, strict=True):
+        order = np.argsort(-row, kind="stable")
+        order = order[: s.top_k] if s.top_k else order
+        p = np.exp(row[order] - row[order[0]])
+        p /= p.sum()
+        kept = (np.cumsum(p) - p < s.top_p) | (s.top_p >= 1)
+        kept &= p >= s.min_p * p[0]
+        out[order[kept]] = row[order[kept]]
+    return found
+
+
+@pytest.mark.parametrize("spread", [0.3, 4.0])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_draws_are_those_over_the_sorted_vocabulary(options: dict[str, Any], spread: float) -> None:
+    """A flat distribution needs more candidates than the first few, a steep one does not."""
+    s, seen = Sampling(**options), jnp.zeros((ROWS, 0), bool)
+    x = logits(spread)
+    keys = jax.random.split(jax.random.key(7), ROWS)
+    scaled = in_order(np.asarray(jnp.asarray(x) / jnp.float32(s.temperature)), s)
+    want = jax.vmap(jax.random.categorical)(keys, jnp.asarray(scaled))
+    found = jax.jit(lambda x, n: samplers.choose(x, seen, keys, n, s.kind))(x, samplers.numbers(s))
+    np.testing.assert_array_equal(found, want)
+
+
+@pytest.mark.parametrize(
+    ("options", "enough"),
+    [({"top_k": 256}, True), ({"top_k": 257}, False), ({"top_p": 0.5}, False), ({"top_p": 0.01}, True)],
+    ids=str,
+)
+def test_few_candidates_are_enough_only_when_no_other_may_be_kept(options: dict[str, Any], enough: bool) -> None:
+    s = Sampling(temperature=1.0, **options)
+    ranked, tokens, done = samplers.keep_likely(jnp.asarray(logits(0.3)), 256, samplers.numbers(s))
+    assert (ranked.shape, tokens.shape) == ((ROWS, 256), (ROWS, 256))
+    assert done.tolist() == [enough] * ROWS
+
+
+def test_a_vocabulary_is_sorted_only_where_thousands_may_be_kept() -> None:
+    """What the programs of a step hold: XLA's own top-k on CPUs, and one sort, in the branch for all candidates."""
+    s = Sampling(temperature=1.0, top_k=40)
+    keys = jax.random.split(jax.random.key(0), 1)
+    call = jax.jit(lambda x, n: samplers.choose(x, jnp.zeros((1, 0), bool), keys, n, s.kind))
+    text = call.lower(jnp.zeros((1, 50000)), samplers.numbers(s)).compile().as_text()
+    before, entry = text.split("ENTRY")
+    assert (before.count(" sort("), entry.count(" sort(")) == (1, 0)
+    assert 'custom_call_target="TopK"' in entry
+
+
+def test_of_equal_logits_the_first_is_likeliest() -> None:
+    x = jnp.asarray([[0.0, 2.0, 1.0, 2.0], [-1.0, -1.0, -2.0, -1.0]])
+    assert samplers.likeliest(x).tolist() == jnp.argmax(x, axis=-1).tolist() == [1, 0]

@@ -1,0 +1,136 @@
+"""attention in C++: every instruction set, every form of a cache, and parts of long ones; cases are the contract's."""
+
+import shutil
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from pipeline.ops import Kernel
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.testing.model_op import agree
+from plugins.kernels.attention import native
+from plugins.kernels.attention.cases import cases
+from plugins.kernels.attention.reference import attention as reference
+from plugins.kernels.cases import normal
+from plugins.kernels.native import compiler, library
+from plugins.kernels.quantize.reference import quantize
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+
+
+@pytest.fixture(params=library.ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if library.ISAS.index(request.param) > library.core().wm_isa():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv(library.ISA, request.param)
+    return str(request.param)
+
+
+def cached(
+    batch: int, queries: int, slots: int, heads: int, key_heads: int, d: int, dv: int, held: int
+) -> tuple[Any, ...]:
+    """The last `queries` of `held` tokens, in slots that are out of order, behind empty ones."""
+    rng = np.random.default_rng(slots)
+    q, k, v = normal(rng, batch, queries, heads, d), normal(rng, batch, slots, key_heads, d), None
+    v = normal(rng, batch, slots, key_heads, dv)
+    slot = np.full((batch, slots), -1, np.int32)
+    for b in range(batch):
+        slot[b, rng.permutation(slots)[:held]] = np.arange(held)
+    at = np.tile(np.arange(held - queries, held, dtype=np.int32), (batch, 1))
+    return q, k, v, at, slot
+
+
+# batch, queries, slots, heads, key heads, dims, value dims, tokens held
+SHAPES = {
+    "one key head": (1, 1, 70, 5, 1, 40, 72, 69),
+    "no groups": (2, 1, 130, 3, 3, 16, 16, 129),
+    "a long cache": (1, 1, 2500, 8, 2, 16, 24, 2300),
+    "some queries": (2, 7, 96, 6, 2, 33, 17, 90),
+    "blocks of rows": (1, 45, 200, 12, 2, 16, 8, 150),
+    "dims of large models": (1, 2, 65, 4, 2, 256, 128, 65),
+}
+
+
+@pytest.mark.parametrize("options", [{}, {"window": 50, "softcap": 3.0}], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_instruction_set_gives_what_the_definition_gives(isa: str, shape: str, options: dict[str, Any]) -> None:
+    args = cached(*SHAPES[shape])
+    sinks = normal(np.random.default_rng(1), args[0].shape[2])
+    found = jax.jit(partial(native.attention, scale=0.3, **options))(*args, sinks=sinks)
+    agree(reference(*args, scale=0.3, sinks=sinks, **options), found)
+
+
+@pytest.mark.parametrize("case", list(cases()), ids=lambda case: case.name)
+def test_every_instruction_set_does_every_case(isa: str, case: Any) -> None:
+    agree(reference(*case.args, **case.options), native.attention(*case.args, **case.options))
+
+
+@pytest.mark.parametrize("held", ["bfloat16", "int8", "e4m3"])
+def test_a_cache_is_read_as_it_is(isa: str, held: str) -> None:
+    """Every code, at its exact worth."""
+    q, _, _, at, slot = cached(1, 1, 80, 4, 2, 32, 32, 77)
+    rng = np.random.default_rng(2)
+
+    def stored() -> Any:
+        if held == "bfloat16":
+            return normal(rng, 1, 80, 2, 32).astype(ml_dtypes.bfloat16)
+        codes = np.resize(rng.permutation(256), (1, 80, 2, 32)).astype(np.uint8)
+        codes[codes & 0x7F == 0x7F] = 0
+        scales = rng.uniform(0.001, 0.002, (1, 80, 2, 1)).astype(np.float32)
+        return QTensor(codes, scales, Scheme(held, 0, "f32"))
+
+    k, v = stored(), stored()
+    agree(reference(q, k, v, at, slot, scale=0.3), jax.jit(partial(native.attention, scale=0.3))(q, k, v, at, slot))
+
+
+def test_nan_stays_nan_where_it_is_seen(isa: str) -> None:
+    q, k, v, at, slot = cached(1, 2, 70, 2, 2, 16, 16, 66)
+    k[0, np.flatnonzero(slot[0] == 65)[0], 1, 3] = np.nan  # the last query alone sees it, and one of two heads
+    found = np.asarray(native.attention(q, k, v, at, slot, scale=0.3))
+    assert [bool(np.isnan(found[0, t, h]).all()) for t in (0, 1) for h in (0, 1)] == [False, False, False, True]
+    assert np.isfinite(found[0, 0]).all()
+
+
+def test_what_is_hidden_is_not_read() -> None:
+    q, k, v, at, slot = cached(1, 1, 300, 4, 2, 16, 16, 200)
+    want = native.attention(q, k, v, at, slot, scale=0.3, window=90)
+    hidden = (slot[0] < 0) | (slot[0] <= 199 - 90)
+    k[0, hidden], v[0, hidden] = np.nan, np.nan
+    assert np.array_equal(want, native.attention(q, k, v, at, slot, scale=0.3, window=90))
+
+
+def test_numbers_do_not_depend_on_the_rest_of_the_cache_or_on_threads() -> None:
+    args = cached(1, 1, 3000, 8, 2, 64, 64, 2900)
+    call = jax.jit(partial(native.attention, scale=0.1))
+    first = np.asarray(call(*args))
+    for _ in range(10):
+        assert np.array_equal(first, call(*args))
+    q, k, v, at, slot = args
+    longer = [np.pad(a, ((0, 0), (0, 500), (0, 0), (0, 0))) for a in (k, v)]
+    assert np.array_equal(first, call(q, *longer, at, np.pad(slot, ((0, 0), (0, 500)), constant_values=-1)))
+
+
+def test_vmap_is_a_call_each() -> None:
+    q, k, v, at, slot = cached(3, 1, 40, 4, 2, 16, 16, 30)
+    call = partial(native.attention, scale=0.3)
+    found = jax.vmap(call)(*(a[:, None] for a in (q, k, v, at, slot)))
+    np.testing.assert_array_equal(found[:, 0], call(q, k, v, at, slot))
+
+
+def test_what_it_cannot_read_it_declines() -> None:
+    kernel = Kernel("attention", ("native", "xla"))
+    q, k, v, at, slot = cached(1, 1, 40, 4, 2, 32, 32, 30)
+    assert kernel.resolve(q, k, v, at, slot, scale=1.0).backend == "native"
+    assert "F16" in kernel.resolve(q, k.astype(np.float16), v.astype(np.float16), at, slot, scale=1.0).reasons
+    assert "lie differently" in kernel.resolve(q, k, v.astype(ml_dtypes.bfloat16), at, slot, scale=1.0).reasons
+    packed = quantize(k, MXFP4)
+    choice = kernel.resolve(q, packed, packed, at, slot, scale=1.0)
+    assert (choice.backend, "one f32 scale a head" in choice.reasons) == ("xla", True)
+    found = kernel(q, packed, packed, at, slot, scale=0.3)
+    agree(reference(q, packed, packed, at, slot, scale=0.3), jnp.asarray(found))

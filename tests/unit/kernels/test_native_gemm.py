@@ -1,0 +1,158 @@
+"""Products with many rows in C++: every format and instruction set within the error of a float32 sum; and over integers."""
+
+import math
+import shutil
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.testing.memory import quantized
+from plugins.kernels.cases import BF16, SCHEMES, normal
+from plugins.kernels.matmul import native, native_int8, native_int16
+from plugins.kernels.matmul.reference import values
+from plugins.kernels.native import build, ffi, library
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+
+MORE = {
+    "e2m3": Scheme("e2m3", 32, "e8m0"),
+    "e5m2": Scheme("e5m2", 32, "e8m0"),
+    "mxint8": Scheme("mxint8", 32, "e8m0"),
+    "int2": Scheme("int2", 32, "f32"),
+    "uint8, minimum": Scheme("uint8", 32, "f32", zero="min_f16"),
+    "uint3 with zero": Scheme("uint3", 32, "f32", zero="int"),
+    "blocks of no power of two": Scheme("int4", 24, "f32"),
+    "blocks of one": Scheme("int4", 1, "f32", block_rows=3),
+}
+PLAIN = {"F32": np.float32, "BF16": BF16, "F16": np.float16}
+EXACT = ("mxfp4", "e2m3", "mxint8", "int8 a row", "int8 a matrix", "int4 a group", "int2", "int3")
+
+
+@pytest.fixture(params=library.ISAS)
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if library.ISAS.index(request.param) > library.core().wm_isa():
+        pytest.skip(f"this machine has no {request.param}")
+    monkeypatch.setenv(library.ISA, request.param)
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _no_row_is_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffi, "FEW_ROWS", 0)
+
+
+def weights(name: str, *shape: int) -> Any:
+    if name in PLAIN:
+        return normal(np.random.default_rng(len(shape)), *shape).astype(PLAIN[name])
+    return quantized({**SCHEMES, **MORE}[name], shape)
+
+
+def exact(x: Any, w: Any) -> tuple[Any, Any]:
+    """The product in float64, and what the sum of a float32 may be off by."""
+    wide, held = x.astype(np.float64), values(w, np.float32).astype(np.float64)
+    bound = np.abs(wide) @ np.abs(held).swapaxes(-1, -2)
+    return wide @ held.swapaxes(-1, -2), bound * 2.0**-24 * (4 + math.sqrt(x.shape[-1]))
+
+
+def off(x: Any, w: Any, found: Any) -> float:
+    """Error of a product relative to its root mean square."""
+    want = exact(x, w)[0]
+    return float(np.sqrt(np.mean((np.asarray(found) - want) ** 2) / np.mean(want**2)))
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *SCHEMES, *MORE])
+def test_every_format_under_every_instruction_set(isa: str, name: str) -> None:
+    """Columns past a strip, part of a square of codes; rows of no even tile; rows of weights past a strip."""
+    w = weights(name, 33, 576)
+    for dtype in (np.float32, BF16):
+        x = normal(np.random.default_rng(0), 17, 576, dtype=dtype)
+        want, bound = exact(x, w)
+        assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all(), dtype
+
+
+@pytest.mark.parametrize("rows", [1, 2, 6, 13, 14, 15, 127, 253])
+def test_any_number_of_rows(isa: str, rows: int) -> None:
+    x, w = normal(np.random.default_rng(rows), rows, 96), weights("mxfp4", 5, 96)
+    want, bound = exact(x, w)
+    assert (np.abs(native.matmul(x, w) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("n_in", [1, 3, 15, 33, 511, 513, 1030])
+@pytest.mark.parametrize("name", ["F32", "F16", "int8 a row"])
+def test_any_number_of_columns(isa: str, name: str, n_in: int) -> None:
+    for dtype in (np.float32, BF16):
+        x, w = normal(np.random.default_rng(n_in), 7, n_in, dtype=dtype), weights(name, 3, n_in)
+        want, bound = exact(x, w)
+        assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all()
+        for backend, most in ((native_int8, 0.03), (native_int16, 0.002)):
+            found = np.asarray(backend.matmul(x, w, out_dtype=np.float32))
+            np.testing.assert_allclose(found, want, rtol=0, atol=most * np.abs(want).max())
+
+
+def test_no_columns_and_no_rows() -> None:
+    assert np.asarray(native.matmul(np.ones((9, 0), np.float32), np.ones((3, 0), np.float32))).tolist() == [[0] * 3] * 9
+    assert native.matmul(np.ones((9, 4), np.float32), np.ones((0, 4), np.float32)).shape == (9, 0)
+
+
+@pytest.mark.parametrize("bits", [0, 8, 16])
+def test_rows_go_to_their_experts(isa: str, bits: int) -> None:
+    """Experts that nobody chose, one that many chose, rows that chose none, two stacks in a call, two choices a row."""
+    rng = np.random.default_rng(0)
+    x, stacks = normal(rng, 150, 64), [weights("mxfp4", 6, 40, 64), weights("q4_1", 6, 9, 64)]
+    expert = rng.choice(np.array([-1, 0, 3, 4], np.int32), 300, p=[0.1, 0.7, 0.1, 0.1])
+    for w, found in zip(stacks, ffi.grouped(jnp.asarray(x), jnp.asarray(expert), stacks, bits), strict=True):
+        want, bound = exact(x.repeat(2, 0)[:, None], values(w, np.float32)[expert])
+        want, bound = (np.where(expert[:, None] < 0, 0, a[:, 0]) for a in (want, bound))
+        most = {0: bound, 8: 0.03 * np.abs(want).max(), 16: 0.002 * np.abs(want).max()}[bits]
+        assert (np.abs(np.asarray(found) - want) <= most).all()
+
+
+@pytest.mark.parametrize("bits", [0, 8, 16])
+def test_numbers_do_not_depend_on_how_work_is_divided(bits: int) -> None:
+    """Whatever rows and weights a piece of work has, a number is the same bit for bit."""
+    x, w = jnp.asarray(normal(np.random.default_rng(0), 200, 1056)), normal(np.random.default_rng(1), 300, 1056)
+    (whole,) = ffi.grouped(x, None, [w], bits)
+    for rows in (slice(0, 1), slice(7, 12), slice(60, 200)):
+        for part in (slice(0, 1), slice(30, 163)):
+            (found,) = ffi.grouped(x[rows], None, [w[part]], bits)
+            assert np.array_equal(np.asarray(found), np.asarray(whole)[rows, part])
+    for _ in range(10):
+        assert np.array_equal(*map(np.asarray, (ffi.grouped(x, None, [w], bits)[0], whole)))
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *SCHEMES, *MORE])
+def test_integers_lose_what_is_said(isa: str, name: str) -> None:
+    """Relative root mean square, as `matmul.native_int8` and `native_int16` say; and they do round."""
+    x, w = normal(np.random.default_rng(0), 17, 576), weights(name, 33, 576)
+    wide = 0.0075 if name in EXACT else 0.02
+    assert wide / 4 < off(x, w, native_int8.matmul(x, w)) < wide
+    assert 1e-6 < off(x, w, native_int16.matmul(x, w)) < (6e-5 if name in EXACT else 1.5e-3)
+
+
+def test_integers_do_not_overflow(isa: str) -> None:
+    """Every product the largest there is, of either sign."""
+    for sign in (1, -1):
+        x = np.full((5, 64), 3.0, np.float32)
+        for w in (np.full((3, 64), sign * 0.7, np.float32), np.full((3, 64), sign, BF16)):
+            for backend, most in ((native_int8, 1e-5), (native_int16, 1e-5)):
+                np.testing.assert_allclose(backend.matmul(x, w), exact(x, w)[0], rtol=most)
+
+
+def test_what_is_not_finite_stays_in_its_row(isa: str) -> None:
+    x, w = normal(np.random.default_rng(0), 9, 64), weights("mxfp4", 5, 64)
+    x[2, 40], x[3, 1], x[4] = np.nan, np.inf, 0
+    for backend in (native, native_int8, native_int16):
+        found = np.asarray(backend.matmul(x, w))
+        assert not np.isfinite(found[2:4]).any()
+        assert (found[4] == 0).all()
+        assert np.isfinite(np.delete(found, [2, 3], 0)).all()
+
+
+def test_few_rows_are_exact_whatever_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ffi, "FEW_ROWS", 4)
+    x, w = normal(np.random.default_rng(0), 5, 64), quantized(MXFP4, (8, 64))
+    assert np.array_equal(native_int8.matmul(x[:4], w), native.matmul(x[:4], w))
+    assert not np.array_equal(native_int8.matmul(x, w), native.matmul(x, w))

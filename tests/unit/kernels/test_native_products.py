@@ -1,0 +1,234 @@
+"""Products of a few rows in C++: with every instruction set, what float64 gives of weights in every format and size."""
+
+import itertools
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from pipeline.ops import Kernel
+from pipeline.tensors.scheme import ELEMENT_BITS, MXFP4, Scheme
+from pipeline.testing.model_op import agree
+from plugins.kernels.dequantize.numpy import dequantize
+from plugins.kernels.matmul import native as native_matmul
+from plugins.kernels.matmul import reference as matmul_reference
+from plugins.kernels.moe import native as native_moe
+from plugins.kernels.moe import reference as moe_reference
+from plugins.kernels.native import build, ffi, library
+from tests.cases.quantized import quantized
+
+BF16 = ml_dtypes.bfloat16
+BEST = "best"  # whatever the machine has, extensions too
+MATMUL = Kernel("matmul", ("native",))
+
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+
+
+@pytest.fixture(params=(*library.ISAS, BEST))
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == BEST:
+        monkeypatch.delenv(library.ISA, raising=False)
+    elif library.ISAS.index(request.param) > library.core().wm_isa():
+        pytest.skip(f"this machine has no {request.param}")
+    else:
+        monkeypatch.setenv(library.ISA, request.param)
+    return str(request.param)
+
+
+def schemes(n: int) -> Iterator[Scheme]:
+    """Every element under every kind of scale; blocks of every size that rows of `n` can have, here or there."""
+    scales = (
+        ("e8m0", None), ("e4m3", "f32"), ("e4m3", "inverse_f32"), ("f16", None), ("bf16", "f32"), ("f32", None),
+        ("dynamic8", "dynamic8"),
+    )  # fmt: skip
+    blocks = itertools.cycle([(1, 32), (1, 16), (3, 64), (1, 0), (0, 0), (1, 20), (5, 1), (2, 128), (1, 8), (1, 256)])
+    for element, (scale, second) in itertools.product(ELEMENT_BITS, scales):
+        zeros = (None,) if not element.startswith("uint") else () if scale == "e8m0" else ("int", "min_f16")
+        for zero in zeros:
+            for _ in range(3):
+                rows, elems = next(blocks)
+                found = Scheme(element, elems, scale, rows, zero, second)
+                if found.problem((9, n)) is None:
+                    yield found
+
+
+def finite(scheme: Scheme, shape: tuple[int, ...], seed: int) -> Any:
+    q = quantized(scheme, shape, seed)
+    if scheme.element == "e5m2":
+        q.codes[(q.codes & 0x7C) == 0x7C] ^= 0x40
+    return q
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("n", [8, 40, 192, 1280])
+def test_every_format(isa: str, n: int, dtype: Any) -> None:
+    """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths.
+
+    The bound is that of a float32 sum of n products in 8 or 16 lanes, as loose as 32 roundings.
+    """
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((6, n)).astype(dtype)
+    expert = rng.permutation(np.repeat([-1, 0, 1, 2, 3, 5], [2, 1, 2, 3, 4, 6]).astype(np.int32))
+    stacks: list[Any] = [finite(s, (6, 5 + i % 7, n), i) for i, s in enumerate(schemes(n))]
+    stacks += [rng.standard_normal((6, 4 + i, n)).astype(d) for i, d in enumerate((np.float32, BF16, np.float16))]
+    assert n < 1280 or len(stacks) > 100
+    found = jax.jit(partial(ffi.grouped))(x, expert, stacks)
+    for w, y in zip(stacks, found, strict=True):
+        values = (w if isinstance(w, np.ndarray) else dequantize(w, "F32")).astype(np.float64)
+        largest = np.abs(values)
+        if not isinstance(w, np.ndarray) and w.zeros is not None:  # elements and zero points are summed apart
+            largest += np.abs(dequantize(replace(w, zeros=0 * w.zeros), "F32").astype(np.float64))
+        rows = x.astype(np.float64)[np.arange(len(expert)) // 3]
+        want = np.einsum("an,aon->ao", rows, values[expert])
+        bound = np.einsum("an,aon->ao", np.abs(rows), largest[expert])
+        want[expert < 0] = bound[expert < 0] = 0
+        assert (np.abs(np.asarray(y) - want) <= 32 * 2.0**-24 * bound).all(), getattr(w, "scheme", w.dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
+@pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+def test_matmul_is_that_of_the_definition(isa: str, rows: int, dtype: Any) -> None:
+    rng = np.random.default_rng(rows)
+    for w in (quantized(MXFP4, (7 + rows, 160)), rng.standard_normal((7 + rows, 37)).astype(BF16)):
+        x = rng.standard_normal((rows, w.shape[1])).astype(dtype)
+        found = MATMUL(x, w, out_dtype=np.float32)
+        want = matmul_reference.matmul(x.astype(np.float32), w, out_dtype=np.float32)
+        np.testing.assert_allclose(found, want, rtol=1e-5, atol=1e-4)
+
+
+def test_moe_is_that_of_the_definition(isa: str) -> None:
+    rng = np.random.default_rng(0)
+    x, chosen = rng.standard_normal((5, 96)).astype(np.float32), rng.integers(0, 7, (5, 3)).astype(np.int32)
+    weights = rng.random((5, 3)).astype(np.float32)
+    weights[1, 2] = 0
+    gate_bias, bias = (rng.standard_normal((7, n)).astype(np.float32) for n in (64, 50))
+    q8_0 = Scheme("int8", 32, "f16")
+    w_in = (quantized(MXFP4, (7, 64, 96)), quantized(replace(q8_0, block_rows=3), (7, 64, 96)))
+    args = (x, chosen, weights, w_in, (gate_bias, None), quantized(q8_0, (7, 50, 64)), bias)
+    activation = lambda a, b: jax.nn.silu(a) * b / 4096  # noqa: E731
+    found = jax.jit(partial(native_moe.moe, activation=activation))(*args)
+    agree(moe_reference.moe(*args, activation=activation), np.asarray(found))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "component", "value"),
+    [
+        (MXFP4, "scales", 0xFF),
+        (Scheme("e4m3", 32, "e8m0"), "codes", 0x7F),
+        (Scheme("e4m3", 0, "f32"), "codes", 0xFF),
+        (Scheme("e5m2", 32, "e8m0"), "codes", 0xFE),
+        (Scheme("e2m1", 16, "e4m3", second="f32"), "scales", np.nan),
+        (Scheme("int4", 16, "f16"), "scales", np.nan),
+    ],
+    ids=lambda v: f"{v.element}/{v.block_elems}" if isinstance(v, Scheme) else str(v),
+)
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_what_is_no_number_is_none_in_its_row_only(
+    isa: str, scheme: Scheme, component: str, value: Any, dtype: Any
+) -> None:
+    q = finite(scheme, (11, 96), 0)
+    q.component(component)[6, -1] = value
+    found = np.asarray(MATMUL(np.ones((3, 96), dtype), q, out_dtype=np.float32))
+    assert np.isnan(found[:, 6]).all()
+    assert np.isfinite(np.delete(found, 6, 1)).all()
+
+
+def test_infinity_is_one(isa: str) -> None:
+    q = finite(Scheme("e5m2", 32, "e8m0"), (5, 64), 0)
+    q.codes[1, 3], q.codes[2, 3] = 0x7C, 0xFC
+    found = np.asarray(MATMUL(np.ones((1, 64), np.float32), q))[0]
+    assert found[1:3].tolist() == [np.inf, -np.inf]
+    assert np.isfinite(found[[0, 3, 4]]).all()
+
+
+def test_the_least_power_of_two_counts_as_nothing(isa: str) -> None:
+    """Scale byte 0 is 2^-127, which XLA's threads flush; as `matmul.planes` has it."""
+    q = quantized(MXFP4, (3, 64))
+    q.scales[:, 1] = 0
+    x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    want = matmul_reference.matmul(x[:, :32], quantized_part(q))
+    np.testing.assert_allclose(MATMUL(x, q), want, rtol=1e-5, atol=1e-5)
+
+
+def quantized_part(q: Any) -> Any:
+    """The first block of each row."""
+    return replace(q, codes=q.codes[:, :16], scales=q.scales[:, :1])
+
+
+@pytest.mark.parametrize("scheme", [MXFP4, Scheme("uint4", 1, "f32", 4, "int")], ids=["lanes", "any blocks"])
+def test_numbers_do_not_depend_on_who_does_the_work(scheme: Scheme) -> None:
+    """Every row of the result is one thread's, whatever the number of threads, and the same as when it is alone."""
+    w = quantized(scheme, (3, 1000, 256))
+    x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
+    expert = np.array([1], np.int32)
+    first = np.asarray(ffi.grouped(x, expert, [w])[0])
+    for _ in range(20):
+        assert np.array_equal(np.asarray(ffi.grouped(x, expert, [w])[0]), first)
+    per = scheme.block_rows
+
+    def some(r: int) -> Any:
+        at = slice(r // per, (r + 4) // per)
+        zeros = None if w.zeros is None else w.zeros[:, at]
+        return replace(w, codes=w.codes[:, r : r + 4], scales=w.scales[:, at], zeros=zeros)
+
+    alone = np.concatenate([np.asarray(ffi.grouped(x, expert, [some(r)])[0]) for r in (0, 500, 996)], 1)
+    assert np.array_equal(alone, first[:, [*range(4), *range(500, 504), *range(996, 1000)]])
+
+
+def test_batches_are_calls_one_after_another() -> None:
+    x = np.random.default_rng(0).standard_normal((3, 2, 64)).astype(np.float32)
+    q = quantized(MXFP4, (3, 7, 64))
+    together = jax.jit(jax.vmap(MATMUL))(x, q)
+    shared = jax.jit(jax.vmap(MATMUL, in_axes=(0, None)))(x, jax.tree.map(lambda a: a[1], q))
+    for i in range(3):
+        one = jax.tree.map(lambda a, i=i: a[i], q)
+        np.testing.assert_array_equal(together[i], MATMUL(x[i], one))
+    np.testing.assert_array_equal(shared[2], MATMUL(x[2], jax.tree.map(lambda a: a[1], q)))
+
+
+def test_each_device_multiplies_what_it_has() -> None:
+    """Rows of weights over two devices."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("out",))
+    x = np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32)
+    q = quantized(MXFP4, (10, 64))
+    parts = jax.jit(
+        jax.shard_map(MATMUL, mesh=mesh, in_specs=(P(), P("out")), out_specs=P(None, "out"), check_vma=False)
+    )
+    np.testing.assert_array_equal(parts(x, q), MATMUL(x, q))
+
+
+def test_an_exported_program_names_the_handler() -> None:
+    """`jax.export` wants to be told that the handler is kept by whoever runs the program."""
+    x, q = np.ones((2, 64), np.float32), quantized(MXFP4, (10, 64))
+    check = jax.export.DisabledSafetyCheck.custom_call(ffi.registered("ffi", "wm_grouped"))
+    program = jax.export.export(jax.jit(MATMUL), disabled_checks=[check])(x, q)
+    np.testing.assert_array_equal(program.call(x, q), MATMUL(x, q))
+
+
+def test_shapes_that_do_not_go_together_are_an_error() -> None:
+    w = jnp.ones((2, 3, 8))
+    with pytest.raises(Exception, match="not of shapes that go together"):
+        ffi.grouped(jnp.ones((1, 7)), np.zeros(1, np.int32), [w])[0].block_until_ready()
+    with pytest.raises(Exception, match="assignments are not as many for each row of x"):
+        ffi.grouped(jnp.ones((2, 8)), np.zeros(3, np.int32), [w])[0].block_until_ready()
+
+
+def test_weights_that_are_no_floats_are_declined() -> None:
+    x = np.ones((1, 8), np.float32)
+    reasons = MATMUL.resolve(x, np.ones((3, 8), np.float64)).reasons
+    assert "F64 weights are not among F32, BF16, F16" in reasons
+    assert "9 rows; the native kernel is for 8 at most" in MATMUL.resolve(np.ones((9, 8), np.float32), x).reasons
+
+
+def test_matmul_of_nothing() -> None:
+    assert native_matmul.matmul(np.ones((0, 8), np.float32), np.ones((3, 8), np.float32)).shape == (0, 3)
+    assert native_matmul.matmul(np.ones((2, 8), np.float32), np.ones((0, 8), np.float32)).shape == (2, 0)
