@@ -16,11 +16,10 @@ from plugins.bench.peers import LOGITS
 TOKENS = 24
 
 
-def agreement(source: Path, settings: tuple[str, ...], folder: Path) -> dict[str, float]:
+def agreement(source: Path, folder: Path) -> dict[str, float]:
     """Of a GGUF file.
 
     Args:
-        settings: overrides of ours.
         folder: for what both say.
 
     Returns:
@@ -31,7 +30,7 @@ def agreement(source: Path, settings: tuple[str, ...], folder: Path) -> dict[str
         SystemExit: one failed, with what it said.
     """
     said, theirs_said = folder / "ours.npz", folder / "theirs.bin"
-    run([sys.executable, "-c", "from plugins.bench.agreement import write; write()", source, said, *settings], cores())
+    run([sys.executable, "-c", "from plugins.bench.agreement import write; write()", source, said], cores())
     with np.load(said) as file:
         ids, ours = file["ids"], file["logits"]
     run([LOGITS, source, cores(), theirs_said, *ids], cores())
@@ -41,10 +40,10 @@ def agreement(source: Path, settings: tuple[str, ...], folder: Path) -> dict[str
 
 
 def write() -> None:
-    """What Weightmill says; the command line: GGUF file, where to write, overrides."""
+    """What Weightmill says; the command line: GGUF file, where to write."""
     import pipeline
 
-    source, to, *settings = sys.argv[1:]
-    model = pipeline.load_model(source, overrides=settings)
+    source, to = sys.argv[1:]
+    model = pipeline.load_model(source)
     ids = tokens(model.runtime.vocab, TOKENS)
     np.savez(to, ids=np.asarray(ids), logits=model.taps(ids)["logits"])

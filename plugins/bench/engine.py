@@ -28,19 +28,18 @@ from plugins.bench.agreement import agreement
 from plugins.bench.contenders import Contender, Task, Turn, turn
 from plugins.bench.peers import LOGITS, PEERS, SOURCES
 
-XLA, NATIVE = "kernels=xla", "kernels=native"
-BF16 = "engine.dtype=bf16"
+XLA, BF16 = "kernels=xla", "engine.dtype=bf16"
 
 
 def _coarse(backend: str) -> tuple[str, ...]:
     """A backend that is not exact, for the products that it takes."""
-    return (NATIVE, *(f"kernels.{op}=[{backend},native,xla]" for op in ("matmul", "moe")))
+    return tuple(f"kernels.{op}=[{backend},native,xla]" for op in ("matmul", "moe"))
 
 
 def _gpt_oss(form: str) -> dict[str, Contender]:
     return {
-        f"{form}, native": Contender("ours", form, (NATIVE,)),
-        f"{form}, native, activations bf16": Contender("ours", form, (NATIVE, BF16)),
+        form: Contender("ours", form),
+        f"{form}, activations bf16": Contender("ours", form, (BF16,)),
         f"{form}, native_int16": Contender("ours", form, _coarse("native_int16")),
         f"{form}, native_int8": Contender("ours", form, _coarse("native_int8")),
         f"{form}, xla": Contender("ours", form, (XLA,)),
@@ -54,8 +53,8 @@ CASES: dict[str, tuple[int, int, dict[str, Contender]]] = {  # tokens of prompt,
         256,
         64,
         {
-            "bf16, native": Contender("ours", "bf16", (NATIVE,)),
-            "mxfp4, native": Contender("ours", "mxfp4", (NATIVE,)),
+            "bf16": Contender("ours", "bf16"),
+            "mxfp4": Contender("ours", "mxfp4"),
             "mxfp4, xla": Contender("ours", "mxfp4", (XLA,)),
             "bf16, transformers": Contender("transformers", "bf16", ("bfloat16",)),
             "fp32, transformers": Contender("transformers", "bf16", ("float32",)),
@@ -65,22 +64,22 @@ CASES: dict[str, tuple[int, int, dict[str, Contender]]] = {  # tokens of prompt,
         512,
         64,
         {
-            "bf16, native": Contender("ours", "bf16", (NATIVE,)),
-            "bf16, native, activations bf16": Contender("ours", "bf16", (NATIVE, BF16)),
+            "bf16": Contender("ours", "bf16"),
+            "bf16, activations bf16": Contender("ours", "bf16", (BF16,)),
             "bf16, xla": Contender("ours", "bf16", (XLA,)),
             "bf16, llama.cpp": Contender("llama.cpp", "bf16 GGUF"),
             "bf16, ik_llama.cpp": Contender("ik_llama.cpp", "bf16 GGUF"),
             "bf16, transformers": Contender("transformers", "bf16", ("bfloat16",)),
-            "Q8_0, native": Contender("ours", "Q8_0", (NATIVE,)),
+            "Q8_0": Contender("ours", "Q8_0"),
             "Q8_0, native_int8": Contender("ours", "Q8_0", _coarse("native_int8")),
             "Q8_0, xla": Contender("ours", "Q8_0", (XLA,)),
             "Q8_0, llama.cpp": Contender("llama.cpp", "Q8_0"),
             "Q8_0, ik_llama.cpp": Contender("ik_llama.cpp", "Q8_0"),
-            "Q4_0, native": Contender("ours", "Q4_0", (NATIVE,)),
+            "Q4_0": Contender("ours", "Q4_0"),
             "Q4_0, llama.cpp": Contender("llama.cpp", "Q4_0"),
             "Q4_0, ik_llama.cpp": Contender("ik_llama.cpp", "Q4_0"),
-            "int8, native": Contender("ours", "int8", (NATIVE,)),
-            "int4, native": Contender("ours", "int4", (NATIVE,)),
+            "int8": Contender("ours", "int8"),
+            "int4": Contender("ours", "int4"),
         },
     ),
     "gpt-oss-20b, 4 layers": (512, 64, _gpt_oss("Q8_0") | _gpt_oss("bf16")),
@@ -126,7 +125,7 @@ def agreements(
     found = {}
     for name, c in contenders(model, args.only).items():
         if c.who == "llama.cpp" and LOGITS.is_file():
-            a = agreement(sources[c.form], (NATIVE,), folder)
+            a = agreement(sources[c.form], folder)
             apart = f"logits {a['apart']:.2%} of their spread apart, the same token after {a['same']:.0%}"
             print(f"{model}, {name} and we: {apart}")
             found[c.form] = a

@@ -41,12 +41,12 @@ def describe() -> dict[str, Any]:
         "cpu": machine(), "family, model, stepping": "/".join(found[1] for found in ids if found),
         "architecture": platform.machine(), "instructions": [name for name in TOLD if name in instructions()],
         "isa": library.ISAS[library.isa()], "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "kernel": platform.release(), "python": platform.python_version(), "compiler": _compiler(),
+        "kernel": platform.release(), "python": platform.python_version(), "compiler": _compiled_by(),
         "packages": {name: version(name) for name in ("jax", "jaxlib", "numpy")},
     }  # fmt: skip
 
 
-def _compiler() -> str:
+def _compiled_by() -> str:
     # The command is the user's own, or one on the path.
     said = subprocess.run([*compiler.command(), "--version"], capture_output=True, text=True, check=True)  # noqa: S603
     return said.stdout.splitlines()[0]

@@ -10,7 +10,7 @@ def event(start: float, seconds: float, name: str = "ffi_call.3") -> dict[str, o
 
 
 def test_calls_that_overlap_count_once():
-    """Of the last 10 seconds, 7 are covered: 12-15, 14-17 on another thread, and 18-20; a call before does not count."""
+    """Of the last 10 seconds 7 are covered: 12-15, 14-17 on another thread, 18-20. A call before does not count."""
     events = [
         event(1, 5),
         event(12, 3),
