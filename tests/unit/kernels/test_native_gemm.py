@@ -16,7 +16,7 @@ from plugins.kernels.matmul import native, native_int8, native_int16
 from plugins.kernels.matmul.reference import values
 from plugins.kernels.native import build, ffi, library
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 
 MORE = {
     "e2m3": Scheme("e2m3", 32, "e8m0"),

@@ -30,7 +30,7 @@ BF16 = ml_dtypes.bfloat16
 BEST = "best"  # whatever the machine has, extensions too
 MATMUL = Kernel("matmul", ("native",))
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, build.COMPILERS)), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 
 
 @pytest.fixture(params=(*library.ISAS, BEST))
