@@ -14,7 +14,7 @@ from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.matmul import native, native_int8, native_int16
 from plugins.kernels.matmul.reference import values
-from plugins.kernels.native import build, ffi, library
+from plugins.kernels.native import compiler, ffi, library
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
 

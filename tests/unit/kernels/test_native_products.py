@@ -23,7 +23,7 @@ from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
 from plugins.kernels.moe import native as native_moe
 from plugins.kernels.moe import reference as moe_reference
-from plugins.kernels.native import build, ffi, library
+from plugins.kernels.native import compiler, ffi, library
 from tests.cases.quantized import quantized
 
 BF16 = ml_dtypes.bfloat16
