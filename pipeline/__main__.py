@@ -23,7 +23,7 @@ from omegaconf import DictConfig
 from pipeline import backends, terminal
 from pipeline.config import extend
 from pipeline.config.compose import CONF, load_run, plugins, register, unresolved
-from pipeline.config.overrides import as_typed
+from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
@@ -164,6 +164,7 @@ def _run_hydra(args: list[str]) -> None:
         os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
     register()
     args = _settled(args)
+    args = for_jobs(args) if {"-m", "--multirun"} & {*args} else args
     sys.argv = [sys.argv[0], *args]
     _compose_once(args)
     try:

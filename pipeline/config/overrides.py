@@ -66,3 +66,21 @@ def parsed_override(override: str) -> Any:
         return OverridesParser.create().parse_override(override)
     except HydraException:
         return None
+
+
+def for_jobs(overrides: Sequence[str]) -> list[str]:
+    """Options of what is swept, as lists of one: `quant.search=mse` beside `quant=int8,int4` is of the jobs only.
+
+    Hydra composes a sweep's own config without what is swept, and there `quant` has no such option.
+    """
+    parsed = [None if o.startswith("-") else parsed_override(o) for o in overrides]
+    swept = {p.get_key_element().lstrip("+") for p in parsed if p is not None and p.is_sweep_override()}
+
+    def of_jobs(override: str, said: Any) -> bool:
+        group, dot, _ = override.partition("=")[0].lstrip("+").partition(".")
+        return said is not None and bool(dot) and group in swept and not said.is_sweep_override() and "=" in override
+
+    return [
+        "{0}=choice({2})".format(*o.partition("=")) if of_jobs(o, p) else o
+        for o, p in zip(overrides, parsed, strict=True)
+    ]

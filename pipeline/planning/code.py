@@ -25,6 +25,7 @@ from pipeline.errors import SourceError, StorageError
 from pipeline.files import cache_folder, read_whole, write_json
 
 VERSION = 1  # of the file that keeps what was found
+MOST = 2000  # files of code that are kept; of those read earliest, in trees that are gone, there is no end
 OWN = ("pipeline", "stages", "plugins")
 BESIDE = frozenset({".c", ".cc", ".cpp", ".cu", ".cuh", ".h", ".hpp", ".yaml", ".yml"})
 YAML = frozenset({".yaml", ".yml"})
@@ -197,6 +198,7 @@ class Sources:
             source = Source(digest(content), _seed_in(tree), *_imports(tree))
         except (OSError, SyntaxError, ValueError) as why:
             raise SourceError(f"{path}: {why}") from None
+        self._known.pop(str(path), None)  # or it would stay where it was, among the oldest
         self._known[str(path)] = [stamp, source.digest, source.sees_seed, source.at_once, source.later]
         self._new = True
         return source
@@ -206,7 +208,8 @@ class Sources:
         if self._new:
             with suppress(StorageError, OSError):
                 self._kept.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._kept, {"version": VERSION, "files": self._known})
+                known = dict([*self._known.items()][-MOST:])
+                write_json(self._kept, {"version": VERSION, "files": known})
             self._new = False
 
 

@@ -43,6 +43,15 @@ def test_a_typo_in_the_last_job_stops_the_sweep_before_the_first(tmp_path: Path)
     assert not (tmp_path / "outputs").exists()
 
 
+def test_an_option_that_all_values_of_a_swept_group_have(tmp_path: Path) -> None:
+    said = pipeline("plan", "-m", MODEL, "quant=int8,q8_0", "quant.search=mse", cwd=tmp_path)
+    assert said.code == 0, said.err
+    assert "2 jobs with 8 stages" in said.out
+    wrong = pipeline("plan", "-m", MODEL, "quant=int8,q8_0", "quant.serch=mse", cwd=tmp_path)
+    assert wrong.code == 2
+    assert "quant=int8: quant.serch=mse: there is no 'serch' in quant; did you mean 'search'" in wrong.err
+
+
 def test_a_job_that_cannot_run_does_not_stop_the_rest(tmp_path: Path) -> None:
     sweep = ("-m", MODEL, "quant=int8,q8_0", "export=gguf")
     planned = pipeline("plan", *sweep, cwd=tmp_path)

@@ -18,7 +18,7 @@ from pipeline import prompts
 from pipeline.api import _composed, compose_run
 from pipeline.config.compose import CONF
 from pipeline.config.model_types import model_types
-from pipeline.config.overrides import as_typed
+from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.errors import ConfigError, PlanError
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import model_option, with_model
@@ -230,3 +230,10 @@ def test_shells_complete(
         command_line.main()
     assert end.value.code == 0
     assert offered in capfd.readouterr().out.split()
+
+
+def test_options_of_what_is_swept_are_of_the_jobs() -> None:
+    given = ["-m", "+model=gpt_oss", "quant=int8,int4", "quant.search=mse", "quant.ties=even,down", "export.dtype=fp32"]
+    assert for_jobs(given) == [*given[:3], "quant.search=choice(mse)", *given[4:]]
+    assert for_jobs(["quant=int8", "quant.search=mse"]) == ["quant=int8", "quant.search=mse"]
+    assert for_jobs(["quant=a,b", "~quant.search", "+quant.x=[1,2]"])[1:] == ["~quant.search", "+quant.x=choice([1,2])"]

@@ -1,5 +1,6 @@
 """Which code a class can reach: what changes it when edited, and what does not."""
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,3 +168,16 @@ def test_a_context_that_is_handed_on_may_be_asked_for_its_seed(tmp_path: Path, b
     path = tmp_path / "stage.py"
     path.write_text(f"class S:\n    def run(self, ctx, x):\n        {body}\n    def other(self, ctx: Context): pass\n")
     assert Sources(tmp_path / "kept.json").read(path).sees_seed == seen
+
+
+def test_what_is_kept_stays_small(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(code, "MOST", 2)
+    kept, files = tmp_path / "code.json", [tree / f"stages/{n}.py" for n in "xyz"]
+    sources = Sources(kept)
+    for file in files:
+        file.write_text("import os\n")
+        sources.read(file)
+    files[0].write_text("import sys\n")
+    sources.read(files[0])
+    sources.keep()
+    assert [*json.loads(kept.read_text())["files"]] == [str(files[2]), str(files[0])]
