@@ -13,7 +13,9 @@ from stages import export
 
 
 def run(to: Path) -> Any:
-    return pipeline.run(["+model=gpt_oss", "flow=convert", "quant=mxfp4", f"paths.run={to}", f"paths.outputs={to.parent}"])
+    return pipeline.run(
+        ["+model=gpt_oss", "flow=convert", "quant=mxfp4", f"paths.run={to}", f"paths.outputs={to.parent}"]
+    )
 
 
 def test_every_file_is_made_durable_before_it_is_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
