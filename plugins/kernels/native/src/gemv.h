@@ -17,7 +17,7 @@ namespace gemv {
 
 #define WM_INLINE static inline __attribute__((always_inline))
 #define WM_METHOD inline __attribute__((always_inline))
-constexpr int LANES = WM_SIMD == 512 ? 16 : 8;
+constexpr int LANES = WM_SIMD ? WM_SIMD / 32 : 4;  // a wider vector than registers are would lie in memory
 typedef float V __attribute__((vector_size(4 * LANES)));
 typedef int32_t I __attribute__((vector_size(4 * LANES)));
 typedef V Loose __attribute__((aligned(4), may_alias));
@@ -30,17 +30,16 @@ WM_INLINE float total(V v) { return _mm512_reduce_add_ps((__m512)v); }
 WM_INLINE V spread(const float* s, const int32_t* at) {
   return (V)_mm512_permutexvar_ps(_mm512_loadu_si512(at), _mm512_loadu_ps(s));
 }
-#else
-#if WM_SIMD == 256
+#elif WM_SIMD == 256
 WM_INLINE V fused(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
 WM_INLINE V spread(const float* s, const int32_t* at) {
   return (V)_mm256_permutevar8x32_ps(_mm256_loadu_ps(s), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
 }
+WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 #else
 WM_INLINE V fused(V a, V b, V c) { return a * b + c; }
+WM_INLINE float total(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 WM_INLINE V spread(const float* s, const int32_t* at) { return V{} + s[at[0]]; }  // a group is one `grain`
-#endif
-WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 #endif
 
 WM_INLINE float float_of(uint32_t bits) {

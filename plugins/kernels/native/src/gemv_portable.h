@@ -3,7 +3,7 @@
 template <int BITS>
 struct Codes16 : Floats {
   static constexpr bool PLAIN = false;
-  static constexpr int VECS = 2, GROUP = 16, NBYTES = 2 * BITS, GRAIN = 16;
+  static constexpr int GROUP = 16, VECS = GROUP / LANES, NBYTES = 2 * BITS, GRAIN = 16;
   static constexpr int TOGETHER = BITS == 2 ? 4 : BITS <= 4 ? 2 : 1;
   static constexpr int place(int k) { return k; }
   struct Codes {
@@ -41,7 +41,7 @@ using Float8 = Codes16<8>;
 template <typename T, WmScale KIND>
 struct Plain : Floats {
   static constexpr bool PLAIN = true;
-  static constexpr int VECS = 4, GROUP = 32, GRAIN = 32, NBYTES = GROUP * int(sizeof(T));
+  static constexpr int GROUP = 32, VECS = GROUP / LANES, GRAIN = 32, NBYTES = GROUP * int(sizeof(T));
   static constexpr int place(int k) { return k; }
   using Codes = const uint8_t*;
   float unit = 1;
