@@ -5,7 +5,7 @@ integers, so that 32 products fit 32 bits; E3M2 is exact too.
 
 Error of a product relative to its root mean square, normally distributed activations, against float64: 0.00003 with
 exact weights, 0.0002 to 0.001 with others (tests/unit/kernels/test_native_gemm.py holds it to 0.00006 and 0.0015).
-@@PPL16@@"""
+"""
 
 from typing import Any
 

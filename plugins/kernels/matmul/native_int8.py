@@ -8,7 +8,7 @@ are summed in float32. The gradient is XLA's, of the exact weights.
 
 Error of a product relative to its root mean square, normally distributed activations, against float64: 0.0057 with
 exact weights, 0.007 to 0.012 with others (tests/unit/kernels/test_native_gemm.py holds it to 0.0075 and 0.02).
-@@PPL8@@"""
+"""
 
 from typing import Any
 
