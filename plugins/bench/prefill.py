@@ -11,6 +11,7 @@ import ctypes
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,16 +54,16 @@ def main() -> None:
         w = packed(MXFP4, (EXPERTS, out, n))
         x = jnp.asarray(rng.standard_normal((args.tokens, n), np.float32))
         for bits in (0, 16, 8):
-            call = jax.jit(lambda x, w, bits=bits: ffi.grouped(x, jnp.asarray(chosen), [w], bits)[0])
-            calls[out, n, bits] = lambda call=call, x=x, w=w: call(x, w)
-    seconds: dict[Any, list[float]] = {key: [] for key in calls}
+            traced = jax.jit(lambda x, w, bits=bits: ffi.grouped(x, jnp.asarray(chosen), [w], bits)[0])
+            calls[out, n, bits] = partial(traced, x, w)
+    seconds: dict[tuple[int, int, int], list[float]] = {key: [] for key in calls}
     floats, bytes_ = [], []
     for i in range(args.rounds + 1):  # the first compiles
         floats.append(peak())
         bytes_.append(peak(int8=True))
         for key, call in calls.items():
-            spent = cpu_seconds(call)
-            seconds[key] += [spent] if i else []
+            took = cpu_seconds(call)
+            seconds[key] += [took] if i else []
     most = statistics.median(floats), statistics.median(bytes_)
     print(f"a core's peak: {most[0] / 1e9:.0f} GFLOP/s of float32, {most[1] / 1e9:.0f} GOP/s of int8")
     for (out, n, bits), spent in seconds.items():
