@@ -46,7 +46,7 @@ def keep_likely(logits: Any, count: int, numbers: dict[str, Any]) -> tuple[Any, 
     top_k, top_p, min_p = (numbers[name] for name in ("top_k", "top_p", "min_p"))
     # Without the barrier what reads them is drawn into them, and XLA's CPU backend, which knows a top-k by its looks,
     # sorts the vocabulary.
-    ranked, tokens = jax.lax.optimization_barrier(jax.lax.top_k(logits, count))
+    ranked, tokens = jax.lax.optimization_barrier(jax.lax.top_k(logits, count))  # type: ignore[no-untyped-call]
     rank = jnp.arange(count)[None]
     in_k = (top_k == 0) | (rank < top_k)
     by_k = (top_k > 0) & (top_k <= count)

@@ -41,7 +41,7 @@ std::vector<int32_t> seen(const Call& c, int64_t b, int64_t first_query, int64_t
   }
   std::vector<int32_t> found;
   if (high == INT32_MIN) return found;
-  const int64_t last = c.causal ? high : INT32_MAX, first = c.window ? int64_t(low) - c.window + 1 : 0;
+  const int64_t last = c.causal ? high : INT32_MAX - 1, first = c.window ? int64_t(low) - c.window + 1 : 0;
   found.reserve(size_t(c.slots));
   for (int64_t s = 0; s < c.slots; ++s) {
     const int32_t at = c.slot[b * c.slots + s];

@@ -251,7 +251,7 @@ static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* inde
 
 // Of one row: logits of a tile become weights, in place. Returns what the sums so far are to be multiplied with.
 static float weigh(const Call& c, const Tile& t, int32_t at, float* logits, float* largest_so_far, float* sum) {
-  const int32_t last = c.causal ? at : INT32_MAX, first = c.window ? int32_t(at - c.window + 1) : 0;
+  const int32_t last = c.causal ? at : INT32_MAX - 1, first = c.window ? int32_t(at - c.window + 1) : 0;
   Floats top = everywhere(-__builtin_inff());
   Ints nan = {};  // negative where there is one
   for (int j = 0; j < SLOTS; j += LANES) {
