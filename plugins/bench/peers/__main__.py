@@ -50,7 +50,8 @@ def build_logits() -> None:
     headers = [f"-I{peer.unpacked() / folder}" for folder in ("include", "ggml/include")]
     libraries = peer.bench.parent
     linked = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
-    run(*compiler.command(), "-std=c++17", "-O2", *headers, Path(__file__).with_name("logits.cc"), "-o", LOGITS, *linked)
+    source = Path(__file__).with_name("logits.cc")
+    run(*compiler.command(), "-std=c++17", "-O2", *headers, source, "-o", LOGITS, *linked)
 
 
 def main() -> None:
