@@ -88,8 +88,9 @@ def limits() -> Any:
     found = ctypes.CDLL(str(build.library("limits")))
     found.wm_limit_read.restype = ctypes.c_uint64
     found.wm_limit_read.argtypes = (ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
-    found.wm_limit_multiply_add.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p)
-    found.wm_limit_multiply_add.restype = ctypes.c_int64
+    for operations in (found.wm_limit_multiply_add, found.wm_limit_dot_int8):
+        operations.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p)
+        operations.restype = ctypes.c_int64
     return found
 
 

@@ -7,7 +7,6 @@ nothing here checks a result.
 """
 
 import argparse
-import ctypes
 import statistics
 import time
 from collections.abc import Callable
@@ -19,20 +18,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.tensors.scheme import MXFP4
+from plugins.bench.machine import limits
 from plugins.bench.timing import packed
-from plugins.kernels.native import build, ffi, library
+from plugins.kernels.native import ffi, library
 
 EXPERTS, CHOICES = 32, 4
 SHAPES = ((5760, 2880), (2880, 2880))
 
 
 def peak(int8: bool = False, rounds: int = 2_000_000) -> float:
-    """Operations a second of one core, from registers alone; 0 where the machine has none of the kind."""
-    call = ctypes.CDLL(str(build.library("peak"))).wm_peak
-    call.argtypes, call.restype = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_void_p), ctypes.c_double
+    """Operations a second of CPU time of one core, from registers alone; 0 where the machine has none of the kind."""
+    call = limits().wm_limit_dot_int8 if int8 else limits().wm_limit_multiply_add
     total = np.ones(1, np.float32)
     start = time.thread_time()
-    done: float = call(library.isa(), int8, rounds, total.ctypes.data)
+    done: float = call(library.isa(), rounds, 0.5, total.ctypes.data)
     return done / (time.thread_time() - start)
 
 

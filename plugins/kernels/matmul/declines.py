@@ -6,9 +6,7 @@ from plugins.kernels.native.scheme import unknown
 
 def native(request: Request) -> str | None:
     w = request.get("w")
-    if w is not None and (why := unknown(w)):
-        return why
-    return None
+    return None if w is None else unknown(w)
 
 
 native_int8 = native_int16 = native

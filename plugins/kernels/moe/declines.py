@@ -6,10 +6,8 @@ from plugins.kernels.native.scheme import unknown
 
 def native(request: Request) -> str | None:
     w_out = request.get("w_out")
-    for w in (*request.get("w_in", ()), *(() if w_out is None else (w_out,))):
-        if why := unknown(w):
-            return why
-    return None
+    reasons = map(unknown, (*request.get("w_in", ()), *(() if w_out is None else (w_out,))))
+    return next(filter(None, reasons), None)
 
 
 native_int8 = native_int16 = native
