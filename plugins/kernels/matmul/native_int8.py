@@ -8,6 +8,8 @@ are summed in float32. The gradient is XLA's, of the exact weights.
 
 Error of a product relative to its root mean square, normally distributed activations, against float64: 0.0057 with
 exact weights, 0.007 to 0.012 with others (tests/unit/kernels/test_native_gemm.py holds it to 0.0075 and 0.02).
+Perplexity of the embedded model, as MXFP4, on its two texts: 71.077 and 66.279 where exact products give 71.088 and
+66.276; in bfloat16 70.858 and 65.791 for 70.860 and 65.759.
 """
 
 from typing import Any
