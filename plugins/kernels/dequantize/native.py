@@ -36,7 +36,7 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     if not out.size:
         return out
     meaning = q.scheme
-    parts: dict[str, Any] = {name: np.require(array, requirements="CA") for name, array in q.components.items()}
+    parts: dict[str, Any] = {name: np.require(array, requirements=("C", "A")) for name, array in q.components.items()}
     if meaning.second == "dynamic8":
         meaning = replace(meaning, scale="f32", second=None)
         parts |= {"scales": np.ascontiguousarray(scales.totals(q)), "second": None}

@@ -71,7 +71,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
-    found: list[Any] = call(x, chosen, book, *given, formats=formats, **numbers)
+    found = list(call(x, chosen, book, *given, formats=formats, **numbers))
     return found
 
 
