@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import hydra
-from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import backends, terminal
-from pipeline.config import extend
-from pipeline.config.compose import CONF, load_run, plugins, register, unresolved
+from pipeline.config.compose import CONF, load_run, register, unresolved
 from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
@@ -166,7 +164,6 @@ def _run_hydra(args: list[str]) -> None:
     args = _settled(args)
     args = for_jobs(args) if {"-m", "--multirun"} & {*args} else args
     sys.argv = [sys.argv[0], *args]
-    _compose_once(args)
     try:
         job()
         if isinstance(_outcome, Exception) and "-m" not in args and "--multirun" not in args:
@@ -179,13 +176,6 @@ def _run_hydra(args: list[str]) -> None:
         if _debug:
             raise
         raise said from None
-
-
-def _compose_once(args: list[str]) -> None:
-    """Hydra composes twice, first to see whether the config says `hydra.mode`: a fifth of what a plan takes. Ours does
-    not, so that is left to who brings YAML of their own."""
-    if not (extend.folder() or plugins() or any(a.startswith(("hydra.", "+hydra.", "-c", "--config")) for a in args)):
-        Hydra.get_mode = lambda *given, **named: None  # type: ignore[method-assign]  # -m says it
 
 
 def _settled(args: list[str]) -> list[str]:

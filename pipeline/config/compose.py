@@ -235,9 +235,7 @@ def _mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
     Here without, where no override and no folder but ours could say it, and ours do not."""
     providers = {part.provider for part in hydra.config_loader.get_search_path().get_path()}
     said = any(o.lstrip("+~").startswith("hydra") for o in overrides) or not providers <= _OWN_PROVIDERS
-    if said or any("MULTIRUN" in file.read_text() for file in CONF.rglob("*.yaml")):
-        return _asked_mode(hydra, config_name, overrides)
-    return None
+    return _asked_mode(hydra, config_name, overrides) if said else None
 
 
 def _cause(why: OmegaConfBaseException) -> str:
