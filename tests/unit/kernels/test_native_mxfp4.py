@@ -3,21 +3,15 @@
 import itertools
 import shutil
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, ValueRangeError
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.matmul import native as native_matmul
-from plugins.kernels.matmul import reference as matmul_reference
-from plugins.kernels.moe import native as native_moe
-from plugins.kernels.moe import reference as moe_reference
-from plugins.kernels.native import compiler, ffi, library
+from plugins.kernels.native import compiler, library
 from plugins.kernels.quantize import native as native_quantize
 from plugins.kernels.quantize import numpy as numpy_quantize
 
@@ -88,43 +82,6 @@ def test_the_first_value_that_is_not_finite_is_named(isa: str, transposed: bool)
     want = numpy_quantize.quantize(x, MXFP4, nonfinite="poison")
     assert np.array_equal(poisoned.codes, want.codes)
     assert np.array_equal(poisoned.scales, want.scales)
-
-
-def packed(*shape: int) -> Any:
-    values = np.random.default_rng(sum(shape)).standard_normal(shape) * 0.05
-    return numpy_quantize.quantize(values.astype(np.float32), MXFP4)
-
-
-@pytest.mark.parametrize("n_in", [32, 96, 128, 160, 416])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 8])
-def test_products_are_those_of_the_definition(isa: str, rows: int, n_in: int) -> None:
-    w, x = packed(7 + rows, n_in), np.random.default_rng(n_in).standard_normal((rows, n_in)).astype(np.float32)
-    want = matmul_reference.matmul(x, w)
-    np.testing.assert_allclose(jax.jit(lambda x: native_matmul.matmul(x, w))(x), want, rtol=1e-5, atol=1e-6)
-
-
-def test_moe_is_that_of_the_definition(isa: str) -> None:
-    rng = np.random.default_rng(0)
-    x, chosen = rng.standard_normal((5, 96)).astype(np.float32), rng.integers(0, 7, (5, 3)).astype(np.int32)
-    weights = rng.random((5, 3)).astype(np.float32)
-    weights[1, 2] = 0
-    gate_bias, bias = (rng.standard_normal((7, n)).astype(np.float32) for n in (64, 50))
-    args = (x, chosen, weights, (packed(7, 64, 96), packed(7, 64, 96)), (gate_bias, None), packed(7, 50, 64), bias)
-    activation = lambda a, b: jax.nn.silu(a) * b  # noqa: E731
-    found = jax.jit(partial(native_moe.moe, activation=activation))(*args)
-    np.testing.assert_allclose(found, moe_reference.moe(*args, activation=activation), rtol=1e-5, atol=1e-5)
-
-
-def test_numbers_do_not_depend_on_who_does_the_work() -> None:
-    """Every row of the result is one thread's, whatever the number of threads."""
-    w = packed(3, 1000, 256)
-    x = np.random.default_rng(0).standard_normal((1, 256)).astype(np.float32)
-    expert = np.array([1], np.int32)
-    first = np.asarray(ffi.grouped(x, expert, w.codes, w.scales))
-    for _ in range(20):
-        assert np.array_equal(np.asarray(ffi.grouped(x, expert, w.codes, w.scales)), first)
-    alone = [np.asarray(ffi.grouped(x, expert, w.codes[:, r : r + 4], w.scales[:, r : r + 4])) for r in (0, 500, 996)]
-    assert np.array_equal(np.concatenate(alone, 1), first[:, [*range(4), *range(500, 504), *range(996, 1000)]])
 
 
 def test_an_instruction_set_that_is_none_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
