@@ -55,6 +55,21 @@ WM_INLINE T at(const uint8_t* p, int64_t i) {
   return v;
 }
 
+// N bytes of which the first `count` are p's, the others 0.
+template <int N>
+WM_INLINE void first_of(const uint8_t* p, int64_t count, uint8_t* out) {
+#if WM_SIMD == 512
+  for (int i = 0; i < N; i += 64) {  // as registers: what is read from there soon would wait for smaller pieces
+    const int64_t some = count - i < 0 ? 0 : count - i < 64 ? count - i : 64;
+    const __mmask64 there = some == 64 ? ~0ull : (1ull << some) - 1;
+    _mm512_mask_storeu_epi8(out + i, N - i < 64 ? (1ull << (N - i) % 64) - 1 : ~0ull, _mm512_maskz_loadu_epi8(there, p + i));
+  }
+#else
+  std::memset(out, 0, N);
+  std::memcpy(out, p, size_t(count));
+#endif
+}
+
 // ---- Scales ----
 
 // LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
@@ -190,8 +205,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       if (left == 0) break;
       g = whole, until = whole + 1;
       for (int r = 0; r < R; ++r) {
-        std::memset(tail[r], 0, L::NBYTES);
-        std::memcpy(tail[r], codes[r] + whole * L::NBYTES, size_t(left));
+        first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
         p[r] = tail[r];
       }
     }
