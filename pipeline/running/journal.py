@@ -85,9 +85,11 @@ def locked(file: Path, busy: str, *, wait: Callable[[], None] | None = None) -> 
     try:
         yield
     finally:
-        if os.fstat(fd).st_size == 0 and _is(fd, file):
-            file.unlink()
-        os.close(fd)
+        try:
+            if os.fstat(fd).st_size == 0 and _is(fd, file):
+                file.unlink()
+        finally:  # or who is interrupted here holds it as long as the process lives
+            os.close(fd)
         for folder in dict.fromkeys(made):  # inner ones first
             with suppress(OSError):  # it is not empty
                 folder.rmdir()
