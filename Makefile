@@ -17,6 +17,9 @@ ORACLES ?= $(shell $(BIN)/python -c 'import sys; print(int(sys.version_info[:2] 
 JOBS ?= 2
 ARGS ?=
 
+# Tests start hundreds of processes, each of which would compile all it imports anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup run test check lint types fuzz bench peers golden models clean
 

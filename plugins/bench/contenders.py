@@ -106,10 +106,14 @@ def run(command: Sequence[object], threads: int) -> tuple[str, int]:
     words = [str(word) for word in command]
     some = sorted(os.sched_getaffinity(0))[-threads:]
     env = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # compile anew
-    child = subprocess.Popen(  # noqa: S603  this interpreter, or a program that `make peers` built
-        words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env,
-        preexec_fn=lambda: os.sched_setaffinity(0, some),
-    )  # fmt: skip
+    own = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, some)  # which a child has from the thread that starts it
+    try:
+        child = subprocess.Popen(  # noqa: S603  this interpreter, or a program that `make peers` built
+            words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT, env=env
+        )
+    finally:
+        os.sched_setaffinity(0, own)
     assert child.stdout is not None
     with child.stdout:
         output = child.stdout.read()

@@ -136,7 +136,10 @@ def _place(unit: str) -> Path:
 
 def _made_of(unit: str) -> str:
     """What the library is made of and for, the compiler aside."""
-    texts = [(p.name, p.read_text()) for p in (*_sources(unit), *(h for i in _include(unit) for h in i.rglob("*.h")))]
+    texts = [
+        (p.name, p.read_bytes().decode())
+        for p in (*_sources(unit), *(h for i in _include(unit) for h in i.rglob("*.h")))
+    ]
     return identity([sorted(texts), _flags(), platform.machine(), _libc()])[:16]
 
 
@@ -146,13 +149,13 @@ def _sources(unit: str) -> list[Path]:
     while due:
         if (path := due.pop()) not in found and path.exists():
             found[path] = None
-            due += [SOURCES / name for name in re.findall(r'"(\w+\.h)"', path.read_text())]
+            due += [SOURCES / name for name in re.findall(r'"(\w+\.h)"', path.read_bytes().decode())]
     return [*found]
 
 
 def _include(unit: str) -> list[Path]:
     """Folders of headers that are not ours: XLA's, beside jaxlib, for the handlers of its FFI."""
-    if not any('"xla/ffi/' in p.read_text() for p in _sources(unit)):
+    if not any('"xla/ffi/' in p.read_bytes().decode() for p in _sources(unit)):
         return []
     jaxlib = find_spec("jaxlib")  # imports nothing
     return [Path(p) / "include" for p in (jaxlib and jaxlib.submodule_search_locations) or ()]
@@ -200,14 +203,17 @@ def _unloadable(file: Path) -> str | None:
 def _failed(place: Path) -> str | None:
     """Why it did not compile the last time; None where it was not tried."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return str(json.loads(_record(place).read_text())["why"])
+        return str(json.loads(_record(place).read_bytes().decode())["why"])
     return None
 
 
 def _is_to_be_tried(place: Path) -> bool:
     try:
         tried = _record(place)
-        return bool(json.loads(tried.read_text())["seconds"] < QUICK_S or time.time() - tried.stat().st_mtime > RETRY_S)
+        return bool(
+            json.loads(tried.read_bytes().decode())["seconds"] < QUICK_S
+            or time.time() - tried.stat().st_mtime > RETRY_S
+        )
     except (OSError, ValueError, TypeError, KeyError):
         return True
 

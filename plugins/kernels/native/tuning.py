@@ -83,7 +83,7 @@ def keep(tuned: Tuned) -> None:
 def _read(path: Path, name: str) -> Tuned | None:
     """What a file says of the CPUs of this name; None where it says nothing, or nothing that can be."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads(path.read_text())[name]
+        found = json.loads(path.read_bytes().decode())[name]
         return Tuned(_checked(Gemv, found["gemv"]), _checked(Gemm, found["gemm"]))
     return None
 

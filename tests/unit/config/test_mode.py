@@ -1,5 +1,7 @@
 """hydra.mode: heard wherever it may be said, and nothing is composed for it where nobody can have."""
 
+import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,15 @@ from pipeline.errors import WeightmillError
 from tests.unit.config.test_overrides import TINY
 
 PLAN = ("plan", f"model.source={TINY}", "quant=mxfp4", "flow=convert")
+
+
+@pytest.fixture(autouse=True)
+def _loggers() -> Iterator[None]:
+    """A command line silences the loggers that there are: it is the whole process's, and here it is not."""
+    found = [x for x in logging.Logger.manager.loggerDict.values() if isinstance(x, logging.Logger) and not x.disabled]
+    yield
+    for logger in found:
+        logger.disabled = False
 
 
 @pytest.fixture

@@ -54,6 +54,7 @@ def test_programs_not_used_for_longest_go(tmp_path: Path) -> None:
 def test_what_jax_was_told_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     jax.config.update("jax_compilation_cache_dir", str(tmp_path / "own"))
+    jax.config.update("jax_compilation_cache_max_size", -1)  # whatever ran before in this process
     keep_programs("auto", "1MB")
     assert (jax.config.jax_compilation_cache_dir, jax.config.jax_compilation_cache_max_size) == (f"{tmp_path}/own", -1)
     jax.config.update("jax_compilation_cache_dir", None)

@@ -18,7 +18,7 @@ from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.native import compiler
 from plugins.kernels.quantize.recipe import Recipe
-from tests.unit.kernels.test_native import isa  # noqa: F401  a fixture
+from tests.unit.kernels.test_native_mxfp4 import isa  # noqa: F401  a fixture
 from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built, same, spread
 
 BF16 = ml_dtypes.bfloat16

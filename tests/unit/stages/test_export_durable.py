@@ -9,7 +9,7 @@ import pytest
 
 import pipeline
 from pipeline.errors import StorageError
-from stages import export
+from stages import export_work
 
 
 def run(to: Path) -> Any:
@@ -28,7 +28,7 @@ def test_every_file_is_made_durable_before_it_is_in_place(tmp_path: Path, monkey
         os.close(fd)
         durable.add(path.name)
 
-    monkeypatch.setattr(export, "sync", sync)
+    monkeypatch.setattr(export_work, "sync", sync)
     run(tmp_path / "run")
     assert durable == {file.name for file in (tmp_path / "run" / "model").iterdir()}
 
@@ -38,7 +38,7 @@ def test_what_the_disk_does_not_take_is_not_put_in_place(tmp_path: Path, monkeyp
         if path.suffix == ".safetensors":
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(export, "sync", sync)
+    monkeypatch.setattr(export_work, "sync", sync)
     with pytest.raises(StorageError, match=r"\.safetensors: Input/output error"):
         run(tmp_path / "run")
     assert not (tmp_path / "run" / "model").exists()

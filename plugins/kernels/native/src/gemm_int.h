@@ -133,10 +133,11 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
       }
       Floats unit, inverse;
       Ints total = {};
-      unit_of(everywhere(most(largest)), W::MOST_X, &unit, &inverse);
+      const Ints top = everywhere(most(largest)), finite = top < 0x7F800000;
+      unit_of(top, W::MOST_X, &unit, &inverse);
       int32_t lanes[BLOCK / W::PER];
       for (int c = 0; c < BLOCK; c += LANES) {
-        const Ints v = rounded((Floats)part[c / LANES] * inverse);
+        const Ints v = rounded((Floats)part[c / LANES] * inverse) & finite;  // else the unit is NaN, and they are anything
         narrow<W::QUADS>(v, lanes + c / W::PER);
         total += v;
       }
