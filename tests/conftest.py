@@ -20,6 +20,7 @@ import hypothesis
 import numpy as np
 import pytest
 
+from plugins.kernels.native import build
 from tests.cases import caches
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -51,6 +52,13 @@ SLOW = (
     "unit/kernels/test_number_formats_xla.py", "unit/models/test_quantized.py", "unit/models/test_reference.py",
     "unit/test_model_slot.py",
 )  # fmt: skip
+
+
+@pytest.hookimpl(tryfirst=True)  # before workers start
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compile the native kernels once: a run that has to says so, and tests look at what runs say."""
+    if not hasattr(session.config, "workerinput"):
+        build.prepare(lambda said: None)
 
 
 @pytest.fixture(autouse=True)
