@@ -138,7 +138,7 @@ def test_what_is_no_number_is_none_in_its_row_only(
     q = finite(scheme, (11, 96), 0)
     if component == "scales":
         q.codes[6] = 0x22  # all of one sign: infinities would not become NaN by themselves
-    q.component(component)[6, -1] = value
+    q.component(component)[6, 0] = value
     found = np.asarray(MATMUL(np.ones((3, 96), dtype), q, out_dtype=np.float32))
     assert np.isnan(found[:, 6]).all()
     assert np.isfinite(np.delete(found, 6, 1)).all()
