@@ -50,7 +50,9 @@ SLOW = (
     "contract/test_model_ops.py", "unit/engine/test_generate.py", "unit/kernels/test_formats_by_hand.py",
     "unit/kernels/test_gradients.py", "unit/kernels/test_matmul.py", "unit/kernels/test_moe.py",
     "unit/kernels/test_number_formats_xla.py", "unit/models/test_quantized.py", "unit/models/test_reference.py",
-    "unit/test_model_slot.py",
+    "unit/test_model_slot.py", "unit/kernels/test_native_compilers.py", "unit/kernels/test_native_fuzz.py",
+    "unit/kernels/test_native_gemm.py", "unit/kernels/test_native_mxfp4.py", "unit/kernels/test_native_products.py",
+    "unit/kernels/test_native_quantize.py", "unit/stages/test_export_durable.py",
 )  # fmt: skip
 
 
