@@ -4,12 +4,12 @@ import subprocess
 import sys
 
 import numpy as np
-import pytest
 
 from plugins.bench import machine
-from plugins.kernels.native import build, library
+from plugins.kernels.native import library
+from tests.cases.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(build.missing() is not None, reason="no native kernels here")
+pytestmark = needs_compiler
 
 
 def isas() -> range:

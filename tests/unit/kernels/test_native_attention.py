@@ -1,6 +1,5 @@
 """attention in C++: every instruction set, every form of a cache, and parts of long ones; cases are the contract's."""
 
-import shutil
 from functools import partial
 from typing import Any
 
@@ -18,18 +17,10 @@ from plugins.kernels.attention import native
 from plugins.kernels.attention.cases import cases
 from plugins.kernels.attention.reference import attention as reference
 from plugins.kernels.cases import normal
-from plugins.kernels.native import compiler, library
 from plugins.kernels.quantize.reference import quantize
+from tests.cases.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
-
-
-@pytest.fixture(params=library.ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if library.ISAS.index(request.param) > library.core().wm_isa():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv(library.ISA, request.param)
-    return str(request.param)
+pytestmark = needs_compiler
 
 
 def cached(

@@ -17,8 +17,9 @@ import pytest
 from pipeline import backends
 from pipeline.errors import StageError, StorageError, Unsupported
 from plugins.kernels.native import build, compiler
+from tests.cases.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+pytestmark = needs_compiler
 
 CODE = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
 

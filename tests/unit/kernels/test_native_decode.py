@@ -2,7 +2,6 @@
 
 import itertools
 import re
-import shutil
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -17,17 +16,9 @@ from pipeline.tensors.spec import numpy_dtype
 from plugins.facts import codebooks
 from plugins.kernels.dequantize import native, reference
 from plugins.kernels.dequantize import numpy as numpy_dequantize
-from plugins.kernels.native import compiler, library
+from tests.cases.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
-
-
-@pytest.fixture(params=library.ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if library.ISAS.index(request.param) > library.core().wm_isa():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv(library.ISA, request.param)
-    return str(request.param)
+pytestmark = needs_compiler
 
 
 def schemes() -> list[Scheme]:

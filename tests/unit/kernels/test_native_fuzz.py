@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import shutil
 import subprocess
 import sys
 from functools import cache
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 
 from plugins.kernels.native import build, compiler
+from tests.cases.native import needs_compiler
 from tests.cli.run import ROOT
 from tests.fuzz import native
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+pytestmark = needs_compiler
 
 SANITIZERS = "address,undefined"
 COUNT = 16  # calls of each op

@@ -1,7 +1,6 @@
 """Products with many rows in C++: every format and instruction set within the error of a float32 sum; over integers."""
 
 import math
-import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +13,10 @@ from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.matmul import native, native_int8, native_int16
 from plugins.kernels.matmul.reference import values
-from plugins.kernels.native import compiler, ffi, library
+from plugins.kernels.native import ffi
+from tests.cases.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+pytestmark = needs_compiler
 
 MORE = {
     "e2m3": Scheme("e2m3", 32, "e8m0"),
@@ -30,14 +30,6 @@ MORE = {
 }
 PLAIN = {"F32": np.float32, "BF16": BF16, "F16": np.float16}
 EXACT = ("mxfp4", "e2m3", "mxint8", "int8 a row", "int8 a matrix", "int4 a group", "int2", "int3")
-
-
-@pytest.fixture(params=library.ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if library.ISAS.index(request.param) > library.core().wm_isa():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv(library.ISA, request.param)
-    return str(request.param)
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,6 @@
 """The native kernels: with every instruction set what the other backends give."""
 
 import itertools
-import shutil
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +10,14 @@ import pytest
 
 from pipeline.errors import ConfigError, ValueRangeError
 from pipeline.tensors.scheme import MXFP4
-from plugins.kernels.native import compiler, library
+from plugins.kernels.native import library
 from plugins.kernels.quantize import native as native_quantize
 from plugins.kernels.quantize import numpy as numpy_quantize
+from tests.cases.native import needs_compiler
 
 BF16 = ml_dtypes.bfloat16
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
-
-
-@pytest.fixture(params=library.ISAS)
-def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if library.ISAS.index(request.param) > library.core().wm_isa():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv(library.ISA, request.param)
-    return str(request.param)
+pytestmark = needs_compiler
 
 
 def inputs() -> dict[str, Any]:

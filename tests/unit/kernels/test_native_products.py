@@ -1,7 +1,6 @@
 """Products of a few rows in C++: with every instruction set, what float64 gives of weights in every format and size."""
 
 import itertools
-import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -23,14 +22,15 @@ from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
 from plugins.kernels.moe import native as native_moe
 from plugins.kernels.moe import reference as moe_reference
-from plugins.kernels.native import compiler, ffi, library
+from plugins.kernels.native import ffi, library
+from tests.cases.native import needs_compiler
 from tests.cases.quantized import quantized
 
 BF16 = ml_dtypes.bfloat16
 BEST = "best"  # whatever the machine has, extensions too
 MATMUL = Kernel("matmul", ("native",))
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+pytestmark = needs_compiler
 
 
 @pytest.fixture(params=(*library.ISAS, BEST))

@@ -2,7 +2,6 @@
 
 import itertools
 import random
-import shutil
 from dataclasses import fields, replace
 from typing import Any
 
@@ -16,16 +15,15 @@ from pipeline.ops import Kernel, Request
 from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.scheme import ELEMENT_BITS, SCALE_DTYPES, Scheme
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.native import compiler
 from plugins.kernels.quantize.recipe import Recipe
-from tests.unit.kernels.test_native_mxfp4 import isa  # noqa: F401  a fixture
+from tests.cases.native import needs_compiler
 from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built, same, spread
 
 BF16 = ml_dtypes.bfloat16
 DONE = [n for n in (*NAMES, *VARIANTS) if n != "nf4 twice"]
 
 pytestmark = [
-    pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler"),
+    needs_compiler,
     pytest.mark.usefixtures("isa"),
 ]
 

@@ -1,7 +1,6 @@
 """How native kernels divide their work: it changes no number, and is what was measured here, or what is known."""
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,11 @@ import pytest
 from pipeline import cpu
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import quantized
-from plugins.kernels.native import build, compiler, ffi, tune, tuning
+from plugins.kernels.native import build, ffi, tune, tuning
 from plugins.kernels.native.tuning import Gemm, Gemv, Tuned
+from tests.cases.native import needs_compiler
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, compiler.COMPILERS)), reason="no C++ compiler")
+pytestmark = needs_compiler
 
 
 @pytest.fixture
