@@ -38,10 +38,10 @@ run: $(VENV)/.core  ## the main job: the embedded gpt-oss becomes MXFP4
 	$(BIN)/python -m pipeline +model=gpt_oss quant=mxfp4 $(ARGS)
 
 test: $(VENV)/.dev $(VENV)/.oracles-asked lint types  ## everything that must pass: lint, types, all tests
-	$(BIN)/python -m pytest -n $(JOBS) $(if $(filter 0,$(ORACLES)),-m 'not oracle') $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(if $(filter 0,$(ORACLES)),-m 'not oracle') $(ARGS)
 
 check: $(VENV)/.dev lint types  ## what to run while working, in two minutes: lint, types, the tests that take seconds
-	$(BIN)/python -m pytest -n $(JOBS) tests/unit tests/contract -m 'not slow and not oracle' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/unit tests/contract -m 'not slow and not oracle' $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and the import contracts
 	$(BIN)/ruff check .

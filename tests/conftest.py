@@ -52,7 +52,9 @@ SLOW = (
     "unit/kernels/test_number_formats_xla.py", "unit/models/test_quantized.py", "unit/models/test_reference.py",
     "unit/test_model_slot.py", "unit/kernels/test_native_compilers.py", "unit/kernels/test_native_fuzz.py",
     "unit/kernels/test_native_gemm.py", "unit/kernels/test_native_mxfp4.py", "unit/kernels/test_native_products.py",
-    "unit/kernels/test_native_quantize.py", "unit/stages/test_export_durable.py",
+    "unit/kernels/test_native_quantize.py", "unit/stages/test_export_durable.py", "unit/stages/test_rounded_once.py",
+    "unit/kernels/test_quantize_dequantize.py", "unit/kernels/test_mx_codec.py", "unit/planning/test_sweep.py",
+    "unit/running/test_exports.py", "unit/running/test_sweep.py", "unit/tokenizers/test_chat_templates.py",
 )  # fmt: skip
 
 

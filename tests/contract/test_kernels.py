@@ -5,6 +5,7 @@ from itertools import product
 
 import ml_dtypes
 import numpy as np
+import pytest
 
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
@@ -63,6 +64,7 @@ class TestQuantize(KernelContract):
         yield Case("NaN poisons", (broken, MXFP4), {"nonfinite": "poison"})
 
 
+@pytest.mark.slow
 class TestQuantizeDequantize(KernelContract):
     """The corpus of `quantize` once more, without what it refuses: programs cannot raise."""
 

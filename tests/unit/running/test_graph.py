@@ -326,6 +326,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
         time.sleep(0.001)
 
 
+@pytest.mark.slow
 def test_no_scheduler_at_the_address() -> None:
     conf = replace(CONF, address="tcp://127.0.0.1:1")
     with (

@@ -70,6 +70,7 @@ def with_slow(one: Job, *, finds: bool) -> Job:
     return replace(one, run=replace(one.run, stages={**one.run.stages, "slow": Slow(finds)}))
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_what_is_shared_once_and_every_stage_under_its_name(
     tmp_path: Path, learnt: list[Learnt]
 ) -> None:
