@@ -164,7 +164,7 @@ def kill_again_and_again(sweep: Sequence[str], cwd: Path, moments: Sequence[Call
         before, had = state(outputs), chunks(outputs)
         process = start("-m", *sweep, "progress=false", cwd=cwd)
         while process.poll() is None and not now(outputs):
-            time.sleep(0.005)
+            time.sleep(0.02)
         if ended := process.poll() is not None:
             _, err = process.communicate()
             assert process.returncode == 0, err
@@ -186,11 +186,18 @@ def same_files(outputs: Path, whole: Path) -> None:
             assert (outputs / file.relative_to(whole)).read_bytes() == file.read_bytes()
 
 
-@pytest.mark.parametrize("how", [(), ("dask=distributed", "dask.workers=2")], ids=["threads", "distributed"])
-def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
-    """Wherever it is killed, it ends as an undisturbed one."""
-    undisturbed = pipeline("-m", MODEL, *TWELVE, "paths.outputs=whole", cwd=tmp_path)
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Outputs of the twelve jobs, undisturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    undisturbed = pipeline("-m", MODEL, *TWELVE, cwd=folder)
     assert undisturbed.code == 0, undisturbed.err
+    return folder / "outputs"
+
+
+@pytest.mark.parametrize("how", [(), ("dask=distributed", "dask.workers=2")], ids=["threads", "distributed"])
+def test_killed_again_and_again(tmp_path: Path, whole: Path, how: Sequence[str]) -> None:
+    """Wherever it is killed, it ends as an undisturbed one."""
     outputs, kills, rng = tmp_path / "outputs", 10 if not how else 2, random.Random(20)
 
     def after_some() -> Callable[[Path], bool]:
@@ -205,8 +212,8 @@ def test_killed_again_and_again(tmp_path: Path, how: Sequence[str]) -> None:
 
     killed = kill_again_and_again((MODEL, *TWELVE, *how), tmp_path, [after_some() for _ in range(kills)])
     assert killed >= kills // 2
-    assert table(outputs) == table(tmp_path / "whole")
-    same_files(outputs, tmp_path / "whole")
+    assert table(outputs) == table(whole)
+    same_files(outputs, whole)
 
 
 def test_killed_while_it_evaluates(tmp_path: Path) -> None:
