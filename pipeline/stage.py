@@ -156,6 +156,7 @@ class Checkpoint:
         source: the folder or file that was opened.
         opener: opens another folder as this one was opened, an export of it for instance; None: nothing does.
         made_by: name → plugin: what was taken of a stage's fields that are `CHOSEN`.
+        outline: no weights are here: this is what config.json alone says of them, for a plan. Nothing can be read.
         placement: how it will lie on devices; None: no stage has said so yet.
     """
 
@@ -169,6 +170,7 @@ class Checkpoint:
     ignored: Mapping[str, str] = field(default_factory=dict)
     opener: "Callable[[Path], Checkpoint] | None" = field(default=None, compare=False, repr=False)
     made_by: Mapping[str, Any] | None = None
+    outline: bool = False
     placement: Placement | None = None
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":

@@ -142,7 +142,7 @@ def _tensor(axes: Any, mesh: Mesh, drawing: Drawing, palette: Sequence[Colour]) 
 
 
 def _blocks(axes: Any, found: Grid, mesh: Mesh, palette: Sequence[Colour]) -> None:
-    """Blocks of equal size, as tensors are drawn by how they are divided and not to scale; hatched: on several devices."""
+    """Blocks of equal size: tensors are drawn by how they are divided, and not to scale."""
     from matplotlib.patches import Rectangle
 
     rows, columns = found.size
