@@ -1,6 +1,6 @@
 """What a plan says of the devices that a model will lie on: what each has of every tensor, and what that weighs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,7 @@ from pipeline.errors import StorageError
 from pipeline.mesh import Mesh
 from pipeline.planning.placing import PICTURE, Placed, placed
 from pipeline.planning.wiring import Plan
-from pipeline.reporting.mesh_picture import Drawing, blocks, draw
+from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
 from pipeline.stage import Checkpoint, Placement
 from pipeline.tensors.spec import group_of
 from pipeline.terminal import line, table
@@ -41,7 +41,7 @@ def mesh_tables(plan: Plan) -> list[Any]:
     found: list[Any] = []
     for placement in (p for p in placements(plan).values() if p.mesh.size > 1):
         groups = _groups(placement)
-        found += [_layouts(placement.mesh, groups), *_whole(groups), *_blocks(placement.mesh, groups)]
+        found += [_layouts(placement.mesh, groups), *_whole(groups), _blocks(placement.mesh, groups)]
     return found
 
 
@@ -82,29 +82,23 @@ def _nbytes(group: Sequence[Placed]) -> int:
 
 
 def _layouts(mesh: Mesh, groups: Groups) -> Any:
-    rows = []
-    for name, group in groups.items():
-        one = group[0]
-        sides = zip(one.parameter.axes, one.spec.shape, strict=True)
-        rows.append((
-            line(name), f"×{len(group)}", " · ".join(f"{axis} {n}" for axis, n in sides), one.spec.encoding,
-            divided(one), "×".join(map(str, one.local.shape)), show_bytes(_nbytes(group)),
-        ))  # fmt: skip
-    total = sum(map(_nbytes, groups.values()))
-    rows.append(("all weights", "", "", "", "", "", show_bytes(total)))
-    title = f"Weights on {show_mesh(mesh)} ((…): gathered for use)"
-    columns = ("tensors", "", "shape", "as", "divided over", "each device", "bytes")
-    return table(title, columns, rows, right=(1, 6), overflow="fold")
+    rows = [
+        (line(name), f"×{len(g)}", divided(g[0]), "×".join(map(str, g[0].local.shape)), show_bytes(_nbytes(g)))
+        for name, g in groups.items()
+    ]
+    rows.append(("all weights", "", "", "", show_bytes(sum(map(_nbytes, groups.values())))))
+    title = f"Weights on {show_mesh(mesh)}"
+    columns = ("tensors", "", "divided over, (gathered for use)", "each device", "bytes")
+    return table(title, columns, rows, right=(1, 4), overflow="fold")
 
 
 def divided(one: Placed) -> str:
-    """`experts: fsdp, mlp: tensor (data)`: dimension by the axes of the mesh that divide it."""
+    """`experts 8 / expert · mlp 448 · embed 160 / (data)`: each dimension, and the axes of the mesh that divide it."""
     parts = []
-    for dim, axis in enumerate(one.parameter.axes):
-        gathered = one.layout.gathered[dim]
-        over = [f"({a})" if a in gathered else a for a in one.layout.axes[dim]]
-        parts += [f"{axis}: {' '.join(over)}"] if over else []
-    return ", ".join(parts) or "nothing"
+    for dim, (axis, size) in enumerate(zip(one.parameter.axes, one.spec.shape, strict=True)):
+        over = [f"({a})" if a in one.layout.gathered[dim] else a for a in one.layout.axes[dim]]
+        parts.append(" / ".join([f"{axis} {size}", *over]))
+    return " · ".join(parts)
 
 
 def _whole(groups: Groups) -> list[Any]:
@@ -119,8 +113,8 @@ def _whole(groups: Groups) -> list[Any]:
     rows += (
         [("others", f"×{sum(len(g) for _, g in more)}", show_bytes(sum(_nbytes(g) for _, g in more)))] if more else []
     )
-    title = f"Whole on every device: {show_bytes(ours)}, {100 * ours / max(1, total):.2g} % of what lies on each"
-    return [table(title, ("tensors", "", "bytes"), rows, right=(1, 2))]
+    rows.append(("all of them", "", f"{show_bytes(ours)}, {100 * ours / max(1, total):.2g} % of what each has"))
+    return [table("Whole on every device", ("tensors", "", "bytes"), rows, right=(1, 2))]
 
 
 def _distinct(groups: Groups) -> list[tuple[str, Sequence[Placed]]]:
@@ -141,7 +135,10 @@ def _drawing(name: str, group: Sequence[Placed]) -> Drawing:
     return Drawing(f"{line(name)} ×{len(group)}", tuple(below), one.parameter.axes, one.layout)
 
 
-def _blocks(mesh: Mesh, groups: Groups) -> Iterator[Any]:
+def _blocks(mesh: Mesh, groups: Groups) -> Any:
     """Which device holds what, of a few tensors that are divided differently."""
-    for name, group in _distinct(groups)[:MOST_BLOCKS]:
-        yield blocks(mesh, _drawing(name, group))
+    shown = [_drawing(name, group) for name, group in _distinct(groups)[:MOST_BLOCKS]]
+    drawn = table("Which device holds what", ("tensors", "", "blocks"), [])
+    for drawing in shown:
+        drawn.add_row("\n".join([drawing.title, *drawing.below]), sides(drawing), blocks(mesh, drawing))
+    return drawn

@@ -53,25 +53,25 @@ class Grid:
         return max(r for r, _ in self.holders) + 1, max(c for _, c in self.holders) + 1
 
 
-def grid(mesh: Mesh, layout: Layout) -> Grid:
-    """How the tensor is drawn. Of more than two divided dimensions the first two are; a block then is what lies there
-    of all others, on however many devices."""
+def drawn_dims(layout: Layout) -> tuple[int | None, int | None]:
+    """The dimensions that are drawn downwards and across: those that are divided, and else the last; None: there is
+    none. Of more than two divided dimensions the first two."""
     dims = len(layout.shape)
     divided = [d for d in range(dims) if layout.axes[d]][:2]
     others = [d for d in reversed(range(dims)) if d not in divided]
     shown = sorted([*divided, *others][:2])
-    rows, columns = shown if len(shown) == 2 else (None, shown[0] if shown else None)
-    starts: list[dict[int, int]] = [{}, {}]
-    found: dict[tuple[int, int], set[int]] = {}
+    return (shown[0], shown[1]) if len(shown) == 2 else (None, shown[0] if shown else None)
+
+
+def grid(mesh: Mesh, layout: Layout) -> Grid:
+    """How the tensor is drawn. A block is what lies there of all dimensions that are not, on however many devices."""
+    rows, columns = drawn_dims(layout)
+    local = layout.local_shape(mesh)
+    found: dict[tuple[int, int], list[int]] = {}
     for box, devices in layout.boxes(mesh):
-        at = []
-        for known, dim in zip(starts, (rows, columns), strict=True):
-            start = box[dim].start if dim is not None else 0
-            at.append(known.setdefault(start, len(known)))
-        found.setdefault((at[0], at[1]), set()).update(devices)
-    ordered = [{s: i for i, s in enumerate(sorted(known))} for known in starts]
-    renamed = [{i: o[s] for s, i in known.items()} for known, o in zip(starts, ordered, strict=True)]
-    return Grid(rows, columns, {(renamed[0][r], renamed[1][c]): tuple(sorted(d)) for (r, c), d in found.items()})
+        row, column = (box[d].start // local[d] if d is not None and local[d] else 0 for d in (rows, columns))
+        found.setdefault((row, column), []).extend(devices)
+    return Grid(rows, columns, {at: tuple(sorted(devices)) for at, devices in found.items()})
 
 
 def shown_devices(devices: Sequence[int], all_: int) -> str:
@@ -171,13 +171,12 @@ def _blocks(axes: Any, found: Grid, mesh: Mesh, palette: Sequence[Colour]) -> No
 
 def blocks(mesh: Mesh, drawing: Drawing) -> Any:
     """The same of one tensor for the console: a rich table with a cell for each block."""
+    from rich import box
     from rich.table import Table
     from rich.text import Text
 
     found, palette = grid(mesh, drawing.layout), colours(mesh)
-    sides = [f"{drawing.axes[d]} {a}" for d, a in ((found.rows, "↓"), (found.columns, "→")) if d is not None]
-    drawn = Table(title=Text(f"{drawing.title}: {' '.join(sides)}"), title_justify="left", show_header=False)
-    drawn.show_lines = True
+    drawn = Table(show_header=False, box=box.SQUARE)
     rows, columns = (_shortened(n) for n in found.size)
     for _ in columns:
         drawn.add_column(justify="center")
@@ -194,6 +193,12 @@ def blocks(mesh: Mesh, drawing: Drawing) -> Any:
             cells.append(Text(shown_devices(devices, mesh.size), style=style))
         drawn.add_row(*cells)
     return drawn
+
+
+def sides(drawing: Drawing) -> str:
+    """What is drawn downwards and what across."""
+    found = drawn_dims(drawing.layout)
+    return "\n".join(f"{drawing.axes[d]} {a}" for d, a in zip(found, "↓→", strict=True) if d is not None)
 
 
 def _shortened(n: int) -> list[int | None]:

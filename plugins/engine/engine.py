@@ -135,8 +135,6 @@ class Engine:
         problems: list[Problem] = []
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
-            if self.mesh.size > 1:
-                weights = self._of_each(checkpoint, usage, plain=plain)
         except PlanError as why:
             problems += why.problems
         # What has no weights here need not have its tokenizer here either; one that is here is looked at.
@@ -147,6 +145,8 @@ class Engine:
                 problems.append(Problem("tokenizer", str(why)))
         if problems:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
+        if self.mesh.size > 1:
+            weights = self._of_each(checkpoint, usage, plain=plain)
         specs = checkpoint.store.specs
         dtype = self._dtype(plain=plain)
         cache = self._cache(checkpoint, usage, dtype) if usage.generates else 0
