@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.fields import NEUTRAL
@@ -21,6 +22,8 @@ COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")
 """Logical axes that a model can compute divided; `batch` counts the rows of activations and of the KV cache."""
 ONLY_STORED = ("embed", "head", "experts_out")
 """Logical axes of weights that a model wants whole: they can be divided as they lie only."""
+
+PICTURE = "mesh.png"  # of which device holds what, in a run's folder
 
 Axes = tuple[str, ...]
 """Axes of the mesh that divide one dimension together, the first of them into the coarsest parts."""
@@ -162,6 +165,32 @@ class Layout:
     def _box(self, mesh: Mesh, parts: Iterable[int]) -> Box:
         sides = zip(parts, self.local_shape(mesh), strict=True)
         return tuple(slice(part * n, (part + 1) * n) for part, n in sides)
+
+
+Place = Literal["gather", "embedding", "sum", "experts", "logits"]
+"""Where devices exchange something: `gather`, weights for use; `embedding`, rows of their parts of the vocabulary;
+`sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary."""
+
+Kind = Literal["all_gather", "psum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Collectives of one kind in one step, all of them together.
+
+    Attributes:
+        place: where.
+        kind: of collective.
+        axes: of the mesh, over which.
+        count: how many.
+        nbytes: what each device sends.
+    """
+
+    place: Place
+    kind: Kind
+    axes: Axes
+    count: int
+    nbytes: int
 
 
 def several(axes: str | tuple[str, ...] | None) -> Axes:

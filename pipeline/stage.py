@@ -36,7 +36,7 @@ from pipeline.fields import CHOSEN as CHOSEN
 from pipeline.fields import NEUTRAL as NEUTRAL
 from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
-from pipeline.mesh import Layout, Mesh, Parameter
+from pipeline.mesh import Exchange, Layout, Mesh, Parameter
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -217,6 +217,23 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """What the devices of a mesh do at once.
+
+    Attributes:
+        name: for people: prefill, decode, score.
+        tokens: that go through the model on each device.
+        predicted: of these, those whose logits are computed.
+        exchanges: what each sends.
+    """
+
+    name: str
+    tokens: int
+    predicted: int
+    exchanges: tuple[Exchange, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """What computing a stage's result takes. Stages that compute run one after another.
 
@@ -233,6 +250,9 @@ class Footprint:
         ignored: tensors that the model does not read, with the reasons.
         reads: for people: whether it reads an export or the checkpoint, where there is a choice.
         devices: how many there are.
+        temporary_nbytes: on each of several beside `device_nbytes` while a step runs: weights gathered for use,
+            activations, logits. An estimate.
+        steps: on several, what they exchange.
     """
 
     device_nbytes: int = 0
@@ -246,6 +266,8 @@ class Footprint:
     moved_nbytes: int = 0
     rate: str = ""
     devices: int = 1
+    temporary_nbytes: int = 0
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from pipeline.engine import Engine, EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Mesh
-from pipeline.planning.placing import PICTURE
+from pipeline.mesh import PICTURE, Mesh
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Placement
 
 
