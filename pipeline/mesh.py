@@ -17,6 +17,7 @@ from typing import Literal
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.fields import NEUTRAL
 from pipeline.tensors.blocks import Box
+from pipeline.tensors.spec import TensorSpec
 
 COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")
 """Logical axes that a model can compute divided; `batch` counts the rows of activations and of the KV cache."""
@@ -167,6 +168,23 @@ class Layout:
         return tuple(slice(part * n, (part + 1) * n) for part, n in sides)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """How the weights of a model lie over the devices that run it.
+
+    Attributes:
+        mesh: the devices.
+        parameters: of the model, as config.json determines them; none for a mesh of one device.
+        layouts: parameter → how it lies.
+        specs: tensor → how it lies on a device; those that the model reads.
+    """
+
+    mesh: Mesh
+    parameters: tuple[Parameter, ...] = ()
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+
 Place = Literal["gather", "embedding", "sum", "experts", "logits"]
 """Where devices exchange something: `gather`, weights for use; `embedding`, rows of their parts of the vocabulary;
 `sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary."""
@@ -191,6 +209,23 @@ class Exchange:
     axes: Axes
     count: int
     nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the devices of a mesh do at once.
+
+    Attributes:
+        name: for people: prefill, decode, score.
+        tokens: that go through the model on each device.
+        predicted: of these, those whose logits are computed.
+        exchanges: what each sends.
+    """
+
+    name: str
+    tokens: int
+    predicted: int
+    exchanges: tuple[Exchange, ...]
 
 
 def several(axes: str | tuple[str, ...] | None) -> Axes:

@@ -36,7 +36,7 @@ from pipeline.fields import CHOSEN as CHOSEN
 from pipeline.fields import NEUTRAL as NEUTRAL
 from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
-from pipeline.mesh import Exchange, Layout, Mesh, Parameter
+from pipeline.mesh import Placement, Step
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -125,23 +125,6 @@ class StageHooks:
 
 
 @dataclass(frozen=True)
-class Placement:
-    """How the weights of a model lie over the devices that run it.
-
-    Attributes:
-        mesh: the devices.
-        parameters: of the model, as config.json determines them; none for a mesh of one device.
-        layouts: parameter → how it lies.
-        specs: tensor → how it lies on a device; those that the model reads.
-    """
-
-    mesh: Mesh
-    parameters: tuple[Parameter, ...] = ()
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
-    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Checkpoint:
     """A handle on a model's weights: everything is known of them, none of them is in memory.
 
@@ -214,23 +197,6 @@ class Elementwise:
                 "it must keep shape and dtype"
             )
         return made
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What the devices of a mesh do at once.
-
-    Attributes:
-        name: for people: prefill, decode, score.
-        tokens: that go through the model on each device.
-        predicted: of these, those whose logits are computed.
-        exchanges: what each sends.
-    """
-
-    name: str
-    tokens: int
-    predicted: int
-    exchanges: tuple[Exchange, ...]
 
 
 @dataclass(frozen=True, slots=True)

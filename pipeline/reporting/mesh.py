@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError
-from pipeline.mesh import PICTURE, Layout, Mesh, Parameter
+from pipeline.mesh import PICTURE, Layout, Mesh, Parameter, Placement
 from pipeline.planning.layout import spec_of
 from pipeline.planning.mesh_costs import held_nbytes, largest_whole, read_nbytes, weights_nbytes
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
-from pipeline.stage import Checkpoint, Footprint, Placement
+from pipeline.stage import Checkpoint, Footprint
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.terminal import line, table
 from pipeline.units import show_bytes

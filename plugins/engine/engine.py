@@ -10,11 +10,11 @@ from typing import Any, Literal, Protocol
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
-from pipeline.mesh import SINGLE, Mesh
+from pipeline.mesh import SINGLE, Mesh, Placement, Step
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.planning.mesh_costs import weights_nbytes
-from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Placement, Step
+from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
 from plugins.engine.steps import LOGITS_NBYTES, rows, temporary_nbytes

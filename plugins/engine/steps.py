@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from pipeline.engine import Usage
-from pipeline.mesh import Mesh
+from pipeline.mesh import Mesh, Placement, Step
 from pipeline.planning.layout import spec_of
 from pipeline.planning.mesh_costs import PARTIAL_NBYTES, exchanges, held_nbytes
-from pipeline.stage import Placement, Step
 from plugins.engine.sizes import bucket, power_of_two
 
 LOGITS_NBYTES = 32 << 20  # score.BLOCK_NBYTES
