@@ -28,16 +28,21 @@ WEIGHTS = [name for name in COMPUTED if name not in ("batch", "kv_heads", "heads
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[Mesh, Parameter, TensorSpec]:
-    axes = draw(st.dictionaries(st.sampled_from("abc"), st.integers(1, 4), min_size=1))
-    rules = draw(st.dictionaries(st.sampled_from(WEIGHTS), st.sampled_from(sorted(axes))))
-    names = st.permutations([*WEIGHTS, "embed"]).map(tuple)
-    stored = draw(st.dictionaries(st.sampled_from(sorted(axes)), names))
+    """A mesh of up to three axes, each in a rule or stored, and a tensor whose dimensions often divide."""
     logical = draw(st.lists(st.sampled_from([*WEIGHTS, "embed"]), min_size=1, max_size=3, unique=True))
-    units = [draw(st.sampled_from([1, 2, 3])) for _ in logical]
-    shape = tuple(u * draw(st.sampled_from([1, 4, 6, 32, 64, 96])) for u in units)
+    axes = draw(st.dictionaries(st.sampled_from("abc"), st.integers(1, 4), min_size=1))
+    rules: dict[str, tuple[str, ...]] = {}
+    stored: dict[str, tuple[str, ...]] = {}
+    for axis in axes:
+        if (ruled := draw(st.sampled_from([*logical, "stored"]))) in WEIGHTS:
+            rules[ruled] = (*rules.get(ruled, ()), axis)
+        else:
+            stored[axis] = tuple(draw(st.permutations([*WEIGHTS, "embed"])))
+    units = tuple(draw(st.sampled_from([1, 2, 3])) for _ in logical)
+    shape = tuple(u * draw(st.sampled_from([1, 4, 6, 32, 64, 96, 192])) for u in units)
     spec = TensorSpec(shape, "BF16", draw(st.sampled_from(SCHEMES)))
     assume(spec.scheme is None or spec.scheme.problem(shape) is None)
-    return Mesh(axes, rules, stored, 1.0), Parameter(("w",), shape, tuple(logical), tuple(units)), spec
+    return Mesh(axes, rules, stored, 1.0), Parameter(("w",), shape, tuple(logical), units), spec
 
 
 def laid(case: tuple[Mesh, Parameter, TensorSpec]) -> Layout | None:
@@ -101,4 +106,4 @@ def test_cases_are_divided_often_enough() -> None:
         found.append(layout is not None and not layout.replicated)
 
     count()
-    assert sum(found) > len(found) / 20, found
+    assert sum(found) > len(found) / 10
