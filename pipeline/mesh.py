@@ -276,7 +276,7 @@ def _wrong_rule(mesh: Mesh, logical: str, over: Axes) -> Iterator[str]:
     if len(over) != len(set(over)):
         yield f"names an axis twice: {', '.join(over)}; each divides once"
     shared = set(_dividing(mesh, over)) & set(several(mesh.rules.get("batch")))
-    if logical != "batch" and shared:
+    if shared and logical in COMPUTED and logical != "batch":
         said = f"devices along {_named(tuple(sorted(shared)))} have different rows (rules.batch), so they cannot share"
         yield f"{said} the work on one; another axis of the mesh can, and mesh.stored can divide weights over this one"
 
