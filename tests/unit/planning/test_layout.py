@@ -188,7 +188,7 @@ def test_legal_sizes_of_an_axis_that_several_rules_name() -> None:
     said = problems(Mesh({"tensor": 4}, TENSOR), layer(heads=4, kv_heads=2))["mesh.rules.kv_heads"]
     assert "legal: 1, 2" in said
     said = problems(Mesh({"tensor": 4}, TENSOR), layer(heads=6, kv_heads=6, inter=128))["mesh.rules.heads"]
-    assert said.endswith("legal: 1, 2, 3, 6; with vocab and kv_heads and mlp beside it: 1, 2")
+    assert said.endswith("legal: 1, 2, 3, 6; with vocab, kv_heads and mlp: 1, 2")
 
 
 def test_another_number_of_devices() -> None:
