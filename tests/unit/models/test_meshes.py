@@ -83,7 +83,7 @@ def test_what_gpt_oss_takes_on_1_8_and_64_devices(name: str) -> None:
     # 8 heads of keys are not cut into 64, so their biases lie whole
     kv_bias = 2 * 2 * KV * SIZES[name][0]
     assert held(name, mesh("fsdp", fsdp=64)) == (divided - kv_bias) // 64 + kv_bias + bias
-    # heads, vocabulary and the inside of experts are divided over both axes (those biases over tensor), the rest over fsdp
+    # heads, vocabulary and the inside of experts lie over both axes (those biases over tensor), the rest over fsdp
     rest = rest_nbytes(name) + SIZES[name][0] * 2 * HIDDEN * (1 + SIZES[name][1])  # biases of o and down
     both = divided - rest - kv_bias
     assert held(name, mesh("fsdp_tensor", fsdp=32)) == both // 64 + kv_bias // 2 + rest // 32 + bias
