@@ -1,5 +1,6 @@
 """Weights from a store onto the device: packed bytes as they are, a box at a time, nothing decoded."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,8 @@ from pipeline.tensors.chunks import cut
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales
+from plugins.mesh.components import layouts
+from plugins.mesh.devices import sharding
 from plugins.models.common.weights import abstract
 
 BOX_ELEMS = 16 << 20  # values read at once; a lazily quantized box takes a few times its bf16 bytes
@@ -28,22 +31,25 @@ def parameters(model: nnx.Module) -> Iterator[nnx.Param[Any]]:
 
 
 def device_nbytes(model: nnx.Module) -> int:
-    """Bytes that the parameters take."""
-    arrays = jax.tree.leaves([p.get_value() for p in parameters(model)])
-    return sum(a.size * a.dtype.itemsize for a in arrays)
+    """Bytes that the parameters take on the device that holds most."""
+    taken: Counter[Any] = Counter()
+    for array in jax.tree.leaves([p.get_value() for p in parameters(model)]):
+        for shard in array.addressable_shards:
+            taken[shard.device] += shard.data.nbytes
+    return max(taken.values())
 
 
 def fill(
-    model: nnx.Module, checkpoint: Checkpoint, device: Any, *, cast: Kernel, unpack: Kernel, only: Collection[str] = ()
+    model: nnx.Module, checkpoint: Checkpoint, where: Any, *, cast: Kernel, unpack: Kernel, only: Collection[str] = ()
 ) -> None:
-    """Read the parameters of `model` and put them on `device`.
+    """Read the parameters of `model` and put them where they are to lie.
 
     Host memory at its worst is one parameter and one box beside what is on the device.
 
     Args:
         model: whose parameters know how they lie on the device; a plain one takes packed tensors unpacked.
         checkpoint: where they come from.
-        device: a JAX device.
+        where: a JAX device; or a JAX mesh, over which parameters lie as their `layout` says.
         cast: turns plain values into the dtype of a parameter.
         unpack: decodes packed tensors for plain parameters.
         only: names of tensors; parameters that hold none of them stay as they are. Empty: all.
@@ -60,8 +66,17 @@ def fill(
             into = {c: a[i] for c, a in arrays.items()} if param.stack else arrays
             _read(checkpoint, name, into, one, cast, unpack)
         _, tree = jax.tree.flatten(abstract(param.spec))
-        ordered = [arrays[c] for c in ("codes", "scales", "zeros", "second", "values") if c in arrays]
-        param.set_value(jax.tree.unflatten(tree, [jax.device_put(a, device) for a in ordered]))
+        placed = _placed(arrays, param, where)
+        ordered = [placed[c] for c in ("codes", "scales", "zeros", "second", "values") if c in placed]
+        param.set_value(jax.tree.unflatten(tree, ordered))
+
+
+def _placed(arrays: dict[str, Any], param: nnx.Param[Any], where: Any) -> dict[str, Any]:
+    """The components of a parameter, where they are to lie."""
+    if param.layout is None:
+        return {name: jax.device_put(a, where) for name, a in arrays.items()}
+    lie = layouts(param.spec, param.layout)
+    return {name: jax.device_put(a, sharding(where, lie[name])) for name, a in arrays.items()}
 
 
 def _empty(spec: TensorSpec) -> dict[str, Any]:

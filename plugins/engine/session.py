@@ -100,7 +100,7 @@ class Model:
 
         def change(model: Decoder) -> None:
             e = self._engine
-            fill(model, checkpoint, self.runtime.device, cast=e.cast, unpack=e.unpack, only=tensors)
+            fill(model, checkpoint, self.runtime.where, cast=e.cast, unpack=e.unpack, only=tensors)
 
         with self.runtime.changed(change):
             yield

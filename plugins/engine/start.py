@@ -1,6 +1,7 @@
 """From an engine's options and a checkpoint to a model on a device."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,29 +18,46 @@ from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
 from plugins.engine.session import Model
+from plugins.engine.spread import Spread
+from plugins.mesh.devices import arrange
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+UNTRACED = (
+    "a model with kernels that are no part of compiled programs (numpy, reference) runs on one device; mesh=single, or "
+    "choose others: kernels=auto"
+)
 
 
-def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`."""
+def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None = None) -> Model:
+    """See `Engine.load`.
+
+    Args:
+        devices: JAX devices that a mesh takes, instead of all that there are.
+    """
     began = time.perf_counter()
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, kept = resolved(engine)
-    weights = Weights(checkpoint.store.specs, engine.weights_dtype)
     family = family_of(checkpoint.config, engine.families)
+    spread, layouts = None, {}
+    if engine.mesh.size > 1:
+        spread = Spread(engine.mesh, arrange(engine.mesh, devices or jax.devices(device.platform)))
+        layouts = engine.layouts(checkpoint)
+    weights = Weights(checkpoint.store.specs, engine.weights_dtype, layouts=layouts)
     _all_run(engine, checkpoint, device.platform)
     ops = engine.ops.on(device.platform)
     eager = is_eager(ops)
+    if eager and spread is not None:
+        raise PlanError([Problem("kernels", UNTRACED)])
     ops = on_arrays(ops) if eager else ops
     model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
-    fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
-    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager)
+    where = device if spread is None else spread.devices
+    fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
+    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager, spread)
     planned, _ = engine.weights(checkpoint)
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
