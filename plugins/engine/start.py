@@ -45,7 +45,7 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     spread, layouts = None, {}
     if engine.mesh.size > 1:
         spread = Spread(engine.mesh, arrange(engine.mesh, devices or jax.devices(device.platform)))
-        layouts = engine.layouts(checkpoint)
+        layouts = _layouts(engine, checkpoint, ops_dtype=(engine.ops, _DTYPES[dtype]))
     weights = Weights(checkpoint.store.specs, engine.weights_dtype, layouts=layouts)
     _all_run(engine, checkpoint, device.platform)
     ops = engine.ops.on(device.platform)
@@ -64,6 +64,24 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
         text_stream.write(f"the weights take {taken}; please report it\n")
     meter.on_device(runtime.device_nbytes)
     return Model(runtime, checkpoint, engine, planned, ignored)
+
+
+def _layouts(engine: Engine, checkpoint: Checkpoint, ops_dtype: Any) -> dict[str, Any]:  # TODO: the family's table
+    from pipeline.mesh import Parameter
+    from pipeline.planning.layout import lay_out
+    from plugins.engine.load import parameters
+    from plugins.models.device import device_spec
+
+    family = family_of(checkpoint.config, engine.families)
+    model = family.build(checkpoint.config, Weights(checkpoint.store.specs, engine.weights_dtype), *ops_dtype)
+    dim = model.cache_shapes[0].head_dim
+    found = []
+    for p in parameters(model):
+        units = [dim if a in ("heads", "kv_heads") and len(p.axes) > 0 and "sinks" not in p.names[0] else 1 for a in p.axes]
+        units = [2 if a == "mlp" and "gate_up" in p.names[0] else u for a, u in zip(p.axes, units, strict=True)]
+        found.append(Parameter(p.names, p.spec.shape, p.axes, tuple(units), p.stack))
+    specs = {n: device_spec(s, engine.weights_dtype) for n, s in checkpoint.store.specs.items()}
+    return lay_out(engine.mesh, found, specs)
 
 
 def _all_run(engine: Engine, checkpoint: Checkpoint, platform: str) -> None:
