@@ -24,3 +24,11 @@ def along(axes: tuple[str, ...], value: Any) -> Any:
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(cast, value)
+
+
+def typed(result: Any, axes: tuple[str, ...]) -> Any:
+    """A `jax.ShapeDtypeStruct` of what may differ along `axes`."""
+    if not axes:
+        return result
+    kind = jax.sharding.ManualAxisType(varying=frozenset(axes))
+    return jax.ShapeDtypeStruct(result.shape, result.dtype, manual_axis_type=kind)

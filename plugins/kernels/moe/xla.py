@@ -20,6 +20,7 @@ from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.matmul.xla import product
 from plugins.kernels.moe.schedule import Schedule
 from plugins.kernels.moe.xla_gradient import gradients
+from plugins.kernels.varying import along, axes_of
 
 
 def moe(
@@ -53,7 +54,8 @@ def _moe(how: tuple[Any, Any], x: Any, chosen: Any, weights: Any, w_in: Any, b_i
         y = project(activation(*hidden), w_out, b_out, t.expert, dtype)
         return lax.dynamic_update_slice_in_dim(out, y, t.start, 0)
 
-    out = lax.fori_loop(0, schedule.tiles, tile, schedule.padded(d_out, dtype))
+    room = along(axes_of(x, weights, w_in, b_in, w_out, b_out), schedule.padded(d_out, dtype))
+    out = lax.fori_loop(0, schedule.tiles, tile, room)
     y = schedule.unsorted(out).reshape(*chosen.shape, d_out).astype(jnp.float32)
     # What no tile wrote is 0, but what a tile wrote past its expert may be anything.
     y = jnp.where(weights[:, :, None] == 0, 0.0, y * weights[:, :, None])
