@@ -143,6 +143,7 @@ class Checkpoint:
         source: the folder or file that was opened.
         opener: opens another folder as this one was opened, an export of it for instance; None: nothing does.
         made_by: name → plugin: what was taken of a stage's fields that are `CHOSEN`.
+        outline: no weights are here: this is what config.json alone says of them, for a plan. Nothing can be read.
     """
 
     store: TensorStore
@@ -155,6 +156,7 @@ class Checkpoint:
     ignored: Mapping[str, str] = field(default_factory=dict)
     opener: "Callable[[Path], Checkpoint] | None" = field(default=None, compare=False, repr=False)
     made_by: Mapping[str, Any] | None = None
+    outline: bool = False
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

@@ -135,7 +135,8 @@ class Engine:
             weights, ignored = self.weights(checkpoint, plain=plain)
         except PlanError as why:
             problems += why.problems
-        if text:
+        # What has no weights here need not have its tokenizer here either; one that is here is looked at.
+        if text and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
             try:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
