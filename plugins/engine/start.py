@@ -17,6 +17,7 @@ from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
 from plugins.engine.session import Model
+from plugins.mesh.place import OnDevice
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -38,7 +39,7 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     ops = on_arrays(ops) if eager else ops
     model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
-    fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
+    fill(model, checkpoint, OnDevice(device), cast=engine.cast, unpack=engine.unpack)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager)
     planned, _ = engine.weights(checkpoint)
     if runtime.device_nbytes != planned:
