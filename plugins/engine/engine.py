@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
+from pipeline.mesh import SINGLE, Mesh
 from pipeline.ops import Call, Kernel
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
@@ -84,7 +85,7 @@ class Loader(Protocol):
 
 @dataclass(frozen=True)
 class Engine:
-    """JAX on one device.
+    """JAX, on one device or on a mesh of them.
 
     Attributes:
         families: the first whose `model_types` name the checkpoint's builds the model.
@@ -93,6 +94,7 @@ class Engine:
         unpack: decodes packed tensors for whoever wants them plain.
         tokenizer: finds the checkpoint's.
         loader: puts the model on the device.
+        mesh: how devices are arranged, and what is divided over them; by default one.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
         weights_dtype: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
@@ -109,6 +111,7 @@ class Engine:
     unpack: Kernel
     tokenizer: Tokenizers
     loader: Loader
+    mesh: Mesh = SINGLE
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     weights_dtype: WeightsDtype = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
