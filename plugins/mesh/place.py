@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import Sharding, SingleDeviceSharding
 
-from pipeline.mesh import Axes, Layout, Mesh
-from pipeline.tensors.blocks import Box, component_box
+from pipeline.mesh import Layout, Mesh
+from pipeline.tensors.blocks import Box
 from pipeline.tensors.spec import TensorSpec
+from plugins.mesh.components import layouts
+from plugins.mesh.devices import sharding
 
 
 class Placement(Protocol):
@@ -62,15 +64,5 @@ class OnMesh:
                 yield box, mine
 
     def sharding(self, name: str, spec: TensorSpec, component: str) -> Sharding:
-        axes = component_axes(self.mesh, self.layouts[name], spec, component)
-        return NamedSharding(self.devices, PartitionSpec(*(over or None for over in axes)))
+        return sharding(self.devices, layouts(spec, self.layouts[name])[component])
 
-
-def component_axes(mesh: Mesh, layout: Layout, spec: TensorSpec, component: str) -> tuple[Axes, ...]:
-    """The axes of the mesh that divide every dimension of a component: those of the tensor, but for scales that all of
-    a dimension shares, which lie whole wherever a part of it does."""
-    whole = component_box(spec, component, ())
-    part = component_box(spec, component, layout.box(mesh, 0))
-    return tuple(
-        axes if p.stop - p.start < n.stop - n.start else () for axes, p, n in zip(layout.axes, part, whole, strict=True)
-    )
