@@ -19,7 +19,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.regions import overlap, portions, within
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales
-from plugins.mesh.place import Placement
+from plugins.mesh.place import boxes, ends, shardings
 from plugins.models.common.weights import abstract
 
 COMPONENTS = ("codes", "scales", "zeros", "second", "values")
@@ -44,7 +44,7 @@ def device_nbytes(model: nnx.Module) -> int:
 def fill(
     model: nnx.Module,
     checkpoint: Checkpoint,
-    placement: Placement,
+    where: Any,
     *,
     cast: Kernel,
     unpack: Kernel,
@@ -58,7 +58,7 @@ def fill(
     Args:
         model: whose parameters know how they lie on the device; a plain one takes packed tensors unpacked.
         checkpoint: where they come from.
-        placement: where they are to lie.
+        where: a JAX device; or a JAX mesh, over which parameters lie as their `layout` says.
         cast: turns plain values into the dtype of a parameter.
         unpack: decodes packed tensors for plain parameters.
         only: names of tensors; parameters that hold none of them stay as they are. Empty: all.
@@ -69,17 +69,17 @@ def fill(
     for param in parameters(model):
         if only and not set(only).intersection(param.names):
             continue
-        param.set_value(_placed(param, checkpoint, placement, cast, unpack))
+        param.set_value(_placed(param, checkpoint, where, cast, unpack))
 
 
-def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, placement: Placement, cast: Kernel, unpack: Kernel) -> Any:
+def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, where: Any, cast: Kernel, unpack: Kernel) -> Any:
     """The value of a parameter: an array, or a QTensor of arrays."""
     spec: TensorSpec = param.spec
-    name, store = param.names[0], checkpoint.store
-    boxes = list(placement.boxes(name, spec.shape))
-    devices = {_ends(box): held for box, held in boxes}
-    placed: dict[str, list[Any]] = {c: [] for c in COMPONENTS if c in _whole(spec)}
-    for portion in portions(store, param.names, spec.shape, [box for box, _ in boxes], stack=param.stack):
+    store, here = checkpoint.store, boxes(spec.shape, param.layout, where)
+    devices = {ends(box): held for box, held in here}
+    lie = shardings(spec, param.layout, where)
+    placed: dict[str, list[Any]] = {c: [] for c in COMPONENTS if c in lie}
+    for portion in portions(store, param.names, spec.shape, [box for box, _ in here], stack=param.stack):
         filled = [(box, _empty(spec, box)) for box in portion.boxes]
         for read in portion.reads:
             value = _held(store.read(read.name, read.box), store.specs[read.name], spec, cast, unpack)
@@ -89,18 +89,11 @@ def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, placement: Placement,
             del value
         for box, into in filled:
             for component, array in into.items():
-                placed[component] += [jax.device_put(array, device) for device in devices[_ends(box)]]
+                placed[component] += [jax.device_put(array, device) for device in devices[ends(box)]]
         del filled, into, array
-    arrays = [
-        jax.make_array_from_single_device_arrays(_whole(spec)[c], placement.sharding(name, spec, c), parts)
-        for c, parts in placed.items()
-    ]
+    whole = {"values": spec.shape} if spec.scheme is None else spec.scheme.components(spec.shape)
+    arrays = [jax.make_array_from_single_device_arrays(whole[c], lie[c], parts) for c, parts in placed.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract(spec)), arrays)
-
-
-def _whole(spec: TensorSpec) -> dict[str, tuple[int, ...]]:
-    """Component → shape."""
-    return {"values": spec.shape} if spec.scheme is None else spec.scheme.components(spec.shape)
 
 
 def _empty(spec: TensorSpec, box: Box) -> dict[str, Any]:
@@ -130,7 +123,3 @@ def _copy(value: Any, at: Box, part: Box, into: dict[str, Any], box: Box, spec: 
     for component, array in (value.components if isinstance(value, QTensor) else {"values": value}).items():
         origin = component_box(spec, component, box)
         into[component][within(component_box(spec, component, part), origin)] = array
-
-
-def _ends(box: Box) -> tuple[tuple[int, int], ...]:
-    return tuple((s.start, s.stop) for s in box)

@@ -1,4 +1,4 @@
-"""A model on a device, with its compiled programs.
+"""A model on its device or on a mesh of them, with its compiled programs.
 
 Every program is compiled ahead for static shapes and kept: a few lengths of prompt, powers of two for batch and cache.
 What was compiled, and how long it took, is counted, so that nothing recompiles unseen.
@@ -18,6 +18,7 @@ from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes
 from plugins.engine.sampling import choose
 from plugins.engine.sizes import SMALLEST_CACHE, power_of_two
+from plugins.engine.spread import Spread
 from plugins.kernels.dequantize.traced import decode
 from plugins.models.common.cache import Cache, CacheDtype
 from plugins.models.common.decoder import Decoder, Tap
@@ -35,7 +36,9 @@ class Runtime:
 
     Attributes:
         config: config.json.
-        device_nbytes: bytes of the weights on the device.
+        device: a JAX device; of a mesh the first.
+        spread: how programs run on a mesh of more than one; None: there is none.
+        device_nbytes: bytes of the weights on the device; on a mesh, on the one that holds most.
         eager: whether programs run op by op, uncompiled.
         load_s, compile_s: seconds spent loading, and compiling so far.
         compiled: keys of the programs compiled so far, in order.
@@ -49,8 +52,9 @@ class Runtime:
         device: Any,
         load_s: float,
         eager: bool = False,
+        spread: Spread | None = None,
     ):
-        self.eager = eager
+        self.eager, self.spread = eager, spread
         self.config, self.cache_dtype, self.device, self.load_s = config, cache_dtype, device, load_s
         self.vocab, self.cache_shapes = model.vocab, model.cache_shapes
         self.dtype = model.dtype
@@ -63,16 +67,24 @@ class Runtime:
         self.hidden = model.norm.weight.spec.shape[0]
 
     @property
+    def where(self) -> Any:
+        """What weights are put on: a device, or a JAX mesh."""
+        return self.device if self.spread is None else self.spread.devices
+
+    @property
     def compiled(self) -> tuple[Hashable, ...]:
         return tuple(self._programs)
 
     def call(
-        self, name: str, fn: Callable[..., Any], *args: Any, static: Hashable = (), donate: tuple[int, ...] = ()
-    ) -> Any:
+        self, name: str, fn: Callable[..., Any], *args: Any, static: Hashable = (), donate: tuple[int, ...] = (),
+        whole: tuple[int, ...] = (),
+    ) -> Any:  # fmt: skip
         """`fn(model, *args)`, compiled once for each name, `static` and shapes of `args`; not at all when eager.
 
         Args:
             donate: indices of `args` whose memory the result may take.
+            whole: indices of `args` that are not divided by rows, on a mesh. A cache is the first argument, and the first
+                result; every result else is divided by rows.
         """
         if self.eager:
             with jax.disable_jit():
@@ -81,13 +93,23 @@ class Runtime:
         key = (name, static, shapes)
         if key not in self._programs:
             start = time.perf_counter()
-            jitted = jax.jit(
-                lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
-            )
+            if self.spread is None:
+                jitted = jax.jit(
+                    lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
+                )
+            else:
+                local = partial(self._gathered, fn)
+                jitted = self.spread.jit(local, self._leaves, args, whole=whole, donate=donate)
             options = COMPILER_OPTIONS.get(self.device.platform)
             self._programs[key] = jitted.lower(self._leaves, *args).compile(compiler_options=options)
             self.compile_s += time.perf_counter() - start
         return self._programs[key](self._leaves, *args)
+
+    def _gathered(self, fn: Callable[..., Any], leaves: Any, *args: Any) -> Any:
+        """`fn(model, *args)` of the parts of a model that lie on one device of a mesh."""
+        model = self._model(leaves)
+        model.gather()
+        return fn(model, *args)
 
     @contextmanager
     def changed(self, change: Callable[[Decoder], None]) -> Iterator[None]:

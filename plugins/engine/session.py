@@ -18,7 +18,6 @@ from plugins.engine.load import fill
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime
 from plugins.engine.score import score
-from plugins.mesh.place import OnDevice
 from plugins.models.common.decoder import Decoder
 from plugins.tokenizers.channels import ChannelText
 from plugins.tokenizers.chat_harmony import HarmonyChat
@@ -101,7 +100,7 @@ class Model:
 
         def change(model: Decoder) -> None:
             e = self._engine
-            fill(model, checkpoint, OnDevice(self.runtime.device), cast=e.cast, unpack=e.unpack, only=tensors)
+            fill(model, checkpoint, self.runtime.where, cast=e.cast, unpack=e.unpack, only=tensors)
 
         with self.runtime.changed(change):
             yield

@@ -17,6 +17,7 @@ from flax import nnx
 
 from plugins.facts import gpt_oss
 from plugins.kernels.rope.frequencies import frequencies
+from plugins.mesh.collectives import mixed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSNorm, RopeFrequencies
@@ -111,9 +112,10 @@ class Experts(nnx.Module):
         """Padding, `live` [N] false, reads no expert."""
         logits, chosen = jax.lax.top_k(self.router(x, ops), self.chosen)
         weights = jnp.where(live[:, None], ops.softmax(logits.astype(jnp.float32), axis=-1), 0.0)
-        return ops.moe(
-            x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),), (self.gate_up_bias.get_value(),),
-            self.down.get_value(), self.down_bias.get_value(), activation=self.activation,
+        return mixed(
+            ops.moe, x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),),
+            (self.gate_up_bias.get_value(),), self.down.get_value(), self.down_bias.get_value(),
+            activation=self.activation, layout=self.down.layout,
         )  # fmt: skip
 
 
