@@ -14,6 +14,7 @@ from pipeline.formats import Dialect
 from pipeline.mesh import Layout, Mesh, Parameter
 from pipeline.planning.layout import lay_out
 from pipeline.stage import Checkpoint
+from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.store_view import StoreView
@@ -22,10 +23,9 @@ from plugins.engine.load import fill, parameters
 from plugins.formats.gpt_oss.dialect import GptOss
 from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.mesh.devices import arrange
-from plugins.mesh.place import OnDevice, OnMesh, Placement
 from plugins.models.common.weights import Weights
-from plugins.models.device import device_spec
 from plugins.models.family import family_of
+from stages.quantize import CodedStore
 from tests.cases import model_runs
 from tests.cases.quantized import write_folder
 
@@ -116,34 +116,34 @@ class Counting(StoreView):
 
 
 def counted(store: TensorStore) -> tuple[TensorStore, dict[str, int]]:
-    """The same store, and what is read of the leaves at its bottom."""
+    """The same store, which has seen nothing yet, and what is read of the leaves at its bottom."""
     if isinstance(store, JoinedStore):
         counting = Counting(store.leaves)
         return JoinedStore(counting, store.binding), counting.read_bytes
     if is_dataclass(store) and any(f.name == "store" for f in fields(store)):
         below, found = counted(store.store)  # type: ignore[attr-defined]
-        return replace(store, store=below), found
+        seen = {"extremes": ExtremesOf()} if isinstance(store, CodedStore) else {}
+        return replace(store, store=below, **seen), found
     counting = Counting(store)
     return counting, counting.read_bytes
 
 
-def load(checkpoint: Checkpoint, mesh: Mesh | None = None, only: tuple[str, ...] = ()) -> tuple[Any, Placement]:
-    """A model on one device or on a mesh of the first few."""
-    weights = Weights(checkpoint.store.specs)
-    model = build(checkpoint.config, weights)
-    weights.check()
-    placement: Placement = OnDevice(jax.devices()[0])
+def load(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Any:
+    """A model on one device, or on a mesh of the first few."""
+    model = build(checkpoint.config, Weights(checkpoint.store.specs))
     if mesh is not None:
-        placement = OnMesh(mesh, arrange(mesh, jax.devices()[: mesh.size]), layouts_of(mesh, model))
+        model = build(checkpoint.config, Weights(checkpoint.store.specs, layouts=layouts_of(mesh, model)))
+    read(model, checkpoint, mesh)
+    return model
+
+
+def read(model: Any, checkpoint: Checkpoint, mesh: Mesh | None = None, only: tuple[str, ...] = ()) -> None:
+    """Fill a model, or those of its parameters that hold tensors named in `only`."""
     engine = model_runs.engine()
-    fill(model, checkpoint, placement, cast=engine.cast, unpack=engine.unpack, only=only)
-    return model, placement
+    where = jax.devices()[0] if mesh is None else arrange(mesh, jax.devices()[: mesh.size])
+    fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack, only=only)
 
 
 def held(model: Any) -> dict[str, list[Any]]:
     """Parameter → its arrays, gathered."""
     return {p.names[0]: [np.asarray(a) for a in jax.tree.leaves(p.get_value())] for p in parameters(model)}
-
-
-def device_specs(checkpoint: Checkpoint) -> dict[str, TensorSpec]:
-    return {n: device_spec(s) for n, s in checkpoint.store.specs.items()}
