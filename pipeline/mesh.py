@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.stage import NEUTRAL
+from pipeline.fields import NEUTRAL
 from pipeline.tensors.blocks import Box
 
 COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")

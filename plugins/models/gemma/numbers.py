@@ -58,9 +58,7 @@ class Numbers:
         final_cap = s.positive("final_logit_softcapping", None)
         s.refuse("use_bidirectional_attention", "only causal attention is supported", False)
         s.check()
-        ropes = {
-            kind: RopeFrequencies.read(config, head_dim, gemma.rope(config, kind)) for kind in sorted(set(types))
-        }
+        ropes = {kind: RopeFrequencies.read(config, head_dim, gemma.rope(config, kind)) for kind in sorted(set(types))}
 
         def attention(kind: str) -> AttentionShape:
             return AttentionShape(
