@@ -37,7 +37,8 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_SHAPE, "model_type": "llama", "hidden_act": "silu"},
-    "qwen3_moe": {**_SHAPE, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 256},
+    "qwen3_moe": {**_SHAPE, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 256,
+                  "norm_topk_prob": True},
     "gpt_oss": {**_SHAPE, "model_type": "gpt_oss", "num_local_experts": 4, "sliding_window": 16,
                 "intermediate_size": 256, "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
