@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
+from pipeline.mesh import Mesh
 from pipeline.ops import Call
-from pipeline.stage import Checkpoint, Context, Footprint, Prediction
+from pipeline.stage import Checkpoint, Context, Footprint, Placement, Prediction
 from pipeline.units import show_bytes
 
 
@@ -222,6 +224,15 @@ class Engine(Protocol):
             ConfigError: no such device.
         """
         ...
+
+
+@hooks_of(Engine)
+class EngineHooks:
+    """What an engine may have beside that."""
+
+    placement: Callable[[Checkpoint, Mesh], Placement] | None = None
+    """`placement(checkpoint, mesh)`: how the weights would lie over `mesh`; raises PlanError with all that does not
+    fit. None: the engine runs models on one device."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import product
 
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.stage import NEUTRAL
+from pipeline.fields import NEUTRAL
 from pipeline.tensors.blocks import Box
 
 COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")
@@ -182,31 +182,51 @@ def _problems(mesh: Mesh) -> Iterator[Problem]:
     for axis, size in mesh.axes.items():
         if not isinstance(size, int) or size < 1:
             yield Problem(f"axes.{axis}", f"{size!r} devices along it; a whole number from 1 is needed")
-    known = tuple(mesh.axes)
     for logical, given in mesh.rules.items():
-        where, over = f"rules.{logical}", several(given)
-        if logical in ONLY_STORED:
-            said = f"{logical!r} is never computed divided; in mesh.stored it can be divided as it lies"
-            yield Problem(where, f"{said} (allowed here: {', '.join(COMPUTED)})")
-        elif logical not in COMPUTED:
-            yield Problem(where, f"{logical!r} is no logical axis{did_you_mean(str(logical), COMPUTED)}")
-        yield from (Problem(where, _no_axis(axis, known)) for axis in dict.fromkeys(over) if axis not in known)
-        if len(over) != len(set(over)):
-            yield Problem(where, f"names an axis twice: {', '.join(over)}; each divides once")
+        yield from (Problem(f"rules.{logical}", said) for said in _wrong_rule(mesh, str(logical), several(given)))
     names = [n for n in (*COMPUTED, *ONLY_STORED) if n != "batch"]
     for axis, alternatives in mesh.stored.items():
-        if axis not in known:
-            yield Problem(f"stored.{axis}", _no_axis(axis, known))
-        for logical in alternatives:
-            if logical not in names:
-                hint = did_you_mean(str(logical), names)
-                yield Problem(f"stored.{axis}", f"{logical!r} is no logical axis of weights{hint}")
+        if axis not in mesh.axes:
+            yield Problem(f"stored.{axis}", _no_axis(axis, mesh))
+        for logical in (name for name in alternatives if name not in names):
+            hint = did_you_mean(str(logical), names)
+            yield Problem(f"stored.{axis}", f"{logical!r} is no logical axis of weights{hint}")
     if not 0 <= mesh.replicated_most <= 1:
         yield Problem("replicated_most", f"{mesh.replicated_most}: a share is needed, from 0 to 1")
+    heads, kv_heads = (several(mesh.rules.get(name)) for name in ("heads", "kv_heads"))
+    if {*heads, *kv_heads} <= {*mesh.axes} and _dividing(mesh, heads) != _dividing(mesh, kv_heads):
+        said = f"divided over {_named(kv_heads)}, and heads over {_named(heads)}; a head and the keys it looks at"
+        yield Problem(
+            "rules.kv_heads", f"{said} have to be on one device: both over {_named(heads or kv_heads)}, or null"
+        )
 
 
-def _no_axis(axis: str, known: Axes) -> str:
-    return f"{axis!r} is no axis of this mesh{did_you_mean(str(axis), known)}"
+def _wrong_rule(mesh: Mesh, logical: str, over: Axes) -> Iterator[str]:
+    """What is wrong with one of a mesh's rules."""
+    if logical in ONLY_STORED:
+        said = f"{logical!r} is never computed divided; mesh.stored can divide it as it lies"
+        yield f"{said} (allowed here: {', '.join(COMPUTED)})"
+    elif logical not in COMPUTED:
+        yield f"{logical!r} is no logical axis{did_you_mean(logical, COMPUTED)}"
+    yield from (_no_axis(axis, mesh) for axis in dict.fromkeys(over) if axis not in mesh.axes)
+    if len(over) != len(set(over)):
+        yield f"names an axis twice: {', '.join(over)}; each divides once"
+    shared = set(_dividing(mesh, over)) & set(several(mesh.rules.get("batch")))
+    if logical != "batch" and shared:
+        said = f"devices along {_named(tuple(sorted(shared)))} have different rows (rules.batch), so they cannot share"
+        yield f"{said} the work on one; another axis of the mesh can, and mesh.stored can divide weights over this one"
+
+
+def _dividing(mesh: Mesh, axes: Axes) -> Axes:
+    return tuple(a for a in axes if mesh.axes.get(a) != 1)
+
+
+def _named(axes: Axes) -> str:
+    return " and ".join(axes) or "nothing"
+
+
+def _no_axis(axis: str, mesh: Mesh) -> str:
+    return f"{axis!r} is no axis of this mesh{did_you_mean(str(axis), mesh.axes)}"
 
 
 SINGLE = Mesh({}, replicated_most=1.0)

@@ -155,19 +155,20 @@ class _Plan:
         ruled = {axis for over in mesh.rules.values() for axis in several(over)}
         for axis, size in mesh.axes.items():
             if size > 1 and axis not in used | ruled:
-                tried = (
-                    f"no tensor has {', '.join(mesh.stored[axis])} that divides"
-                    if axis in mesh.stored
-                    else "it is in no rule"
-                )
-                said = f"{size} devices along it and nothing is divided over it, since {tried}"
+                tried = f": none of {', '.join(mesh.stored[axis])} divides" if axis in mesh.stored else ""
+                said = f"{size} devices along it, and nothing is divided over it{tried}"
                 self.note(f"mesh.axes.{axis}", f"{said}; name it in mesh.rules ({', '.join(COMPUTED)}), or make it 1")
 
     def _cuts(self, logical: str, names: Mapping[str, str]) -> None:
         over = self.mesh.over(logical)
         listed = some([f"{name} ({of})" for name, of in names.items()])
-        said = f"{self.mesh.ways(over)} ways ({', '.join(over)}) would cut {listed}"
-        self.note(f"mesh.rules.{logical}", f"{said}; legal: {sizes(self.parts[logical])}")
+        said = (
+            f"{self.mesh.ways(over)} ways ({', '.join(over)}) would cut {listed}; legal: {sizes(self.parts[logical])}"
+        )
+        beside = [name for name in self.parts if name != logical and self.mesh.over(name) == over]
+        if (parts := math.gcd(*(self.parts[name] for name in (logical, *beside)))) != self.parts[logical]:
+            said += f"; with {' and '.join(beside)} beside it: {sizes(parts)}"
+        self.note(f"mesh.rules.{logical}", said)
 
     def _whole(self) -> None:
         """Too much that lies whole on every device."""

@@ -12,7 +12,9 @@ from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.mesh import SINGLE, Mesh
 from pipeline.ops import Call, Kernel
-from pipeline.stage import NEUTRAL, Checkpoint, Footprint
+from pipeline.planning.layout import batch_problems, lay_out
+from pipeline.planning.placing import nbytes_on_each
+from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Placement
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
 from plugins.models.calls import calls
@@ -135,13 +137,16 @@ class Engine:
             weights, ignored = self.weights(checkpoint, plain=plain)
         except PlanError as why:
             problems += why.problems
-        if text:
+        # What has no weights here need not have its tokenizer here either; one that is here is looked at.
+        if text and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
             try:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
                 problems.append(Problem("tokenizer", str(why)))
         if problems:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
+        if self.mesh.size > 1:
+            weights = self._of_each(checkpoint, usage, plain=plain)
         specs = checkpoint.store.specs
         dtype = self._dtype(plain=plain)
         cache = self._cache(checkpoint, usage, dtype) if usage.generates else 0
@@ -163,16 +168,53 @@ class Engine:
         host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
         host += self._attended(checkpoint, usage) if usage.generates and self._on_host else 0
         kind = "on the host" if self._on_host else "accelerator"
+        mesh = [f"{axis}={n}" for axis, n in self.mesh.axes.items() if n > 1]
         return Footprint(
             device,
-            host + (device if self._on_host else 0),
+            host + (self.mesh.size * device if self._on_host else 0),
             self.tokenizer.inputs(checkpoint),
             ignored,
             cache_nbytes=cache,
             disk_nbytes=sum(n * state + head + ARCHIVE_NBYTES for n in usage.keeps),
             moved_nbytes=weights * usage.tokens,
-            rate=" ".join([kind, dtype, *sorted({s.encoding for s in specs.values()})]),
+            rate=" ".join([kind, dtype, *mesh, *sorted({s.encoding for s in specs.values()})]),
+            devices=self.mesh.size,
         )
+
+    def placement(self, checkpoint: Checkpoint, mesh: Mesh | None = None, *, plain: bool = False) -> Placement:
+        """How the weights lie over `mesh`, by default the engine's own. See `pipeline.engine.EngineHooks`.
+
+        Args:
+            plain: as in `load`.
+
+        Raises:
+            PlanError: no family knows the model, or the mesh does not fit it; all problems at once.
+        """
+        mesh = mesh or self.mesh
+        _, ignored = self.weights(checkpoint)
+        held: WeightsDtype = "f32" if plain else self.weights_dtype
+        specs = {n: device_spec(s, held) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        parameters = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
+        return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
+
+    def _of_each(self, checkpoint: Checkpoint, usage: Usage, *, plain: bool) -> int:
+        """Bytes of weights on each device of the mesh.
+
+        Raises:
+            PlanError: as `placement`; the rows of `usage` do not divide, or another mesh was laid out for.
+        """
+        problems = [] if usage.generates else batch_problems(self.mesh, {"evaluate.windows.batch": usage.batch})
+        if checkpoint.placement is not None and checkpoint.placement.mesh != self.mesh:
+            given = checkpoint.placement.mesh.axes
+            text = f"is laid out over {dict(given)}, and the engine has {dict(self.mesh.axes)}; mesh= sets both"
+            problems.append(Problem("stages.shard.mesh", text))
+        try:
+            found = nbytes_on_each(self.placement(checkpoint, plain=plain))
+        except PlanError as why:
+            raise PlanError([*why.problems, *problems], exit_code=why.exit_code) from None
+        if problems:
+            raise PlanError(problems)
+        return found
 
     def _dtype(self, *, plain: bool) -> str:
         """Of activations, as far as can be told without JAX."""
@@ -181,10 +223,11 @@ class Engine:
         return self.dtype
 
     def _cache(self, checkpoint: Checkpoint, usage: Usage, dtype: str) -> int:
-        """Bytes of the KV cache, in the sizes that programs are compiled for."""
-        batch, length = power_of_two(usage.batch), power_of_two(usage.length, SMALLEST_CACHE)
+        """Bytes of the KV cache on each device, in the sizes that programs are compiled for."""
+        rows, heads = (self.mesh.ways(self.mesh.over(axis)) for axis in ("batch", "kv_heads"))
+        batch, length = -(-power_of_two(usage.batch) // rows), power_of_two(usage.length, SMALLEST_CACHE)
         held = dtype if self.cache == "auto" else self.cache
-        return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held)
+        return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held, heads)
 
     def _attended(self, checkpoint: Checkpoint, usage: Usage) -> int:
         """Bytes of the keys and values of one layer as fp32, which attention copies out of the cache on CPUs (measured:

@@ -6,7 +6,7 @@ all devices.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipeline.mesh import Mesh
-from plugins.models.common.cache import Cache
+from plugins.models.common.cache import Cache, LayerShape
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,13 @@ class Spread:
 
         return jax.tree.map(of, tree)
 
-    def shardings(self, tree: Any) -> Any:
-        """The same as JAX wants it said of arrays outside a program."""
-        return self._named(self.specs(tree))
+    def part(self, shape: LayerShape) -> LayerShape:
+        """What a layer remembers on one device."""
+        return replace(shape, kv_heads=shape.kv_heads // self.mesh.ways(self.mesh.over("kv_heads")))
+
+    def made(self, create: Callable[[], Any]) -> Callable[[], Any]:
+        """`create`, whose result comes to be where it is to lie."""
+        return jax.jit(create, out_shardings=self._named(self.specs(jax.eval_shape(create))))
 
     def jit(
         self, fn: Callable[..., Any], leaves: Sequence[Any], args: Sequence[Any], *, whole: Collection[int],
@@ -76,6 +80,7 @@ class Spread:
         return jax.jit(
             lambda leaves, *rest: spread(tuple(leaves), *rest),
             in_shardings=([leaf.sharding for leaf in leaves], *map(self._named, given)),
+            out_shardings=self._named(results),  # of an array without elements XLA would say that it lies whole
             donate_argnums=tuple(1 + i for i in donate),
         )
 

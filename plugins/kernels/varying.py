@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 def axes_of(*values: Any) -> tuple[str, ...]:
@@ -30,5 +31,6 @@ def typed(result: Any, axes: tuple[str, ...]) -> Any:
     """A `jax.ShapeDtypeStruct` of what may differ along `axes`."""
     if not axes:
         return result
-    kind = jax.sharding.ManualAxisType(varying=frozenset(axes))
-    return jax.ShapeDtypeStruct(result.shape, result.dtype, manual_axis_type=kind)
+    lies = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
+    varies = jax.sharding.ManualAxisType(varying=frozenset(axes))
+    return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=lies, manual_axis_type=varies)

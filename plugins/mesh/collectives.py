@@ -10,8 +10,10 @@ along those axes, and JAX's types say so (`check_vma`).
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -43,10 +45,37 @@ def gathered(w: Any, spec: TensorSpec, layout: Layout | None) -> Any:
 
 
 def _gathered(array: Any, layout: Layout) -> Any:
+    small = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
     for dim, axes in enumerate(layout.gathered):
         if axes:
-            array = lax.all_gather(array, axes, axis=dim, tiled=True, to="invarying")
+            array = _as_bits(array, axes, dim) if small else _side_by_side(array, axes, dim)
     return array
+
+
+def _side_by_side(array: Any, axes: Axes, dim: int) -> Any:
+    """What all devices along `axes` have, one after the other along `dim`; the same everywhere."""
+    return lax.all_gather(array, axes, axis=dim, tiled=True, to="invarying")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _as_bits(array: Any, axes: Axes, dim: int) -> Any:
+    """The same of floats of 16 or 8 bits, as integers: XLA's CPU backend gathers such floats as float32, and sends and
+    keeps twice or four times the bytes."""
+    bits = lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
+    return lax.bitcast_convert_type(_side_by_side(bits, axes, dim), array.dtype)
+
+
+def _forward(array: Any, axes: Axes, dim: int) -> tuple[Any, None]:
+    return _as_bits(array, axes, dim), None
+
+
+def _backward(axes: Axes, dim: int, kept: None, dy: Any) -> tuple[Any]:
+    """What came from here: `dy`, the same everywhere, holds the sum of all devices already."""
+    n = dy.shape[dim] // lax.axis_size(axes)
+    return (lax.dynamic_slice_in_dim(dy, lax.axis_index(axes) * n, n, dim),)
+
+
+_as_bits.defvjp(_forward, _backward)
 
 
 def summed(matmul: Callable[..., Any], x: Any, w: Any, bias: Any, axes: Axes) -> Any:
@@ -73,7 +102,7 @@ def embedded(embed: Callable[..., Any], ids: Any, w: Any, axes: Axes, *, dtype: 
 
 def joined(logits: Any, axes: Axes) -> Any:
     """Logits `[..., V]` of all devices, of which each has a range of the vocabulary."""
-    return lax.all_gather(logits, axes, axis=logits.ndim - 1, tiled=True, to="invarying") if axes else logits
+    return _side_by_side(logits, axes, logits.ndim - 1) if axes else logits
 
 
 def mixed(
@@ -97,5 +126,5 @@ def mixed(
         chosen, weights = jnp.where(mine, chosen, 0), jnp.where(mine, weights, 0.0)
     if inside and b_out is not None:
         b_out = jnp.where(lax.axis_index(inside) == 0, b_out, jnp.zeros_like(b_out))
-    partial = moe(x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, out_dtype=jnp.float32)
-    return lax.psum(partial, (*apart, *inside)).astype(x.dtype)
+    share = moe(x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, out_dtype=jnp.float32)
+    return lax.psum(share, (*apart, *inside)).astype(x.dtype)

@@ -4,7 +4,6 @@ No layer asks whether a weight is quantized: ops take arrays and QTensors alike.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -14,6 +13,7 @@ from flax import nnx
 from plugins.mesh.collectives import over, summed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.ops import Ops
+from plugins.models.common.shapes import AttentionShape
 from plugins.models.common.weights import Weights
 
 # hidden_act of config.json, as transformers names them.
@@ -25,14 +25,6 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
     "gelu_new": lambda x: jax.nn.gelu(x, approximate=True),
     "relu": jax.nn.relu,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class RopeFrequencies:
-    """Rotary frequencies of a layer: inverse frequencies [D_rot / 2], radians a position; floats, to be hashable."""
-
-    inv_freq: tuple[float, ...]
-    concentration: float = 1.0
 
 
 class Linear(nnx.Module):
@@ -56,34 +48,6 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Any, ops: Ops) -> Any:
         return ops.rms_norm(x, self.weight.get_value(), eps=self.eps, plus_one=self.plus_one)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What attention has beyond its weights.
-
-    Attributes:
-        window: keys a query sees, itself included; None: all before it.
-        scale: of the logits; None: head_dim ** -0.5.
-        qk_norm: eps of RMS norms on every head of q and k; None: no norms.
-        plus_one: those norms are Gemma's.
-        sinks: a learned logit for every head joins the softmax.
-        bias, out_bias: of q, k, v; of o.
-    """
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope: RopeFrequencies
-    window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    qk_norm: float | None = None
-    plus_one: bool = False
-    sinks: bool = False
-    bias: bool = False
-    out_bias: bool = False
 
 
 class Attention(nnx.Module):
