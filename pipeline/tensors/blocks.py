@@ -102,7 +102,7 @@ def read_nbytes_of(store: TensorStore, name: str, boxes: Sequence[Index]) -> int
 def box_nbytes(spec: TensorSpec, index: Index) -> int:
     """Bytes of the box `index` of a tensor of `spec`: packed codes, and scales and whatever else decoding it needs."""
     if spec.scheme is None:
-        elems = math.prod(s.stop - s.start for s in normalize(index, spec.shape))
+        elems: int = math.prod(s.stop - s.start for s in normalize(index, spec.shape))
         return (elems * DTYPE_BITS[spec.dtype] + 7) // 8
     found = 0
     for component, dtype in spec.scheme.dtypes.items():

@@ -60,10 +60,10 @@ def portions(
     together: dict[tuple[tuple[int, int], ...], list[Box]] = {}
     for box in boxes:
         region = outward(box, shape, whole)
-        together.setdefault(tuple((s.start, s.stop) for s in region), []).append(box)
-    for ends, filled in together.items():
-        inner = tuple(slice(*end) for end in ends[stack:])
-        of = [(names[i], (slice(i, i + 1),)) for i in range(*ends[0])] if stack else [(names[0], ())]
+        together.setdefault(ends(region), []).append(box)
+    for sides, filled in together.items():
+        inner = tuple(slice(*side) for side in sides[stack:])
+        of = [(names[i], (slice(i, i + 1),)) for i in range(*sides[0])] if stack else [(names[0], ())]
         reads = (Read(name, box, (*lead, *box)) for name, lead in of for box in _cut(name, inner, elems, grain))
         yield Portion(tuple(filled), tuple(reads))
 
@@ -77,6 +77,11 @@ def overlap(a: Box, b: Box) -> Box | None:
 def within(box: Box, outer: Box) -> Box:
     """`box` as seen from where `outer` starts."""
     return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
+
+
+def ends(box: Box) -> tuple[tuple[int, int], ...]:
+    """A box to be looked up by."""
+    return tuple((s.start, s.stop) for s in box)
 
 
 def _cut(name: str, region: Box, elems: int, grain: tuple[int, ...]) -> Iterator[Box]:

@@ -4,7 +4,7 @@ Each process reads what its own devices hold, each box once whatever the number 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,11 @@ from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import Box, component_box, inner_box
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.regions import overlap, portions, within
+from pipeline.tensors.regions import ends, overlap, portions, within
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales
-from plugins.mesh.place import boxes, ends, shardings
+from plugins.mesh.place import boxes, shardings
+from plugins.mesh.store import DeviceStore
 from plugins.models.common.weights import abstract
 
 COMPONENTS = ("codes", "scales", "zeros", "second", "values")
@@ -39,6 +40,16 @@ def device_nbytes(model: nnx.Module) -> int:
         for shard in array.addressable_shards:
             taken[shard.device] += shard.data.nbytes
     return max(taken.values(), default=0)
+
+
+def on_devices(model: nnx.Module, order: Iterable[str] = ()) -> DeviceStore:
+    """The tensors that a model holds, by the checkpoint's names, read from where they lie.
+
+    Args:
+        order: names that come first; the rest follow as the model has them.
+    """
+    found = DeviceStore.of_parameters(parameters(model)).tensors
+    return DeviceStore({name: found[name] for name in dict.fromkeys([*order, *found]) if name in found})
 
 
 def fill(

@@ -5,7 +5,7 @@ What was compiled, and how long it took, is counted, so that nothing recompiles 
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,11 +15,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pipeline.tensors.qtensor import QTensor
-from plugins.engine.load import device_nbytes
+from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
 from plugins.engine.sizes import SMALLEST_CACHE, power_of_two, rows
 from plugins.engine.spread import Spread
 from plugins.kernels.dequantize.traced import decode
+from plugins.mesh.store import DeviceStore
 from plugins.models.common.cache import Cache, CacheDtype, LayerShape
 from plugins.models.common.decoder import Decoder, Tap
 
@@ -121,6 +122,10 @@ class Runtime:
             yield
         finally:
             self._leaves = before
+
+    def tensors(self, order: Iterable[str] = ()) -> DeviceStore:
+        """What the devices hold, as a store; see `plugins.engine.load.on_devices`."""
+        return on_devices(self._model(self._leaves), order)
 
     def head(self) -> tuple[Any, float | None]:
         """The output matrix [V, D], unpacked, and the cap of logits: what turns hidden states into logits."""

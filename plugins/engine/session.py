@@ -72,6 +72,14 @@ class Model:
         return found
 
     @property
+    def held(self) -> Checkpoint:
+        """The checkpoint with the weights as the devices hold them, for whatever takes one: an export of it fetches box
+        by box, and reads no file of weights. Double quantization is resolved, and plain weights are of `weights_dtype`.
+        """
+        store = self.runtime.tensors(self._checkpoint.store.specs)
+        return replace(self._checkpoint, store=store, stored={})
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         r = self.runtime
         device = getattr(r.device, "device_kind", r.device.platform)

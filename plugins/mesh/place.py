@@ -7,6 +7,7 @@ from jax.sharding import Sharding, SingleDeviceSharding
 
 from pipeline.mesh import Layout
 from pipeline.tensors.blocks import Box
+from pipeline.tensors.regions import ends
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import normalize
 from plugins.mesh.components import layouts
@@ -36,8 +37,3 @@ def boxes(shape: tuple[int, ...], layout: Layout | None, where: Any) -> list[tup
     for device, index in lies.addressable_devices_indices_map(shape).items():
         found.setdefault(ends(normalize(index or (), shape)), []).append(device)
     return [(tuple(slice(*side) for side in box), devices) for box, devices in found.items()]
-
-
-def ends(box: Box) -> tuple[tuple[int, int], ...]:
-    """A box to be looked up by."""
-    return tuple((s.start, s.stop) for s in box)

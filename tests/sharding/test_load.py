@@ -65,6 +65,6 @@ def test_a_mesh_holds_what_one_device_does_and_reads_what_was_planned(name: str,
         for got, want in zip(arrays, alone(kind, turn)[param], strict=True):
             assert (got.dtype, got.shape) == (want.dtype, want.shape), param
             assert got.tobytes() == want.tobytes(), param
-    layouts = toys.layouts_of(mesh, model)
-    assert sum(read.values()) == bytes_read(given.store, mesh, toys.parameters_of(model), layouts)
+    layouts = toys.layouts_of(mesh, given)
+    assert sum(read.values()) == bytes_read(given.store, mesh, toys.parameters_of(given.config), layouts)
     assert device_nbytes(model) == sum(box_nbytes(p.spec, layouts[p.names[0]].box(mesh, 0)) for p in parameters(model))

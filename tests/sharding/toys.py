@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from plugins.formats.gpt_oss.dialect import GptOss
 from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.mesh.devices import arrange
 from plugins.models.common.weights import Weights
+from plugins.models.device import device_spec
 from plugins.models.family import family_of
 from stages.quantize import CodedStore
 from tests.cases import model_runs
@@ -37,36 +37,22 @@ _SHAPE: dict[str, Any] = {
 }  # fmt: skip
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_SHAPE, "model_type": "llama", "hidden_act": "silu"},
-    "qwen3_moe": {**_SHAPE, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 256},
+    "qwen3_moe": {**_SHAPE, "model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 256,
+                  "norm_topk_prob": True},
     "gpt_oss": {**_SHAPE, "model_type": "gpt_oss", "num_local_experts": 4, "sliding_window": 16,
                 "intermediate_size": 256, "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
 
 
-class _Asked(Weights):
-    """Has every tensor that is asked for."""
-
-    count = 10**6
-
-    def _take(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
-        return self._record.taken.setdefault(name, TensorSpec(shape, "BF16"))  # type: ignore[arg-type, return-value]
-
-    def scope(self, prefix: str) -> "_Asked":
-        return _Asked({}, prefix=f"{self.prefix}{prefix}.", record=self._record)
+def parameters_of(config: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """Of a model, by its family's table."""
+    return family_of(config, model_runs.engine().families).parameters(config)
 
 
-def build(config: Mapping[str, Any], weights: Weights) -> Any:
-    """A model without its weights."""
-    engine = model_runs.engine()
-    return family_of(config, engine.families).build(config, weights, engine.ops.on("cpu"), "float32")
-
-
-@cache
 def specs(kind: str) -> dict[str, TensorSpec]:
     """Of every tensor of a toy."""
-    asked = _Asked({})
-    build(CONFIGS[kind], asked)
-    return dict(asked._record.taken)  # type: ignore[arg-type]
+    found = parameters_of(CONFIGS[kind])
+    return {name: TensorSpec(p.shape[1:] if p.stack else p.shape, "BF16") for p in found for name in p.names}
 
 
 def write(folder: Path, kind: str) -> Path:
@@ -87,19 +73,12 @@ def mesh(name: str, **axes: int) -> Mesh:
     return Mesh({**content["axes"], **axes}, rules, stored, 1.0)
 
 
-def parameters_of(model: Any) -> list[Parameter]:
-    """What the model declares, without units: nothing here computes."""
-    return [Parameter(p.names, p.spec.shape, p.axes, (1,) * len(p.axes), p.stack) for p in parameters(model)]
-
-
-def layouts_of(mesh: Mesh, model: Any) -> dict[str, Layout]:
-    specs: dict[str, TensorSpec] = {}
-    for p in parameters(model):
-        specs |= dict.fromkeys(p.names, replace(p.spec, shape=p.spec.shape[1:]) if p.stack else p.spec)
-    found = parameters_of(model)
-    used = {axis for p in found for axis in p.axes}  # meshes of MoE and dense models alike
-    ruled = replace(mesh, rules={k: v for k, v in mesh.rules.items() if k in used or k == "batch"})
-    return lay_out(ruled, found, specs)
+def layouts_of(mesh: Mesh, checkpoint: Checkpoint) -> dict[str, Layout]:
+    """How a model lies; meshes are for models with experts and without."""
+    found = parameters_of(checkpoint.config)
+    used = {"batch", *(axis for p in found for axis in p.axes)}
+    ruled = replace(mesh, rules={k: v for k, v in mesh.rules.items() if k in used})
+    return lay_out(ruled, found, {n: device_spec(s) for n, s in checkpoint.store.specs.items()})
 
 
 @dataclass(frozen=True)
@@ -130,9 +109,11 @@ def counted(store: TensorStore) -> tuple[TensorStore, dict[str, int]]:
 
 def load(checkpoint: Checkpoint, mesh: Mesh | None = None) -> Any:
     """A model on one device, or on a mesh of the first few."""
-    model = build(checkpoint.config, Weights(checkpoint.store.specs))
-    if mesh is not None:
-        model = build(checkpoint.config, Weights(checkpoint.store.specs, layouts=layouts_of(mesh, model)))
+    layouts = {} if mesh is None else layouts_of(mesh, checkpoint)
+    engine = model_runs.engine()
+    family = family_of(checkpoint.config, engine.families)
+    weights = Weights(checkpoint.store.specs, layouts=layouts)
+    model = family.build(checkpoint.config, weights, engine.ops.on("cpu"), "float32")
     read(model, checkpoint, mesh)
     return model
 
