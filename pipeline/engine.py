@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.hooks import hooks_of
-from pipeline.mesh import Mesh
+from pipeline.mesh import Mesh, Placement
 from pipeline.ops import Call
-from pipeline.stage import Checkpoint, Context, Footprint, Placement, Prediction
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.units import show_bytes
 
 

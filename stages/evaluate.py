@@ -83,6 +83,9 @@ class Evaluate:
             disk_nbytes=base.disk_nbytes,
             moved_nbytes=base.moved_nbytes + (ours.moved_nbytes if changed else 0),
             rate=ours.rate,
+            devices=ours.devices,
+            temporary_nbytes=max(ours.temporary_nbytes, base.temporary_nbytes),
+            steps=ours.steps,
         )
         return Prediction(None, takes)
 

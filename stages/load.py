@@ -100,7 +100,7 @@ class Load:
             files=carried,
             inputs=(weights, *small.values()),
             stored=stored,
-            origin=" · ".join(filter(None, (found.origin, "no weights here, shapes by config.json", _spoken(dialect)))),
+            origin=" · ".join(filter(None, (found.origin, "shapes only, no weights are here", _spoken(dialect)))),
             source=settings.parent.absolute(),
             made_by={"dialect": dialect},
             opener=self._open,
@@ -183,7 +183,8 @@ class Load:
             settings = None if ctx.fetch else published(self.families, self.source)
             if settings is None:
                 raise
-            return Fetched(settings, f"{why}; planned by the config.json that comes with Weightmill", whole=False)
+            reason = str(why).removeprefix(f"{self.source}: ").partition(";")[0]
+            return Fetched(settings, f"config.json of {self.source} as Weightmill has it: {reason}", whole=False)
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
         found = {

@@ -62,6 +62,15 @@ def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(m
     assert new(main, keys("evaluate.windows.tokens=99")) == {"evaluate": ["field windows.tokens: 8192 → 99"]}
 
 
+def test_a_mesh_counts_where_a_model_runs(main: dict[str, Key]) -> None:
+    """Sums over devices round otherwise; what is quantized and written is the same."""
+    found = new(main, keys("mesh=expert"))
+    assert set(found) == {"evaluate", "generate"}
+    assert "field engine.mesh.axes.expert: nothing → 2" in found["evaluate"]
+    allowed = new(keys("mesh=expert"), keys("mesh=expert", "mesh.replicated_most=1"))
+    assert allowed == {}
+
+
 def test_what_was_chosen_counts_and_not_what_it_was_chosen_from(main: dict[str, Key]) -> None:
     """`export=auto` takes hf here, so that asking for hf is the same."""
     assert new(main, keys("export=hf")) == {}
