@@ -10,7 +10,7 @@ import jax
 from pipeline import meter
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.files import cache_folder
-from pipeline.planning.placing import nbytes_on_each
+from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
@@ -45,7 +45,8 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
             raise PlanError(problems)
         placement = engine.placement(checkpoint)
         spread = Spread(engine.mesh, arrange(engine.mesh, devices or jax.devices(device.platform)))
-        planned, layouts = nbytes_on_each(placement), placement.layouts
+        layouts = placement.layouts
+        planned = weights_nbytes(engine.mesh, placement.parameters, placement.specs, layouts)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype, layouts=layouts)
     family = family_of(checkpoint.config, engine.families)
     _all_run(engine, checkpoint, device.platform)
