@@ -3,10 +3,11 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline import backends
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
@@ -207,13 +208,27 @@ class Engine:
         parameters = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
         return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
 
+    def alone(self) -> list[Problem]:
+        """Which options are for one device only."""
+        found = []
+        if ":" in self.device:
+            platform = self.device.partition(":")[0]
+            text = f"{self.device!r} is one device, and the mesh has {self.mesh.size}; {platform!r} is all of its kind"
+            found.append(Problem("engine.device", text))
+        kernels = (getattr(self.ops, f.name) for f in fields(self.ops))
+        if untraced := {name for k in kernels for name in k.backends if not backends.about(name).traced}:
+            text = f"{', '.join(sorted(untraced))} cannot be compiled, and what is not runs on one device"
+            found.append(Problem("kernels", f"{text}; kernels=auto, or mesh=single"))
+        return found
+
     def _placed(self, checkpoint: Checkpoint, usage: Usage, *, plain: bool) -> Placement:
         """How the weights lie over the engine's mesh.
 
         Raises:
             PlanError: as `placement`; the rows of `usage` do not divide, or another mesh was laid out for.
         """
-        problems = [] if usage.generates else batch_problems(self.mesh, {"evaluate.windows.batch": usage.batch})
+        problems = self.alone()
+        problems += [] if usage.generates else batch_problems(self.mesh, {"evaluate.windows.batch": usage.batch})
         if checkpoint.placement is not None and checkpoint.placement.mesh != self.mesh:
             given = checkpoint.placement.mesh.axes
             text = f"is laid out over {dict(given)}, and the engine has {dict(self.mesh.axes)}; mesh= sets both"
