@@ -6,11 +6,12 @@ them back. Logical tensors carry Hugging Face names, and matrices are `[..., out
 contracted and cut into blocks, whatever a file does.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from pipeline.errors import SourceError
 from pipeline.hooks import hooks_of
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.scheme import Scheme
@@ -66,6 +67,11 @@ class DialectHooks:
     peeks: tuple[str, ...] = ()
     """Small leaves that say what the others mean (a shape, a code book), patterns as of `fnmatch`: `decode` finds their
     arrays in `config` under the key `PEEKED`, leaf → array."""
+
+    outline: Callable[[Mapping[str, tuple[int, ...]], Mapping[str, Any]], Mapping[str, TensorSpec] | None] | None = None
+    """`outline(shapes, config)`: the logical tensors of a checkpoint with this config.json, given their shapes, as they
+    would be decoded; for plans, where there are no weights. None: that config.json is not of this dialect, or does not
+    tell. Raises PlanError: it contradicts itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +194,10 @@ class Fetched:
     whole: bool = True
 
 
+class UnreachableError(SourceError):
+    """Nobody could be asked for a source, or nobody let us in: whether it exists, and as what, is not known."""
+
+
 class Remote(Protocol):
     """A place that sources are fetched from, by addresses that begin with `scheme`. Its fields are its options.
 
@@ -204,6 +214,7 @@ class Remote(Protocol):
             whole: False: an outline is enough, if it is cheaper.
 
         Raises:
-            SourceError: no such thing, no permission, no connection; says what to do.
+            SourceError: no such thing; says what to do.
+            UnreachableError: no connection, no permission, or offline and not kept.
         """
         ...

@@ -13,13 +13,17 @@ from typing import Any
 from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
-from pipeline.formats import PEEKED, Container, Dialect, DialectHooks, Fetched, Leaves, Remote
+from pipeline.formats import PEEKED, Container, Dialect, DialectHooks, Fetched, Leaves, Remote, UnreachableError
 from pipeline.hooks import optional
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context
 from pipeline.strictjson import parse_object
 from pipeline.tensors.views import JoinedStore
+from stages.outline import Family, outlined, published
 
 PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
+CONFIG = "config.json"
+QUANTIZATION = "quantization_config"
+UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth")  # of weights that no container reads
 SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
 
 
@@ -33,6 +37,7 @@ class Load:
         dialects: tried in order; the first that recognizes the leaves binds them.
         carry: patterns of files beside the weights that an export takes along.
         remotes: where addresses lead; the one whose scheme the source begins with fetches it.
+        families: what knows the tensors of a model by its config.json, for a plan where there are no weights.
         model_types: those of config.json that the chosen model option is for; None: any.
     """
 
@@ -41,10 +46,12 @@ class Load:
     dialects: tuple[Dialect, ...] = field(metadata=CHOSEN)
     carry: tuple[str, ...] = ()
     remotes: tuple[Remote, ...] = field(default=(), metadata=NEUTRAL)
+    families: tuple[Family, ...] = field(default=(), metadata=NEUTRAL)
     model_types: tuple[str, ...] | None = field(default=None, metadata=NEUTRAL)
 
     def run(self, ctx: Context) -> Checkpoint:
-        """Reads headers, and the small leaves that say what others mean.
+        """Reads headers, and the small leaves that say what others mean; of a source without weights, which can only be
+        planned, config.json.
 
         Raises:
             SourceError: no such folder, no container recognizes it, or a file is malformed or cannot be read.
@@ -55,7 +62,9 @@ class Load:
             return self._run(ctx)
 
     def _run(self, ctx: Context) -> Checkpoint:
-        checkpoint = self._opened(self._found(ctx))
+        found = self._found(ctx)
+        settings = None if ctx.fetch else self._settings(found.path)
+        checkpoint = self._opened(found) if settings is None else self._outlined(found, settings)
         self._of_the_chosen_model(checkpoint.config.get("model_type"))
         return checkpoint
 
@@ -68,19 +77,47 @@ class Load:
         with of_source(str(path)):
             return replace(self, source=str(path), remotes=(), model_types=None)._opened(Fetched(path, ""))
 
+    def _container(self, source: Path) -> Container | None:
+        return next((c for c in self.containers if c.recognizes(source)), None)
+
+    def _settings(self, source: Path) -> Path | None:
+        """The config.json of a source that has no weights, of whatever kind, and can be planned nevertheless."""
+        if not self.families or self._container(source) is not None or _has(source, UNREAD):
+            return None
+        return next((p for p in (source, source / CONFIG) if p.suffix == ".json" and p.is_file()), None)
+
+    def _outlined(self, found: Fetched, settings: Path) -> Checkpoint:
+        """The checkpoint that a config.json describes, without weights."""
+        beside = _Beside(settings.parent)
+        config = beside.config(settings.name)
+        outline, dialect = outlined(settings, config, self.families, self.dialects)
+        stored = {name: spec.nbytes for name, spec in outline.specs.items()}
+        carried = self._carried(settings.parent, set()) if settings.name == CONFIG else {}
+        small = {p: small_input(p) for p in dict.fromkeys(carried.values())} | beside.inputs
+        weights = InputFile(settings.parent / "*", sum(stored.values()), 0)  # what would be read
+        return Checkpoint(
+            store=outline,
+            config={k: v for k, v in config.items() if k != QUANTIZATION},
+            files=carried,
+            inputs=(weights, *small.values()),
+            stored=stored,
+            origin=" · ".join(filter(None, (found.origin, "shapes only, no weights are here", _spoken(dialect)))),
+            source=settings.parent.absolute(),
+            made_by={"dialect": dialect},
+            opener=self._open,
+            outline=True,
+        )
+
     def _opened(self, found: Fetched) -> Checkpoint:
         source = found.path
-        container = next((c for c in self.containers if c.recognizes(source)), None)
+        container = self._container(source)
         if container is None:
             names = ", ".join(type(c).__name__ for c in self.containers)
             raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
         beside = _Beside(folder)
-        config = dict(leaves.config()) or beside.objects(["config.json"]).get("config.json", {})
-        if not isinstance(config.get("quantization_config", {}), dict | None):
-            given = config["quantization_config"]
-            raise SourceError(f"{folder / 'config.json'}: quantization_config is {given!r:.60}; an object is expected")
+        config = _checked(dict(leaves.config()), folder / CONFIG) or beside.config(CONFIG)
         for dialect in self.dialects:
             seen = config | beside.objects(dialect.companions)
             if dialect.recognizes(leaves.specs, seen):
@@ -141,7 +178,14 @@ class Load:
         if remote is None:
             known = did_you_mean(scheme, [r.scheme for r in self.remotes])
             raise SourceError(f"model.source={self.source!r}: nothing here fetches from {scheme}{known}")
-        return remote.fetch(self.source, whole=ctx.fetch)
+        try:
+            return remote.fetch(self.source, whole=ctx.fetch)
+        except UnreachableError as why:
+            settings = None if ctx.fetch else published(self.families, self.source)
+            if settings is None:
+                raise
+            reason = str(why).removeprefix(f"{self.source}: ").partition(";")[0]
+            return Fetched(settings, f"config.json of {self.source} as Weightmill has it: {reason}", whole=False)
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
         found = {
@@ -188,6 +232,14 @@ class _Beside:
     folder: Path
     inputs: dict[Path, InputFile] = field(default_factory=dict)
 
+    def config(self, name: str) -> dict[str, Any]:
+        """The config.json that is called `name`; an empty one where there is none.
+
+        Raises:
+            SourceError: it cannot be read, or is malformed.
+        """
+        return _checked(self.objects([name]).get(name, {}), self.folder / name)
+
     def objects(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Of `names` those that are there, each a JSON object.
 
@@ -200,6 +252,17 @@ class _Beside:
         content = read_whole(path, SETTINGS_NBYTES)
         self.inputs[path] = small_input(path, content)
         return parse_object(content, spoken(path))
+
+
+def _has(source: Path, suffixes: tuple[str, ...]) -> bool:
+    return source.is_dir() and any(p.suffix in suffixes for p in source.iterdir())
+
+
+def _checked(config: dict[str, Any], path: Path) -> dict[str, Any]:
+    given = config.get(QUANTIZATION)
+    if given is not None and not isinstance(given, dict):
+        raise SourceError(f"{path}: {QUANTIZATION} is {given!r:.60}; an object is expected")
+    return config
 
 
 def _neighbours(path: Path) -> str:

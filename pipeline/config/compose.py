@@ -117,23 +117,26 @@ def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:
 
 
 def _aliases(cfg: DictConfig) -> dict[str, str]:
-    """`stages.quantize.method` → `quant`: where a stage's field is nothing but a reference to what people set."""
-    raw = OmegaConf.to_container(cfg, resolve=False)
-    stages = raw.get("stages") if isinstance(raw, dict) else None
+    """`stages.quantize.method` → `quant`: where a field of a stage, and then of a node, is nothing but a reference to
+    what people set."""
+    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    nodes = {f"stages.{name}": node for name, node in (raw.get("stages") or {}).items()}
+    nodes |= {name: node for name, node in raw.items() if name not in ("stages", "hydra")}
     found = {"config.": ""}
-    for stage, node in (stages or {}).items():
+    for where, node in nodes.items():
         for name, value in node.items() if isinstance(node, Mapping) else ():
             if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
-                found[f"stages.{stage}.{name}"] = match[1]
+                found[f"{where}.{name}"] = match[1]
     return found
 
 
 def _as_typed(problem: Problem, aliases: Mapping[str, str]) -> Problem:
-    """The problem under the name that people type."""
+    """The problem under the name that people type: `stages.evaluate.engine.mesh` is `engine.mesh`, and that `mesh`."""
+    where = problem.where
     for prefix, alias in aliases.items():
-        if problem.where.startswith(prefix):
-            return Problem(alias + problem.where.removeprefix(prefix), problem.message)
-    return problem
+        if where.startswith(prefix):
+            where = alias + where.removeprefix(prefix)
+    return Problem(where, problem.message)
 
 
 def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import extend, moved
 from pipeline.config.compose import CONF, options, search_override
+from pipeline.config.overrides import parsed_override
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean
 
 
@@ -73,14 +74,21 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
     if missing and (choices := options(missing[1])):
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
-        return f"{override}: {_unknown_key(key, good)}"
+        return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
     said = str(why).partition(chr(10))[0]
     if isinstance(why, OverrideParseException) and re.search(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]", value):
         return f"{override}: {said}; a value with such characters goes in quotes, here '{key}=\"{value}\"'"
     return f"{override}: {said}"
 
 
-def _unknown_key(key: str, good: list[str]) -> str:
+def _keys_of(override: str) -> list[str]:
+    """Names that an override's value sets: of `mesh.axes={fsdp: 4}`, fsdp."""
+    value = getattr(parsed_override(override), "value", lambda: None)()
+    return list(map(str, value)) if isinstance(value, dict) else []
+
+
+def _unknown_key(key: str, good: list[str], below: list[str]) -> str:
+    """What of `key` is not in the config, or else which of the names that its value sets there."""
     node: Any = compose("config", good)
     parent = ""
     for part in key.split("."):
@@ -96,6 +104,12 @@ def _unknown_key(key: str, good: list[str]) -> str:
         node = node._get_node(part)
         if node is not None and node._is_interpolation():
             return f"{parent!r} is {node._value()!r}; set that instead"
+    names = [str(k) for k in node if k != "_target_"] if OmegaConf.is_dict(node) else []
+    if strange := [name for name in below if name not in names]:
+        said = [
+            f"there is no {name!r} in {key}{did_you_mean(name, names)}, and +{key}.{name}=… adds it" for name in strange
+        ]
+        return "; ".join(said)
     return f"{key!r} cannot be set so"
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import moved
-from pipeline.errors import Problem, WeightmillError, did_you_mean
+from pipeline.errors import PlanError, Problem, WeightmillError, did_you_mean
 from pipeline.hooks import lacking, misspelt
 
 OWN_PACKAGES = ("stages", "plugins")
+OWN_CLASSES = ("pipeline.mesh.Mesh",)  # plain data, which YAML may name although pipeline holds no plugins
 _BAD = object()  # stands for a value whose problem has been noted
 
 
@@ -58,7 +59,7 @@ class Resolver:
         return self._dataclass(cls, {k: v for k, v in node.items() if k != "_target_"}, where)
 
     def _class(self, target: Any, where: str) -> Any:
-        if not isinstance(target, str) or target.partition(".")[0] not in self.packages:
+        if not isinstance(target, str) or not (target in OWN_CLASSES or target.partition(".")[0] in self.packages):
             hint = did_you_mean(str(target).partition(".")[0], self.packages)
             return self.note(where, f"{target!r} is outside the packages a config may name{hint}")
         if target in moved.TARGETS:
@@ -74,7 +75,8 @@ class Resolver:
                 return self.note(where, f"{places}{did_you_mean(why.name, _siblings(why.name))}")
             return self.note(where, f"importing {module_name} needs the package {why.name!r}, which is not installed")
         cls = getattr(module, name, None)
-        if not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or _top(cls) not in self.packages:
+        ours = target in OWN_CLASSES or (isinstance(cls, type) and _top(cls) in self.packages)
+        if not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or not ours:
             classes = [n for n, c in vars(module).items() if isinstance(c, type) and dataclasses.is_dataclass(c)]
             return self.note(where, f"{target!r} is not a dataclass of {module_name}{did_you_mean(name, classes)}")
         return cls
@@ -97,6 +99,10 @@ class Resolver:
             return _BAD
         try:
             return cls(**given)
+        except PlanError as why:
+            for problem in why.problems:
+                self.note(f"{where}.{problem.where}", problem.message)
+            return _BAD
         except (WeightmillError, ValueError, TypeError) as why:
             return self.note(where, str(why))
 

@@ -64,9 +64,11 @@ def keys_of(specs: Mapping[str, TensorSpec]) -> dict[str, int]:
 
 
 def cache_nbytes(
-    specs: Mapping[str, TensorSpec], config: Mapping[str, Any], batch: int, length: int, dtype: str
+    specs: Mapping[str, TensorSpec], config: Mapping[str, Any], batch: int, length: int, dtype: str, ways: int = 1
 ) -> int:
     """Bytes of a `plugins.models.common.cache.Cache` for `batch` sequences of `length` tokens, without a framework.
+
+    On a mesh: of one device, which has `batch` of the sequences and of their heads one part of `ways`.
 
     What a layer remembers of a token has as many numbers as its k_proj and v_proj have rows. Layers whose window
     config.json does not say layer by layer (`layer_types`, `sliding_window`) count as full: then this is a bound.
@@ -76,12 +78,12 @@ def cache_nbytes(
     types: Any = config.get("layer_types")
     slides = [t == "sliding_attention" for t in types] if isinstance(types, list) and len(types) == len(keys) else []
     given = config.get("num_key_value_heads") or config.get("num_attention_heads")
-    heads = given if isinstance(given, int) else 0
+    heads = given // ways if isinstance(given, int) else 0
     total, counts = 0, set()
     for name, rows in keys.items():
         layer = next((int(part) for part in name.split(".") if part.isdigit()), len(keys))
         rings = isinstance(window, int) and layer < len(slides) and slides[layer]
         slots = min(length, window) if rings and isinstance(window, int) else length
-        total += 2 * batch * slots * (rows * CACHE_NBYTES[dtype] + heads * SCALE_NBYTES[dtype])
+        total += 2 * batch * slots * (rows // ways * CACHE_NBYTES[dtype] + heads * SCALE_NBYTES[dtype])
         counts.add(slots)
     return total + sum(4 * batch * slots for slots in counts)  # and the positions of their slots

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.mesh import Parameter
 
 
 class Family(Protocol):
@@ -16,6 +17,17 @@ class Family(Protocol):
     model_types: ClassVar[tuple[str, ...]]
     tied: ClassVar[bool]
 
+    def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
+        """The parameters that `build` will ask for, by config.json alone, in the order of the model.
+
+        Args:
+            config: config.json, as transformers 4 or 5 spells it.
+
+        Raises:
+            PlanError, SourceError: as `build`.
+        """
+        ...
+
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         """The model, a `plugins.models.common.decoder.Decoder` of shapes, without its weights.
 
@@ -27,6 +39,7 @@ class Family(Protocol):
 
         Raises:
             PlanError: a value of config.json that is missing, wrong, or not supported; all of them at once.
+            SourceError: rotary settings that cannot be.
         """
         ...
 

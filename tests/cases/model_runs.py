@@ -24,7 +24,7 @@ KEEP = "[{match: '*', to: keep}]"
 @cache
 def engine() -> Engine:
     """conf/engine/jax.yaml with conf/kernels/xla.yaml, in float32."""
-    options = {"kernels": "xla", "tokenizer": "auto", "engine": "jax"}
+    options = {"kernels": "xla", "tokenizer": "auto", "mesh": "single", "engine": "jax"}
     node = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in options.items()})
     nodes, problems = kernels.nodes(OmegaConf.to_container(node.kernels), OWN_PACKAGES)
     assert not problems, problems

@@ -19,7 +19,7 @@ import yaml
 
 from pipeline.config import moved
 from pipeline.config.compose import CONF
-from pipeline.config.resolve import OWN_PACKAGES
+from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")
 FUNCTIONS = ("pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract")
@@ -39,6 +39,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.method": (),
     "pipeline.ops": (),
     "pipeline.formats": (),
+    "pipeline.mesh": ("Layout", "Mesh", "Parameter"),
     "pipeline.tensors.spec": (),
     "pipeline.tensors.scheme": (),
     "pipeline.tensors.store": (),
@@ -111,7 +112,7 @@ def targets() -> set[str]:
     found: set[str] = set()
     for path in CONF.rglob("*.yaml"):
         for name in _targets(yaml.safe_load(path.read_text())):
-            if name.partition(".")[0] in OWN_PACKAGES:
+            if name in OWN_CLASSES or name.partition(".")[0] in OWN_PACKAGES:
                 found.add(name)
     waiting = list(found)
     while waiting:

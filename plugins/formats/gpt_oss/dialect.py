@@ -6,8 +6,9 @@ stores them transposed, `[E, in, out]`. Neither dialect quantizes or converts va
 """
 
 import json
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from pipeline.errors import PlanError, Problem
@@ -18,7 +19,7 @@ from pipeline.tensors.steps import Slice, Split, Transpose
 from pipeline.tensors.views import stored_leaves
 from plugins.facts import gpt_oss
 from plugins.facts.dtypes import DEFAULT, TORCH
-from plugins.formats.common import experts
+from plugins.formats.common import experts, outlines
 from plugins.formats.gpt_oss.bind import bind, express
 from plugins.formats.gpt_oss.config import ORIGINAL_KEYS, WHERE, from_original, sizes_of, to_original
 from plugins.formats.gpt_oss.table import Entry
@@ -58,6 +59,26 @@ class GptOss:
         if problems:
             raise PlanError(problems)
         return Binding(tensors, stored_leaves(tensors), _without(config, QUANTIZATION), ignored)
+
+    def outline(
+        self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
+    ) -> Mapping[str, TensorSpec] | None:
+        """See `pipeline.formats.DialectHooks`. All experts are packed, but for those of `modules_to_not_convert`."""
+        quantization = config.get(QUANTIZATION) or {}
+        if not gpt_oss.is_gpt_oss(config) or quantization.get("quant_method") != "mxfp4":
+            return None
+        kept, problems = _not_converted(quantization.get("modules_to_not_convert")), []
+        specs = outlines.plain(shapes, config)
+        for name, shape in shapes.items():
+            module, _, matrix = name.rpartition(".")
+            if matrix not in gpt_oss.TURNS or any(k.match(module) or module.endswith(k.pattern) for k in kept):
+                continue
+            if reason := MXFP4.problem(shape):
+                problems.append(Problem(name, f"config.json does not allow MXFP4 here: {reason}"))
+            specs[name] = replace(specs[name], dtype="BF16", scheme=MXFP4)
+        if problems:
+            raise PlanError(problems, exit_code=4)
+        return specs
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Layers may differ in scheme, the two expert matrices of one layer may not: the packed
@@ -176,6 +197,22 @@ def hugging_face_config(config: Mapping[str, Any], tensors: int) -> dict[str, An
     if problems:
         raise PlanError(problems)
     return dict(companion)
+
+
+def _not_converted(given: Any) -> list[re.Pattern[str]]:
+    """`modules_to_not_convert`: patterns that match the beginning of a module's name, or are its end."""
+    where = f"{WHERE} {QUANTIZATION}.modules_to_not_convert"
+    if given is not None and not (isinstance(given, list) and all(isinstance(p, str) for p in given)):
+        raise PlanError([Problem(where, f"{given!r:.80} is no list of names")], exit_code=4)
+    found, problems = [], []
+    for pattern in given or ():
+        try:
+            found.append(re.compile(pattern))
+        except re.error as why:
+            problems.append(Problem(where, f"{pattern!r:.80} is no regular expression: {why}"))
+    if problems:
+        raise PlanError(problems, exit_code=4)
+    return found
 
 
 def _original_names(leaves: Mapping[str, TensorSpec]) -> bool:

@@ -22,12 +22,13 @@ from typing import Any, ClassVar
 
 from pipeline.errors import SourceError, StorageError
 from pipeline.files import is_inner
-from pipeline.formats import Fetched
+from pipeline.formats import Fetched, UnreachableError
 from pipeline.terminal import say
 from pipeline.units import show_bytes
 from plugins.formats.hub.files import SCHEME, SETTINGS, UNWANTED, Address, settings, weights
 from plugins.formats.hub.preview import outline
 
+CONFIG = "config.json"
 INSTALL = "pip install huggingface_hub"
 TIMEOUT_S = 30.0  # for an answer to begin
 
@@ -52,21 +53,30 @@ class Hub:
         """See `pipeline.formats.Remote`. Asked again, it gives the same commit for as long as the process lives.
 
         Raises:
-            SourceError: huggingface_hub is not installed; no such repository, revision or file, no permission, no
-                answer; or, offline, not in the cache.
+            SourceError: no such repository, revision or file.
+            UnreachableError: huggingface_hub is not installed; no permission, no answer; or, offline, not in the cache.
             StorageError: the cache has too little space.
         """
         address = Address.parse(source)
         if find_spec("huggingface_hub") is None:
-            raise SourceError(f"{address}: needs the package huggingface_hub, which is not installed: {INSTALL}")
-        return _fetch(self, address, whole)
+            raise UnreachableError(f"{address}: needs the package huggingface_hub, which is not installed: {INSTALL}")
+        found = _fetch(self, address, whole)
+        if isinstance(found, UnreachableError):
+            raise found
+        return found
 
 
 @cache
-def _fetch(hub: Hub, address: Address, whole: bool) -> Fetched:
+def _fetch(hub: Hub, address: Address, whole: bool) -> Fetched | UnreachableError:
+    """For a plan, which is made several times, nobody who did not answer is asked again: the error is kept."""
     from huggingface_hub import constants
 
-    return _cached(hub, address) if hub.offline or constants.HF_HUB_OFFLINE else _online(hub, address, whole)
+    try:
+        return _cached(hub, address, whole) if hub.offline or constants.HF_HUB_OFFLINE else _online(hub, address, whole)
+    except UnreachableError as why:
+        if whole:
+            raise
+        return why
 
 
 def _online(hub: Hub, address: Address, whole: bool) -> Fetched:
@@ -115,12 +125,14 @@ def _outlined(
     return Fetched(_entry(root, address, list(large)), origin, whole=False)
 
 
-def _cached(hub: Hub, address: Address) -> Fetched:
-    """What the cache holds of it.
+def _cached(hub: Hub, address: Address, whole: bool) -> Fetched:
+    """What the cache holds of it; for a plan, config.json alone will do.
 
     Raises:
-        SourceError: nothing, or not all of it.
+        UnreachableError: nothing, or not all of it.
     """
+    if not (_cache_folder(hub) / f"models--{address.repo.replace('/', '--')}").is_dir():  # importing takes longer
+        raise UnreachableError(f"{address}: {_not_there(hub)}")
     from huggingface_hub import snapshot_download
 
     prefix = escape(address.prefix)
@@ -134,7 +146,11 @@ def _cached(hub: Hub, address: Address) -> Fetched:
     try:
         large = weights(address, names, root)
     except SourceError as why:
-        raise SourceError(f"{why} (offline, in {root}); without hub.offline=true the rest is downloaded") from None
+        settings = root / address.path / CONFIG
+        if not whole and not address.is_file and settings.is_file():
+            return Fetched(settings, f"{address.at(root.name)}, of which the cache has no weights", whole=False)
+        text = f"{why} (offline, in {root}); without hub.offline=true the rest is downloaded"
+        raise UnreachableError(text) from None
     return Fetched(_entry(root, address, large), address.at(root.name))
 
 
@@ -206,7 +222,8 @@ def _asked(hub: Hub, address: Address, call: Callable[[], Any]) -> Any:
     """What `call` gives.
 
     Raises:
-        SourceError: what went wrong, and what can be done about it.
+        SourceError: it is not there.
+        UnreachableError: that could not be found out. Either says what can be done about it.
     """
     from huggingface_hub import constants
     from huggingface_hub.errors import (
@@ -220,27 +237,35 @@ def _asked(hub: Hub, address: Address, call: Callable[[], Any]) -> Any:
 
     where = hub.endpoint or constants.ENDPOINT
     failures: Any = HfHubHTTPError.__bases__  # errors of the HTTP client that huggingface_hub uses, and OSError
+    error: type[SourceError] = UnreachableError
     try:
         return call()
     except GatedRepoError:
         text = f"is gated: accept its terms on its page at {where}/{address.repo}, and set HF_TOKEN to a token of yours"
     except RepositoryNotFoundError:
+        error = SourceError
         text = f"{where} has no such repository, or shows it only to some: HF_TOKEN says who asks"
     except RevisionNotFoundError:
+        error = SourceError
         text = f"the repository has no revision {address.revision!r} (a branch, a tag or a whole commit)"
     except HFValidationError as why:
+        error = SourceError
         text = str(why)
     except LocalEntryNotFoundError as why:
         if hub.offline or constants.HF_HUB_OFFLINE:
             more = "" if type(why) is LocalEntryNotFoundError else f" ({why})"
-            text = f"is not in {_cache_folder(hub)}, or not all of it; without hub.offline=true it is downloaded{more}"
+            text = f"{_not_there(hub)}{more}"
         else:
             text = f"cannot be read from {where}: {why.__cause__ or why}; the same command goes on from here"
     except failures as why:
         kind = type(why).__name__
         text = f"cannot be read from {where}: {kind}: {why}; the same command goes on from here, and hub.offline=true "
         text += "uses what was downloaded before"
-    raise SourceError(f"{address}: {' '.join(text.split())}") from None
+    raise error(f"{address}: {' '.join(text.split())}") from None
+
+
+def _not_there(hub: Hub) -> str:
+    return f"is not in {_cache_folder(hub)}, or not all of it; without hub.offline=true it is downloaded"
 
 
 def _room(hub: Hub, address: Address, missing: Mapping[str, int]) -> None:

@@ -13,7 +13,7 @@ from pipeline.errors import PlanError, Problem
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
-from plugins.formats.common import experts
+from plugins.formats.common import experts, outlines
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,12 @@ class Plain:
         if experts.are_unturned(leaves, config):
             return _binding({name: Bound(spec, (Part(name),)) for name, spec in leaves.items()}, leaves, config)
         return _binding({n: experts.plain_bound(n, spec, config) for n, spec in leaves.items()}, leaves, config)
+
+    def outline(
+        self, shapes: Mapping[str, tuple[int, ...]], config: Mapping[str, Any]
+    ) -> Mapping[str, TensorSpec] | None:
+        """See `pipeline.formats.DialectHooks`."""
+        return None if config.get("quantization_config") else outlines.plain(shapes, config)
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`; refuses every scheme."""

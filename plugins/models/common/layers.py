@@ -4,15 +4,16 @@ No layer asks whether a weight is quantized: ops take arrays and QTensors alike.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.mesh.collectives import over, summed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.ops import Ops
+from plugins.models.common.shapes import AttentionShape
 from plugins.models.common.weights import Weights
 
 # hidden_act of config.json, as transformers names them.
@@ -26,14 +27,6 @@ ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class RopeFrequencies:
-    """Rotary frequencies of a layer: inverse frequencies [D_rot / 2], radians a position; floats, to be hashable."""
-
-    inv_freq: tuple[float, ...]
-    concentration: float = 1.0
-
-
 class Linear(nnx.Module):
     """x [..., in] → [..., out]."""
 
@@ -42,7 +35,8 @@ class Linear(nnx.Module):
         self.bias = w.param(f"{name}.bias", shape[:1], axes[:1]) if bias else None
 
     def __call__(self, x: Any, ops: Ops) -> Any:
-        return ops.matmul(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value())
+        bias = None if self.bias is None else self.bias.get_value()
+        return summed(ops.matmul, x, self.weight.get_value(), bias, over(self.weight.layout, 1))
 
 
 class RMSNorm(nnx.Module):
@@ -54,34 +48,6 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Any, ops: Ops) -> Any:
         return ops.rms_norm(x, self.weight.get_value(), eps=self.eps, plus_one=self.plus_one)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionShape:
-    """What attention has beyond its weights.
-
-    Attributes:
-        window: keys a query sees, itself included; None: all before it.
-        scale: of the logits; None: head_dim ** -0.5.
-        qk_norm: eps of RMS norms on every head of q and k; None: no norms.
-        plus_one: those norms are Gemma's.
-        sinks: a learned logit for every head joins the softmax.
-        bias, out_bias: of q, k, v; of o.
-    """
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    rope: RopeFrequencies
-    window: int | None = None
-    scale: float | None = None
-    softcap: float | None = None
-    qk_norm: float | None = None
-    plus_one: bool = False
-    sinks: bool = False
-    bias: bool = False
-    out_bias: bool = False
 
 
 class Attention(nnx.Module):
@@ -103,9 +69,9 @@ class Attention(nnx.Module):
     def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         s = self.shape
         lead = x.shape[:2]
-        q = self.q_proj(x, ops).reshape(*lead, s.heads, s.head_dim)
-        k = self.k_proj(x, ops).reshape(*lead, s.kv_heads, s.head_dim)
-        v = self.v_proj(x, ops).reshape(*lead, s.kv_heads, s.head_dim)
+        q = self.q_proj(x, ops).reshape(*lead, -1, s.head_dim)  # the heads that lie here
+        k = self.k_proj(x, ops).reshape(*lead, -1, s.head_dim)
+        v = self.v_proj(x, ops).reshape(*lead, -1, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         inv_freq = jnp.asarray(s.rope.inv_freq, jnp.float32)
@@ -117,7 +83,7 @@ class Attention(nnx.Module):
             scale=s.head_dim**-0.5 if s.scale is None else s.scale, window=s.window, softcap=s.softcap,
             sinks=None if self.sinks is None else self.sinks.get_value(),
         )  # fmt: skip
-        return self.o_proj(out.reshape(*lead, s.heads * s.head_dim), ops)
+        return self.o_proj(out.reshape(*lead, -1), ops)
 
     @property
     def cache_shape(self) -> LayerShape:

@@ -1,24 +1,50 @@
 """Numbers from a checkpoint's config.json, as transformers 4 and 5 spell them, with errors that name the key."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from pipeline import settings
 from pipeline.settings import MISSING
-from plugins.models.common.weights import Weights
+
+# hidden_act of config.json, as transformers names them; plugins.models.common.layers has the functions.
+ACTIVATION_NAMES: Final = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu")
+MOST: Final = 100_000  # layers, or experts of all layers, where no checkpoint says; Qwen3-235B-A22B has 12,032 experts
 
 
 class ModelSettings(settings.Settings):
-    """A reader of config.json, and what many families have in common in it."""
+    """A reader of config.json, and what many families have in common in it.
 
-    def layers(self, weights: Weights, default: Any = MISSING) -> int:
+    Args:
+        tensors: how many the checkpoint has; None: there is none, config.json is all that is known.
+    """
+
+    def __init__(self, config: Mapping[str, Any], tensors: int | None = None):
+        super().__init__(config)
+        self.tensors = tensors
+
+    def layers(self, default: Any = MISSING) -> int:
         """The number of layers, of which each has a tensor at least."""
-        return self.many("num_hidden_layers", weights, default)
+        return self.many("num_hidden_layers", default)
 
-    def many(self, key: str, weights: Weights, default: Any = MISSING) -> int:
+    def many(self, key: str, default: Any = MISSING) -> int:
         """How many there are of something that has tensors of its own."""
-        because = f"the checkpoint has {weights.count} tensors, and each needs some of its own"
-        return self.count(key, default, max(1, weights.count), because)
+        return self.count(key, default, self.most, self.because)
+
+    @property
+    def most(self) -> int:
+        """How many there can be of what has tensors of its own."""
+        return MOST if self.tensors is None else max(1, self.tensors)
+
+    @property
+    def because(self) -> str:
+        """Why there cannot be more."""
+        if self.tensors is None:
+            return f"without weights that say otherwise, {MOST:,} are taken for a mistake"
+        return f"the checkpoint has {self.tensors} tensors, and each needs some of its own"
+
+    def activation(self, key: str, default: str) -> str:
+        """One of `ACTIVATION_NAMES`."""
+        return self.one_of(key, ACTIVATION_NAMES, default)
 
     def heads(self, default: Any = MISSING, default_kv: Any = None) -> tuple[int, int]:
         """Query heads, and the key and value heads that they share evenly (as many, where config.json is silent)."""

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
+
+from pipeline.mesh import Parameter
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,13 @@ class Gemma:
 
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
     tied: ClassVar[bool] = True
+
+    published: ClassVar[Path] = Path(__file__).with_name("published")
+
+    def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
+        from plugins.models.gemma.parameters import parameters
+
+        return parameters(config)
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.gemma.model import build

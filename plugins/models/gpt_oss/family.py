@@ -2,8 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+from pipeline.mesh import Parameter
 from plugins.facts.gpt_oss import FAMILY
 
 
@@ -13,6 +15,13 @@ class GptOss:
 
     model_types: ClassVar[tuple[str, ...]] = (FAMILY,)
     tied: ClassVar[bool] = False
+
+    published: ClassVar[Path] = Path(__file__).with_name("published")
+
+    def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
+        from plugins.models.gpt_oss.parameters import parameters
+
+        return parameters(config)
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.gpt_oss.model import build

@@ -15,65 +15,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plugins.facts import gpt_oss
-from plugins.kernels.rope.frequencies import frequencies
+from plugins.mesh.collectives import mixed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import Attention, AttentionShape, Linear, RMSNorm, RopeFrequencies
+from plugins.models.common.layers import Attention, Linear, RMSNorm
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import ModelSettings
 from plugins.models.common.weights import Weights
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """config.json, checked."""
-
-    vocab: int
-    hidden: int
-    inter: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    experts: int
-    chosen: int
-    eps: float
-    alpha: float
-    limit: float
-    bias: bool
-    windows: tuple[int | None, ...]
-    rope: RopeFrequencies
-
-    @staticmethod
-    def read(config: Mapping[str, Any], weights: Weights) -> "Numbers":
-        s = ModelSettings(config)
-        hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
-        # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.
-        types = s.layer_types(layers, gpt_oss.layer_types(layers))
-        window = s.count("sliding_window")
-        head_dim = s.count("head_dim", hidden // heads)
-        experts = s.count("num_local_experts")
-        chosen = s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN))
-        s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
-        s.one_of("hidden_act", (gpt_oss.ACTIVATION,), gpt_oss.ACTIVATION)
-        s.refuse("tie_word_embeddings", "gpt-oss has a head of its own", False)
-        eps, alpha = s.get("rms_norm_eps", float), s.get("swiglu_alpha", float, gpt_oss.SWIGLU_ALPHA)
-        limit = s.get("swiglu_limit", float, gpt_oss.SWIGLU_LIMIT)
-        vocab, inter, kv_heads = s.count("vocab_size"), s.count("intermediate_size"), s.count("num_key_value_heads")
-        experts, chosen = (
-            s.count("num_local_experts"),
-            s.count("num_experts_per_tok", s.get("experts_per_token", int, gpt_oss.CHOSEN)),
-        )
-        bias = s.get("attention_bias", bool, True)
-        s.check()
-        inv_freq, concentration = frequencies({**config, "rope_parameters": gpt_oss.rope(config)}, head_dim)
-        return Numbers(
-            vocab=vocab, hidden=hidden, inter=inter, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim,
-            experts=experts, chosen=chosen, eps=eps, alpha=alpha, limit=limit, bias=bias,
-            windows=tuple(window if t == "sliding_attention" else None for t in types),
-            rope=RopeFrequencies(tuple(map(float, inv_freq)), concentration),
-        )  # fmt: skip
+from plugins.models.gpt_oss.numbers import Numbers
 
 
 def swiglu(h: Any, *, alpha: float, limit: float) -> Any:
@@ -111,9 +59,10 @@ class Experts(nnx.Module):
         """Padding, `live` [N] false, reads no expert."""
         logits, chosen = jax.lax.top_k(self.router(x, ops), self.chosen)
         weights = jnp.where(live[:, None], ops.softmax(logits.astype(jnp.float32), axis=-1), 0.0)
-        return ops.moe(
-            x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),), (self.gate_up_bias.get_value(),),
-            self.down.get_value(), self.down_bias.get_value(), activation=self.activation,
+        return mixed(
+            ops.moe, x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),),
+            (self.gate_up_bias.get_value(),), self.down.get_value(), self.down_bias.get_value(),
+            activation=self.activation, layout=self.down.layout,
         )  # fmt: skip
 
 
@@ -122,13 +71,7 @@ class Block(nnx.Module):
 
     def __init__(self, w: Weights, c: Numbers, i: int):
         self.input_layernorm = RMSNorm(w, "input_layernorm", c.hidden, "embed", c.eps)
-        self.self_attn = Attention(
-            w.scope("self_attn"),
-            AttentionShape(
-                c.hidden, c.heads, c.kv_heads, c.head_dim, c.rope, window=c.windows[i], sinks=True, bias=c.bias,
-                out_bias=c.bias,
-            ),
-        )  # fmt: skip
+        self.self_attn = Attention(w.scope("self_attn"), c.attention[i])
         self.post_attention_layernorm = RMSNorm(w, "post_attention_layernorm", c.hidden, "embed", c.eps)
         self.mlp = Experts(w.scope("mlp"), c)
 
@@ -144,8 +87,8 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    c = Numbers.read(config, weights)
+    c = Numbers.read(config, weights.count)
     return Decoder(
-        weights, lambda w, i: Block(w, c, i), layers=c.layers, vocab=c.vocab, hidden=c.hidden, eps=c.eps, tied=False,
-        ops=ops, dtype=dtype,
+        weights, lambda w, i: Block(w, c, i), layers=len(c.attention), vocab=c.vocab, hidden=c.hidden, eps=c.eps,
+        tied=False, ops=ops, dtype=dtype,
     )  # fmt: skip

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
+
+from pipeline.mesh import Parameter
 
 
 @dataclass(frozen=True)
@@ -11,6 +14,13 @@ class Llama:
 
     model_types: ClassVar[tuple[str, ...]] = ("llama", "mistral")
     tied: ClassVar[bool] = False
+
+    published: ClassVar[Path] = Path(__file__).with_name("published")
+
+    def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
+        from plugins.models.llama.parameters import parameters
+
+        return parameters(config)
 
     def build(self, config: Mapping[str, Any], weights: Any, ops: Any, dtype: str) -> Any:
         from plugins.models.llama.model import build

@@ -8,13 +8,13 @@ from typing import Any
 
 from flax import nnx
 
-from plugins.kernels.rope.frequencies import frequencies
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, RMSNorm, RopeFrequencies
+from plugins.models.common.layers import MLP, Attention, RMSNorm
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import ModelSettings
+from plugins.models.common.shapes import AttentionShape
 from plugins.models.common.weights import Weights
+from plugins.models.llama.numbers import Numbers
 
 
 class Block(nnx.Module):
@@ -37,23 +37,12 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    s = ModelSettings(config)
-    mistral = config.get("model_type") == "mistral"
-    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
-    head_dim = s.count("head_dim", hidden // heads)
-    inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
-    act = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu")
-    eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, False)
-    bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
-    window = s.config.get("sliding_window") and s.count("sliding_window") if mistral else None
-    types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
-    s.check()
-    inv_freq, concentration = frequencies(config, head_dim)
-    rope = RopeFrequencies(tuple(map(float, inv_freq)), concentration)
+    c = Numbers.read(config, weights.count)
 
     def block(w: Weights, i: int) -> Block:
-        seen = window if types[i] == "sliding_attention" else None
-        shape = AttentionShape(hidden, heads, kv_heads, head_dim, rope, window=seen or None, bias=bias, out_bias=bias)
-        return Block(w, shape, inter, act, eps, mlp_bias=mlp_bias)
+        return Block(w, c.attention[i], c.inter, c.act, c.eps, mlp_bias=c.mlp_bias)
 
-    return Decoder(weights, block, layers=layers, vocab=vocab, hidden=hidden, eps=eps, tied=tied, ops=ops, dtype=dtype)
+    return Decoder(
+        weights, block, layers=len(c.attention), vocab=c.vocab, hidden=c.hidden, eps=c.eps, tied=c.tied, ops=ops,
+        dtype=dtype,
+    )  # fmt: skip

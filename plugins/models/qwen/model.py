@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plugins.kernels.rope.frequencies import frequencies
+from plugins.mesh.collectives import mixed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
-from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, AttentionShape, Linear, RMSNorm, RopeFrequencies
+from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, Linear, RMSNorm
 from plugins.models.common.ops import Ops
-from plugins.models.common.settings import ModelSettings
+from plugins.models.common.shapes import AttentionShape
 from plugins.models.common.weights import Weights
+from plugins.models.qwen.numbers import Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,9 @@ class Experts(nnx.Module):
         if self.normalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         weights = jnp.where(live.reshape(-1, 1), weights, 0.0)
-        out = ops.moe(
-            flat, chosen.astype(jnp.int32), weights, (self.gate_proj.get_value(), self.up_proj.get_value()),
-            (None, None), self.down_proj.get_value(), None, activation=self.activation,
+        out = mixed(
+            ops.moe, flat, chosen.astype(jnp.int32), weights, (self.gate_proj.get_value(), self.up_proj.get_value()),
+            (None, None), self.down_proj.get_value(), None, activation=self.activation, layout=self.down_proj.layout,
         )  # fmt: skip
         return out.reshape(x.shape)
 
@@ -81,41 +82,18 @@ class Block(nnx.Module):
 
 def build(config: Mapping[str, Any], weights: Weights, ops: Ops, dtype: str) -> Decoder:
     """See `plugins.models.family.Family.build`."""
-    s = ModelSettings(config)
-    qwen2, moe = config["model_type"] == "qwen2", config["model_type"] == "qwen3_moe"
-    hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers(weights)
-    head_dim = s.count("head_dim", hidden // heads if qwen2 or moe else 128)  # Qwen3Config's default
-    vocab, inter = s.count("vocab_size"), s.count("intermediate_size")
-    act, eps = s.one_of("hidden_act", tuple(ACTIVATIONS), "silu"), s.get("rms_norm_eps", float, 1e-6)
-    tied, bias = s.get("tie_word_embeddings", bool, False), s.get("attention_bias", bool, False)
-    window = s.count("sliding_window", 4096) if s.get("use_sliding_window", bool, False) else None
-    first = 0 if moe else s.get("max_window_layers", int, 28)
-    late = [f"{'sliding' if window and i >= first else 'full'}_attention" for i in range(layers)]
-    types = s.layer_types(layers, late)
-    experts = chosen = moe_inter = 0
-    sparse: list[bool] = [False] * layers
-    if moe:
-        experts = s.many("num_experts", weights, s.get("num_local_experts", int, 128))
-        chosen, moe_inter = s.count("num_experts_per_tok", 8), s.count("moe_intermediate_size")
-        s.require("num_experts_per_tok", chosen <= experts, f"{chosen} of {experts} experts")
-        step, dense = s.count("decoder_sparse_step", 1), frozenset(s.items("mlp_only_layers", int))
-        sparse = [i not in dense and (i + 1) % step == 0 for i in range(layers)]
-    normalize = s.get("norm_topk_prob", bool, False)
-    s.check()
-    inv_freq, concentration = frequencies(config, head_dim)
-    rope = RopeFrequencies(tuple(map(float, inv_freq)), concentration)
+    c = Numbers.read(config, weights.count)
 
     def block(w: Weights, i: int) -> Block:
-        shape = AttentionShape(
-            hidden, heads, kv_heads, head_dim, rope, window=window if types[i] == "sliding_attention" else None,
-            qk_norm=None if qwen2 else eps, bias=qwen2 or bias, out_bias=bias and not qwen2,
-        )  # fmt: skip
         m = w.scope("mlp")
         mlp = (
-            Experts(m, hidden, moe_inter, experts, chosen, act, normalize=normalize)
-            if sparse[i]
-            else MLP(m, hidden, inter, act)
+            Experts(m, c.hidden, c.moe_inter, c.experts, c.chosen, c.act, normalize=c.normalize)
+            if c.sparse[i]
+            else MLP(m, c.hidden, c.inter, c.act)
         )
-        return Block(w, shape, eps, mlp)
+        return Block(w, c.attention[i], c.eps, mlp)
 
-    return Decoder(weights, block, layers=layers, vocab=vocab, hidden=hidden, eps=eps, tied=tied, ops=ops, dtype=dtype)
+    return Decoder(
+        weights, block, layers=len(c.attention), vocab=c.vocab, hidden=c.hidden, eps=c.eps, tied=c.tied, ops=ops,
+        dtype=dtype,
+    )  # fmt: skip

@@ -1,0 +1,191 @@
+"""From a mesh and a model's parameters to how every tensor lies, or to everything that stands in the way.
+
+Needs config.json and the specs of tensors, and builds no model.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from pipeline.errors import PlanError, Problem, did_you_mean, some
+from pipeline.mesh import COMPUTED, Axes, Layout, Mesh, Parameter, several
+from pipeline.tensors.blocks import block_grain
+from pipeline.tensors.spec import TensorSpec, group_of
+from pipeline.units import show_bytes
+
+MOST_LISTED = 5  # of the largest tensors that lie whole everywhere
+MOST_SIZES = 12
+
+
+def lay_out(
+    mesh: Mesh,
+    parameters: Sequence[Parameter],
+    specs: Mapping[str, TensorSpec],
+    *,
+    devices: int | None = None,
+    batch: Mapping[str, int] | None = None,
+) -> dict[str, Layout]:
+    """How every parameter of a model lies, by its name.
+
+    Args:
+        mesh: over which.
+        parameters: of the model.
+        specs: tensor → how it lies on a device (`plugins.models.device.device_spec`).
+        devices: how many there are; None: not known yet.
+        batch: setting → rows that go through the model at once.
+
+    Raises:
+        PlanError: all that does not fit together, by the settings that people type.
+    """
+    plan = _Plan(mesh)
+    for parameter in parameters:
+        if (spec := spec_of(parameter, specs)) is None:
+            missing = next(n for n in parameter.names if n not in specs)
+            plan.note(missing, f"is missing{did_you_mean(missing, specs)}")
+        elif spec.shape != parameter.shape:
+            plan.note(parameter.name, f"has shape {spec.shape}; config.json makes it {parameter.shape}")
+        else:
+            plan.place(parameter, spec)
+    plan.check(parameters, devices)
+    if problems := [*plan.problems, *batch_problems(mesh, batch or {})]:
+        raise PlanError(problems)
+    return plan.layouts
+
+
+def spec_of(parameter: Parameter, specs: Mapping[str, TensorSpec]) -> TensorSpec | None:
+    """Of the whole parameter, stacked where it is; None where a tensor is missing."""
+    if any(name not in specs for name in parameter.names):
+        return None
+    one = specs[parameter.name]
+    shape = (len(parameter.names), *one.shape) if parameter.stack else one.shape
+    return TensorSpec(shape, one.dtype, one.scheme)
+
+
+def batch_problems(mesh: Mesh, batch: Mapping[str, int]) -> list[Problem]:
+    """For each setting whose rows do not divide over the axes of the batch."""
+    over = mesh.over("batch")
+    ways = mesh.ways(over)
+    said = f"rows do not divide over {' and '.join(over)}, {ways} ways; multiples of {ways} do: {ways}, {2 * ways}, …"
+    return [Problem(where, f"{rows} {said}") for where, rows in batch.items() if rows % ways]
+
+
+class _Plan:
+    """Layouts as they are made, and what was wrong."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.layouts: dict[str, Layout] = {}
+        self.problems: list[Problem] = []
+        self.nbytes = 0
+        self.whole: dict[str, int] = {}  # group of tensors that lie whole → bytes
+        self.parts: dict[str, int] = {}  # logical axis → greatest common divisor of the parts that its dimensions have
+        self.cut: dict[str, dict[str, str]] = {}  # logical axis → group of tensors that its rule cuts → its dimension
+        self.twice: dict[tuple[str, str, str], str] = {}
+
+    def note(self, where: str, message: str) -> None:
+        self.problems.append(Problem(where, message))
+
+    def place(self, parameter: Parameter, spec: TensorSpec) -> None:
+        """One parameter."""
+        grain = grain_of(parameter, spec)
+        computed = [self.mesh.over(axis) for axis in parameter.axes]
+        for dim, axis in enumerate(parameter.axes):
+            self._divides(parameter, dim, grain[dim])
+            for before in range(dim):
+                for shared in set(computed[before]) & set(computed[dim]):
+                    self.twice.setdefault((parameter.axes[before], axis, shared), group_of(parameter.name))
+        gathered = self._stored(parameter, grain, computed)
+        axes = tuple((*c, *g) for c, g in zip(computed, gathered, strict=True))
+        layout = self.layouts[parameter.name] = Layout(parameter.shape, axes, tuple(gathered))
+        self.nbytes += spec.nbytes
+        if layout.replicated:
+            group = group_of(parameter.name)
+            self.whole[group] = self.whole.get(group, 0) + spec.nbytes
+
+    def _divides(self, parameter: Parameter, dim: int, grain: int) -> None:
+        """Keeps account of what a rule cuts, and of what it could cut into."""
+        axis, n = parameter.axes[dim], parameter.shape[dim]
+        parts = n // grain if n % grain == 0 else 1
+        self.parts[axis] = math.gcd(self.parts.get(axis, 0), parts)
+        if parts % self.mesh.ways(self.mesh.over(axis)):
+            of = f"{n} in {parts} of {grain}" if n % grain == 0 else f"{n}, no multiple of {grain}"
+            of = str(n) if grain == 1 else of
+            self.cut.setdefault(axis, {}).setdefault(group_of(parameter.name), of)
+
+    def _stored(self, parameter: Parameter, grain: tuple[int, ...], computed: Sequence[Axes]) -> list[Axes]:
+        """The axes of the mesh that divide every dimension beyond what computing divides."""
+        found: list[Axes] = [()] * len(computed)
+        taken = {axis for over in computed for axis in over}
+        for axis, alternatives in self.mesh.stored.items():
+            if axis in taken or self.mesh.axes[axis] == 1:
+                continue
+            for dim in (d for name in alternatives for d, a in enumerate(parameter.axes) if a == name):
+                over = (*computed[dim], *found[dim], axis)
+                if parameter.shape[dim] % (self.mesh.ways(over) * grain[dim]) == 0:
+                    found[dim] = (*found[dim], axis)
+                    break
+        return found
+
+    def check(self, parameters: Sequence[Parameter], devices: int | None) -> None:
+        """What is wrong with all of it together."""
+        mesh = self.mesh
+        if devices is not None and mesh.size != devices:
+            sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.axes.items()) or "one device"
+            self.note(
+                "mesh.axes", f"{sizes} = {mesh.size} devices, and there are {devices}; their product must be that"
+            )
+        has = {"batch", *(axis for p in parameters for axis in p.axes)}
+        for logical in (name for name in mesh.rules if mesh.over(name) and name not in has):
+            there = [name for name in COMPUTED if name in has]
+            said = (
+                f"no tensor of this model has {logical!r}, so nothing is divided over {', '.join(mesh.over(logical))}"
+            )
+            self.note(f"mesh.rules.{logical}", f"{said} (allowed: {', '.join(there)}; null takes the rule away)")
+        self._unused()
+        for (one, other, axis), name in self.twice.items():
+            said = f"{name} has {one} and {other}, and {axis} divides a tensor once"
+            self.note(f"mesh.rules.{other}", f"{said}; give one of them another axis of the mesh, or null")
+        for logical, names in self.cut.items():
+            self._cuts(logical, names)
+        self._whole()
+
+    def _unused(self) -> None:
+        """Axes of the mesh that divide nothing."""
+        mesh = self.mesh
+        used = {axis for layout in self.layouts.values() for over in layout.axes for axis in over}
+        ruled = {axis for over in mesh.rules.values() for axis in several(over)}
+        for axis, size in mesh.axes.items():
+            if size > 1 and axis not in used | ruled:
+                tried = f": none of {', '.join(mesh.stored[axis])} divides" if axis in mesh.stored else ""
+                said = f"{size} devices along it, and nothing is divided over it{tried}"
+                self.note(f"mesh.axes.{axis}", f"{said}; name it in mesh.rules ({', '.join(COMPUTED)}), or make it 1")
+
+    def _cuts(self, logical: str, names: Mapping[str, str]) -> None:
+        over = self.mesh.over(logical)
+        listed = some([f"{name} ({of})" for name, of in names.items()])
+        said = (
+            f"{self.mesh.ways(over)} ways ({', '.join(over)}) would cut {listed}; legal: {sizes(self.parts[logical])}"
+        )
+        beside = [name for name in self.parts if name != logical and self.mesh.over(name) == over]
+        if (parts := math.gcd(*(self.parts[name] for name in (logical, *beside)))) != self.parts[logical]:
+            *most, last = beside
+            said += f"; with {' and '.join([', '.join(most), last] if most else [last])}: {sizes(parts)}"
+        self.note(f"mesh.rules.{logical}", said)
+
+    def _whole(self) -> None:
+        """Too much that lies whole on every device."""
+        whole, most = sum(self.whole.values()), self.mesh.replicated_most
+        if self.mesh.size > 1 and whole > most * self.nbytes:
+            largest = sorted(self.whole.items(), key=lambda item: -item[1])
+            listed = some([f"{name} {show_bytes(n)}" for name, n in largest], most=MOST_LISTED)
+            said = f"{whole / self.nbytes:.1%} of the weights' bytes lie whole on every device, and {most:.1%} may"
+            self.note("mesh.replicated_most", f"{said}: {listed}; mesh.rules or mesh.stored can divide them")
+
+
+def grain_of(parameter: Parameter, spec: TensorSpec) -> tuple[int, ...]:
+    """For each dimension, what its parts are multiples of: units of the model and blocks of the scheme, none cut."""
+    return tuple(math.lcm(*sides) for sides in zip(parameter.units, block_grain(spec.scheme, spec.shape), strict=True))
+
+
+def sizes(parts: int) -> str:
+    """The divisors of `parts`, for people."""
+    return some([str(n) for n in range(1, parts + 1) if parts % n == 0], most=MOST_SIZES)

@@ -1,0 +1,61 @@
+"""config.json of Llama 2 and 3, SmolLM2 and Mistral, read once: for the model, and for plans, which build none.
+
+Facts from transformers (`models/llama`, `models/mistral`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plugins.models.common.settings import ModelSettings
+from plugins.models.common.shapes import AttentionShape, RopeFrequencies
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """config.json, checked.
+
+    Attributes:
+        attention: of each layer.
+    """
+
+    vocab: int
+    hidden: int
+    inter: int
+    eps: float
+    act: str
+    tied: bool
+    mlp_bias: bool
+    attention: tuple[AttentionShape, ...]
+
+    @classmethod
+    def read(cls, config: Mapping[str, Any], tensors: int | None = None) -> "Numbers":
+        """
+        Args:
+            config: config.json.
+            tensors: how many the checkpoint has; None: there is none.
+
+        Raises:
+            PlanError: a value is missing, wrong, or not supported; all of them at once.
+            SourceError: rotary settings that cannot be.
+        """
+        s = ModelSettings(config, tensors)
+        mistral = config.get("model_type") == "mistral"
+        hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
+        head_dim = s.count("head_dim", hidden // heads)
+        inter, vocab = s.count("intermediate_size"), s.count("vocab_size")
+        act = s.activation("hidden_act", "silu")
+        eps, tied = s.get("rms_norm_eps", float, 1e-6), s.get("tie_word_embeddings", bool, False)
+        bias, mlp_bias = s.get("attention_bias", bool, False), s.get("mlp_bias", bool, False)
+        window = s.config.get("sliding_window") and s.count("sliding_window") if mistral else None
+        types = s.layer_types(layers, ["sliding_attention" if window else "full_attention"] * layers)
+        s.check()
+        rope = RopeFrequencies.read(config, head_dim)
+
+        def attention(kind: str) -> AttentionShape:
+            seen = window if kind == "sliding_attention" else None
+            return AttentionShape(
+                hidden, heads, kv_heads, head_dim, rope, window=seen or None, bias=bias, out_bias=bias
+            )
+
+        return cls(vocab, hidden, inter, eps, act, tied, mlp_bias, tuple(map(attention, types)))
