@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -18,17 +20,20 @@ from pipeline.stage import Checkpoint
 from pipeline.testing.memory import checkpoint as in_memory
 from plugins.engine.engine import Engine
 from plugins.engine.start import start
+from plugins.formats.gpt_oss.dialect import GptOss
+from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.models.common.ops import Ops
 from plugins.models.family import family_of
 from tests.cases import model_runs
+from tests.cases.quantized import write_folder
 from tests.sharding import toys
 
 VOCAB, LENGTH = 104, 9
 _SHAPE: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16,
+    "hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16,
     "num_hidden_layers": 2, "vocab_size": VOCAB, "rms_norm_eps": 1e-5, "rope_theta": 500.0,
 }  # fmt: skip
-_MOE = {"num_experts_per_tok": 5, "num_experts": 12, "moe_intermediate_size": 64}
+_MOE = {"num_experts_per_tok": 5, "num_experts": 12, "moe_intermediate_size": 128}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {**_SHAPE, "model_type": "llama", "attention_bias": True, "mlp_bias": True},
     "smollm2": {**_SHAPE, "model_type": "llama", "tie_word_embeddings": True},
@@ -53,6 +58,8 @@ MESHES = {
     "expert_tensor": Mesh({"expert": 2, "tensor": 2}, {"experts": "expert", **_TENSOR}, {}, 1.0),
     "two_axes": Mesh({"a": 2, "b": 2}, {"vocab": ("a", "b"), "mlp": ("b", "a")}, {"a": ("heads",)}, 1.0),
 }
+OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
+_FOLDER = TemporaryDirectory(prefix="models-")
 IDS = np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), IDS.shape)
 
@@ -81,6 +88,21 @@ def checkpoint(kind: str) -> Checkpoint:
                 size = 1.0 if "embed_tokens" in name and not tied else 1.5 / shape[-1] ** 0.5
                 tensors[name] = (size * noise).astype(ml_dtypes.bfloat16)
     return in_memory(tensors, config=config)
+
+
+@cache
+def packed(kind: str, turn: int) -> Checkpoint:
+    """The same with every matrix in another option of conf/quant; `turn` deals them out differently."""
+    plain, folder = checkpoint(kind), Path(_FOLDER.name) / kind
+    tensors = plain.store.tensors  # type: ignore[attr-defined]
+    if not folder.exists():
+        dialect = GptOss() if kind == "gpt_oss" else HuggingFaceDialect()
+        write_folder(folder, dialect, tensors, {**plain.config, "dtype": "bfloat16"})
+    matrices = [n for n in tensors if tensors[n].ndim > 1 and "bias" not in n]
+    patterns = list(dict.fromkeys(re.sub(r"(?<=experts\.)\d+", "*", n) for n in matrices))  # those of a layer are alike
+    dealt = {p: OPTIONS[(i + 5 * turn) % len(OPTIONS)] for i, p in enumerate(patterns)}
+    rules = ", ".join(f"{{match: '{p}', to: {option}}}" for p, option in dealt.items())
+    return model_runs.checkpoint(folder, quant="mxfp4", rules=f"[{rules}, {{match: '*', to: keep}}]")
 
 
 @cache

@@ -44,3 +44,16 @@ def test_logits_are_those_of_one_device(kind: str, name: str) -> None:
     assert models.sent(program) == planned(model, tokens, tokens)
     facts = model.facts
     assert facts["device_nbytes"] == facts["planned_nbytes"]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+@pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor"), ("qwen3_moe", "fsdp")])
+def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
+    """Every option of conf/quant; what is sent is codes and scales as they are, and that only where FSDP gathers."""
+    of = models.packed(kind, turn)
+    expected = models.model(kind, of=of).runtime.forward(IDS, POSITIONS)
+    model = models.model(kind, MESHES[name], of=of)
+    assert apart(model.runtime.forward(IDS, POSITIONS), expected) < 1e-5
+    [program] = models.programs(model.runtime, "forward")
+    tokens = len(IDS) // model.runtime.ways * LENGTH
+    assert models.sent(program) == planned(model, tokens, tokens)
