@@ -103,31 +103,30 @@ class ExportWork:
     def chunks(self) -> Sequence[Chunk]:
         grains = {name: self.grain(name) for name in self.binding.tensors}
         written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
-        elems, shares = self.chunk_nbytes // 2, self._shares(grains)
+        elems, shares = self.chunk_nbytes // 2, self._shares()
         if not shares:
             return tuple(self._chunk(pieces) for pieces in pack(written, elems, grains))
         each = ((process, pieces) for process, boxes in shares.items() for pieces in pack_boxes(boxes, elems, grains))
         return tuple(replace(self._chunk(pieces), process=process) for process, pieces in each)
 
-    def _shares(self, grains: Mapping[str, tuple[int, ...]]) -> dict[int, list[tuple[str, Box]]]:
+    def _shares(self) -> dict[int, list[tuple[str, Box]]]:
         """Process → the boxes that it is to write, where what is written lies in several.
 
         Raises:
-            PlanError: boxes that what they are written to cannot hold apart.
+            PlanError: boxes that cut what is written together.
         """
         found: dict[int, list[tuple[str, Box]]] = {}
         problems: dict[str, Problem] = {}
-        for name, sides in grains.items():
-            shape = self.store.specs[name].shape
+        for name, bound in self.binding.tensors.items():
+            shape, sides = bound.spec.shape, common(grain(bound), grain_of(self.store, name))
             for index, process in shares_of(self.store, name) or ():
                 box = normalize(index, shape)
                 found.setdefault(process, []).append((name, box))
                 if outward(box, shape, sides) != box:
                     part = ", ".join(f"{s.start}:{s.stop}" for s in box)
                     text = f"one process has [{part}] of it, and it is written in multiples of {list(sides)}"
-                    problems[name] = Problem(
-                        name, f"{text}; choose another export, or divide it otherwise (mesh.rules)"
-                    )
+                    cure = "choose another export, or divide it otherwise (mesh.rules)"
+                    problems[name] = Problem(name, f"{text}; {cure}")
         if problems:
             raise PlanError(problems.values())
         return dict(sorted(found.items()))
