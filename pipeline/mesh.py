@@ -12,15 +12,19 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.fields import NEUTRAL
 from pipeline.tensors.blocks import Box
+from pipeline.tensors.spec import TensorSpec
 
 COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")
 """Logical axes that a model can compute divided; `batch` counts the rows of activations and of the KV cache."""
 ONLY_STORED = ("embed", "head", "experts_out")
 """Logical axes of weights that a model wants whole: they can be divided as they lie only."""
+
+PICTURE = "mesh.png"  # of which device holds what, in a run's folder
 
 Axes = tuple[str, ...]
 """Axes of the mesh that divide one dimension together, the first of them into the coarsest parts."""
@@ -164,6 +168,66 @@ class Layout:
         return tuple(slice(part * n, (part + 1) * n) for part, n in sides)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """How the weights of a model lie over the devices that run it.
+
+    Attributes:
+        mesh: the devices.
+        parameters: of the model, as config.json determines them; none for a mesh of one device.
+        layouts: parameter → how it lies.
+        specs: tensor → how it lies on a device; those that the model reads.
+    """
+
+    mesh: Mesh
+    parameters: tuple[Parameter, ...] = ()
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+
+Place = Literal["gather", "embedding", "sum", "experts", "logits"]
+"""Where devices exchange something: `gather`, weights for use; `embedding`, rows of their parts of the vocabulary;
+`sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary."""
+
+Kind = Literal["all_gather", "psum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Collectives of one kind in one step, all of them together.
+
+    Attributes:
+        place: where.
+        kind: of collective.
+        axes: of the mesh, over which.
+        count: how many.
+        nbytes: what each device sends.
+    """
+
+    place: Place
+    kind: Kind
+    axes: Axes
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the devices of a mesh do at once.
+
+    Attributes:
+        name: for people: prefill, decode, score.
+        tokens: that go through the model on each device.
+        predicted: of these, those whose logits are computed.
+        exchanges: what each sends.
+    """
+
+    name: str
+    tokens: int
+    predicted: int
+    exchanges: tuple[Exchange, ...]
+
+
 def several(axes: str | tuple[str, ...] | None) -> Axes:
     """A rule's axes of the mesh, however it says them."""
     return (axes,) if isinstance(axes, str) else axes or ()
@@ -212,7 +276,7 @@ def _wrong_rule(mesh: Mesh, logical: str, over: Axes) -> Iterator[str]:
     if len(over) != len(set(over)):
         yield f"names an axis twice: {', '.join(over)}; each divides once"
     shared = set(_dividing(mesh, over)) & set(several(mesh.rules.get("batch")))
-    if logical != "batch" and shared:
+    if shared and logical in COMPUTED and logical != "batch":
         said = f"devices along {_named(tuple(sorted(shared)))} have different rows (rules.batch), so they cannot share"
         yield f"{said} the work on one; another axis of the mesh can, and mesh.stored can divide weights over this one"
 

@@ -36,7 +36,7 @@ from pipeline.fields import CHOSEN as CHOSEN
 from pipeline.fields import NEUTRAL as NEUTRAL
 from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
-from pipeline.mesh import Layout, Mesh, Parameter
+from pipeline.mesh import Placement, Step
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -122,23 +122,6 @@ class StageHooks:
     calls: Callable[..., Iterable[Any]] | None = None
     """`calls(checkpoint)`: the kernel calls (`pipeline.ops.Call`) that its store will make, of which the plan says what
     runs them."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How the weights of a model lie over the devices that run it.
-
-    Attributes:
-        mesh: the devices.
-        parameters: of the model, as config.json determines them; none for a mesh of one device.
-        layouts: parameter → how it lies.
-        specs: tensor → how it lies on a device; those that the model reads.
-    """
-
-    mesh: Mesh
-    parameters: tuple[Parameter, ...] = ()
-    layouts: Mapping[str, Layout] = field(default_factory=dict)
-    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -233,6 +216,9 @@ class Footprint:
         ignored: tensors that the model does not read, with the reasons.
         reads: for people: whether it reads an export or the checkpoint, where there is a choice.
         devices: how many there are.
+        temporary_nbytes: on each of several beside `device_nbytes` while a step runs: weights gathered for use,
+            activations, logits. An estimate.
+        steps: on several, what they exchange.
     """
 
     device_nbytes: int = 0
@@ -246,6 +232,8 @@ class Footprint:
     moved_nbytes: int = 0
     rate: str = ""
     devices: int = 1
+    temporary_nbytes: int = 0
+    steps: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field, replace
 from pipeline.engine import Engine, EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Mesh
-from pipeline.planning.placing import PICTURE
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Placement
+from pipeline.mesh import PICTURE, Mesh, Placement
+from pipeline.stage import NEUTRAL, Checkpoint, Context
 
 
 @dataclass(frozen=True)

@@ -6,39 +6,13 @@ doi:10.1016/j.jpdc.2008.09.002).
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
-from pipeline.mesh import Axes, Layout, Mesh, Parameter
+from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
 from pipeline.planning.layout import spec_of
 from pipeline.tensors.spec import TensorSpec, group_of
 
 PARTIAL_NBYTES = 4  # partial sums and logits are fp32
-
-Place = Literal["gather", "embedding", "sum", "experts", "logits"]
-"""Where devices exchange something: `gather`, weights for use; `embedding`, rows of their parts of the vocabulary;
-`sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary."""
-
-Kind = Literal["all_gather", "psum"]
-
-
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """Collectives of one kind in one step, all of them together.
-
-    Attributes:
-        place: where.
-        kind: of collective.
-        axes: of the mesh, over which.
-        count: how many.
-        nbytes: what each device sends.
-    """
-
-    place: Place
-    kind: Kind
-    axes: Axes
-    count: int
-    nbytes: int
 
 
 def held_nbytes(mesh: Mesh, layout: Layout, spec: TensorSpec) -> int:

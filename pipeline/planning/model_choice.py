@@ -88,9 +88,7 @@ def _opened(source: str, hub: Sequence[str], fetch: bool, config_dir: Path | Non
     for override in hub:
         if override.startswith("hub.") and (parsed := parsed_override(override)) is not None:
             OmegaConf.update(tree, parsed.key_or_group, parsed.value())
-    tree.engine = {
-        "families": OmegaConf.load(CONF / "engine" / "jax.yaml").families
-    }  # a config.json may be all there is
+    tree.engine = OmegaConf.load(CONF / "engine" / "jax.yaml")  # its families: a config.json may be all there is
     tree.load = OmegaConf.load(CONF / "stages" / "load.yaml")
     node: Any = OmegaConf.to_container(tree.load, resolve=True)
     resolver = Resolver(allowed_packages())

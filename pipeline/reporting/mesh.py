@@ -1,19 +1,22 @@
 """What a plan says of the devices that a model will lie on: what each has of every tensor, and what that weighs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError
-from pipeline.mesh import Mesh
-from pipeline.planning.placing import PICTURE, Placed, placed
+from pipeline.mesh import PICTURE, Layout, Mesh, Parameter, Placement
+from pipeline.planning.layout import spec_of
+from pipeline.planning.mesh_costs import held_nbytes, largest_whole, read_nbytes, weights_nbytes
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
-from pipeline.stage import Checkpoint, Placement
-from pipeline.tensors.spec import group_of
+from pipeline.stage import Checkpoint, Footprint
+from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.terminal import line, table
 from pipeline.units import show_bytes
 
+HOST = "host"  # the axis of a mesh along which hosts are, as conf/mesh/multihost.yaml names it
 MOST_WHOLE = 8  # of the largest tensors that lie whole everywhere
 MOST_DRAWN = 11  # tensors in a picture; with the mesh itself four rows of three
 MOST_BLOCKS = 3  # tensors that are drawn on the console
@@ -37,12 +40,14 @@ def show_mesh(mesh: Mesh) -> str:
 
 
 def mesh_tables(plan: Plan) -> list[Any]:
-    """For every stage that lays a checkpoint out over several devices."""
+    """Of every stage that lays a checkpoint out over several devices, and of those that run models there."""
     found: list[Any] = []
     for placement in (p for p in placements(plan).values() if p.mesh.size > 1):
         groups = _groups(placement)
-        found += [_layouts(placement.mesh, groups), *_whole(groups), _blocks(placement.mesh, groups)]
-    return found
+        found += [_layouts(placement.mesh, groups), *_whole(placement), _blocks(placement.mesh, groups)]
+        found += _reads(placement)
+    takes = {name: t for name, t in plan.takes.items() if t.devices > 1}
+    return [*found, *_each_device(takes), *_exchanged(takes)]
 
 
 def draw_placements(plan: Plan, folder: Path) -> None:
@@ -55,90 +60,146 @@ def draw_placements(plan: Plan, folder: Path) -> None:
     if not found:
         return
     mesh = found[-1].mesh
-    drawings = [_drawing(name, group) for name, group in _distinct(_groups(found[-1]))[:MOST_DRAWN]]
+    drawings = [_drawing(mesh, group) for group in _distinct(_groups(found[-1]))[:MOST_DRAWN]]
     try:
         draw(folder / PICTURE, show_mesh(mesh), mesh, drawings)
     except OSError as why:
         raise StorageError(f"{folder / PICTURE}: {why.strerror}") from None
 
 
-Groups = Mapping[str, Sequence[Placed]]
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Parameters that are alike in all layers.
+
+    Attributes:
+        name: with the number of the layer folded.
+        one: the first of them, its layout, and the spec of all it holds.
+    """
+
+    name: str
+    count: int
+    one: Parameter
+    layout: Layout
+    spec: TensorSpec
+
+    @property
+    def nbytes(self) -> int:
+        """Of all of them, whole."""
+        return self.count * self.spec.nbytes
+
+    def held(self, mesh: Mesh) -> int:
+        """Bytes of all of them on each device."""
+        return self.count * held_nbytes(mesh, self.layout, self.spec)
 
 
-def _groups(placement: Placement) -> Groups:
-    """Parameters that are alike in all layers: name with the layers folded → each of them."""
-    found: dict[tuple[Any, ...], list[Placed]] = {}
-    for one in placed(placement):
-        found.setdefault((group_of(one.parameter.name), one.layout, one.spec), []).append(one)
-    named: dict[str, Sequence[Placed]] = {}
-    for (name, *_), group in found.items():
-        named[name if name not in named else group[0].parameter.name] = group
-    return named
+def _groups(placement: Placement) -> list[_Group]:
+    found: dict[tuple[str, Layout, TensorSpec], list[Parameter]] = {}
+    for parameter in placement.parameters:
+        spec = spec_of(parameter, placement.specs)
+        assert spec is not None  # or it would not have been laid out
+        found.setdefault((group_of(parameter.name), placement.layouts[parameter.name], spec), []).append(parameter)
+    return [_Group(name, len(alike), alike[0], layout, spec) for (name, layout, spec), alike in found.items()]
 
 
-def _nbytes(group: Sequence[Placed]) -> int:
-    """On each device."""
-    return sum(p.local.nbytes for p in group)
-
-
-def _layouts(mesh: Mesh, groups: Groups) -> Any:
+def _layouts(mesh: Mesh, groups: Sequence[_Group]) -> Any:
     rows = [
-        (line(name), f"×{len(g)}", divided(g[0]), "×".join(map(str, g[0].local.shape)), show_bytes(_nbytes(g)))
-        for name, g in groups.items()
-    ]
-    rows.append(("all weights", "", "", "", show_bytes(sum(map(_nbytes, groups.values())))))
-    title = f"Weights on {show_mesh(mesh)}"
+        (
+            line(g.name), f"×{g.count}", divided(g.one, g.layout), "×".join(map(str, g.layout.local_shape(mesh))),
+            show_bytes(g.held(mesh)),
+        )
+        for g in groups
+    ]  # fmt: skip
+    rows.append(("all weights", "", "", "", show_bytes(sum(g.held(mesh) for g in groups))))
     columns = ("tensors", "", "divided over, (gathered for use)", "each device", "bytes")
-    return table(title, columns, rows, right=(1, 4), overflow="fold")
+    return table(f"Weights on {show_mesh(mesh)}", columns, rows, right=(1, 4), overflow="fold")
 
 
-def divided(one: Placed) -> str:
+def divided(parameter: Parameter, layout: Layout) -> str:
     """`experts 8 / expert · mlp 448 · embed 160 / (data)`: each dimension, and the axes of the mesh that divide it."""
     parts = []
-    for dim, (axis, size) in enumerate(zip(one.parameter.axes, one.spec.shape, strict=True)):
-        over = [f"({a})" if a in one.layout.gathered[dim] else a for a in one.layout.axes[dim]]
+    for dim, (axis, size) in enumerate(zip(parameter.axes, parameter.shape, strict=True)):
+        over = [f"({a})" if a in layout.gathered[dim] else a for a in layout.axes[dim]]
         parts.append(" / ".join([f"{axis} {size}", *over]))
     return " · ".join(parts)
 
 
-def _whole(groups: Groups) -> list[Any]:
+def _whole(placement: Placement) -> list[Any]:
     """What lies whole on every device, the largest first."""
-    whole = {name: group for name, group in groups.items() if group[0].layout.replicated}
-    if not whole:
+    found = largest_whole(placement.parameters, placement.specs, placement.layouts)
+    if not found:
         return []
-    total, ours = (sum(map(_nbytes, g.values())) for g in (groups, whole))
-    ordered = sorted(whole.items(), key=lambda item: -_nbytes(item[1]))
-    rows = [(line(n), f"×{len(g)}", show_bytes(_nbytes(g))) for n, g in ordered[:MOST_WHOLE]]
-    more = ordered[MOST_WHOLE:]
-    rows += (
-        [("others", f"×{sum(len(g) for _, g in more)}", show_bytes(sum(_nbytes(g) for _, g in more)))] if more else []
-    )
-    rows.append(("all of them", "", f"{show_bytes(ours)}, {100 * ours / max(1, total):.2g} % of what each has"))
-    return [table("Whole on every device", ("tensors", "", "bytes"), rows, right=(1, 2))]
+    rows = [(line(name), show_bytes(nbytes)) for name, nbytes in found[:MOST_WHOLE]]
+    if rest := found[MOST_WHOLE:]:
+        rows.append((f"{len(rest)} others", show_bytes(sum(nbytes for _, nbytes in rest))))
+    whole = sum(nbytes for _, nbytes in found)
+    each = weights_nbytes(placement.mesh, placement.parameters, placement.specs, placement.layouts)
+    rows.append(("all of them", f"{show_bytes(whole)}, {100 * whole / max(1, each):.2g} % of what each has"))
+    return [table("Whole on every device", ("tensors", "bytes"), rows, right=(1,))]
 
 
-def _distinct(groups: Groups) -> list[tuple[str, Sequence[Placed]]]:
+def _distinct(groups: Sequence[_Group]) -> list[_Group]:
     """Of the tensors that are divided alike the largest, largest first; what lies whole last."""
-    found: dict[Any, tuple[str, Sequence[Placed]]] = {}
-    for name, group in sorted(groups.items(), key=lambda item: -sum(p.spec.nbytes for p in item[1])):
-        layout = group[0].layout
-        found.setdefault(None if layout.replicated else (layout.axes, layout.gathered), (name, group))
-    return sorted(found.values(), key=lambda item: item[1][0].layout.replicated)
+    found: dict[Any, _Group] = {}
+    for group in sorted(groups, key=lambda g: -g.nbytes):
+        layout = group.layout
+        found.setdefault(None if layout.replicated else (layout.axes, layout.gathered), group)
+    return sorted(found.values(), key=lambda g: g.layout.replicated)
 
 
-def _drawing(name: str, group: Sequence[Placed]) -> Drawing:
-    one = group[0]
-    gathered = sorted({a for over in one.layout.gathered for a in over})
-    local = "×".join(map(str, one.local.shape))
-    below = [f"each device {local}, {show_bytes(one.local.nbytes)} of {show_bytes(one.spec.nbytes)}"]
+def _drawing(mesh: Mesh, group: _Group) -> Drawing:
+    gathered = sorted({a for over in group.layout.gathered for a in over})
+    local = "×".join(map(str, group.layout.local_shape(mesh)))
+    held = held_nbytes(mesh, group.layout, group.spec)
+    below = [f"each device {local}, {show_bytes(held)} of {show_bytes(group.spec.nbytes)}"]
     below += [f"gathered over {' and '.join(gathered)} for use"] if gathered else []
-    return Drawing(f"{line(name)} ×{len(group)}", tuple(below), one.parameter.axes, one.layout)
+    return Drawing(f"{line(group.name)} ×{group.count}", tuple(below), group.one.axes, group.layout)
 
 
-def _blocks(mesh: Mesh, groups: Groups) -> Any:
+def _blocks(mesh: Mesh, groups: Sequence[_Group]) -> Any:
     """Which device holds what, of a few tensors that are divided differently."""
-    shown = [_drawing(name, group) for name, group in _distinct(groups)[:MOST_BLOCKS]]
     drawn = table("Which device holds what", ("tensors", "", "blocks"), [])
-    for drawing in shown:
+    for drawing in (_drawing(mesh, group) for group in _distinct(groups)[:MOST_BLOCKS]):
         drawn.add_row("\n".join([drawing.title, *drawing.below]), sides(drawing), blocks(mesh, drawing))
     return drawn
+
+
+def _reads(placement: Placement) -> list[str]:
+    """What each host reads of the weights for its own devices."""
+    p = placement
+    hosts: dict[int, list[int]] = {}
+    for device in range(p.mesh.size):
+        hosts.setdefault(p.mesh.coordinates(device).get(HOST, 0), []).append(device)
+    each = [read_nbytes(p.mesh, p.parameters, p.specs, p.layouts, devices) for devices in hosts.values()]
+    who = "the host reads" if len(each) == 1 else f"each of {len(each)} hosts reads"
+    return [f"{who} {show_bytes(max(each))} of weights for its {p.mesh.size // len(each)} devices, every part once"]
+
+
+def _each_device(takes: Mapping[str, Footprint]) -> list[Any]:
+    """What every device has in it."""
+    rows = []
+    for name, t in takes.items():
+        parts = (t.device_nbytes - t.cache_nbytes, t.cache_nbytes, t.temporary_nbytes)
+        rows.append((name, *map(show_bytes, parts), show_bytes(sum(parts)), str(t.devices)))
+    columns = ("stage", "weights", "KV cache", "temporaries, about", "all", "devices")
+    return [table("On each device", columns, rows, right=range(1, 6))] if rows else []
+
+
+def _exchanged(takes: Mapping[str, Footprint]) -> list[Any]:
+    """What devices send each other."""
+    rows = []
+    for name, t in takes.items():
+        for step in t.steps:
+            said: list[tuple[str, str, int]] = [
+                (e.place, f"{e.kind} over {' and '.join(e.axes)} ×{e.count}", e.nbytes)
+                for e in sorted(step.exchanges, key=lambda e: -e.nbytes)
+            ]
+            said += [("all", "", sum(e.nbytes for e in step.exchanges))] if len(said) != 1 else []
+            for place, how, nbytes in said:
+                first = (
+                    (name, f"{step.name}, {step.tokens} token{'s' * (step.tokens != 1)}")
+                    if place == said[0][0]
+                    else ("", "")
+                )
+                rows.append((*first, place, how, show_bytes(nbytes), show_bytes(-(-nbytes // step.tokens))))
+    columns = ("stage", "step of a device", "place", "how", "it sends", "a token")
+    return [table("Exchanged between devices", columns, rows, right=(4, 5))] if rows else []

@@ -85,6 +85,7 @@ class Model:
         device = getattr(r.device, "device_kind", r.device.platform)
         return {
             "device": device if device == r.device.platform else f"{r.device.platform} ({device})",
+            "devices": 1 if r.spread is None else r.spread.mesh.size,
             "device_nbytes": r.device_nbytes, "planned_nbytes": self._planned, "ignored": dict(self._ignored),
             "activations": r.dtype, "kv_cache": r.cache_dtype, "load_s": r.load_s,
         }  # fmt: skip

@@ -10,6 +10,7 @@ import jax
 from pipeline import meter
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.files import cache_folder
+from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
@@ -26,10 +27,6 @@ from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
-UNTRACED = (
-    "a model with kernels that are no part of compiled programs (numpy, reference) runs on one device; mesh=single, or "
-    "choose others: kernels=auto"
-)
 
 
 def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None = None) -> Model:
@@ -41,47 +38,31 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     began = time.perf_counter()
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, kept = resolved(engine)
-    family = family_of(checkpoint.config, engine.families)
-    spread, layouts = None, {}
+    planned, _ = engine.weights(checkpoint)
+    spread, layouts = None, None
     if engine.mesh.size > 1:
+        if problems := engine.alone():
+            raise PlanError(problems)
+        placement = engine.placement(checkpoint)
         spread = Spread(engine.mesh, arrange(engine.mesh, devices or jax.devices(device.platform)))
-        layouts = _layouts(engine, checkpoint, ops_dtype=(engine.ops, _DTYPES[dtype]))
+        layouts = placement.layouts
+        planned = weights_nbytes(engine.mesh, placement.parameters, placement.specs, layouts)
     weights = Weights(checkpoint.store.specs, engine.weights_dtype, layouts=layouts)
+    family = family_of(checkpoint.config, engine.families)
     _all_run(engine, checkpoint, device.platform)
     ops = engine.ops.on(device.platform)
     eager = is_eager(ops)
-    if eager and spread is not None:
-        raise PlanError([Problem("kernels", UNTRACED)])
     ops = on_arrays(ops) if eager else ops
     model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
     where = device if spread is None else spread.devices
     fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager, spread)
-    planned, _ = engine.weights(checkpoint)
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
         text_stream.write(f"the weights take {taken}; please report it\n")
     meter.on_device(runtime.device_nbytes)
     return Model(runtime, checkpoint, engine, planned, ignored)
-
-
-def _layouts(engine: Engine, checkpoint: Checkpoint, ops_dtype: Any) -> dict[str, Any]:  # TODO: the family's table
-    from pipeline.mesh import Parameter
-    from pipeline.planning.layout import lay_out
-    from plugins.engine.load import parameters
-    from plugins.models.device import device_spec
-
-    family = family_of(checkpoint.config, engine.families)
-    model = family.build(checkpoint.config, Weights(checkpoint.store.specs, engine.weights_dtype), *ops_dtype)
-    dim = model.cache_shapes[0].head_dim
-    found = []
-    for p in parameters(model):
-        units = [dim if a in ("heads", "kv_heads") and len(p.axes) > 0 and "sinks" not in p.names[0] else 1 for a in p.axes]
-        units = [2 if a == "mlp" and "gate_up" in p.names[0] else u for a, u in zip(p.axes, units, strict=True)]
-        found.append(Parameter(p.names, p.spec.shape, p.axes, tuple(units), p.stack))
-    specs = {n: device_spec(s, engine.weights_dtype) for n, s in checkpoint.store.specs.items()}
-    return lay_out(engine.mesh, found, specs)
 
 
 def _all_run(engine: Engine, checkpoint: Checkpoint, platform: str) -> None:

@@ -60,14 +60,23 @@ class Hub:
         address = Address.parse(source)
         if find_spec("huggingface_hub") is None:
             raise UnreachableError(f"{address}: needs the package huggingface_hub, which is not installed: {INSTALL}")
-        return _fetch(self, address, whole)
+        found = _fetch(self, address, whole)
+        if isinstance(found, UnreachableError):
+            raise found
+        return found
 
 
 @cache
-def _fetch(hub: Hub, address: Address, whole: bool) -> Fetched:
+def _fetch(hub: Hub, address: Address, whole: bool) -> Fetched | UnreachableError:
+    """For a plan, which is made several times, nobody who did not answer is asked again: the error is kept."""
     from huggingface_hub import constants
 
-    return _cached(hub, address, whole) if hub.offline or constants.HF_HUB_OFFLINE else _online(hub, address, whole)
+    try:
+        return _cached(hub, address, whole) if hub.offline or constants.HF_HUB_OFFLINE else _online(hub, address, whole)
+    except UnreachableError as why:
+        if whole:
+            raise
+        return why
 
 
 def _online(hub: Hub, address: Address, whole: bool) -> Fetched:
@@ -122,6 +131,8 @@ def _cached(hub: Hub, address: Address, whole: bool) -> Fetched:
     Raises:
         UnreachableError: nothing, or not all of it.
     """
+    if not (_cache_folder(hub) / f"models--{address.repo.replace('/', '--')}").is_dir():  # importing takes longer
+        raise UnreachableError(f"{address}: {_not_there(hub)}")
     from huggingface_hub import snapshot_download
 
     prefix = escape(address.prefix)
@@ -243,7 +254,7 @@ def _asked(hub: Hub, address: Address, call: Callable[[], Any]) -> Any:
     except LocalEntryNotFoundError as why:
         if hub.offline or constants.HF_HUB_OFFLINE:
             more = "" if type(why) is LocalEntryNotFoundError else f" ({why})"
-            text = f"is not in {_cache_folder(hub)}, or not all of it; without hub.offline=true it is downloaded{more}"
+            text = f"{_not_there(hub)}{more}"
         else:
             text = f"cannot be read from {where}: {why.__cause__ or why}; the same command goes on from here"
     except failures as why:
@@ -251,6 +262,10 @@ def _asked(hub: Hub, address: Address, call: Callable[[], Any]) -> Any:
         text = f"cannot be read from {where}: {kind}: {why}; the same command goes on from here, and hub.offline=true "
         text += "uses what was downloaded before"
     raise error(f"{address}: {' '.join(text.split())}") from None
+
+
+def _not_there(hub: Hub) -> str:
+    return f"is not in {_cache_folder(hub)}, or not all of it; without hub.offline=true it is downloaded"
 
 
 def _room(hub: Hub, address: Address, missing: Mapping[str, int]) -> None:
