@@ -325,12 +325,14 @@ class Chunk:
         nbytes_in: stored bytes read; the unit of the progress bar.
         nbytes_out: bytes written.
         peak_nbytes: memory the task takes at its worst.
+        process: which of several processes is to do it, as what it reads lies there; None: any can.
     """
 
     pieces: tuple[Piece, ...]
     nbytes_in: int
     nbytes_out: int
     peak_nbytes: int
+    process: int | None = None
 
     def __str__(self) -> str:
         more = f" +{len(self.pieces) - 1}" if len(self.pieces) > 1 else ""
