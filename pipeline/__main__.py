@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source
 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
+import gc
 import os
 import signal
 import sys
@@ -14,6 +15,8 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
+
+gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -49,6 +52,7 @@ def job(cfg: DictConfig | Asked) -> Any:
     global _code, _debug, _outcome
     if isinstance(cfg, Asked):
         _debug = any(one.run.spine.debug for one in cfg.jobs)
+        _collect_garbage()
         outcomes = sweep.executed(cfg) if _verb == "run" else sweep.planned(cfg, _verb)
         _code = max([_code, *(getattr(o, "exit_code", 0) for o in outcomes if not isinstance(o, Exception))])
         return outcomes
@@ -59,6 +63,12 @@ def job(cfg: DictConfig | Asked) -> Any:
     except Exception as why:
         _outcome = why
     return _outcome
+
+
+def _collect_garbage() -> None:
+    """As always from here on, of what is made from here on."""
+    gc.freeze()
+    gc.enable()
 
 
 def _job(cfg: DictConfig) -> Any:
@@ -81,6 +91,7 @@ def _job(cfg: DictConfig) -> Any:
         if plan.problems:
             raise PlanError(plan.problems)
         return None
+    _collect_garbage()
     command = unresolved(HydraConfig.get().overrides.task)
     with console.progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
@@ -106,6 +117,7 @@ def main() -> NoReturn:
         code = getattr(why, "exit_code", 1)
     except SystemExit as why:  # Hydra's
         code = why.code if isinstance(why.code, int) else int(why.code is not None)
+    gc.freeze()  # nor does the interpreter look through it once more, to take it apart
     sys.exit(terminal.finish(code))
 
 

@@ -279,7 +279,7 @@ class ExportWork:
         """Every file's digest, made durable; before it those of the chunks in it, which must be as they were written.
 
         File by file, so that a file that fits into the page cache comes from the disk once. The disk takes a file while
-        its chunks are read back from memory.
+        it and its chunks are read back from memory.
 
         Raises:
             StorageError: a chunk's bytes, or a constant's, are no longer what was written; or the disk takes them not.
@@ -289,9 +289,10 @@ class ExportWork:
             first = self.binding.tensors[chunk.pieces[0].tensor].parts[0].leaf
             due.setdefault(self.layout.places[first].file, []).append((chunk, record["digest"]))
         found = []
-        with ThreadPoolExecutor(1) as disk:
+        with ThreadPoolExecutor(2) as aside:
             for name in sorted(self.place.files):
-                durable = disk.submit(sync, self.partial / name)
+                durable = aside.submit(sync, self.partial / name)
+                whole = aside.submit(digest_file, self.partial / name)
                 for chunk, digest in due.pop(name, ()):
                     if self.digest(chunk) != digest:
                         self._changed(str(chunk))
@@ -302,7 +303,7 @@ class ExportWork:
                             self._changed(leaf)
                 try:
                     durable.result()
-                    found.append(digest_file(self.partial / name))
+                    found.append(whole.result())
                 except OSError as why:
                     raise StorageError(f"{self.partial / name}: {reason(why)}") from None
                 except SourceError as why:  # to the user this is the output, not a source

@@ -97,6 +97,7 @@ def _key(node: Node, config: Any, seed: int, plan: Plan, before: Mapping[str, Ke
 def keyed(run: RunConfig, plan: Plan, known: Known) -> None:
     """Give every node of the plan its key, and that to work which writes under it."""
     plan.keys = node_keys(run, plan, known)
+    plan.stand_ins = node_keys(run, plan)
     for name, node in plan.nodes.items():
         if optional(node.work, WorkHooks, "key") is not None:
             node.result = replace(node.result, key=plan.keys[name].id)

@@ -94,6 +94,7 @@ class Plan:
     failures: list[WeightmillError] = field(default_factory=list)
     memory: "MemoryPlan | None" = None
     keys: "Mapping[str, Key]" = field(default_factory=dict)
+    stand_ins: "Mapping[str, Key]" = field(default_factory=dict)  # the same, as if no large file had been read before
     time: "TimePlan | None" = None
 
     @property

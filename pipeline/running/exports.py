@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,13 @@ class Held:
 def wait_for(jobs: "Iterable[Exports]", locks: ExitStack) -> None:
     """Wait for whoever writes what these jobs want; afterwards nobody else writes it. All is let go of with `locks`."""
     wanted: dict[Lock, list[Exports]] = {}
+    early: set[Lock] = set()
     for exports in jobs:
-        for lock in {*exports.locks.values()}:
+        for lock in {*chain(*exports.locks.values())}:
             wanted.setdefault(lock, []).append(exports)
+        early |= {first for first, *_ in exports.locks.values()}
     common = {lock: Held(locks.enter_context(ExitStack()), len(users)) for lock, users in wanted.items()}
-    for lock in sorted(wanted):  # all runs in the same order, so that none waits in a ring
+    for lock in sorted(wanted, key=lambda one: (one not in early, one)):  # as all runs do, so that none waits in a ring
         common[lock].lock.enter_context(wanted[lock][0].results.alone(lock[1]))
         for exports in wanted[lock]:
             exports.held[lock], exports.common = common[lock], common
@@ -87,12 +90,17 @@ class Exports:
     common: dict[Lock, Held] = field(default_factory=dict)
 
     @property
-    def locks(self) -> dict[str, Lock]:
-        """Stage → the lock of what it writes; two stages, or jobs, may write the same."""
+    def locks(self) -> dict[str, tuple[Lock, ...]]:
+        """Stage → the locks of what it writes; two stages, or jobs, may write the same.
+
+        First of all that of the key in which stamps stand for the content of large files: whoever has read them before
+        and whoever has not know it alike. Then the key's own, which the same files elsewhere have, too.
+        """
         names = [n for n, w in self.plan.works.items() if adopts(w) and n in self.plan.keys]
         if self.results.hindrance:
             return {}  # nothing can be kept there, so that nothing is
-        return {n: (self.results.folder, self.plan.keys[n].id) for n in names}
+        ids = {n: dict.fromkeys((self.plan.stand_ins[n].id, self.plan.keys[n].id)) for n in names}
+        return {n: tuple((self.results.folder, one) for one in found) for n, found in ids.items()}
 
     def look(self) -> None:
         """See what there is; whoever calls holds the locks."""
@@ -134,8 +142,9 @@ class Exports:
 
     def release(self, name: str) -> None:
         """Let others have the export of stage `name`, which is done."""
-        if (held := self.held.pop(self.locks.get(name, (Path(), "")), None)) is not None:
-            held.let_go()
+        for lock in self.locks.get(name, ()):
+            if (held := self.held.pop(lock, None)) is not None:
+                held.let_go()
 
     def close(self) -> None:
         for name in self.locks:

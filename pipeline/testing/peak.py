@@ -5,6 +5,7 @@ for each, so the sum is an upper bound; page cache is nobody's.
 """
 
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,14 +43,24 @@ def watch(command: Sequence[str], **popen: Any) -> Peak:
     with tempfile.TemporaryFile("w+") as output:
         start = time.perf_counter()
         child = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, text=True, **popen)  # noqa: S603  whose job it is
-        tree, marks = 0, dict[int, int]()
+        tree, marks, ended = [0], dict[int, int](), threading.Event()
         root = psutil.Process(child.pid)
-        while child.poll() is None:
-            tree = max(tree, _sample(root, marks))
-            time.sleep(EVERY_S)
-        seconds = time.perf_counter() - start
+
+        def look() -> None:  # aside, so that the command's end is seen when it comes
+            while not ended.is_set():
+                tree.append(_sample(root, marks))
+                ended.wait(EVERY_S)
+
+        aside = threading.Thread(target=look)
+        aside.start()
+        try:
+            child.wait()
+            seconds = time.perf_counter() - start
+        finally:
+            ended.set()
+            aside.join()
         output.seek(0)
-        return Peak(child.returncode, seconds, tree, tuple(sorted(marks.values(), reverse=True)), output.read())
+        return Peak(child.returncode, seconds, max(tree), tuple(sorted(marks.values(), reverse=True)), output.read())
 
 
 def _sample(root: psutil.Process, marks: dict[int, int]) -> int:

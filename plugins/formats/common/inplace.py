@@ -13,8 +13,11 @@ from typing import Any
 
 from pipeline.errors import SourceError, StorageError
 from pipeline.formats import FilePlan, Layout
+from pipeline.places import write_back
 from pipeline.tensors.store import Index
 from plugins.formats.common.boxes import read_box, storage_error, write_box, write_bytes
+
+WRITE_BACK_NBYTES = 1 << 20  # what is less waits for the next that is not, or for the end
 
 
 class InPlace:
@@ -37,11 +40,13 @@ class InPlace:
                 write_bytes(fd, 0, memoryview(content), str(folder / name))
 
     def write(self, folder: Path, layout: Layout, leaf: str, index: Index, array: Any) -> None:
-        """Write one box of `leaf`; see `boxes.write_box`."""
+        """Write one box of `leaf`; see `boxes.write_box`. The disk begins with it at once, where that is worth a call."""
         place = layout.places[leaf]
         path = folder / place.file
         with _opened(path, os.O_WRONLY) as fd:
             write_box(fd, place.offset, place.spec, index, array, f"{path}: tensor {leaf!r}")
+            if array.nbytes >= WRITE_BACK_NBYTES:
+                write_back(fd)
 
     def read_back(self, folder: Path, layout: Layout, leaf: str, index: Index) -> Any:
         """The box as it now lies in the file.

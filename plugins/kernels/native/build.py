@@ -70,7 +70,7 @@ def library(unit: str = "core") -> Path:
     """
     if (found := _found(unit)) is not None:
         return found
-    if failed := _make([unit]):
+    if failed := _make([unit], lambda said: None):
         raise StageError(failed[unit])
     return _place(unit)
 
@@ -99,8 +99,7 @@ def prepare(say: Callable[[str], None]) -> None:
         due = [u for u in units() if (f := _found(u)) is None or _unloadable(f) is not None]
         due = [u for u in due if _is_to_be_tried(_place(u))]
         if due:
-            say(f"compiling the native kernels, once: {', '.join(due)}")
-            _make(due)
+            _make(due, say)
     except Unsupported:  # `missing` says why
         return
     except StorageError as why:
@@ -226,8 +225,11 @@ def _record(place: Path) -> Path:
     return place.with_suffix(".failed")
 
 
-def _make(due: Iterable[str]) -> dict[str, str]:
+def _make(due: Iterable[str], say: Callable[[str], None]) -> dict[str, str]:
     """Compile units, all at once, each in a file of its own first: a library that is there is whole.
+
+    Args:
+        say: hears what takes its time.
 
     Returns:
         Those that failed: why, and what the compiler said.
@@ -238,8 +240,10 @@ def _make(due: Iterable[str]) -> dict[str, str]:
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        with _alone(), tempfile.TemporaryDirectory(dir=folder(), prefix=".compiling-") as scratch:
+        with _alone(say), tempfile.TemporaryDirectory(dir=folder(), prefix=".compiling-") as scratch:
             due = [u for u in due if not (p := _place(u)).exists() or _unloadable(p) is not None]  # of another process
+            if due:
+                say(f"compiling the native kernels, once: {', '.join(due)}")
             done = compiler.run({u: _command(u, Path(scratch) / f"{u}.so") for u in due})
             failed = {
                 unit: f"{why}\n{_shown(how.said)}"
@@ -266,11 +270,16 @@ def _keep(made: Path, place: Path, how: compiler.Done) -> str | None:
 
 
 @contextmanager
-def _alone() -> Iterator[None]:
-    """One process compiles at a time; the others wait, and find the libraries. What a killed one left is removed."""
+def _alone(say: Callable[[str], None]) -> Iterator[None]:
+    """One process compiles at a time; the others say that they wait, and find the libraries. What a killed one left is
+    removed."""
     with (folder() / ".lock").open("w") as lock:
         with suppress(OSError):  # a file system without locks: two do the same work
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say("waiting for another process, which compiles the native kernels")
+                fcntl.flock(lock, fcntl.LOCK_EX)
             for left in folder().glob(".compiling-*"):
                 shutil.rmtree(left, ignore_errors=True)
         yield

@@ -12,10 +12,12 @@ from pipeline.digest import digest_file
 from pipeline.errors import StorageError
 from pipeline.events import Events
 from pipeline.planning.digests import Digests
+from pipeline.planning.identity import keyed
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Job
 from pipeline.reporting.manifest import Report
-from pipeline.running.exports import Held
+from pipeline.running import text_stream
+from pipeline.running.exports import Exports, Held, wait_for
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.runner import Outcome, execute_jobs
 from stages.export_work import ExportWork
@@ -92,6 +94,33 @@ def test_one_that_fails_leaves_the_lock_to_the_others(tmp_path: Path, monkeypatc
     monkeypatch.setattr(ExportWork, "begin", real)
     [again] = execute_jobs(jobs[:1], Events(text=nobody_waits))  # nobody holds it any more
     assert isinstance(again, Report)
+
+
+def test_who_has_read_the_source_before_waits_for_who_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Two users, each with a cache folder: one plans with a stamp in the place of the source's digest, one with it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
+    without, asked = equal_exports(tmp_path, 2)
+    [first] = plan_jobs([without]).plans
+    keyed(without.run, first, Digests().of)
+    request.getfixturevalue("known")
+    [second] = plan_jobs([asked]).plans
+    keyed(asked.run, second, Digests().of)
+    assert first.keys["export"].id != second.keys["export"].id
+    results, said = Results(tmp_path / "outputs" / FOLDER), list[str]()
+    with ExitStack() as locks:
+        wait_for([Exports(first, results)], locks)
+
+        def hear(text: str) -> None:
+            said.append(text)
+            locks.close()
+
+        with text_stream.to(hear), ExitStack() as others:
+            wait_for([Exports(second, results)], others)
+    assert len(said) == 1
+    assert "waiting for another run" in said[0]
 
 
 def test_a_lock_in_common_is_let_go_of_by_the_last() -> None:

@@ -26,8 +26,14 @@ static inline bool any(VI v) {
 }
 static inline VF full(float v) { return v - VF{}; }
 static inline VI full(int32_t v) { return v - VI{}; }
+// b where there is a NaN.
+#if WM_SIMD == 512
+static inline VF least_of(VF a, VF b) { return (VF)_mm512_min_ps((__m512)a, (__m512)b); }
+static inline VF most_of(VF a, VF b) { return (VF)_mm512_max_ps((__m512)a, (__m512)b); }
+#else
 static inline VF least_of(VF a, VF b) { return a < b ? a : b; }
 static inline VF most_of(VF a, VF b) { return a > b ? a : b; }
+#endif
 static inline VF magnitude(VF v) { return (VF)((VI)v & 0x7FFFFFFF); }
 
 constexpr float WHOLE = 12582912.0f;  // 1.5 · 2^23: added to |v| < 2^22 it leaves v rounded in the last places
@@ -104,14 +110,14 @@ struct Floats {
 template <bool EVEN>
 struct Integers {
   const VF low, high, inverse, unit, least, most;
-  const VI away, toward, mask;
-  const bool pointed, adds;
+  const VI toward, mask;
+  const bool pointed, adds, outward;
 
   explicit Integers(const QuantizeCall& q)
       : low(full(float(q.least))), high(full(float(q.most))), inverse(full(1 / q.unit)), unit(full(q.unit)),
-        least(full(-float(1 << (q.bits - 1)))), most(-least - 1), away(full(-(q.ties == WM_TIES_AWAY))),
-        toward(full(-(q.ties == WM_TIES_ZERO))), mask(full((1 << q.bits) - 1)), pointed(q.zero == WM_ZERO_INT),
-        adds(q.ties == WM_TIES_UP), end(q.zero == WM_ZERO_NONE ? least : VF{}) {}
+        least(full(-float(1 << (q.bits - 1)))), most(-least - 1), toward(full(-(q.ties == WM_TIES_ZERO))),
+        mask(full((1 << q.bits) - 1)), pointed(q.zero == WM_ZERO_INT), adds(q.ties == WM_TIES_UP),
+        outward(q.ties == WM_TIES_AWAY), end(q.zero == WM_ZERO_NONE ? least : VF{}) {}
   const VF end;  // the least that bits can say
 
   VF operator()(VF u, VI, VF point, VI* code) const {
@@ -122,13 +128,19 @@ struct Integers {
       m = m - least;
     }
     m = least_of(most_of(m, low), high);
-    VF k = whole(m);
-    if (!EVEN && adds) {  // ggml adds in float32 and cuts off
+    VF k;
+    if (EVEN) {
+      k = whole(m);
+    } else if (adds) {  // ggml adds in float32 and cuts off
       k = __builtin_convertvector(__builtin_convertvector(m + (0.5f - end), VI), VF) + end;
       k = least_of(most_of(k, low), high);
-    } else if (!EVEN) {
+    } else if (outward) {  // with less than a half no more than a tie comes to the next integer, in the sum's rounding
+      const VF almost_half = (VF)(((VI)m & INT32_MIN) | (VI)full(0x1.fffffep-2f));
+      k = __builtin_convertvector(__builtin_convertvector(m + almost_half, VI), VF);
+    } else {
+      k = whole(m);
       const VF rest = m - k;
-      const VI up = (away & (VI)(m > 0)) | (toward & (VI)(m < 0));
+      const VI up = toward & (VI)(m < 0);
       k += __builtin_convertvector(untied((VI)(magnitude(rest) == 0.5f), rest, up), VF);
     }
     *code = (VI)(k + WHOLE) & mask;
