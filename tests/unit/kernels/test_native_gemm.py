@@ -67,7 +67,16 @@ def test_every_format_under_every_instruction_set(isa: str, name: str) -> None:
         assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all(), dtype
 
 
-@pytest.mark.parametrize("rows", [1, 2, 13, 15, 127, 253])
+@pytest.mark.parametrize("name", ["BF16", *SCHEMES, *MORE])
+def test_bf16_activations_with_what_the_machine_has(name: str) -> None:
+    """Dot products of pairs of bfloat16 where it has them and the format allows: exact as ever; rows of no even tile."""
+    for rows, out, n_in in ((1, 33, 576), (20, 7, 1058 if name == "BF16" else 1152)):
+        x, w = normal(np.random.default_rng(0), rows, n_in, dtype=BF16), weights(name, out, n_in)
+        want, bound = exact(x, w)
+        assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 13, 15, 127, 553])
 def test_any_number_of_rows(isa: str, rows: int) -> None:
     x, w = normal(np.random.default_rng(rows), rows, 96), weights("mxfp4", 5, 96)
     want, bound = exact(x, w)
@@ -106,9 +115,11 @@ def test_rows_go_to_their_experts(isa: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 8, 16])
-def test_numbers_do_not_depend_on_how_work_is_divided(bits: int) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any) -> None:
     """Whatever rows and weights a piece of work has, a number is the same bit for bit."""
-    x, w = jnp.asarray(normal(np.random.default_rng(0), 200, 1056)), normal(np.random.default_rng(1), 300, 1056)
+    x = jnp.asarray(normal(np.random.default_rng(0), 200, 1056, dtype=dtype))
+    w = normal(np.random.default_rng(1), 300, 1056, dtype=dtype)
     (whole,) = ffi.grouped(x, None, [w], bits)
     for rows in (slice(0, 1), slice(7, 12), slice(60, 200)):
         for part in (slice(0, 1), slice(30, 163)):

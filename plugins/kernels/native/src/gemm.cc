@@ -26,18 +26,34 @@ WM_TARGET_BEGIN(WM_AVX512_VNNI)
 #include "gemm_int.h"
 WM_TARGET_END
 }  // namespace vnni
+namespace bf16 {
+WM_TARGET_BEGIN(WM_AVX512_BF16)
+#include "gemm_bf16.h"
+WM_TARGET_END
+}  // namespace bf16
 }  // namespace avx512
 #endif
 
 namespace {
 
-// bits: of activations as integers; 0: exact.
+// bits: of activations as integers; 0: exact. paired: with dot products of pairs of bfloat16, where the machine has them.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
-const GemmKernel& kernel(int64_t isa, int64_t bits) {
+const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
 #if WM_X86
-  if (isa == WM_ISA_AVX512 && bits == 0) return avx512::gemm::KERNEL;
+  using namespace avx512;
+  if (isa == WM_ISA_AVX512 && bits == 0) {
+    const auto all = [&](bool scaled) {
+      const auto one = [&](const Stack& s) { return bf16::gemm_bf16::takes(s.w, scaled); };
+      return std::all_of(call.stacks.begin(), call.stacks.end(), one);
+    };
+    if (paired && call.bf16 && __builtin_cpu_supports("avx512bf16")) {
+      if (all(false)) return bf16::gemm_bf16::PLAIN;
+      if (all(true)) return bf16::gemm_bf16::SCALED;
+    }
+    return gemm::KERNEL;
+  }
   if (isa == WM_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
-    return bits == 8 ? avx512::vnni::gemm_int::INT8 : avx512::vnni::gemm_int::INT16;
+    return bits == 8 ? vnni::gemm_int::INT8 : vnni::gemm_int::INT16;
   if (isa != WM_ISA_PORTABLE) return WM_CHOOSE(avx2);
 #endif
   return WM_CHOOSE(portable);
@@ -114,7 +130,7 @@ int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + 
 
 // pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
 // into its cache for each.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t pieces, int64_t least_strips,
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16_dot, int64_t pieces, int64_t least_strips,
                    ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
                    ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Grouped call;
@@ -123,7 +139,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t piec
     for (const Stack& s : call.stacks) std::fill_n(s.y, call.count * s.w.rows, 0.0f);
     return ffi::Error::Success();
   }
-  const GemmKernel& k = kernel(isa, bits);
+  const GemmKernel& k = kernel(isa, bits, bf16_dot != 0, call);
   const int64_t rows = std::min(k.rows, std::max(ORDERED / k.arranged(call.n), 8 * k.tile));
   std::deque<Job> jobs;
   int64_t most = 0;
@@ -170,6 +186,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
                                   .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bf16_dot")
                                   .Attr<int64_t>("pieces")
                                   .Attr<int64_t>("least_strips")
                                   .Attr<ffi::Span<const int64_t>>("formats")
