@@ -99,6 +99,9 @@ def test_no_columns_and_no_rows() -> None:
     (found,) = ffi.grouped(jnp.ones((9, 0)), None, [np.ones((3, 0), np.float32)])
     assert np.asarray(found).tolist() == [[0] * 3] * 9
     assert native.matmul(np.ones((9, 4), np.float32), np.ones((0, 4), np.float32)).shape == (9, 0)
+    for rows in (1, 9):
+        for backend in (native, native_int8):
+            assert np.array_equal(backend.matmul(np.ones((rows, 0)), np.ones((3, 0))), np.zeros((rows, 3)))
 
 
 @pytest.mark.parametrize("bits", [0, 8, 16])
@@ -155,6 +158,19 @@ def test_what_is_not_finite_stays_in_its_row(isa: str) -> None:
         assert not np.isfinite(found[2:4]).any()
         assert (found[4] == 0).all()
         assert np.isfinite(np.delete(found, [2, 3], 0)).all()
+
+
+def test_an_infinite_scale_is_one_of_what_is_there(isa: str) -> None:
+    """The last block of a row that fills no whole register: what lies behind it does not count."""
+    for scheme, n_in in ((Scheme("int8", 32, "f32"), 96), (Scheme("int4", 24, "f32"), 72)):
+        w = quantized(scheme, (3, n_in))
+        scales = np.array(w.scales)
+        scales[1, -1] = np.inf
+        w = replace(w, codes=np.full_like(w.codes, 0x11), scales=scales)
+        for dtype in (np.float32, BF16):
+            found = np.asarray(native.matmul(np.ones((9, n_in), dtype), w, out_dtype=np.float32))
+            assert (found[:, 1] == np.inf).all()
+            assert np.isfinite(found[:, [0, 2]]).all()
 
 
 def test_few_rows_are_exact_whatever_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:

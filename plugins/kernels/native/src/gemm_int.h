@@ -201,6 +201,14 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
 }
 
 #if WM_SIMD == 512
+static void units_of(const Part& p, int half, float multiple, float* units) {
+  for (int64_t b = 0; b * BLOCK < p.depth; ++b) {
+    Floats unit, inverse;
+    unit_of_scale(p, half, b, multiple, &unit, &inverse);
+    store(units + b * STRIP + half * LANES, unit);
+  }
+}
+
 // The same for four-bit elements that are integers, straight from their codes: look-ups of bytes, or of halves.
 template <int BITS, WmElement E>
 static void four_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
@@ -211,11 +219,7 @@ static void four_bits(const Part& p, int half, float multiple, int32_t* out, flo
   for (int i = 0; i < 32; ++i) halves[i] = int16_t(decoding::table<E>().value[i % 16] * multiple);
   const __m512i table = QUADS ? _mm512_load_si512(bytes) : _mm512_load_si512(halves);
   const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
-  for (int64_t b = 0; b < blocks; ++b) {
-    Floats unit, inverse;
-    unit_of_scale(p, half, b, multiple, &unit, &inverse);
-    store(units + b * STRIP + half * LANES, unit);
-  }
+  units_of(p, half, multiple, units);
   gemm::Squares<4> squares(p, half);
   int32_t* at = out + half * LANES;
   for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
@@ -229,6 +233,28 @@ static void four_bits(const Part& p, int half, float multiple, int32_t* out, flo
       }
   }
 }
+
+// The same for integers of eight bits, which stay what they are: every other one of eight columns.
+static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
+  alignas(64) uint8_t even[64];
+  for (int i = 0; i < 64; ++i) even[i] = uint8_t(i / 4 * 4 + i % 2 * 2 + i % 4 / 2 * 64);
+  const __m512i evens = _mm512_load_si512(even), odds = _mm512_add_epi8(evens, _mm512_set1_epi8(1));
+  const __m512i offset = _mm512_set1_epi8(char(0x80));
+  const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
+  units_of(p, half, 1, units);
+  gemm::Squares<8> squares(p, half);
+  int32_t* at = out + half * LANES;
+  for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
+    Ints lanes[LANES];
+    squares.read(p.depth - k, lanes);
+    const int64_t count = least(LANES, (blocks * BLOCK - k) / 4);
+    for (int64_t t = 0; t < count; t += 2)
+      for (int i = 0; i < 2; ++i, at += STRIP) {
+        const __m512i codes = _mm512_permutex2var_epi8((__m512i)lanes[t], i ? odds : evens, (__m512i)lanes[t + 1]);
+        _mm512_storeu_si512(at, _mm512_xor_si512(codes, offset));
+      }
+  }
+}
 #endif
 
 // What makes integers of half a strip.
@@ -236,6 +262,7 @@ template <int BITS>
 static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out, float* units) {
 #if WM_SIMD == 512
   if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_INT8 && BITS == 8) return eight_bits(p, half, out, units);
   if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4>(p, half, multiple, out, units);
 #endif
   decoder.half(p, half);
