@@ -4,6 +4,7 @@ Compiled for the platform it runs on (`lax.platform_dependent`), because CPUs di
 should be, how codes become values (`planes`), and what a product with a single row costs.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -29,7 +30,7 @@ def with_product(product: Any, x: Any, w: Any, bias: Any, out_dtype: Any) -> Any
     x = jnp.asarray(x)
     lead, n_in = x.shape[:-1], x.shape[-1]
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    y = _differentiable(x.reshape(-1, n_in), w, (product, dtype))
+    y = _differentiable(x.reshape(math.prod(lead), n_in), w, (product, dtype))
     if bias is not None:
         y = y + jnp.asarray(bias).astype(jnp.float32)[None]
     return y.astype(dtype).reshape(*lead, w.shape[-2])

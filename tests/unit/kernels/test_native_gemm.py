@@ -67,7 +67,16 @@ def test_every_format_under_every_instruction_set(isa: str, name: str) -> None:
         assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all(), dtype
 
 
-@pytest.mark.parametrize("rows", [1, 2, 13, 15, 127, 253])
+@pytest.mark.parametrize("name", ["BF16", *SCHEMES, *MORE])
+def test_bf16_activations_with_what_the_machine_has(name: str) -> None:
+    """Dot products of pairs of bfloat16 where it has them and the format allows: exact as ever; rows of no even tile."""
+    for rows, out, n_in in ((1, 33, 576), (20, 7, 1058 if name == "BF16" else 1152)):
+        x, w = normal(np.random.default_rng(0), rows, n_in, dtype=BF16), weights(name, out, n_in)
+        want, bound = exact(x, w)
+        assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 13, 15, 127, 553])
 def test_any_number_of_rows(isa: str, rows: int) -> None:
     x, w = normal(np.random.default_rng(rows), rows, 96), weights("mxfp4", 5, 96)
     want, bound = exact(x, w)
@@ -90,6 +99,9 @@ def test_no_columns_and_no_rows() -> None:
     (found,) = ffi.grouped(jnp.ones((9, 0)), None, [np.ones((3, 0), np.float32)])
     assert np.asarray(found).tolist() == [[0] * 3] * 9
     assert native.matmul(np.ones((9, 4), np.float32), np.ones((0, 4), np.float32)).shape == (9, 0)
+    for rows in (1, 9):
+        for backend in (native, native_int8):
+            assert np.array_equal(backend.matmul(np.ones((rows, 0)), np.ones((3, 0))), np.zeros((rows, 3)))
 
 
 @pytest.mark.parametrize("bits", [0, 8, 16])
@@ -106,9 +118,11 @@ def test_rows_go_to_their_experts(isa: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 8, 16])
-def test_numbers_do_not_depend_on_how_work_is_divided(bits: int) -> None:
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any) -> None:
     """Whatever rows and weights a piece of work has, a number is the same bit for bit."""
-    x, w = jnp.asarray(normal(np.random.default_rng(0), 200, 1056)), normal(np.random.default_rng(1), 300, 1056)
+    x = jnp.asarray(normal(np.random.default_rng(0), 200, 1056, dtype=dtype))
+    w = normal(np.random.default_rng(1), 300, 1056, dtype=dtype)
     (whole,) = ffi.grouped(x, None, [w], bits)
     for rows in (slice(0, 1), slice(7, 12), slice(60, 200)):
         for part in (slice(0, 1), slice(30, 163)):
@@ -144,6 +158,19 @@ def test_what_is_not_finite_stays_in_its_row(isa: str) -> None:
         assert not np.isfinite(found[2:4]).any()
         assert (found[4] == 0).all()
         assert np.isfinite(np.delete(found, [2, 3], 0)).all()
+
+
+def test_an_infinite_scale_is_one_of_what_is_there(isa: str) -> None:
+    """The last block of a row that fills no whole register: what lies behind it does not count."""
+    for scheme, n_in in ((Scheme("int8", 32, "f32"), 96), (Scheme("int4", 24, "f32"), 72)):
+        w = quantized(scheme, (3, n_in))
+        scales = np.array(w.scales)
+        scales[1, -1] = np.inf
+        w = replace(w, codes=np.full_like(w.codes, 0x11), scales=scales)
+        for dtype in (np.float32, BF16):
+            found = np.asarray(native.matmul(np.ones((9, n_in), dtype), w, out_dtype=np.float32))
+            assert (found[:, 1] == np.inf).all()
+            assert np.isfinite(found[:, [0, 2]]).all()
 
 
 def test_few_rows_are_exact_whatever_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:

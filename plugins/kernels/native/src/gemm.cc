@@ -1,10 +1,13 @@
 // XLA's door of products with many rows of activations: see gemm.h.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 #include "floats.h"
@@ -23,95 +26,154 @@ WM_TARGET_BEGIN(WM_AVX512_VNNI)
 #include "gemm_int.h"
 WM_TARGET_END
 }  // namespace vnni
+namespace bf16 {
+WM_TARGET_BEGIN(WM_AVX512_BF16)
+#include "gemm_bf16.h"
+WM_TARGET_END
+}  // namespace bf16
 }  // namespace avx512
 #endif
 
 namespace {
 
-// bits: of activations as integers; 0: exact.
+// bits: of activations as integers; 0: exact. paired: with dot products of pairs of bfloat16, where the machine has them.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
-const GemmKernel& kernel(int64_t isa, int64_t bits) {
+const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
 #if WM_X86
-  if (isa == WM_ISA_AVX512 && bits == 0) return avx512::gemm::KERNEL;
+  using namespace avx512;
+  if (isa == WM_ISA_AVX512 && bits == 0) {
+    const auto all = [&](bool scaled) {
+      const auto one = [&](const Stack& s) { return bf16::gemm_bf16::takes(s.w, scaled); };
+      return std::all_of(call.stacks.begin(), call.stacks.end(), one);
+    };
+    if (paired && call.bf16 && __builtin_cpu_supports("avx512bf16")) {
+      if (all(false)) return bf16::gemm_bf16::PLAIN;
+      if (all(true)) return bf16::gemm_bf16::SCALED;
+    }
+    return gemm::KERNEL;
+  }
   if (isa == WM_ISA_AVX512 && __builtin_cpu_supports("avx512vnni"))
-    return bits == 8 ? avx512::vnni::gemm_int::INT8 : avx512::vnni::gemm_int::INT16;
+    return bits == 8 ? vnni::gemm_int::INT8 : vnni::gemm_int::INT16;
   if (isa != WM_ISA_PORTABLE) return WM_CHOOSE(avx2);
 #endif
   return WM_CHOOSE(portable);
 }
 #undef WM_CHOOSE
 
-// Memory that pieces of work take in turn: as many as there are threads at work.
+constexpr int64_t ORDERED = 2 << 20;  // floats of activations that go by while a strip is decoded: a cache keeps them
+
+struct Free {
+  void operator()(float* p) const { ::operator delete[](p, std::align_val_t(64)); }
+};
+using Memory = std::unique_ptr<float[], Free>;
+
+// Memory of one size that is taken in turn: as much as is in use at a time.
 class Scratch {
  public:
   explicit Scratch(int64_t floats) : floats_(size_t(floats)) {}
 
-  template <typename Use>
-  void with(const Use& use) {
-    std::unique_ptr<float[]> own;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (!idle_.empty()) {
-        own = std::move(idle_.back());
-        idle_.pop_back();
-      }
-    }
-    if (!own) own.reset(new float[floats_]);
-    use(own.get());
+  Memory take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::move(own));
+    if (idle_.empty()) return Memory(static_cast<float*>(::operator new[](floats_ * sizeof(float), std::align_val_t(64))));
+    Memory last = std::move(idle_.back());
+    idle_.pop_back();
+    return last;
+  }
+
+  void give(Memory m) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    idle_.push_back(std::move(m));
   }
 
  private:
   size_t floats_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<float[]>> idle_;
+  std::vector<Memory> idle_;
 };
 
-// Rows of activations with one matrix of a stack, and the pieces of it that are work for a thread.
+// Rows of activations with one matrix of each stack. Who comes first has memory for them in order, which all put in
+// order together, and who is done last gives it back.
 struct Job {
-  const Stack* stack;
   int64_t matrix;
   const int64_t* assignments;
-  int64_t count, strips, pieces;
+  int64_t count, tiles, pieces = 0;
+  std::once_flag begun;
+  Memory arranged;
+  std::atomic<int64_t> next_tile{0}, ready_tiles{0}, done_pieces{0};
+
+  Job(int64_t matrix, const int64_t* assignments, int64_t count, int64_t tiles)
+      : matrix(matrix), assignments(assignments), count(count), tiles(tiles) {}
+
+  template <typename Arrange>
+  const float* in_order(Scratch& memory, const Arrange& arrange) {
+    std::call_once(begun, [&] { arranged = memory.take(); });
+    for (int64_t i; (i = next_tile.fetch_add(1)) < tiles;) {
+      arrange(i, arranged.get());
+      ready_tiles.fetch_add(1, std::memory_order_release);
+    }
+    while (ready_tiles.load(std::memory_order_acquire) < tiles) parallel_work::pause();  // others are at them
+    return arranged.get();
+  }
+
+  void done(Scratch& memory) {
+    if (done_pieces.fetch_add(1) + 1 == pieces) memory.give(std::move(arranged));
+  }
+};
+
+struct Piece {
+  Job* job;
+  const Stack* stack;
+  int64_t first, last;  // rows of weights
 };
 
 int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + std::min(all % parts, i); }
 
-// pieces: for each thread, so that they end together. least_strips: of a piece, as activations are put in order for each.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t pieces, int64_t least_strips,
+// pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
+// into its cache for each.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16_dot, int64_t pieces, int64_t least_strips,
                    ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
                    ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Grouped call;
   if (ffi::Error error = read(formats, x, expert, book, args, rets, call); error.failure()) return error;
-  const GemmKernel& k = kernel(isa, bits);
-  std::vector<Job> jobs;
-  for (const Group& group : call.groups)
-    for (const Stack& stack : call.stacks) {
-      const int64_t all = int64_t(group.assignments.size()), parts = (all + k.rows - 1) / k.rows;
-      for (int64_t i = 0; i < parts; ++i) {
-        const int64_t from = share(all, parts, i), strips = (stack.w.rows + k.strip - 1) / k.strip;
-        jobs.push_back({&stack, group.matrix, group.assignments.data() + from, share(all, parts, i + 1) - from, strips, 0});
-      }
-    }
-  const int64_t threads = pool.num_threads(), each = pieces * threads / std::max<int64_t>(1, int64_t(jobs.size()));
-  std::vector<int64_t> until;  // pieces up to a job's last
-  for (Job& job : jobs) {
-    job.pieces = std::max<int64_t>(1, std::min(each, job.strips / least_strips));
-    until.push_back((until.empty() ? 0 : until.back()) + job.pieces);
-  }
-  if (call.n == 0)
+  if (call.n == 0) {
     for (const Stack& s : call.stacks) std::fill_n(s.y, call.count * s.w.rows, 0.0f);
-  Scratch scratch(k.scratch);
-  parallel(pool, threads, until.empty() ? 0 : until.back(), [&](int64_t i) {
-    const size_t at = size_t(std::upper_bound(until.begin(), until.end(), i) - until.begin());
-    const Job& job = jobs[at];
-    i -= until[at] - job.pieces;
-    const Weights& w = job.stack->w;
-    const int64_t first = share(job.strips, job.pieces, i) * k.strip;
-    const int64_t last = std::min(share(job.strips, job.pieces, i + 1) * k.strip, w.rows);
-    const GemmRows rows{call.x, call.bf16, call.n, job.assignments, job.count, call.each, job.stack->y, w.rows};
-    scratch.with([&](float* own) { k.product(w, job.matrix, first, last, rows, own); });
+    return ffi::Error::Success();
+  }
+  const GemmKernel& k = kernel(isa, bits, bf16_dot != 0, call);
+  const int64_t rows = std::min(k.rows, std::max(ORDERED / k.arranged(call.n), 8 * k.tile));
+  std::deque<Job> jobs;
+  int64_t most = 0;
+  for (const Group& group : call.groups) {
+    const int64_t all = int64_t(group.assignments.size()), parts = (all + rows - 1) / rows;
+    for (int64_t i = 0; i < parts; ++i) {
+      const int64_t from = share(all, parts, i), count = share(all, parts, i + 1) - from;
+      jobs.emplace_back(group.matrix, group.assignments.data() + from, count, k.tiles(count));
+      most = std::max(most, count);
+    }
+  }
+  const int64_t threads = pool.num_threads(), works = int64_t(jobs.size() * call.stacks.size());
+  const int64_t each = pieces * threads / std::max<int64_t>(1, works);
+  std::vector<Piece> work;
+  for (Job& job : jobs)
+    for (const Stack& stack : call.stacks) {
+      const int64_t strips = (stack.w.rows + k.strip - 1) / k.strip;
+      const int64_t parts = std::max<int64_t>(strips > 0, std::min(each, strips / least_strips));
+      for (int64_t i = 0; i < parts; ++i)
+        work.push_back({&job, &stack, share(strips, parts, i) * k.strip,
+                        std::min(share(strips, parts, i + 1) * k.strip, stack.w.rows)});
+      job.pieces += parts;
+    }
+  Scratch own(k.scratch), arranged(most * k.arranged(call.n));
+  parallel(pool, threads, int64_t(work.size()), [&](int64_t i) {
+    const Piece& p = work[size_t(i)];
+    Job& job = *p.job;
+    const Weights& w = p.stack->w;
+    const GemmRows rows{call.x, call.bf16, call.n, job.assignments, job.count, call.each, p.stack->y, w.rows};
+    const float* ordered = job.in_order(arranged, [&](int64_t tile, float* out) { k.arrange(rows, tile, out); });
+    Memory scratch = own.take();
+    k.product(w, job.matrix, p.first, p.last, rows, ordered, scratch.get());
+    own.give(std::move(scratch));
+    job.done(arranged);
   });
   return ffi::Error::Success();
 }
@@ -124,6 +186,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
                                   .Attr<int64_t>("bits")
+                                  .Attr<int64_t>("bf16_dot")
                                   .Attr<int64_t>("pieces")
                                   .Attr<int64_t>("least_strips")
                                   .Attr<ffi::Span<const int64_t>>("formats")

@@ -1,17 +1,18 @@
 // Products of many rows of activations with packed weights, exact: float32 products and sums. Included once for each
 // instruction set, after gemm_call.h and floats.h.
 //
-// Weights are decoded a strip at a time into cache, and a strip meets every row of activations that wants it before it is
-// let go. The innermost loop (`tile`) is an outer product: two registers of weights and a broadcast activation for each of
+// Activations are put in order once, for all weights that they meet. Weights are decoded some columns of a strip at a time
+// into cache, and meet every row of activations that wants them before they are let go. The innermost loop (`tile`) is an outer product: two registers of weights and a broadcast activation for each of
 // M rows, whose sums stay in registers. It reads 2 + M numbers for 2 M products of registers, where a loop along the
 // columns reads 10 for 24 and has sums of lanes to make: measured on Zen 5, 96 % and 31 % of the FMA peak.
 #include "strip.h"
 
 namespace gemm {
 
-constexpr int MOST = WM_SIMD == 512 ? 14 : WM_SIMD == 256 ? 6 : 3;      // rows whose sums fit registers, at most LANES
-constexpr int64_t ROWS = 126;                                            // of activations at a time
-constexpr int64_t SCRATCH = (STRIP + ROWS) * DEPTH + LANES + SCALES_SCRATCH;  // floats that `product` works in
+constexpr int MOST = WM_SIMD == 512 ? 14 : WM_SIMD == 256 ? 6 : 3;  // rows whose sums fit registers, at most LANES
+constexpr int64_t ROWS = 532;            // of activations at a time
+constexpr int64_t DEPTH = 256;           // columns of a strip that are decoded at a time: they stay in the fastest cache
+constexpr int64_t SCRATCH = STRIP * (DEPTH + ROWS) + SCALES_SCRATCH;
 
 #if WM_SIMD == 512
 WM_INLINE Floats everywhere(float v) { return (Floats)_mm512_set1_ps(v); }
@@ -24,22 +25,13 @@ WM_INLINE Floats everywhere(float v) { return Floats{v, v, v, v, v, v, v, v}; }
 WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
-// y [count] = (or +=) a strip's sums.
-WM_INLINE void put(const Floats sum[2], float* y, int64_t count, bool add) {
-  float all[STRIP];
-  store(all, sum[0]);
-  store(all + LANES, sum[1]);
-  if (count == STRIP)
-    for (int r = 0; r < STRIP; ++r) y[r] = add ? y[r] + all[r] : all[r];
-  else
-    for (int64_t r = 0; r < count; ++r) y[r] = add ? y[r] + all[r] : all[r];
+WM_INLINE void put(const Floats sum[2], float* sums, bool add) {
+  for (int h = 0; h < 2; ++h) store(sums + h * LANES, add ? load(sums + h * LANES) + sum[h] : sum[h]);
 }
 
-// y [rows first … first + M of q, row … row + count] = (or +=) x · w: w is [depth][STRIP], x is [depth][M], as `decode`
-// and `arrange` leave them.
+// sums [M][STRIP] = (or +=) x · w: w is [depth][STRIP], x is [depth][M], as `decode` and `arrange` leave them.
 template <int M>
-static void tile(const float* w, const float* x, int64_t depth, const GemmRows& q, int64_t first, int64_t row,
-                 int64_t count, bool add) {
+static void tile(const float* w, const float* x, int64_t depth, float* sums, bool add) {
   Floats sum[M][2] = {};
   for (int64_t k = 0; k < depth; ++k, w += STRIP, x += M) {
     const Floats w0 = load(w), w1 = load(w + LANES);
@@ -50,10 +42,10 @@ static void tile(const float* w, const float* x, int64_t depth, const GemmRows& 
       sum[m][1] = fused(w1, v, sum[m][1]);
     }
   }
-  for (int m = 0; m < M; ++m) put(sum[m], q.y_of(first + m) + row, count, add);
+  for (int m = 0; m < M; ++m) put(sum[m], sums + m * STRIP, add);
 }
 
-using Tile = void (*)(const float*, const float*, int64_t, const GemmRows&, int64_t, int64_t, int64_t, bool);
+using Tile = void (*)(const float*, const float*, int64_t, float*, bool);
 
 template <int M>
 static inline Tile tile_of(int64_t rows) {
@@ -61,8 +53,9 @@ static inline Tile tile_of(int64_t rows) {
   else return rows == M ? tile<M> : tile_of<M - 1>(rows);
 }
 
-// Rows of the i-th of `parts` parts of `rows`, as even as can be.
+// Rows of the i-th of `parts` parts of `rows`, as even as can be, and the first of them.
 static inline int64_t share(int64_t rows, int64_t parts, int64_t i) { return rows / parts + (i < rows % parts); }
+static inline int64_t first_of(int64_t rows, int64_t parts, int64_t i) { return rows / parts * i + least(rows % parts, i); }
 
 // LANES columns of a row of activations, of which `count` are there.
 WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t count) {
@@ -80,39 +73,79 @@ WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t count) {
   return __builtin_convertvector(half, Ints) << 16;
 }
 
-// Columns k … k + depth of m rows of activations → [depth][m]. Writes up to LANES floats past the end.
+// Columns k … k + depth of m rows of activations → [depth][m].
+template <bool BF16>
 static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, float* out) {
+  const void* from[LANES];
+  for (int64_t i = 0; i < LANES; ++i) from[i] = q.x_of(first + least(i, m - 1));
   for (int64_t c = 0; c < depth; c += LANES) {
-    Ints v[LANES] = {};
-    for (int64_t i = 0; i < m; ++i) v[i] = columns(q.x_of(first + i), q.bf16, k + c, depth - c);
+    Ints v[LANES];
+    if (depth - c >= LANES)
+      for (int i = 0; i < LANES; ++i) v[i] = columns(from[i], BF16, k + c, LANES);
+    else
+      for (int i = 0; i < LANES; ++i) v[i] = columns(from[i], BF16, k + c, depth - c);
     transpose(v);
-    for (int64_t j = 0; j < least(LANES, depth - c); ++j) store(out + (c + j) * m, (Floats)v[j]);
+    for (int64_t j = 0; j < least(LANES, depth - c); ++j) {
+      float* to = out + (c + j) * m;  // what lies behind is written next, but for what is another tile's
+      if ((c + j) * m + LANES <= depth * m) store(to, (Floats)v[j]);
+      else std::memcpy(to, &v[j], size_t(m) * 4);
+    }
   }
 }
 
-// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; at most ROWS rows, `first` a multiple of STRIP.
-static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, float* scratch) {
-  const DecodeHalf decode = strip_decoder(w);
-  const int64_t tiles = (q.count + MOST - 1) / MOST;
-  float *scales = scratch + STRIP * DEPTH, *arranged = scales + SCALES_SCRATCH;
-  for (int64_t k = 0; k < w.n; k += DEPTH) {
-    const int64_t depth = least(DEPTH, w.n - k);
-    for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
-      height = share(q.count, tiles, i);
-      arrange(q, m, height, k, depth, arranged + m * depth);
-    }
-    for (int64_t row = first; row < last; row += STRIP) {
-      const int64_t count = least(STRIP, last - row);
-      const Part part{w, matrix, row, count, k, depth, scratch, scales};
-      for (int half = 0; half < 2; ++half) decode(part, half);
+static int64_t arranged(int64_t n) { return n; }
+
+// Tiles lie one after another for the first DEPTH columns, and so on.
+static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
+  const int64_t tiles = (q.count + MOST - 1) / MOST, m = first_of(q.count, tiles, i), height = share(q.count, tiles, i);
+  for (int64_t k = 0; k < q.n; k += DEPTH) {
+    const int64_t depth = least(DEPTH, q.n - k);
+    (q.bf16 ? arrange<true> : arrange<false>)(q, m, height, k, depth, out + k * q.count + m * depth);
+  }
+}
+
+// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; `first` is a multiple of STRIP. `make` makes of a part what
+// `multiply` multiplies with the rows of a tile: DEEP columns at a time, which are summed in order.
+template <int TALL, int64_t DEEP, typename Make, typename Multiply>
+WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t first, int64_t last, const GemmRows& q, float* sums,
+                        const Make& make, const Multiply& multiply) {
+  const int64_t n = part.w.n, tiles = (q.count + TALL - 1) / TALL, scales = columns_of_scales(part.w, DEEP);
+  for (part.row = first; part.row < last; part.row += STRIP) {
+    part.rows = least(STRIP, last - part.row);
+    for (int64_t k = 0; k < n; k += DEEP) {
+      if (k % scales == 0) {
+        part.k = k, part.depth = least(scales, n - k);
+        decoder.find_scales(part);
+      }
+      part.k = k, part.depth = least(DEEP, n - k);
+      make(part);
       for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
         height = share(q.count, tiles, i);
-        tile_of<MOST>(height)(scratch, arranged + m * depth, depth, q, m, row, count, k != 0);
+        multiply(part, m, height, sums + m * STRIP, k != 0);
       }
+    }
+    for (int64_t i = 0; i < q.count; ++i) {
+      float* y = q.y_of(i) + part.row;
+      if (part.rows == STRIP) std::memcpy(y, sums + i * STRIP, STRIP * 4);
+      else std::memcpy(y, sums + i * STRIP, size_t(part.rows) * 4);
     }
   }
 }
 
-constexpr GemmKernel KERNEL = {STRIP, ROWS, SCRATCH, product};
+static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* x,
+                    float* scratch) {
+  const StripDecoder& decoder = strip_decoder(w);
+  float *scales = scratch + STRIP * DEPTH, *sums = scales + SCALES_SCRATCH;
+  products<MOST, DEPTH>(
+      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, first, last, q, sums,
+      [&](const Part& p) {
+        for (int half = 0; half < 2; ++half) decoder.half(p, half);
+      },
+      [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
+        tile_of<MOST>(height)(p.out, x + p.k * q.count + m * p.depth, p.depth, to, add);
+      });
+}
+
+constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged, arrange_tile, product};
 
 }  // namespace gemm

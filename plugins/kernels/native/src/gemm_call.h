@@ -20,8 +20,15 @@ struct GemmRows {
 
 struct GemmKernel {
   int64_t strip;    // rows of weights that are decoded at a time; work is cut at multiples of it
+  int64_t tile;     // rows of activations that are put in order at a time
   int64_t rows;     // most rows of activations at a time
-  int64_t scratch;  // floats
+  int64_t scratch;  // floats that `product` works in; all memory is aligned to 64 bytes
+  int64_t (*arranged)(int64_t n);  // floats that a row of activations takes when it is in order
+  // Puts tile i of the rows in order, where `product` expects it of all.
+  void (*arrange)(const GemmRows& q, int64_t i, float* arranged);
   // Of rows first … last of a matrix with all rows of activations.
-  void (*product)(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, float* scratch);
+  void (*product)(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* arranged,
+                  float* scratch);
+
+  int64_t tiles(int64_t count) const { return (count + tile - 1) / tile; }
 };

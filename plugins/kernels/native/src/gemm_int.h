@@ -15,7 +15,6 @@ using gemm::Floats;
 using gemm::Ints;
 using gemm::LANES;
 using gemm::STRIP;
-using gemm::DEPTH;
 using gemm::Part;
 using gemm::least;
 using gemm::load;
@@ -24,9 +23,10 @@ using gemm::everywhere;
 using gemm::fused;
 
 constexpr int BLOCK = 32;
+constexpr int64_t DEPTH = 512;  // columns of a strip at a time
 constexpr int64_t BLOCKS = DEPTH / BLOCK;
 constexpr int MOST = WM_SIMD == 512 ? 6 : 2;  // rows whose sums fit registers, two kinds of them
-constexpr int64_t ROWS = 126;
+constexpr int64_t ROWS = 516;
 
 WM_INLINE Ints load_ints(const int32_t* p) {
   Ints v;
@@ -165,9 +165,8 @@ static float multiple_of(const Weights& w, float most) {
 }
 
 // Where elements are `multiple` times integers: of block b of half a strip, whose scales are there.
-WM_INLINE void unit_of_scale(const Part& p, int64_t b, float multiple, Floats* unit, Floats* inverse) {
-  const int64_t block = (p.k + b * BLOCK) / p.w.block_elems - p.k / p.w.block_elems;
-  const Ints scale = (Ints)load(p.scales + block * LANES), sign = scale & int32_t(0x80000000);
+WM_INLINE void unit_of_scale(const Part& p, int half, int64_t b, float multiple, Floats* unit, Floats* inverse) {
+  const Ints scale = (Ints)load(p.scales_of(half, p.k + b * BLOCK)), sign = scale & int32_t(0x80000000);
   unit_of(scale & 0x7FFFFFFF, multiple, unit, inverse);
   *unit = (Floats)((Ints)*unit | sign), *inverse = (Floats)((Ints)*inverse | sign);
 }
@@ -183,7 +182,7 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
     Floats unit, inverse;
     Ints largest = {};
     if (multiple != 0) {
-      unit_of_scale(p, b, multiple, &unit, &inverse);
+      unit_of_scale(p, half, b, multiple, &unit, &inverse);
     } else {
       for (int c = 0; c < BLOCK; ++c) largest = larger(largest, (Ints)load(strip + c * STRIP) & 0x7FFFFFFF);
       unit_of(largest, W::MOST_W, &unit, &inverse);
@@ -202,6 +201,14 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
 }
 
 #if WM_SIMD == 512
+static void units_of(const Part& p, int half, float multiple, float* units) {
+  for (int64_t b = 0; b * BLOCK < p.depth; ++b) {
+    Floats unit, inverse;
+    unit_of_scale(p, half, b, multiple, &unit, &inverse);
+    store(units + b * STRIP + half * LANES, unit);
+  }
+}
+
 // The same for four-bit elements that are integers, straight from their codes: look-ups of bytes, or of halves.
 template <int BITS, WmElement E>
 static void four_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
@@ -212,12 +219,7 @@ static void four_bits(const Part& p, int half, float multiple, int32_t* out, flo
   for (int i = 0; i < 32; ++i) halves[i] = int16_t(decoding::table<E>().value[i % 16] * multiple);
   const __m512i table = QUADS ? _mm512_load_si512(bytes) : _mm512_load_si512(halves);
   const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
-  gemm::scales_of<WM_ZERO_NONE>(p, half);
-  for (int64_t b = 0; b < blocks; ++b) {
-    Floats unit, inverse;
-    unit_of_scale(p, b, multiple, &unit, &inverse);
-    store(units + b * STRIP + half * LANES, unit);
-  }
+  units_of(p, half, multiple, units);
   gemm::Squares<4> squares(p, half);
   int32_t* at = out + half * LANES;
   for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
@@ -231,16 +233,39 @@ static void four_bits(const Part& p, int half, float multiple, int32_t* out, flo
       }
   }
 }
+
+// The same for integers of eight bits, which stay what they are: every other one of eight columns.
+static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
+  alignas(64) uint8_t even[64];
+  for (int i = 0; i < 64; ++i) even[i] = uint8_t(i / 4 * 4 + i % 2 * 2 + i % 4 / 2 * 64);
+  const __m512i evens = _mm512_load_si512(even), odds = _mm512_add_epi8(evens, _mm512_set1_epi8(1));
+  const __m512i offset = _mm512_set1_epi8(char(0x80));
+  const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
+  units_of(p, half, 1, units);
+  gemm::Squares<8> squares(p, half);
+  int32_t* at = out + half * LANES;
+  for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
+    Ints lanes[LANES];
+    squares.read(p.depth - k, lanes);
+    const int64_t count = least(LANES, (blocks * BLOCK - k) / 4);
+    for (int64_t t = 0; t < count; t += 2)
+      for (int i = 0; i < 2; ++i, at += STRIP) {
+        const __m512i codes = _mm512_permutex2var_epi8((__m512i)lanes[t], i ? odds : evens, (__m512i)lanes[t + 1]);
+        _mm512_storeu_si512(at, _mm512_xor_si512(codes, offset));
+      }
+  }
+}
 #endif
 
 // What makes integers of half a strip.
 template <int BITS>
-static void make(const Part& p, int half, gemm::DecodeHalf decode, float multiple, int32_t* out, float* units) {
+static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out, float* units) {
 #if WM_SIMD == 512
   if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_INT8 && BITS == 8) return eight_bits(p, half, out, units);
   if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4>(p, half, multiple, out, units);
 #endif
-  decode(p, half);
+  decoder.half(p, half);
   integers<BITS>(p, half, multiple, out, units);
 }
 
@@ -248,7 +273,7 @@ static void make(const Part& p, int half, gemm::DecodeHalf decode, float multipl
 
 template <int BITS, int M>
 static void tile(const int32_t* w, const float* w_units, const int32_t* x, const float* x_units, const int32_t* begin,
-                 int64_t blocks, const GemmRows& q, int64_t first, int64_t row, int64_t count, bool add) {
+                 int64_t blocks, float* sums, bool add) {
   using W = Width<BITS>;
   Floats sum[M][2] = {};
   for (int64_t b = 0; b < blocks; ++b, begin += M, x_units += M, w_units += STRIP) {
@@ -269,11 +294,10 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
         sum[m][h] = fused(decoding::to_float(whole[m][h]), unit, sum[m][h]);
       }
   }
-  for (int m = 0; m < M; ++m) gemm::put(sum[m], q.y_of(first + m) + row, count, add);
+  for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
 
-using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t,
-                      const GemmRows&, int64_t, int64_t, int64_t, bool);
+using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t, float*, bool);
 
 template <int BITS, int M>
 static inline Tile tile_of(int64_t rows) {
@@ -281,39 +305,64 @@ static inline Tile tile_of(int64_t rows) {
   else return rows == M ? tile<BITS, M> : tile_of<BITS, M - 1>(rows);
 }
 
-// As gemm::product.
+// Activations in order: integers of all rows, then units, then what sums begin with.
+template <int BITS, typename Number>
+struct Arranged {
+  static constexpr int64_t LANES_OF_BLOCK = BLOCK / Width<BITS>::PER;
+  Number* ints;
+  int64_t rows, blocks;  // of all columns
+
+  Arranged(Number* at, const GemmRows& q) : ints(at), rows(q.count), blocks((q.n + BLOCK - 1) / BLOCK) {}
+
+  // Of `some` blocks of a tile that begins at row m, where `before` blocks are before them.
+  Number* ints_at(int64_t m, int64_t before, int64_t some) const { return ints + (before * rows + m * some) * LANES_OF_BLOCK; }
+  Number* units_at(int64_t m, int64_t before, int64_t some) const {
+    return ints + rows * blocks * LANES_OF_BLOCK + before * rows + m * some;
+  }
+  Number* begin_at(int64_t m, int64_t before, int64_t some) const { return units_at(m, before, some) + rows * blocks; }
+};
+
 template <int BITS>
-static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, float* scratch) {
-  using W = Width<BITS>;
-  constexpr int64_t LANES_OF_BLOCK = BLOCK / W::PER;
-  const gemm::DecodeHalf decode = gemm::strip_decoder(w);
-  const float multiple = multiple_of(w, W::MOST_W);
-  const int64_t tiles = (q.count + MOST - 1) / MOST;
-  float *scales = scratch + STRIP * DEPTH, *w_units = scales + gemm::SCALES_SCRATCH, *x_units = w_units + STRIP * BLOCKS;
-  int32_t *begin = reinterpret_cast<int32_t*>(x_units + ROWS * BLOCKS), *strip = begin + ROWS * BLOCKS;
-  int32_t* arranged = strip + STRIP * DEPTH / 2;
-  for (int64_t k = 0; k < w.n; k += DEPTH) {
-    const int64_t depth = least(DEPTH, w.n - k), blocks = (depth + BLOCK - 1) / BLOCK;
-    for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
-      height = gemm::share(q.count, tiles, i);
-      arrange<BITS>(q, m, height, k, depth, arranged + m * blocks * LANES_OF_BLOCK, x_units + m * blocks,
-                    begin + m * blocks);
-    }
-    for (int64_t row = first; row < last; row += STRIP) {
-      const int64_t count = least(STRIP, last - row);
-      const Part part{w, matrix, row, count, k, depth, scratch, scales};
-      for (int half = 0; half < 2; ++half) make<BITS>(part, half, decode, multiple, strip, w_units);
-      for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
-        height = gemm::share(q.count, tiles, i);
-        tile_of<BITS, MOST>(height)(strip, w_units, arranged + m * blocks * LANES_OF_BLOCK, x_units + m * blocks,
-                                    begin + m * blocks, blocks, q, m, row, count, k != 0);
-      }
-    }
+static int64_t arranged(int64_t n) {
+  return (n + BLOCK - 1) / BLOCK * (BLOCK / Width<BITS>::PER + 2);
+}
+
+template <int BITS>
+static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
+  const Arranged<BITS, float> to(out, q);
+  const int64_t tiles = (q.count + MOST - 1) / MOST, m = gemm::first_of(q.count, tiles, i);
+  for (int64_t k = 0; k < q.n; k += DEPTH) {
+    const int64_t depth = least(DEPTH, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
+    arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth, reinterpret_cast<int32_t*>(to.ints_at(m, before, some)),
+                  to.units_at(m, before, some), reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
   }
 }
 
-constexpr int64_t SCRATCH = STRIP * DEPTH * 3 / 2 + gemm::SCALES_SCRATCH + STRIP * BLOCKS + ROWS * (2 * BLOCKS + DEPTH / 2);
-constexpr GemmKernel INT8 = {STRIP, ROWS, SCRATCH, product<8>};
-constexpr GemmKernel INT16 = {STRIP, ROWS, SCRATCH, product<16>};
+// As gemm::product.
+template <int BITS>
+static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* x,
+                    float* scratch) {
+  const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
+  const float multiple = multiple_of(w, Width<BITS>::MOST_W);
+  const Arranged<BITS, const float> from(x, q);
+  float *scales = scratch + STRIP * DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
+  int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
+  gemm::products<MOST, DEPTH>(
+      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, first, last, q, sums,
+      [&](const Part& p) {
+        for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, strip, units);
+      },
+      [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
+        const int64_t before = p.k / BLOCK, some = (p.depth + BLOCK - 1) / BLOCK;
+        tile_of<BITS, MOST>(height)(strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
+                                    from.units_at(m, before, some),
+                                    reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
+      });
+}
+
+constexpr int64_t SCRATCH = STRIP * (DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
+template <int BITS>
+constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged<BITS>, arrange_tile<BITS>, product<BITS>};
+constexpr GemmKernel INT8 = KERNEL<8>, INT16 = KERNEL<16>;
 
 }  // namespace gemm_int

@@ -12,8 +12,9 @@ using decoding::Floats;
 using decoding::Ints;
 using decoding::LANES;
 constexpr int STRIP = 2 * LANES;    // rows of weights
-constexpr int64_t DEPTH = 512;      // columns: a strip and the activations that it meets fit L2
-constexpr int64_t SCALES_SCRATCH = 2 * DEPTH * LANES;  // floats: factors and zeros of half a strip
+constexpr int64_t SCALES = 512;     // of a row at a time, at most
+constexpr int64_t HALF_SCALES = 2 * SCALES * LANES;  // floats: factors and zeros of half a strip
+constexpr int64_t SCALES_SCRATCH = 2 * HALF_SCALES;
 
 #define WM_INLINE static inline __attribute__((always_inline))
 #define WM_METHOD inline __attribute__((always_inline))
@@ -81,13 +82,18 @@ static inline void transpose(Ints v[LANES]) {
 #endif
 
 // Part of a strip: rows `row` … of a matrix, of which `rows` are there (the last stands for those that are not), columns
-// `k` … `k + depth`, `k` a multiple of DEPTH. `out` is [depth][STRIP]; `scales` is SCALES_SCRATCH to work in.
+// `k` … `k + depth`, `k` a multiple of 8. `out` is [depth][STRIP]; `scales` is SCALES_SCRATCH, and has those of blocks
+// `first_block` … of the rows.
 struct Part {
   const Weights& w;
   int64_t matrix, row, rows, k, depth;
   float *out, *scales;
+  int64_t first_block;
 
   int64_t at(int r) const { return row + least(r, rows - 1); }
+  const float* scales_of(int half, int64_t column) const {
+    return scales + half * HALF_SCALES + (column / w.block_elems - first_block) * LANES;
+  }
 };
 
 // What LANES elements are worth before their scales: codes in the lowest bits of lanes, whatever stands above.
@@ -112,18 +118,20 @@ WM_INLINE Ints code(const Ints* lanes, int i) {
   return (low & ((1 << above) - 1)) | (lanes[word + 1] << above);
 }
 
-// Factors (and zeros) of the blocks that half a strip meets: [blocks][LANES].
+// Factors (and zeros) of the blocks that a part meets: of each half [blocks][LANES].
 template <WmZero Z>
-static void scales_of(const Part& p, int half) {
+static void find_scales(Part& p) {
   const Weights& w = p.w;
-  const int64_t first = p.k / w.block_elems, blocks = (p.k + p.depth - 1) / w.block_elems - first + 1;
+  const int64_t first = p.first_block = p.k / w.block_elems, blocks = (p.k + p.depth - 1) / w.block_elems - first + 1;
   alignas(64) float run[LANES][decoding::RUN];
-  for (int64_t b = 0; b < blocks; b += decoding::RUN) {
-    const int64_t count = least(decoding::RUN, blocks - b);
-    for (int part = 0; part < (Z == WM_ZERO_NONE ? 1 : 2); ++part) {
+  for (int part = 0; part < 2 * (Z == WM_ZERO_NONE ? 1 : 2); ++part) {
+    const int half = part % 2;
+    float* out = p.scales + half * HALF_SCALES + part / 2 * SCALES * LANES;
+    for (int64_t b = 0; b < blocks; b += decoding::RUN) {
+      const int64_t count = least(decoding::RUN, blocks - b);
       for (int r = 0; r < LANES; ++r) {
         const int64_t down = p.matrix * w.down() + p.at(half * LANES + r) / w.block_rows;
-        if (part == 0) decoding::factors(w, p.matrix, down * w.across() + first + b, count, run[r]);
+        if (part < 2) decoding::factors(w, p.matrix, down * w.across() + first + b, count, run[r]);
         else decoding::zeros(w, down * w.across() + first + b, count, run[r]);
       }
       for (int64_t i = 0; i < count; i += LANES) {
@@ -131,10 +139,18 @@ static void scales_of(const Part& p, int half) {
         for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], run[r] + i, sizeof square[r]);
         transpose(square);
         const int64_t there = least(LANES, count - i);
-        std::memcpy(p.scales + (part * DEPTH + b + i) * LANES, square, size_t(there) * sizeof square[0]);
+        std::memcpy(out + (b + i) * LANES, square, size_t(there) * sizeof square[0]);
       }
     }
   }
+}
+
+static void no_scales(Part&) {}
+
+// Columns whose scales are found at a time: a multiple of `depth`, which has no more than SCALES.
+static inline int64_t columns_of_scales(const Weights& w, int64_t depth) {
+  const int64_t columns = (SCALES - 1) * w.block_elems / depth * depth;
+  return columns > depth ? columns : depth;
 }
 
 // Codes of half a strip, a square at a time: as many columns as LANES of 32 bits hold, LANES of each row, transposed.
@@ -173,18 +189,15 @@ static void decode_half(const Part& p, int half) {
   constexpr bool PLAIN = E <= WM_F16;
   constexpr int BITS = decoding::bits(E), PER = Squares<BITS>::PER, COLUMNS = Squares<BITS>::COLUMNS;
   const Weights& w = p.w;
-  const float* factors = p.scales;
+  const float* factors = PLAIN ? nullptr : p.scales_of(half, p.k);
   Floats factor = {}, zero = {};
   int64_t left = PLAIN ? p.depth : w.block_elems - p.k % w.block_elems;  // columns of this block
   const auto next_block = [&] {
     factor = load(factors);
-    if constexpr (Z != WM_ZERO_NONE) zero = load(factors + DEPTH * LANES);
+    if constexpr (Z != WM_ZERO_NONE) zero = load(factors + SCALES * LANES);
     factors += LANES;
   };
-  if constexpr (!PLAIN) {
-    scales_of<Z>(p, half);
-    next_block();
-  }
+  if constexpr (!PLAIN) next_block();
   const auto scaled = [&](Floats v) {
     if constexpr (PLAIN) return v;
     else return decoding::scaled<Z>(v, factor, zero);
@@ -219,21 +232,27 @@ static void decode_half(const Part& p, int half) {
   }
 }
 
-using DecodeHalf = void (*)(const Part&, int half);
+// What decodes strips of a format.
+struct StripDecoder {
+  void (*find_scales)(Part&);                 // before any of its columns
+  void (*half)(const Part&, int half);
+};
 
-// What decodes strips of w, to be asked once for many of them.
-static DecodeHalf strip_decoder(const Weights& w) {
+template <WmElement E, WmZero Z>
+constexpr StripDecoder DECODER = {E <= WM_F16 ? no_scales : find_scales<Z>, decode_half<E, Z>};
+
+static const StripDecoder& strip_decoder(const Weights& w) {
 #define WM_SIGNED(e) \
-  case e: return decode_half<e, WM_ZERO_NONE>;
+  case e: return DECODER<e, WM_ZERO_NONE>;
 #define WM_UNSIGNED(e) \
-  case e: return w.zero == WM_ZERO_INT ? decode_half<e, WM_ZERO_INT> : decode_half<e, WM_ZERO_MIN_F16>;
+  case e: return w.zero == WM_ZERO_INT ? DECODER<e, WM_ZERO_INT> : DECODER<e, WM_ZERO_MIN_F16>;
   switch (w.element) {
     WM_SIGNED(WM_F32) WM_SIGNED(WM_BF16) WM_SIGNED(WM_F16)
     WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
     WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
     WM_UNSIGNED(WM_UINT8) WM_UNSIGNED(WM_UINT4) WM_UNSIGNED(WM_UINT3) WM_UNSIGNED(WM_UINT2)
   }
-  return nullptr;
+  return DECODER<WM_F32, WM_ZERO_NONE>;
 #undef WM_SIGNED
 #undef WM_UNSIGNED
 }

@@ -1,0 +1,71 @@
+// XLA's door of rope: a handler of its FFI, for models.
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#include "floats.h"
+#include "parallel.h"
+#include "targets.h"
+#include "xla/ffi/api/ffi.h"
+
+#define WM_KERNELS "rope.h"
+#include "each_isa.h"
+
+namespace ffi = xla::ffi;
+
+namespace {
+
+constexpr int64_t PIECE = 32 << 10;  // elements: to wake a thread takes as long as some of them
+
+#define WM_RUN(space)                                                                                                    \
+  {                                                                                                                      \
+    const space::rope::Call c{at.dimensions()[0] * at.dimensions()[1], dims[2], dims[3], int64_t(inv_freq.element_count()), \
+                              at.typed_data(), inv_freq.typed_data(), concentration, interleaved != 0};                  \
+    const int64_t rows = std::max<int64_t>(1, PIECE / std::max<int64_t>(1, c.heads * c.dims));                           \
+    parallel(pool, pool.num_threads(), (c.rows + rows - 1) / rows, [&](int64_t i) {                                      \
+      std::vector<float> angles(size_t(3 * c.wide()));                                                                   \
+      const int64_t first = i * rows, last = std::min(c.rows, first + rows);                                             \
+      if (x.element_type() == ffi::BF16)                                                                                 \
+        space::rope::turn(c, static_cast<const Bf16*>(x.untyped_data()), static_cast<Bf16*>(y->untyped_data()), first,   \
+                          last, angles.data());                                                                          \
+      else                                                                                                               \
+        space::rope::turn(c, static_cast<const float*>(x.untyped_data()), static_cast<float*>(y->untyped_data()), first, \
+                          last, angles.data());                                                                          \
+    });                                                                                                                  \
+    return ffi::Error::Success();                                                                                        \
+  }
+
+// y, like x [B, T, heads, dims]: each head turned by the angles of its position, at [B, T], and inv_freq.
+ffi::Error rope(ffi::ThreadPool pool, int64_t isa, float concentration, int64_t interleaved, ffi::AnyBuffer x,
+                ffi::Buffer<ffi::S32> at, ffi::Buffer<ffi::F32> inv_freq, ffi::Result<ffi::AnyBuffer> y) {
+  const auto dims = x.dimensions();
+  if (dims.size() != 4 || at.dimensions().size() != 2 || at.dimensions()[0] != dims[0] || at.dimensions()[1] != dims[1])
+    return ffi::Error::InvalidArgument("x is [B, T, heads, dims] and positions are [B, T]");
+  if ((x.element_type() != ffi::BF16 && x.element_type() != ffi::F32) || y->element_type() != x.element_type())
+    return ffi::Error::InvalidArgument("x and the result are float32 or bfloat16");
+  if (2 * int64_t(inv_freq.element_count()) > dims[3])
+    return ffi::Error::InvalidArgument("there are more frequencies than pairs of dims");
+  if (x.element_count() == 0) return ffi::Error::Success();
+#if WM_X86
+  if (isa == WM_ISA_AVX512) WM_RUN(avx512)
+  if (isa == WM_ISA_AVX2) WM_RUN(avx2)
+#endif
+  WM_RUN(portable)
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_rope, rope,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("isa")
+                                  .Attr<float>("concentration")
+                                  .Attr<int64_t>("interleaved")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Ret<ffi::AnyBuffer>());
+#pragma GCC visibility pop
