@@ -167,7 +167,8 @@ class _Plan:
         )
         beside = [name for name in self.parts if name != logical and self.mesh.over(name) == over]
         if (parts := math.gcd(*(self.parts[name] for name in (logical, *beside)))) != self.parts[logical]:
-            said += f"; with {' and '.join(beside)} beside it: {sizes(parts)}"
+            *most, last = beside
+            said += f"; with {' and '.join([', '.join(most), last] if most else [last])}: {sizes(parts)}"
         self.note(f"mesh.rules.{logical}", said)
 
     def _whole(self) -> None:

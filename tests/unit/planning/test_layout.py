@@ -62,6 +62,20 @@ def test_one_device_holds_everything() -> None:
     assert all(layout.replicated and layout.used == layout for layout in found.values())
 
 
+def test_axes_of_one_device_divide_nothing_and_may_be_in_no_rule() -> None:
+    mesh = Mesh({"fsdp": 1, "spare": 1}, {"batch": "fsdp"}, {"fsdp": STORED}, replicated_most=0)
+    found = lay_out(mesh, layer(), specs_of(layer()), batch={"rows": 3})
+    assert all(layout.replicated for layout in found.values())
+
+
+def test_an_axis_that_computing_divides_over_is_not_stored_over_again() -> None:
+    mesh = Mesh({"expert": 2}, {"experts": "expert"}, {"expert": STORED})
+    found = lay_out(mesh, layer(experts=4), specs_of(layer(experts=4)))
+    down, q = found["model.layers.0.mlp.down"], found["model.layers.0.q"]
+    assert (down.axes, down.gathered) == ((("expert",), (), ()), ((), (), ()))
+    assert (q.axes, q.gathered) == ((("expert",), ()), (("expert",), ()))
+
+
 def test_rules_divide_for_computing_and_stored_divides_what_lies() -> None:
     mesh = Mesh({"fsdp": 2, "tensor": 2}, {**TENSOR, "batch": "fsdp"}, {"fsdp": STORED})
     found = lay_out(mesh, layer(), specs_of(layer()))
@@ -174,7 +188,7 @@ def test_legal_sizes_of_an_axis_that_several_rules_name() -> None:
     said = problems(Mesh({"tensor": 4}, TENSOR), layer(heads=4, kv_heads=2))["mesh.rules.kv_heads"]
     assert "legal: 1, 2" in said
     said = problems(Mesh({"tensor": 4}, TENSOR), layer(heads=6, kv_heads=6, inter=128))["mesh.rules.heads"]
-    assert said.endswith("legal: 1, 2, 3, 6; with vocab and kv_heads and mlp beside it: 1, 2")
+    assert said.endswith("legal: 1, 2, 3, 6; with vocab, kv_heads and mlp: 1, 2")
 
 
 def test_another_number_of_devices() -> None:
