@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
+from pipeline.planning.layout import largest_whole as largest_whole
 from pipeline.planning.layout import spec_of
-from pipeline.tensors.spec import TensorSpec, group_of
+from pipeline.tensors.spec import TensorSpec
 
 PARTIAL_NBYTES = 4  # partial sums and logits are fp32
 
@@ -22,18 +23,6 @@ def held_nbytes(mesh: Mesh, layout: Layout, spec: TensorSpec) -> int:
         spec: of the whole tensor.
     """
     return replace(spec, shape=layout.local_shape(mesh)).nbytes
-
-
-def largest_whole(
-    parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
-) -> list[tuple[str, int]]:
-    """Groups of tensors that lie whole on every device, and their bytes there; the largest first."""
-    found: dict[str, int] = {}
-    for parameter, spec in _specs(parameters, specs):
-        if layouts[parameter.name].replicated:
-            group = group_of(parameter.name)
-            found[group] = found.get(group, 0) + spec.nbytes
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
 def weights_nbytes(
