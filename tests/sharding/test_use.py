@@ -137,7 +137,7 @@ def test_what_runs_on_one_device_is_refused() -> None:
 
 def test_a_mesh_takes_all_devices_or_none() -> None:
     engine = replace(models.engine(), mesh=MESHES["tensor"])
-    with pytest.raises(PlanError, match="tensor 2 = 2 devices, and there are 4; their product must be that"):
+    with pytest.raises(PlanError, match="tensor 2 = 2 devices, and there are 4;"):
         engine.load(models.checkpoint("llama"))
 
 
