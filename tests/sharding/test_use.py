@@ -146,7 +146,9 @@ def test_one_device_runs_the_program_without_a_mesh() -> None:
     one = Mesh({"data": 1, "tensor": 1}, {"batch": "data", "heads": "tensor", "mlp": "tensor"})
     texts = []
     for mesh in (None, one):
-        runtime = start(replace(models.engine(), mesh=mesh) if mesh else models.engine(), models.checkpoint("llama")).runtime
+        runtime = start(
+            replace(models.engine(), mesh=mesh) if mesh else models.engine(), models.checkpoint("llama")
+        ).runtime
         runtime.forward(IDS, POSITIONS)
         [program] = models.programs(runtime, "forward")
         assert not list(models.collectives(program))
