@@ -219,6 +219,7 @@ class Footprint:
         temporary_nbytes: on each of several beside `device_nbytes` while a step runs: weights gathered for use,
             activations, logits. An estimate.
         steps: on several, what they exchange.
+        host_reads: bytes of weights that each host reads for its own of several devices, every part once.
     """
 
     device_nbytes: int = 0
@@ -234,6 +235,7 @@ class Footprint:
     devices: int = 1
     temporary_nbytes: int = 0
     steps: tuple[Step, ...] = ()
+    host_reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ def main(rank: int, port: int, folder: Path) -> None:
     layouts = toys.layouts_of(mesh, given)
     found: dict[str, Any] = {
         "read": sum(read.values()),
-        "planned": bytes_read(given.store, mesh, toys.parameters_of(given.config), layouts, mine),
+        "planned": bytes_read(given.store, mesh, toys.parameters_of(given.config), layouts, [mine])[0],
         "device_nbytes": device_nbytes(model),
     }
     held = on_devices(model, given.store.specs)

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pipeline.planning.mesh_costs import exchanges
@@ -13,6 +12,7 @@ from tests.sharding import models
 from tests.sharding.models import CONFIGS, IDS, LENGTH, MESHES, POSITIONS, apart
 
 EVERY = [(kind, name) for kind in CONFIGS for name in MESHES if models.fitting(kind, name)]
+PACKED = [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor"), ("qwen3_moe", "fsdp")]
 NAMES = {"all_gather": "all-gather", "psum": "all-reduce"}
 
 
@@ -47,7 +47,7 @@ def test_logits_are_those_of_one_device(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
-@pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor"), ("qwen3_moe", "fsdp")])
+@pytest.mark.parametrize(("kind", "name"), PACKED)
 def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
     """Every option of conf/quant; what is sent is codes and scales as they are, and that only where FSDP gathers."""
     of = models.packed(kind, turn)

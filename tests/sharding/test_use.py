@@ -137,7 +137,7 @@ def test_what_runs_on_one_device_is_refused() -> None:
 
 def test_a_mesh_takes_all_devices_or_none() -> None:
     engine = replace(models.engine(), mesh=MESHES["tensor"])
-    with pytest.raises(PlanError, match="tensor 2 = 2 devices, and there are 4; their product must be that"):
+    with pytest.raises(PlanError, match="tensor 2 = 2 devices, and there are 4;"):
         engine.load(models.checkpoint("llama"))
 
 
@@ -146,7 +146,9 @@ def test_one_device_runs_the_program_without_a_mesh() -> None:
     one = Mesh({"data": 1, "tensor": 1}, {"batch": "data", "heads": "tensor", "mlp": "tensor"})
     texts = []
     for mesh in (None, one):
-        runtime = start(replace(models.engine(), mesh=mesh) if mesh else models.engine(), models.checkpoint("llama")).runtime
+        runtime = start(
+            replace(models.engine(), mesh=mesh) if mesh else models.engine(), models.checkpoint("llama")
+        ).runtime
         runtime.forward(IDS, POSITIONS)
         [program] = models.programs(runtime, "forward")
         assert not list(models.collectives(program))
