@@ -21,7 +21,10 @@ from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from tests.cases import model_runs
 from tests.sharding import toys
 
-CONFIG = {**toys.CONFIGS["llama"], "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 12}
+CONFIG = {
+    **toys.CONFIGS["llama"], "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 4,
+    "vocab_size": 96 << 10, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 def main(folder: Path) -> None:

@@ -108,13 +108,13 @@ def test_a_parameter_alone_is_read_again(kind: str, name: str) -> None:
 
 
 def test_host_memory_stays_that_of_a_part(tmp_path: Path) -> None:
-    """A model of 320 MiB over four devices: beside what lies on them, loading and exporting take a few MiB."""
+    """A model of 320 MiB over four devices, 192 MiB of it one matrix. Beside what lies on them, loading takes a quarter
+    of that and one read (16 million values, 32 MiB), and exporting less."""
     command = [sys.executable, "-m", "tests.sharding.peaks", str(tmp_path)]
     seen = watch(command, cwd=Path(__file__).parents[2])
     assert seen.returncode == 0, seen.output
     found = json.loads(seen.output.splitlines()[-1])
     assert found["live"] > 300 << 20
-    bound = 64 << 20
-    assert found["loading"] - found["before"] - found["live"] < bound
-    assert found["exporting"] - found["loaded"] < bound
-    assert max(seen.process_nbytes) - found["before"] - found["live"] < 2 * bound
+    assert found["loading"] - found["before"] - found["live"] < 120 << 20
+    assert found["exporting"] - found["loaded"] < 60 << 20
+    assert max(seen.process_nbytes) - found["before"] - found["live"] < 120 << 20
