@@ -51,6 +51,10 @@ class Mesh:
     replicated_most: float = field(default=0.1, metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
+        rules = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in self.rules.items()}
+        stored = {k: tuple(v) for k, v in self.stored.items()}
+        for name, value in (("axes", dict(self.axes)), ("rules", rules), ("stored", stored)):
+            object.__setattr__(self, name, value)
         if problems := list(_problems(self)):
             raise PlanError(problems)
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
+from pipeline.planning.layout import largest_whole as largest_whole
 from pipeline.planning.layout import spec_of
-from pipeline.tensors.spec import TensorSpec, group_of
+from pipeline.tensors.spec import TensorSpec
 
 PARTIAL_NBYTES = 4  # partial sums and logits are fp32
 
@@ -22,18 +23,6 @@ def held_nbytes(mesh: Mesh, layout: Layout, spec: TensorSpec) -> int:
         spec: of the whole tensor.
     """
     return replace(spec, shape=layout.local_shape(mesh)).nbytes
-
-
-def largest_whole(
-    parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
-) -> list[tuple[str, int]]:
-    """Groups of tensors that lie whole on every device, and their bytes there; the largest first."""
-    found: dict[str, int] = {}
-    for parameter, spec in _specs(parameters, specs):
-        if layouts[parameter.name].replicated:
-            group = group_of(parameter.name)
-            found[group] = found.get(group, 0) + spec.nbytes
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
 
 
 def weights_nbytes(
@@ -93,8 +82,7 @@ def _each(
         layout = layouts[parameter.name]
         gathered = tuple(axis for over in layout.gathered for axis in over)
         sent = held_nbytes(mesh, layout.used, spec) - held_nbytes(mesh, layout, spec)
-        for _ in range(2 if vocab == [parameter] else 1):
-            yield "gather", "all_gather", gathered, sent
+        yield "gather", "all_gather", gathered, sent
         if parameter.axes in (("embed", "heads"), ("embed", "mlp")):
             axes = mesh.over(parameter.axes[1])
             yield "sum", "psum", axes, summed(mesh, axes, tokens * parameter.shape[0] * PARTIAL_NBYTES)

@@ -14,6 +14,7 @@ Colour = tuple[float, float, float]
 EVERYWHERE: Colour = (0.90, 0.90, 0.90)  # what all devices hold
 ACROSS = 3  # pictures beside each other
 MOST_LABELS = 16  # along a dimension; of more blocks not every one has one
+MOST_CHARACTERS = 80  # of small labels beside each other
 MOST_CELLS = 8  # along a dimension, on the console
 
 
@@ -128,7 +129,7 @@ def _devices(axes: Any, mesh: Mesh) -> None:
         axes.set_ylabel(" · ".join(f"{name} {n}" for name, n in sizes[:-1]), fontsize=8)
     legend = "\nhatched: on several devices; grey: on all" * (mesh.size > 1)
     axes.set_xlabel(f"{sizes[-1][0]} {sizes[-1][1]}{legend}", fontsize=8)
-    axes.set_title(f"{mesh.size} device{'s' * (mesh.size != 1)}", loc="left", fontsize=9)
+    axes.set_title("devices by their numbers", loc="left", fontsize=8)
 
 
 def _tensor(axes: Any, mesh: Mesh, drawing: Drawing, palette: Sequence[Colour]) -> None:
@@ -147,18 +148,21 @@ def _blocks(axes: Any, found: Grid, mesh: Mesh, palette: Sequence[Colour]) -> No
 
     rows, columns = found.size
     thin = max(rows, columns) > MOST_LABELS
+    text = {at: shown_devices(devices, mesh.size) for at, devices in found.holders.items()}
+    down = ceil(rows / MOST_LABELS)
+    across = ceil(columns * (2 + max(map(len, text.values()))) / MOST_CHARACTERS) if thin else 1
     for (row, column), devices in found.holders.items():
         fill = EVERYWHERE if len(devices) == mesh.size > 1 else palette[devices[0]]
         hatch = "///" if 1 < len(devices) < mesh.size else ""
         line = 0.3 if thin else 1.5
         axes.add_patch(Rectangle((column, row), 1, 1, facecolor=fill, edgecolor="white", linewidth=line, hatch=hatch))
-        if row % ceil(rows / MOST_LABELS) or column % ceil(columns / MOST_LABELS):
+        if row % down or column % across:
             continue
-        text = shown_devices(devices, mesh.size)
-        size = 5.5 if thin else max(5.0, min(9.0, 300 / columns / max(2, len(text))))
+        said = text[row, column]
+        size = 5.5 if thin else max(5.0, min(9.0, 300 / columns / max(2, len(said))))
         plate = thin or bool(hatch)  # else the text could not be read
         axes.text(
-            column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=size,
+            column + 0.5, row + 0.5, said, ha="center", va="center", fontsize=size,
             color="white" if _dark(fill) and not plate else "#222222",
             bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8} if plate else None,
         )  # fmt: skip
