@@ -49,14 +49,21 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
 
 
 def load_model(
-    source: str | Path, *, quant: str | None = None, model: str | None = None, overrides: Sequence[str] = ()
+    source: str | Path,
+    *,
+    quant: str | None = None,
+    model: str | None = None,
+    mesh: str | None = None,
+    overrides: Sequence[str] = (),
 ) -> Any:
-    """A checkpoint on the device, ready to generate and to score; nothing is written.
+    """A checkpoint on the device, or on a mesh of them, ready to generate and to score; nothing is written.
 
     Args:
         source: folder, GGUF file or `hf://owner/name`, in any dialect.
         quant: a quant option, applied while loading; None keeps every tensor as it is, packed ones packed.
         model: a model option, whose rules say what `quant` applies to; None: the one that is for the checkpoint.
+        mesh: a mesh option, over all devices that JAX has: `"tensor"`; their number along each axis is said in
+            `overrides`: `["mesh.axes.tensor=4"]`. None: one device.
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
 
     Returns:
@@ -73,7 +80,7 @@ def load_model(
     from pipeline.planning import kernels
     from pipeline.planning.memory import plan_run
 
-    chosen = [] if model is None else [f"model={model}"]
+    chosen = [f"{group}={name}" for group, name in (("model", model), ("mesh", mesh)) if name is not None]
     as_it_is = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
     how = as_it_is if quant is None else [f"quant={quant}"]
     stages = "stages=[load,decode,quantize]"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
+from pipeline.mesh import Mesh, Placement
 from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from pipeline.units import show_bytes
@@ -116,7 +118,7 @@ class Session(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Device, dtypes, seconds to load; `device_nbytes`, what the weights take, and `planned_nbytes`, what the plan
+        """Device, dtypes, how many `devices`, seconds to load; `device_nbytes`, what the weights take, and `planned_nbytes`, what the plan
         said; `ignored`, the tensors that the model does not read, with the reasons."""
         ...
 
@@ -172,7 +174,8 @@ def weights_rows(facts: Mapping[str, Any], before: Mapping[str, Any] | None = No
     """
     nbytes, planned = facts["device_nbytes"], facts.get("planned_nbytes")
     was = f", {show_bytes(before['device_nbytes'])} before" if before else ""
-    rows = [("weights on the device", f"{show_bytes(nbytes)}{was} ({facts['device']})")]
+    where = "each device" if facts.get("devices", 1) > 1 else "the device"
+    rows = [(f"weights on {where}", f"{show_bytes(nbytes)}{was} ({facts['device']})")]
     if planned not in (None, nbytes):
         rows.append(("but planned were", f"{show_bytes(planned)}; please report it"))
     return rows
@@ -222,6 +225,15 @@ class Engine(Protocol):
             ConfigError: no such device.
         """
         ...
+
+
+@hooks_of(Engine)
+class EngineHooks:
+    """What an engine may have beside that."""
+
+    placement: Callable[[Checkpoint, Mesh], Placement] | None = None
+    """`placement(checkpoint, mesh)`: how the weights would lie over `mesh`; raises PlanError with all that does not
+    fit. None: the engine runs models on one device."""
 
 
 @dataclass(frozen=True)

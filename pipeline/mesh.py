@@ -12,15 +12,20 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Literal
 
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.stage import NEUTRAL
+from pipeline.fields import NEUTRAL
 from pipeline.tensors.blocks import Box
+from pipeline.tensors.spec import TensorSpec
 
 COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")
 """Logical axes that a model can compute divided; `batch` counts the rows of activations and of the KV cache."""
 ONLY_STORED = ("embed", "head", "experts_out")
 """Logical axes of weights that a model wants whole: they can be divided as they lie only."""
+
+HOST = "host"  # the axis of a mesh along which hosts are, as conf/mesh/multihost.yaml names it
+PICTURE = "mesh.png"  # of which device holds what, in a run's folder
 
 Axes = tuple[str, ...]
 """Axes of the mesh that divide one dimension together, the first of them into the coarsest parts."""
@@ -77,6 +82,14 @@ class Mesh:
         for axis, size in reversed(tuple(self.axes.items())):
             device, found[axis] = divmod(device, size)
         return {axis: found[axis] for axis in self.axes}
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each host: those at one place along the axis `host`; all of them where there is none."""
+        found: dict[int, list[int]] = {}
+        for device in range(self.size):
+            found.setdefault(self.coordinates(device).get(HOST, 0), []).append(device)
+        return tuple(map(tuple, found.values()))
 
     def over(self, logical: str) -> Axes:
         """The axes of the mesh that divide a logical axis when the model computes, without those of size 1."""
@@ -166,6 +179,66 @@ class Layout:
     def _box(self, mesh: Mesh, parts: Iterable[int]) -> Box:
         sides = zip(parts, self.local_shape(mesh), strict=True)
         return tuple(slice(part * n, (part + 1) * n) for part, n in sides)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How the weights of a model lie over the devices that run it.
+
+    Attributes:
+        mesh: the devices.
+        parameters: of the model, as config.json determines them; none for a mesh of one device.
+        layouts: parameter → how it lies.
+        specs: tensor → how it lies on a device; those that the model reads.
+    """
+
+    mesh: Mesh
+    parameters: tuple[Parameter, ...] = ()
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    specs: Mapping[str, TensorSpec] = field(default_factory=dict)
+
+
+Place = Literal["gather", "embedding", "sum", "experts", "logits"]
+"""Where devices exchange something: `gather`, weights for use; `embedding`, rows of their parts of the vocabulary;
+`sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary."""
+
+Kind = Literal["all_gather", "psum"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Collectives of one kind in one step, all of them together.
+
+    Attributes:
+        place: where.
+        kind: of collective.
+        axes: of the mesh, over which.
+        count: how many.
+        nbytes: what each device sends.
+    """
+
+    place: Place
+    kind: Kind
+    axes: Axes
+    count: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What the devices of a mesh do at once.
+
+    Attributes:
+        name: for people: prefill, decode, score.
+        tokens: that go through the model on each device.
+        predicted: of these, those whose logits are computed.
+        exchanges: what each sends.
+    """
+
+    name: str
+    tokens: int
+    predicted: int
+    exchanges: tuple[Exchange, ...]
 
 
 def several(axes: str | tuple[str, ...] | None) -> Axes:

@@ -26,14 +26,17 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
 from pipeline.digest import Digested, InputFile
 from pipeline.errors import ConfigError, Problem, StageError, did_you_mean
+from pipeline.fields import CHOSEN as CHOSEN
+from pipeline.fields import NEUTRAL as NEUTRAL
 from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
+from pipeline.mesh import Placement, Step
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.spec import TensorSpec
@@ -41,13 +44,6 @@ from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
 
 T = TypeVar("T", covariant=True)
-
-NEUTRAL: Final = {"identity": "neutral"}
-"""`field(metadata=NEUTRAL)`: whatever this field says, the result is the same. It is no part of a key: where something
-is written or kept, where the files come from whose content counts, what only raises."""
-
-CHOSEN: Final = {"identity": "chosen"}
-"""`field(metadata=CHOSEN)`: alternatives. What was taken of them stands in the result's `made_by`, and counts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +140,7 @@ class Checkpoint:
         opener: opens another folder as this one was opened, an export of it for instance; None: nothing does.
         made_by: name → plugin: what was taken of a stage's fields that are `CHOSEN`.
         outline: no weights are here: this is what config.json alone says of them, for a plan. Nothing can be read.
+        placement: how it will lie on devices; None: no stage has said so yet.
     """
 
     store: TensorStore
@@ -157,6 +154,7 @@ class Checkpoint:
     opener: "Callable[[Path], Checkpoint] | None" = field(default=None, compare=False, repr=False)
     made_by: Mapping[str, Any] | None = None
     outline: bool = False
+    placement: Placement | None = None
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.
@@ -206,7 +204,7 @@ class Footprint:
     """What computing a stage's result takes. Stages that compute run one after another.
 
     Attributes:
-        device_nbytes: on the device: weights, and the KV cache.
+        device_nbytes: on the device, or on each of several: weights, and the KV cache.
         cache_nbytes: of these, the KV cache.
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
         kept_nbytes: of these, what its result holds on to until the run ends (tensors in memory).
@@ -217,6 +215,11 @@ class Footprint:
         inputs: files that it reads beside those of the checkpoints it takes.
         ignored: tensors that the model does not read, with the reasons.
         reads: for people: whether it reads an export or the checkpoint, where there is a choice.
+        devices: how many there are.
+        temporary_nbytes: on each of several beside `device_nbytes` while a step runs: weights gathered for use,
+            activations, logits. An estimate.
+        steps: on several, what they exchange.
+        host_reads: bytes of weights that each host reads for its own of several devices, every part once.
     """
 
     device_nbytes: int = 0
@@ -229,6 +232,10 @@ class Footprint:
     disk_nbytes: int = 0
     moved_nbytes: int = 0
     rate: str = ""
+    devices: int = 1
+    temporary_nbytes: int = 0
+    steps: tuple[Step, ...] = ()
+    host_reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,12 +327,14 @@ class Chunk:
         nbytes_in: stored bytes read; the unit of the progress bar.
         nbytes_out: bytes written.
         peak_nbytes: memory the task takes at its worst.
+        process: which of several processes is to do it, as what it reads lies there; None: any can.
     """
 
     pieces: tuple[Piece, ...]
     nbytes_in: int
     nbytes_out: int
     peak_nbytes: int
+    process: int | None = None
 
     def __str__(self) -> str:
         more = f" +{len(self.pieces) - 1}" if len(self.pieces) > 1 else ""

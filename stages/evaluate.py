@@ -72,8 +72,8 @@ class Evaluate:
         files = [texts.input_file(text) for text in self.texts]
         changed = subject.store != decode.store
         usage = scoring([f.nbytes for f in files], self.windows, keeps=changed)
-        base = self.engine.plan(decode, usage=usage)
-        ours = self.engine.plan(subject, usage=usage) if changed else base
+        ours = self.engine.plan(subject, usage=usage)
+        base = self.engine.plan(decode, usage=usage) if changed else ours
         takes = Footprint(
             max(ours.device_nbytes, base.device_nbytes),
             max(ours.host_nbytes, base.host_nbytes),
@@ -83,6 +83,9 @@ class Evaluate:
             disk_nbytes=base.disk_nbytes,
             moved_nbytes=base.moved_nbytes + (ours.moved_nbytes if changed else 0),
             rate=ours.rate,
+            devices=ours.devices,
+            temporary_nbytes=max(ours.temporary_nbytes, base.temporary_nbytes),
+            steps=ours.steps,
         )
         return Prediction(None, takes)
 

@@ -23,6 +23,7 @@ from stages.outline import Family, outlined, published
 PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
 CONFIG = "config.json"
 QUANTIZATION = "quantization_config"
+UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth")  # of weights that no container reads
 SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
 
 
@@ -80,8 +81,8 @@ class Load:
         return next((c for c in self.containers if c.recognizes(source)), None)
 
     def _settings(self, source: Path) -> Path | None:
-        """The config.json of a source that has no weights and can be planned nevertheless."""
-        if not self.families or self._container(source) is not None:
+        """The config.json of a source that has no weights, of whatever kind, and can be planned nevertheless."""
+        if not self.families or self._container(source) is not None or _has(source, UNREAD):
             return None
         return next((p for p in (source, source / CONFIG) if p.suffix == ".json" and p.is_file()), None)
 
@@ -251,6 +252,10 @@ class _Beside:
         content = read_whole(path, SETTINGS_NBYTES)
         self.inputs[path] = small_input(path, content)
         return parse_object(content, spoken(path))
+
+
+def _has(source: Path, suffixes: tuple[str, ...]) -> bool:
+    return source.is_dir() and any(p.suffix in suffixes for p in source.iterdir())
 
 
 def _checked(config: dict[str, Any], path: Path) -> dict[str, Any]:

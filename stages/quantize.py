@@ -1,6 +1,6 @@
 """Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -13,7 +13,7 @@ from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.blocks import block_grain, common, outward, whole_blocks
-from pipeline.tensors.matrices import ExtremesOf
+from pipeline.tensors.matrices import ExtremesOf, scanned
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
@@ -239,17 +239,35 @@ class CodedStore(StoreView):
             meter.error(name, stats)
         return checked(coded, spec, box, name)
 
+    def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
+        """With what is read to see what these boxes are a part of, once a process."""
+        spec, method = self.specs[name], self.methods.get(name)
+        wanted = [normalize(box, spec.shape) for box in boxes]
+        if method is None:
+            return super().read_nbytes(name, wanted)
+        grain = block_grain(self.store.specs[name].scheme, spec.shape)
+        read = [outward(box, spec.shape, grain) for box in wanted]
+        if method.scheme is not None and method.needs_extremes:
+            read += scanned(spec.shape, wanted)
+        if (rows := _rows(method)) is not None:
+            read += scanned(spec.shape, wanted, rows)
+        return super().read_nbytes(name, read)
+
     def _wider(self, method: Method, name: str, box: tuple[slice, ...]) -> dict[str, Any]:
         """What a method must know of the whole tensor, when the box is only part of it."""
         more: dict[str, Any] = {}
         if method.needs_extremes:
             more["observed"] = self.extremes.box(self.store, name, box, method.decode)
-        if (
-            optional(method, MethodHooks, "cuts_rows")
-            and (scheme := method.scheme) is not None
-            and scheme.block_elems == 0
-        ):
-            more["rows"] = self.extremes.bands(self.store, name, box, scheme.block_rows, method.decode)
+        if (rows := _rows(method)) is not None:
+            more["rows"] = self.extremes.bands(self.store, name, box, rows, method.decode)
         if optional(method, MethodHooks, "needs_place"):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
         return more
+
+
+def _rows(method: Method) -> int | None:
+    """How many rows share a scale with all of what they are cut from; None: that is not so, or it sees them whole."""
+    scheme = method.scheme
+    if scheme is None or scheme.block_elems or not optional(method, MethodHooks, "cuts_rows"):
+        return None
+    return scheme.block_rows

@@ -1,6 +1,6 @@
 """Transcode: change how packed tensors are packed, never what they hold."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -9,7 +9,7 @@ from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
 from pipeline.method import Method
 from pipeline.stage import Checkpoint, Context
-from pipeline.tensors.blocks import component_box
+from pipeline.tensors.blocks import Box, component_box
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
@@ -75,6 +75,11 @@ class Recoded(StoreView):
             return found
         return (*found[:-2], *(max(1, n) for n in self.specs[name].shape[-2:]))
 
+    def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
+        if name not in self.names:
+            return super().read_nbytes(name, boxes)
+        return super().read_nbytes(name, [_wide(normalize(b, self.specs[name].shape), self.specs[name]) for b in boxes])
+
     def read(self, name: str, index: Index = ()) -> Any:
         """
         Raises:
@@ -84,8 +89,7 @@ class Recoded(StoreView):
             return self.store.read(name, index)
         spec = self.specs[name]
         box = normalize(index, spec.shape)
-        wide = (*box[:-2], *(slice(0, n) for n in spec.shape[-2:]))
-        packed = self.store.read(name, wide)
+        packed = self.store.read(name, _wide(box, spec))
         try:
             recoded = self.method.recode(packed)
         except NotLossless as why:
@@ -97,6 +101,11 @@ class Recoded(StoreView):
             meter.error(name, stats)
         within = (*(slice(0, s.stop - s.start) for s in box[:-2]), *box[-2:])
         return checked(cut(recoded, within), spec, box, name)
+
+
+def _wide(box: Box, spec: TensorSpec) -> Box:
+    """Whole matrices."""
+    return (*box[:-2], *(slice(0, n) for n in spec.shape[-2:]))
 
 
 def cut(q: QTensor, box: Index) -> QTensor:

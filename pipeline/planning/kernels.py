@@ -30,7 +30,7 @@ def calls(plan: Plan) -> Iterator[tuple[str, Call, str]]:
             try:
                 if (ask := optional(node.stage, StageHooks, "calls")) is not None:
                     yield from ((node.name, call, "") for call in ask(checkpoint))
-                for engine in _engines(node.stage):
+                for engine in _engines(node.stage) if node.computes else ():
                     for rows in ROWS:
                         found = engine.calls(checkpoint, rows=rows)
                         yield from ((node.name, call, f"{rows} row{'s' * (rows > 1)}") for call in found)

@@ -203,19 +203,24 @@ def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.planning.wiring import store_of
     from pipeline.reporting.manifest import chosen, ignored_table, left_out
+    from pipeline.reporting.mesh import mesh_tables, placements, show_mesh
     from pipeline.stage import Checkpoint
     from pipeline.tensors.spec import group_of
 
+    over = placements(plan)
     stages: list[Sequence[str]] = []
     for node in plan.nodes.values():
         takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
         gives = getattr(node.gives, "__name__", str(node.gives))
         origin = node.result.origin if isinstance(node.result, Checkpoint) and not node.inputs else ""
         what = origin or ("in one task" if node.computes else "lazy view")
+        if node.name in over:
+            what = show_mesh(over[node.name].mesh)
         if node.takes is not None and node.takes.device_nbytes:
             cache = f", {show_bytes(node.takes.cache_nbytes)} of it KV cache" if node.takes.cache_nbytes else ""
             reads = f"; {node.takes.reads}" if node.takes.reads else ""
-            what = f"in one task, {show_bytes(node.takes.device_nbytes)} on the device{cache}{reads}"
+            where = "the device" if node.takes.devices == 1 else f"each of {node.takes.devices} devices"
+            what = f"in one task, {show_bytes(node.takes.device_nbytes)} on {where}{cache}{reads}"
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"
@@ -242,6 +247,7 @@ def plan_tables(plan: Any) -> list[Any]:
             ))  # fmt: skip
         columns = ("tensors", "", "shape", "from", "to", "bits", "in", "out")
         found.append(table("Tensors", columns, rows, right=(1, 5, 6, 7)))
+    found += mesh_tables(plan)
     found += ignored_table(left_out(plan))
     for name, work in plan.works.items():
         if not work.outputs:
@@ -341,12 +347,15 @@ def _bits(holders: Sequence[Any]) -> str:
 
 def mermaid(plan: Any) -> str:
     """The graph as Mermaid: stages, work with its chunks, edges labelled with what flows."""
+    from pipeline.reporting.mesh import placements, show_mesh
+
     lines = ["flowchart LR"]
+    over = {name: f"<br/>{_label(show_mesh(p.mesh))}" for name, p in placements(plan).items() if p.mesh.size > 1}
     ids = {name: name if _plain_id(name) else f"stage{i}" for i, name in enumerate(plan.nodes)}
     for node in plan.nodes.values():
         me = ids[node.name]
         if node.work is None:
-            lines.append(f'    {me}["{_label(node.name)}"]')
+            lines.append(f'    {me}["{_label(node.name)}{over.get(node.name, "")}"]')
         else:
             n = len(node.work.chunks)
             lines += [

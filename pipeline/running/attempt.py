@@ -27,6 +27,7 @@ from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.reporting.manifest import Report, build_report, write_config, write_records
+from pipeline.reporting.mesh import draw_placements
 from pipeline.running import peak
 from pipeline.running.description import Description, describe, read_description, refuse
 from pipeline.running.exports import Exports, adopts, places_of
@@ -203,6 +204,7 @@ class Attempt:
         whole = len(done) == len(records) and not any(r.get("took") for r in done)
         report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
+        draw_placements(plan, run_dir)
         write_records(run_dir, run, report)
         write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         self.journal.path.unlink(missing_ok=True)

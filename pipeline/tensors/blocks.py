@@ -4,7 +4,7 @@ Knows schemes, and nothing of leaves or dialects.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 from pipeline.hooks import optional
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import DTYPE_BITS, TensorSpec
 from pipeline.tensors.store import Index, StoreHooks, TensorStore, normalize
 
 Box = tuple[slice, ...]
@@ -90,6 +90,32 @@ def scratch_of(store: TensorStore, name: str) -> int:
     """What `StoreHooks.scratch` says; 0 where it says nothing."""
     own = optional(store, StoreHooks, "scratch")
     return int(own(name)) if own is not None else 0
+
+
+def shares_of(store: TensorStore, name: str) -> Sequence[tuple[Index, int]] | None:
+    """What `StoreHooks.shares` says; None where it says nothing."""
+    own = optional(store, StoreHooks, "shares")
+    found: Sequence[tuple[Index, int]] | None = own(name) if own is not None else None
+    return found
+
+
+def read_nbytes_of(store: TensorStore, name: str, boxes: Sequence[Index]) -> int:
+    """What `StoreHooks.read_nbytes` says, or the bytes that the boxes hold."""
+    if (own := optional(store, StoreHooks, "read_nbytes")) is not None:
+        return int(own(name, boxes))
+    return sum(box_nbytes(store.specs[name], box) for box in boxes)
+
+
+def box_nbytes(spec: TensorSpec, index: Index) -> int:
+    """Bytes of the box `index` of a tensor of `spec`: packed codes, and scales and whatever else decoding it needs."""
+    if spec.scheme is None:
+        elems: int = math.prod(s.stop - s.start for s in normalize(index, spec.shape))
+        return (elems * DTYPE_BITS[spec.dtype] + 7) // 8
+    found = 0
+    for component, dtype in spec.scheme.dtypes.items():
+        box = component_box(spec, component, index)
+        found += math.prod(s.stop - s.start for s in box) * DTYPE_BITS[dtype] // 8
+    return found
 
 
 def common(*grains: tuple[int, ...]) -> tuple[int, ...]:

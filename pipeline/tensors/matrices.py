@@ -7,7 +7,7 @@ one task is not read twice.
 
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,9 +64,7 @@ class ExtremesOf:
         """Of the matrices that `box` touches; None when it holds them whole, so that the caller sees for itself."""
         shape = store.specs[name].shape
         whole = normalize(box, shape)
-        if all((s.start, s.stop) == (0, n) for s, n in zip(whole[-2:], shape[-2:], strict=True)):
-            return None
-        return self._of(store, name, whole, max(1, math.prod(shape[-2:-1])), decode)
+        return None if _holds(whole, shape, 2) else self._of(store, name, whole, _height(shape), decode)
 
     def bands(self, store: TensorStore, name: str, box: Index, rows: int, decode: Decode) -> Extremes | None:
         """Of each `rows` rows, from end to end, that `box` touches; None when it holds them whole.
@@ -76,28 +74,17 @@ class ExtremesOf:
         """
         shape = store.specs[name].shape
         whole = normalize(box, shape)
-        if (whole[-1].start, whole[-1].stop) == (0, shape[-1]):
-            return None
-        return self._of(store, name, whole, rows, decode)
+        return None if _holds(whole, shape, 1) else self._of(store, name, whole, rows, decode)
 
     def _of(self, store: TensorStore, name: str, box: Box, rows: int, decode: Decode) -> Extremes:
         """Of whole rows, `rows` together."""
         shape = store.specs[name].shape
-        *lead, n = shape
-        tall = box[-2] if lead else slice(0, 1)
-        height = lead[-1] if lead else 1
-        first, last = tall.start // rows, -(-tall.stop // rows)
-        if rows >= height:
-            first, last = 0, 1
-        grid = tuple(s.stop - s.start for s in box[:-2])
-        low = np.empty((*grid, last - first, 1) if lead else (1,), np.float32)
+        found = {where: self._region(store, name, region, decode) for where, region in _regions(shape, box, rows)}
+        grid = [max(sides) + 1 for sides in zip(*found, strict=True)] if found else [0] * len(shape)
+        low = np.empty(grid, np.float32)
         high = np.empty_like(low)
-        for at in np.ndindex(*grid):
-            matrix = tuple(slice(s.start + i, s.start + i + 1) for s, i in zip(box[:-2], at, strict=True))
-            for band in range(first, last):
-                across = (slice(band * rows, min((band + 1) * rows, height)),) if lead else ()
-                where = (*at, band - first, 0) if lead else (0,)
-                low[where], high[where] = self._region(store, name, (*matrix, *across, slice(0, n)), decode)
+        for where, ends in found.items():
+            low[where], high[where] = ends
         return Extremes(low, high)
 
     def _region(self, store: TensorStore, name: str, region: Box, decode: Decode) -> tuple[float, float]:
@@ -108,6 +95,41 @@ class ExtremesOf:
             if key not in self._found:
                 self._found[key] = _scan(store, name, region, decode)
             return self._found[key]
+
+
+def scanned(shape: tuple[int, ...], boxes: Iterable[Box], rows: int | None = None) -> tuple[Box, ...]:
+    """Regions of a tensor of `shape` that are read for what `ExtremesOf` says of these boxes: each once.
+
+    Args:
+        rows: as `bands` takes them; None: as of `box`, whole matrices.
+    """
+    high, dims = (_height(shape), 2) if rows is None else (rows, 1)
+    parts = (box for box in boxes if not _holds(box, shape, dims))
+    regions = (region for box in parts for _, region in _regions(shape, box, high))
+    return tuple({tuple((s.start, s.stop) for s in region): region for region in regions}.values())
+
+
+def _height(shape: tuple[int, ...]) -> int:
+    """Rows of a matrix."""
+    return max(1, math.prod(shape[-2:-1]))
+
+
+def _holds(box: Box, shape: tuple[int, ...], dims: int) -> bool:
+    """Whether the box has all of the last `dims` dimensions."""
+    return all((s.start, s.stop) == (0, n) for s, n in zip(box[-dims:], shape[-dims:], strict=True))
+
+
+def _regions(shape: tuple[int, ...], box: Box, rows: int) -> Iterator[tuple[tuple[int, ...], Box]]:
+    """The bands of `rows` whole rows that `box` touches, each with its place among them."""
+    *lead, n = shape
+    tall = box[-2] if lead else slice(0, 1)
+    height = lead[-1] if lead else 1
+    first, last = (0, 1) if rows >= height else (tall.start // rows, -(-tall.stop // rows))
+    for at in np.ndindex(*(s.stop - s.start for s in box[:-2])):
+        matrix = tuple(slice(s.start + i, s.start + i + 1) for s, i in zip(box[:-2], at, strict=True))
+        for band in range(first, last):
+            across = (slice(band * rows, min((band + 1) * rows, height)),) if lead else ()
+            yield ((*at, band - first, 0) if lead else (0,)), (*matrix, *across, slice(0, n))
 
 
 def _scan(store: TensorStore, name: str, region: Box, decode: Decode) -> tuple[float, float]:

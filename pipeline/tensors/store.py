@@ -4,7 +4,7 @@ A store knows every tensor before a byte of data is read. Reading is always of a
 dimension. Only a writer or a device reads; everything in between is a view.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from pipeline.hooks import hooks_of
@@ -51,6 +51,14 @@ class StoreHooks:
     scratch: Callable[[str], int] | None = None
     """`scratch(name)`: bytes that reading a box takes beside what is read and what is given, where what must be seen at
     once is more than a tile. A view adds what its source takes."""
+
+    read_nbytes: Callable[[str, Sequence[Index]], int] | None = None
+    """`read_nbytes(name, boxes)`: bytes that come out of files when one process reads these boxes of a tensor, where
+    that is not what they hold. A view says what its source reads for them."""
+
+    shares: Callable[[str], Sequence[tuple[Index, int]] | None] | None = None
+    """`shares(name)`: of a tensor that lies in several processes, boxes that are together all of it, each with the
+    number of the process that is to read it, said alike in all of them. None: this process can read all of it."""
 
 
 def normalize(index: Index, shape: tuple[int, ...]) -> tuple[slice, ...]:

@@ -6,7 +6,7 @@ reads exactly the bytes of the box it is asked for.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from pipeline.tensors.blocks import (
     each,
     inner_box,
     outward,
+    read_nbytes_of,
     tensor_grain,
     whole_blocks,
 )
@@ -79,13 +80,31 @@ class JoinedStore:
         if bound is None:
             raise KeyError(f"no tensor {name!r}{did_you_mean(name, self.binding.tensors)}")
         wanted = normalize(index, bound.spec.shape)
-        whole_only = bound.spec.scheme is not None and bound.spec.scheme.whole_only
-        box = wanted if whole_only else outward(wanted, bound.spec.shape, self.grain(name))
+        box = self._taken(name, wanted)
         value = self._read(bound, box)
         if box != wanted:
             inner = tuple(slice(w.start - b.start, w.stop - b.start) for w, b in zip(wanted, box, strict=True))
             value = inner_box(value, replace(bound.spec, shape=tuple(b.stop - b.start for b in box)), inner)
         return checked(value, bound.spec, index, name)
+
+    def _taken(self, name: str, box: Box) -> Box:
+        """What is read of the leaves for a box."""
+        spec = self.binding.tensors[name].spec
+        whole_only = spec.scheme is not None and spec.scheme.whole_only
+        return box if whole_only else outward(box, spec.shape, self.grain(name))
+
+    def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
+        """Of the leaves that are read: one scale may serve many experts, and one leaf several tensors."""
+        bound = self.binding.tensors[name]
+        leaves: dict[str, list[Box]] = {}
+        for index in boxes:
+            read = set()
+            for part, _, leaf in held(bound, self._taken(name, normalize(index, bound.spec.shape))):
+                if part.picks or part.component not in read:
+                    leaves.setdefault(part.leaf, []).append(leaf)
+                if not part.picks:
+                    read.add(part.component)
+        return sum(read_nbytes_of(self.leaves, leaf, taken) for leaf, taken in leaves.items())
 
     def _read(self, bound: Bound, box: Box) -> Any:
         """A box that every part of `bound` can deliver."""
@@ -289,14 +308,22 @@ class MappedStore(StoreView):
         box = normalize(index, spec.shape)
         if spec.scheme is not None:
             whole_blocks(spec.scheme, spec.shape, box)
-        source = self.store.specs[name].scheme
-        both = common(block_grain(source, spec.shape), block_grain(spec.scheme, spec.shape))
-        outer = box if source is None else outward(box, spec.shape, both)
+        outer = self._taken(name, box)
         value = checked(self.transform.apply(name, self.store.read(name, outer), outer), spec, outer, name)
         if outer == box:
             return value
         inner = tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
         return inner_box(value, replace(spec, shape=tuple(o.stop - o.start for o in outer)), inner)
+
+    def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
+        shape = self.specs[name].shape
+        return read_nbytes_of(self.store, name, [self._taken(name, normalize(box, shape)) for box in boxes])
+
+    def _taken(self, name: str, box: Box) -> Box:
+        """What is read of the source for a box."""
+        source, spec = self.store.specs[name].scheme, self.specs[name]
+        both = common(block_grain(source, spec.shape), block_grain(spec.scheme, spec.shape))
+        return box if source is None else outward(box, spec.shape, both)
 
 
 def _same_twice(part: Part, held: Any, again: Any) -> None:

@@ -99,6 +99,17 @@ class DialectContract:
             for box in random_boxes(spec, rng, 4):
                 assert same(store.read(name, box), given.read(name, box)), f"{name}{list(box)} came back changed"
 
+    def test_an_outline_is_what_is_decoded(self, encoded: Binding) -> None:
+        """As far as config.json tells: of plain tensors it states one dtype."""
+        outline = optional(self.dialect(), DialectHooks, "outline")
+        shapes = {name: spec.shape for name, spec in self.specs().items()}
+        found = outline(shapes, self.seen(encoded)) if outline is not None else None
+        if found is None:
+            pytest.skip("config.json alone does not tell")
+        assert {n: (s.shape, s.scheme) for n, s in found.items()} == {
+            n: (s.shape, s.scheme) for n, s in self.specs().items()
+        }
+
     def test_encodes_again_what_it_decoded(self, encoded: Binding) -> None:
         decoded = self.dialect().decode(encoded.leaves, self.seen(encoded))
         again = self.dialect().encode({n: b.spec for n, b in decoded.tensors.items()}, decoded.config)

@@ -3,18 +3,24 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline import backends
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
-from pipeline.mesh import SINGLE, Mesh
+from pipeline.mesh import SINGLE, Mesh, Placement, Step
 from pipeline.ops import Call, Kernel
+from pipeline.planning.layout import batch_problems, lay_out
+from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.planning.reading import bytes_read
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
+from plugins.engine.steps import LOGITS_NBYTES, rows, temporary_nbytes
+from plugins.engine.steps import steps as mesh_steps
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
 from plugins.models.device import WeightsDtype, cache_nbytes, device_nbytes, device_spec, keys_of, left_out, unused
@@ -26,7 +32,7 @@ HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 # Compiling, for each layer, as they are unrolled: evaluating toys of 24, 48 and 96 layers, as they are and in mxfp4,
 # with next to no weights, took 675, 939 and 1475 MiB.
 PROGRAM_NBYTES = 11 << 20
-SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
+SCORES_NBYTES = 6 * LOGITS_NBYTES  # logits, log probabilities and their differences
 ACTIVATION_NBYTES = {"bf16": 2, "f32": 4}
 TOKENIZING_NBYTES = 170  # for each byte of a text (measured: 1.8 GB for 11 MB of text)
 ARCHIVE_NBYTES = 64 << 10  # what a baseline's archive has beside its arrays, and its record
@@ -146,6 +152,9 @@ class Engine:
         specs = checkpoint.store.specs
         dtype = self._dtype(plain=plain)
         cache = self._cache(checkpoint, usage, dtype) if usage.generates else 0
+        placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
+        if (p := placement) is not None:
+            weights = weights_nbytes(p.mesh, p.parameters, p.specs, p.layouts)
         device = weights + cache
         largest = max((s.nbytes for s in specs.values()), default=0)
         # Scoring, after loading: the baseline's head is there as it is held, a packed one as fp32.
@@ -158,22 +167,84 @@ class Engine:
         # Activations of what goes through a layer at once: what comes in and out of its widest matrix, as fp32.
         wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
         activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
+        steps: tuple[Step, ...] = ()
+        reads: tuple[int, ...] = ()
+        temporary = 0
+        if placement is not None:
+            steps = tuple(mesh_steps(placement, usage, ACTIVATION_NBYTES[dtype]))
+            p = placement
+            reads = tuple(bytes_read(checkpoint.store, p.mesh, p.parameters, p.layouts, p.mesh.hosts))
+            temporary = temporary_nbytes(placement, steps, wide, max((s.shape[0] for s in heads), default=0))
         layers = len({n.partition(".layers.")[2].partition(".")[0] for n in specs if ".layers." in n})
         tokenizing = TOKENIZING_NBYTES * usage.text_nbytes
         host = HOST_NBYTES + layers * PROGRAM_NBYTES + tokenizing
         host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
         host += self._attended(checkpoint, usage) if usage.generates and self._on_host else 0
         kind = "on the host" if self._on_host else "accelerator"
+        mesh = [f"{axis}={n}" for axis, n in self.mesh.axes.items() if n > 1]
         return Footprint(
             device,
-            host + (device if self._on_host else 0),
+            host + (self.mesh.size * (device + temporary) if self._on_host else 0),
             self.tokenizer.inputs(checkpoint),
             ignored,
             cache_nbytes=cache,
             disk_nbytes=sum(n * state + head + ARCHIVE_NBYTES for n in usage.keeps),
             moved_nbytes=weights * usage.tokens,
-            rate=" ".join([kind, dtype, *sorted({s.encoding for s in specs.values()})]),
+            rate=" ".join([kind, dtype, *mesh, *sorted({s.encoding for s in specs.values()})]),
+            devices=self.mesh.size,
+            temporary_nbytes=temporary,
+            steps=steps,
+            host_reads=reads,
         )
+
+    def placement(self, checkpoint: Checkpoint, mesh: Mesh | None = None, *, plain: bool = False) -> Placement:
+        """How the weights lie over `mesh`, by default the engine's own. See `pipeline.engine.EngineHooks`.
+
+        Args:
+            plain: as in `load`.
+
+        Raises:
+            PlanError: no family knows the model, or the mesh does not fit it; all problems at once.
+        """
+        mesh = mesh or self.mesh
+        _, ignored = self.weights(checkpoint)
+        held: WeightsDtype = "f32" if plain else self.weights_dtype
+        specs = {n: device_spec(s, held) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        parameters = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
+        return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
+
+    def alone(self) -> list[Problem]:
+        """Which options are for one device only."""
+        found = []
+        if ":" in self.device:
+            platform = self.device.partition(":")[0]
+            text = f"{self.device!r} is one device, and the mesh has {self.mesh.size}; {platform!r} is all of its kind"
+            found.append(Problem("engine.device", text))
+        kernels = (getattr(self.ops, f.name) for f in fields(self.ops))
+        if untraced := {name for k in kernels for name in k.backends if not backends.about(name).traced}:
+            text = f"{', '.join(sorted(untraced))} cannot be compiled, and what is not runs on one device"
+            found.append(Problem("kernels", f"{text}; kernels=auto, or mesh=single"))
+        return found
+
+    def _placed(self, checkpoint: Checkpoint, usage: Usage, *, plain: bool) -> Placement:
+        """How the weights lie over the engine's mesh.
+
+        Raises:
+            PlanError: as `placement`; the rows of `usage` do not divide, or another mesh was laid out for.
+        """
+        problems = self.alone()
+        problems += [] if usage.generates else batch_problems(self.mesh, {"evaluate.windows.batch": usage.batch})
+        if checkpoint.placement is not None and checkpoint.placement.mesh != self.mesh:
+            given = checkpoint.placement.mesh.axes
+            text = f"is laid out over {dict(given)}, and the engine has {dict(self.mesh.axes)}; mesh= sets both"
+            problems.append(Problem("stages.shard.mesh", text))
+        try:
+            found = self.placement(checkpoint, plain=plain)
+        except PlanError as why:
+            raise PlanError([*why.problems, *problems], exit_code=why.exit_code) from None
+        if problems:
+            raise PlanError(problems)
+        return found
 
     def _dtype(self, *, plain: bool) -> str:
         """Of activations, as far as can be told without JAX."""
@@ -182,10 +253,11 @@ class Engine:
         return self.dtype
 
     def _cache(self, checkpoint: Checkpoint, usage: Usage, dtype: str) -> int:
-        """Bytes of the KV cache, in the sizes that programs are compiled for."""
-        batch, length = power_of_two(usage.batch), power_of_two(usage.length, SMALLEST_CACHE)
+        """Bytes of the KV cache on each device, in the sizes that programs are compiled for."""
+        batch, length = rows(self.mesh, usage), power_of_two(usage.length, SMALLEST_CACHE)
         held = dtype if self.cache == "auto" else self.cache
-        return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held)
+        ways = self.mesh.ways(self.mesh.over("kv_heads"))
+        return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held, ways)
 
     def _attended(self, checkpoint: Checkpoint, usage: Usage) -> int:
         """Bytes of the keys and values of one layer as fp32, which attention copies out of the cache on CPUs (measured:

@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError
 from plugins.engine import sampling as samplers
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime
-from plugins.engine.sizes import bucket, power_of_two
+from plugins.engine.sizes import bucket
 from plugins.engine.stopping import StopText
 from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
@@ -132,7 +132,7 @@ def generate(
     ends = {*ends, *sampling.stop_tokens}
     readers: Sequence[Stream | None] = streams or [tokenizer.stream() if tokenizer else None for _ in prompts]
     rows = [_Row(reader, sampling, ends) for reader in readers]
-    batch = power_of_two(len(prompts))
+    batch = runtime.rows(len(prompts))
     lengths = [len(p) for p in prompts]
     length = max(lengths) + sampling.max_tokens
     cache = runtime.new_cache(batch, length)

@@ -1,6 +1,10 @@
-"""Weights from a store onto the device: packed bytes as they are, a box at a time, nothing decoded."""
+"""Weights from a store onto devices: packed bytes as they are, a box at a time, nothing decoded.
 
-from collections.abc import Collection, Iterator
+Each process reads what its own devices hold, each box once whatever the number of devices that hold it.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,14 +14,16 @@ from flax import nnx
 
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
-from pipeline.tensors.blocks import component_box, grain_of
-from pipeline.tensors.chunks import cut
+from pipeline.tensors.blocks import Box, component_box, inner_box
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.regions import ends, overlap, portions, within
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.kernels.codecs import scales
+from plugins.mesh.place import boxes, shardings
+from plugins.mesh.store import DeviceStore
 from plugins.models.common.weights import abstract
 
-BOX_ELEMS = 16 << 20  # values read at once; a lazily quantized box takes a few times its bf16 bytes
+COMPONENTS = ("codes", "scales", "zeros", "second", "values")
 
 
 def parameters(model: nnx.Module) -> Iterator[nnx.Param[Any]]:
@@ -28,22 +34,42 @@ def parameters(model: nnx.Module) -> Iterator[nnx.Param[Any]]:
 
 
 def device_nbytes(model: nnx.Module) -> int:
-    """Bytes that the parameters take."""
-    arrays = jax.tree.leaves([p.get_value() for p in parameters(model)])
-    return sum(a.size * a.dtype.itemsize for a in arrays)
+    """Bytes that the parameters take on a device; of several, on the one of this process that has most."""
+    taken = Counter[Any]()
+    for array in jax.tree.leaves([p.get_value() for p in parameters(model)]):
+        for shard in array.addressable_shards:
+            taken[shard.device] += shard.data.nbytes
+    return max(taken.values(), default=0)
+
+
+def on_devices(model: nnx.Module, order: Iterable[str] = ()) -> DeviceStore:
+    """The tensors that a model holds, by the checkpoint's names, read from where they lie.
+
+    Args:
+        order: names that come first; the rest follow as the model has them.
+    """
+    found = DeviceStore.of_parameters(parameters(model)).tensors
+    return DeviceStore({name: found[name] for name in dict.fromkeys([*order, *found]) if name in found})
 
 
 def fill(
-    model: nnx.Module, checkpoint: Checkpoint, device: Any, *, cast: Kernel, unpack: Kernel, only: Collection[str] = ()
+    model: nnx.Module,
+    checkpoint: Checkpoint,
+    where: Any,
+    *,
+    cast: Kernel,
+    unpack: Kernel,
+    only: Collection[str] = (),
 ) -> None:
-    """Read the parameters of `model` and put them on `device`.
+    """Read the parameters of `model` and put them where they are to lie.
 
-    Host memory at its worst is one parameter and one box beside what is on the device.
+    Host memory at its worst is what one device holds of one parameter, and one read, beside what is on the devices; of
+    a tensor that its store reads whole, what all devices of this process hold of it.
 
     Args:
         model: whose parameters know how they lie on the device; a plain one takes packed tensors unpacked.
         checkpoint: where they come from.
-        device: a JAX device.
+        where: a JAX device; or a JAX mesh, over which parameters lie as their `layout` says.
         cast: turns plain values into the dtype of a parameter.
         unpack: decodes packed tensors for plain parameters.
         only: names of tensors; parameters that hold none of them stay as they are. Empty: all.
@@ -54,38 +80,57 @@ def fill(
     for param in parameters(model):
         if only and not set(only).intersection(param.names):
             continue
-        arrays = _empty(param.spec)
-        one = replace(param.spec, shape=param.spec.shape[1:]) if param.stack else param.spec
-        for i, name in enumerate(param.names):
-            into = {c: a[i] for c, a in arrays.items()} if param.stack else arrays
-            _read(checkpoint, name, into, one, cast, unpack)
-        _, tree = jax.tree.flatten(abstract(param.spec))
-        ordered = [arrays[c] for c in ("codes", "scales", "zeros", "second", "values") if c in arrays]
-        param.set_value(jax.tree.unflatten(tree, [jax.device_put(a, device) for a in ordered]))
+        param.set_value(_placed(param, checkpoint, where, cast, unpack))
 
 
-def _empty(spec: TensorSpec) -> dict[str, Any]:
+def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, where: Any, cast: Kernel, unpack: Kernel) -> Any:
+    """The value of a parameter: an array, or a QTensor of arrays."""
+    spec: TensorSpec = param.spec
+    store, here = checkpoint.store, boxes(spec.shape, param.layout, where)
+    devices = {ends(box): held for box, held in here}
+    lie = shardings(spec, param.layout, where)
+    placed: dict[str, list[Any]] = {c: [] for c in COMPONENTS if c in lie}
+    for portion in portions(store, param.names, spec.shape, [box for box, _ in here], stack=param.stack):
+        filled = [(box, _empty(spec, box)) for box in portion.boxes]
+        for read in portion.reads:
+            value = _held(store.read(read.name, read.box), store.specs[read.name], spec, cast, unpack)
+            for box, into in filled:
+                if (part := overlap(box, read.at)) is not None:
+                    _copy(value, read.at, part, into, box, spec, stack=param.stack)
+            del value
+        for box, into in filled:
+            for component, array in into.items():
+                placed[component] += [jax.device_put(array, device) for device in devices[ends(box)]]
+        del filled, into, array
+    whole = {"values": spec.shape} if spec.scheme is None else spec.scheme.components(spec.shape)
+    arrays = [jax.make_array_from_single_device_arrays(whole[c], lie[c], parts) for c, parts in placed.items()]
+    return jax.tree.unflatten(jax.tree.structure(abstract(spec)), arrays)
+
+
+def _empty(spec: TensorSpec, box: Box) -> dict[str, Any]:
+    """Room for a box of a parameter that lies as `spec` says."""
+    dtypes = {"values": spec.dtype} if spec.scheme is None else spec.scheme.dtypes
+    sides = {c: [s.stop - s.start for s in component_box(spec, c, box)] for c in dtypes}
+    return {c: np.empty(sides[c], numpy_dtype(dtype)) for c, dtype in dtypes.items()}
+
+
+def _held(value: Any, stored: TensorSpec, spec: TensorSpec, cast: Kernel, unpack: Kernel) -> Any:
+    """What was read of a tensor that is `stored` so, as a parameter of `spec` holds it."""
     if spec.scheme is None:
-        return {"values": np.empty(spec.shape, numpy_dtype(spec.dtype))}
-    dtypes = spec.scheme.dtypes
-    return {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in spec.scheme.components(spec.shape).items()}
+        if isinstance(value, QTensor):
+            return unpack(value, spec.dtype)
+        return value if numpy_dtype(spec.dtype) == value.dtype else cast(value, spec.dtype)
+    if spec.scheme != value.scheme:  # resolved double quantization; such tensors are read whole
+        shape = spec.scheme.components(stored.shape)["scales"]
+        return QTensor(value.codes, scales.totals(value).reshape(shape), spec.scheme)
+    return value
 
 
-def _read(
-    checkpoint: Checkpoint, name: str, into: dict[str, Any], held: TensorSpec, cast: Kernel, unpack: Kernel
-) -> None:
-    """Fill the arrays `into`, which lie as `held` says, with tensor `name`."""
-    spec = checkpoint.store.specs[name]
-    for piece in cut(name, spec.shape, BOX_ELEMS, grain_of(checkpoint.store, name)):
-        value = checkpoint.store.read(name, piece.index)
-        if held.scheme is None:
-            if isinstance(value, QTensor):
-                value = unpack(value, held.dtype)
-            elif numpy_dtype(held.dtype) != value.dtype:
-                value = cast(value, held.dtype)
-            into["values"][piece.index] = value
-            continue
-        if held.scheme != value.scheme:  # resolved double quantization; such tensors are read whole
-            value = QTensor(value.codes, scales.totals(value).reshape(into["scales"].shape), held.scheme)
-        for component, array in value.components.items():
-            into[component][component_box(held, component, piece.index)] = array
+def _copy(value: Any, at: Box, part: Box, into: dict[str, Any], box: Box, spec: TensorSpec, *, stack: bool) -> None:
+    """Copy `part` of a parameter from `value`, which is its box `at`, to `into`, which is its box `box`."""
+    if part != at:
+        inner = within(part, at)[1:] if stack else within(part, at)
+        value = inner_box(value, replace(spec, shape=value.shape), inner)
+    for component, array in (value.components if isinstance(value, QTensor) else {"values": value}).items():
+        origin = component_box(spec, component, box)
+        into[component][within(component_box(spec, component, part), origin)] = array

@@ -1,11 +1,11 @@
-"""A model on a device, with its compiled programs.
+"""A model on its device or on a mesh of them, with its compiled programs.
 
 Every program is compiled ahead for static shapes and kept: a few lengths of prompt, powers of two for batch and cache.
 What was compiled, and how long it took, is counted, so that nothing recompiles unseen.
 """
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -15,11 +15,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from pipeline.tensors.qtensor import QTensor
-from plugins.engine.load import device_nbytes
+from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
-from plugins.engine.sizes import SMALLEST_CACHE, power_of_two
+from plugins.engine.sizes import SMALLEST_CACHE, power_of_two, rows
+from plugins.engine.spread import Spread
 from plugins.kernels.dequantize.traced import decode
-from plugins.models.common.cache import Cache, CacheDtype
+from plugins.mesh.store import DeviceStore
+from plugins.models.common.cache import Cache, CacheDtype, LayerShape
 from plugins.models.common.decoder import Decoder, Tap
 
 # XLA's CPU backend orders a program so that much can run at once, and then nothing that is alive "at once"
@@ -35,7 +37,9 @@ class Runtime:
 
     Attributes:
         config: config.json.
-        device_nbytes: bytes of the weights on the device.
+        device: a JAX device; of a mesh the first.
+        spread: how programs run on a mesh of more than one; None: there is none.
+        device_nbytes: bytes of the weights on the device; on a mesh, on the one that holds most.
         eager: whether programs run op by op, uncompiled.
         load_s, compile_s: seconds spent loading, and compiling so far.
         compiled: keys of the programs compiled so far, in order.
@@ -49,8 +53,9 @@ class Runtime:
         device: Any,
         load_s: float,
         eager: bool = False,
+        spread: Spread | None = None,
     ):
-        self.eager = eager
+        self.eager, self.spread = eager, spread
         self.config, self.cache_dtype, self.device, self.load_s = config, cache_dtype, device, load_s
         self.vocab, self.cache_shapes = model.vocab, model.cache_shapes
         self.dtype = model.dtype
@@ -63,16 +68,24 @@ class Runtime:
         self.hidden = model.norm.weight.spec.shape[0]
 
     @property
+    def where(self) -> Any:
+        """What weights are put on: a device, or a JAX mesh."""
+        return self.device if self.spread is None else self.spread.devices
+
+    @property
     def compiled(self) -> tuple[Hashable, ...]:
         return tuple(self._programs)
 
     def call(
-        self, name: str, fn: Callable[..., Any], *args: Any, static: Hashable = (), donate: tuple[int, ...] = ()
-    ) -> Any:
+        self, name: str, fn: Callable[..., Any], *args: Any, static: Hashable = (), donate: tuple[int, ...] = (),
+        whole: tuple[int, ...] = (),
+    ) -> Any:  # fmt: skip
         """`fn(model, *args)`, compiled once for each name, `static` and shapes of `args`; not at all when eager.
 
         Args:
             donate: indices of `args` whose memory the result may take.
+            whole: indices of `args` that are not divided by rows, on a mesh. A cache is the first argument, and the first
+                result; every result else is divided by rows.
         """
         if self.eager:
             with jax.disable_jit():
@@ -81,13 +94,23 @@ class Runtime:
         key = (name, static, shapes)
         if key not in self._programs:
             start = time.perf_counter()
-            jitted = jax.jit(
-                lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
-            )
+            if self.spread is None:
+                jitted = jax.jit(
+                    lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
+                )
+            else:
+                local = partial(self._gathered, fn)
+                jitted = self.spread.jit(local, self._leaves, args, whole=whole, donate=donate)
             options = COMPILER_OPTIONS.get(self.device.platform)
             self._programs[key] = jitted.lower(self._leaves, *args).compile(compiler_options=options)
             self.compile_s += time.perf_counter() - start
         return self._programs[key](self._leaves, *args)
+
+    def _gathered(self, fn: Callable[..., Any], leaves: Any, *args: Any) -> Any:
+        """`fn(model, *args)` of the parts of a model that lie on one device of a mesh."""
+        model = self._model(leaves)
+        model.gather()
+        return fn(model, *args)
 
     @contextmanager
     def changed(self, change: Callable[[Decoder], None]) -> Iterator[None]:
@@ -100,6 +123,10 @@ class Runtime:
         finally:
             self._leaves = before
 
+    def tensors(self, order: Iterable[str] = ()) -> DeviceStore:
+        """What the devices hold, as a store; see `plugins.engine.load.on_devices`."""
+        return on_devices(self._model(self._leaves), order)
+
     def head(self) -> tuple[Any, float | None]:
         """The output matrix [V, D], unpacked, and the cap of logits: what turns hidden states into logits."""
         model = self._model(self._leaves)
@@ -110,18 +137,50 @@ class Runtime:
 
     def forward(self, tokens: Any, positions: Any) -> Any:
         """Logits [B, T, V] float32, without a cache."""
-        return self.call("forward", _forward, jnp.asarray(tokens), jnp.asarray(positions))
+        return self._of_rows("forward", _forward, tokens, positions)
 
     def taps(self, tokens: Any, positions: Any) -> dict[str, Any]:
         """Hidden states by layer, [B, T, D], and `logits` [B, T, V]."""
-        return self.call("taps", _taps, jnp.asarray(tokens), jnp.asarray(positions))  # type: ignore[no-any-return]
+        return self._of_rows("taps", _taps, tokens, positions)  # type: ignore[no-any-return]
+
+    def _of_rows(self, name: str, fn: Callable[..., Any], tokens: Any, positions: Any) -> Any:
+        found = self.call(name, fn, self.padded(tokens, 0), self.padded(positions, -1))
+        return jax.tree.map(lambda a: a[: len(tokens)], found) if len(tokens) % self.ways else found
+
+    @property
+    def ways(self) -> int:
+        """Parts that the rows of a batch are divided into, over the devices of a mesh."""
+        return 1 if self.spread is None else self.spread.ways
+
+    def rows(self, n: int) -> int:
+        """Rows that programs for a batch of `n` sequences have."""
+        return rows(n, self.ways)
+
+    def padded(self, array: Any, value: int) -> Any:
+        """An array whose first dimension is rows, with as many of `value` at the end as it takes to divide them."""
+        if lacking := -len(array) % self.ways:
+            return jnp.pad(array, [(0, lacking), *[(0, 0)] * (array.ndim - 1)], constant_values=value)
+        return jnp.asarray(array)
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens, in a size that programs are compiled for."""
-        return Cache.create(self.cache_shapes, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
+        create = partial(Cache.create, *self._cache_of(batch, length))
+        if self.spread is None:
+            return create()
+        key = ("cache", batch, length)
+        if key not in self._programs:
+            self._programs[key] = self.spread.made(create)
+        return self._programs[key]()  # type: ignore[no-any-return]
 
     def cache_nbytes(self, batch: int, length: int) -> int:
-        return Cache.nbytes(self.cache_shapes, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype)
+        """Bytes of such a cache on one device."""
+        shapes, batch, length, dtype = self._cache_of(batch, length)
+        if self.spread is not None:
+            batch, shapes = batch // self.ways, [self.spread.part(shape) for shape in shapes]
+        return Cache.nbytes(shapes, batch, length, dtype)
+
+    def _cache_of(self, batch: int, length: int) -> tuple[Sequence[LayerShape], int, int, CacheDtype]:
+        return self.cache_shapes, batch, power_of_two(length, SMALLEST_CACHE), self.cache_dtype
 
     def prefill(
         self, cache: Cache, tokens: Any, positions: Any, pick: Any, last: Any, *, fresh: bool
@@ -140,7 +199,8 @@ class Runtime:
         """One more token: cache, tokens [B], positions [B], and what was seen."""
         fn = partial(_step, kind=kind)
         args = (cache, token, position, seen, keys, numbers)
-        return self.call("step", fn, *args, static=kind, donate=(0, 3))
+        cache, (token, position, seen) = self.call("step", fn, *args, static=kind, donate=(0, 3))
+        return cache, token, position, seen
 
 
 def _forward(model: Decoder, tokens: Any, positions: Any) -> Any:
@@ -169,7 +229,7 @@ def _step(
 ) -> Any:
     hidden, cache = model(token[:, None], position[:, None], cache, fresh=False)  # type: ignore[assignment]
     token, seen = _chosen(model.logits(hidden[:, 0]), seen, keys, position + 1, numbers, kind)
-    return cache, token, position + 1, seen
+    return cache, (token, position + 1, seen)
 
 
 def _chosen(logits: Any, seen: Any, keys: Any, at: Any, numbers: Any, kind: Any) -> Any:

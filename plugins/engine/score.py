@@ -153,20 +153,21 @@ def score(
         base = files.enter_context(Baseline(against)) if against else None
         kept = files.enter_context(Kept(keep)) if keep else None
         for i, batch in enumerate(windows(ids, cut, bos)):
-            args = [jnp.asarray(a) for a in (batch.tokens, batch.positions, batch.targets)]
+            rows = len(batch.tokens)
+            args = [runtime.padded(a, v) for a, v in ((batch.tokens, 0), (batch.positions, -1), (batch.targets, -1))]
             if base is None:
                 hidden, nll = runtime.call("score", _score, *args)
             else:
                 fn = partial(_compare, softcap=base.softcap)
                 hidden, nll, divergence, same = runtime.call(
-                    "compare", fn, *args, jnp.asarray(base.hidden(i)), base.head, static=base.softcap
+                    "compare", fn, *args, runtime.padded(base.hidden(i), 0), base.head, static=base.softcap, whole=(4,)
                 )
                 kl += float(np.asarray(divergence, np.float64).sum())
                 agree += int(np.asarray(same).sum())
             total += float(np.asarray(nll, np.float64).sum())
             scored += int((batch.targets >= 0).sum())
             if kept is not None:
-                kept.add(hidden)
+                kept.add(hidden[:rows] if len(hidden) > rows else hidden)
         if kept is not None:
             kept.finish(*runtime.head())
     compile_s = runtime.compile_s - compiled

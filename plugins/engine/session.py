@@ -72,11 +72,20 @@ class Model:
         return found
 
     @property
+    def held(self) -> Checkpoint:
+        """The checkpoint with the weights as the devices hold them, for whatever takes one: an export of it fetches box
+        by box, and reads no file of weights. Double quantization is resolved, and plain weights are of `weights_dtype`.
+        """
+        store = self.runtime.tensors(self._checkpoint.store.specs)
+        return replace(self._checkpoint, store=store, stored={})
+
+    @property
     def facts(self) -> Mapping[str, Any]:
         r = self.runtime
         device = getattr(r.device, "device_kind", r.device.platform)
         return {
             "device": device if device == r.device.platform else f"{r.device.platform} ({device})",
+            "devices": 1 if r.spread is None else r.spread.mesh.size,
             "device_nbytes": r.device_nbytes, "planned_nbytes": self._planned, "ignored": dict(self._ignored),
             "activations": r.dtype, "kv_cache": r.cache_dtype, "load_s": r.load_s,
         }  # fmt: skip
@@ -100,7 +109,7 @@ class Model:
 
         def change(model: Decoder) -> None:
             e = self._engine
-            fill(model, checkpoint, self.runtime.device, cast=e.cast, unpack=e.unpack, only=tensors)
+            fill(model, checkpoint, self.runtime.where, cast=e.cast, unpack=e.unpack, only=tensors)
 
         with self.runtime.changed(change):
             yield

@@ -12,3 +12,9 @@ def bucket(n: int) -> int:
 def power_of_two(n: int, least: int = 1) -> int:
     """The smallest power of two that is at least `n` and `least`."""
     return max(least, 1 << (n - 1).bit_length())
+
+
+def rows(n: int, ways: int = 1) -> int:
+    """Rows of a batch of `n` sequences that are divided over devices so many ways: a power of two, or what of their
+    multiples comes after it."""
+    return -(-power_of_two(n) // ways) * ways

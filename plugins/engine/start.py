@@ -1,6 +1,7 @@
 """From an engine's options and a checkpoint to a model on a device."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +10,7 @@ import jax
 from pipeline import meter
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.files import cache_folder
+from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
@@ -17,6 +19,8 @@ from plugins.engine.engine import Engine
 from plugins.engine.load import fill
 from plugins.engine.runtime import Runtime
 from plugins.engine.session import Model
+from plugins.engine.spread import Spread
+from plugins.mesh.devices import arrange
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -25,12 +29,25 @@ from plugins.models.family import family_of
 _DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
-def start(engine: Engine, checkpoint: Checkpoint) -> Model:
-    """See `Engine.load`."""
+def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None = None) -> Model:
+    """See `Engine.load`.
+
+    Args:
+        devices: JAX devices that a mesh takes, instead of all that there are.
+    """
     began = time.perf_counter()
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, kept = resolved(engine)
-    weights = Weights(checkpoint.store.specs, engine.weights_dtype)
+    planned, _ = engine.weights(checkpoint)
+    spread, layouts = None, None
+    if engine.mesh.size > 1:
+        if problems := engine.alone():
+            raise PlanError(problems)
+        placement = engine.placement(checkpoint)
+        spread = Spread(engine.mesh, arrange(engine.mesh, devices or jax.devices(device.platform)))
+        layouts = placement.layouts
+        planned = weights_nbytes(engine.mesh, placement.parameters, placement.specs, layouts)
+    weights = Weights(checkpoint.store.specs, engine.weights_dtype, layouts=layouts)
     family = family_of(checkpoint.config, engine.families)
     _all_run(engine, checkpoint, device.platform)
     ops = engine.ops.on(device.platform)
@@ -38,9 +55,9 @@ def start(engine: Engine, checkpoint: Checkpoint) -> Model:
     ops = on_arrays(ops) if eager else ops
     model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
     ignored = weights.check()
-    fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
-    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager)
-    planned, _ = engine.weights(checkpoint)
+    where = device if spread is None else spread.devices
+    fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
+    runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager, spread)
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
         text_stream.write(f"the weights take {taken}; please report it\n")

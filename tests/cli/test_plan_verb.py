@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pipeline.units import parse_bytes
 from tests.cases import caches
-from tests.cli.run import pipeline
+from tests.cli.run import ROOT, pipeline
 
 MAIN = ("+model=gpt_oss", "quant=mxfp4", "paths.run=here")
 
@@ -45,6 +45,24 @@ def test_a_baseline_that_no_stage_gives_is_a_problem(tmp_path: Path) -> None:
     assert said.code == 3
     assert "stages.evaluate: run takes 'checkpoint' and 'decode', each a Checkpoint" in said.err
     assert pipeline("plan", *MAIN, "stages=[load,decode,quantize,evaluate]", cwd=tmp_path).code == 0
+
+
+def test_a_plan_without_weights_and_the_run_that_needs_them(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_bytes((ROOT / "plugins/models/gpt_oss/tiny/config.json").read_bytes())
+    command = ("model.source=mine", "quant=mxfp4", "paths.run=here")
+    planned = pipeline("plan", *command, cwd=tmp_path)
+    assert planned.code == 0, planned.err
+    assert "shapes only, no weights are here" in " ".join(planned.out.replace("│", " ").split())
+    assert "8×448×160" in planned.out
+    run = pipeline(*command, cwd=tmp_path)
+    assert run.code == 4
+    assert "model.source='mine': no container recognizes it" in run.err
+    assert not (tmp_path / "here").exists()
+    env = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
+    planned = pipeline("plan", "+model=gpt_oss_120b", "flow=convert", "stages=[load]", cwd=tmp_path, env=env)
+    assert planned.code == 0, planned.err
+    assert "128×5760×2880" in planned.out
 
 
 def test_the_kv_cache_is_in_the_plan(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ takes the memory of all of it.
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import numpy as np
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.files import opened
 from pipeline.planning.budget import limits
+from pipeline.tensors.blocks import box_nbytes, outward
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.store import Index, normalize
 from plugins.formats.common.filestore import Stamp
@@ -41,6 +42,7 @@ class TensorStoreLeaves:
         metadata: JSON-able facts the container found.
         described: what `config` gives.
         metadata_paths: the small files that were read, absolute.
+        chunks: name → shape of what is read whole.
     """
 
     folder: Path
@@ -52,6 +54,7 @@ class TensorStoreLeaves:
     metadata: Mapping[str, Any]
     described: Mapping[str, Any]
     metadata_paths: tuple[Path, ...] = ()
+    chunks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -84,6 +87,14 @@ class TensorStoreLeaves:
         self._check(name)
         return out
 
+    def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
+        """What the chunks decode to that the boxes touch: each of them is read for every box that does."""
+        spec, found = self.specs[name], 0
+        for index in boxes:
+            box = outward(normalize(index, spec.shape), spec.shape, self.chunks.get(name, (1,) * len(spec.shape)))
+            found += box_nbytes(spec, box)
+        return found
+
     def _check(self, name: str) -> None:
         """The files that hold `name` must be what they were: in a database, all of them."""
         for file, then in self.stamps.items():
@@ -108,6 +119,7 @@ def open_stored(
     keys = _keys(found)
     memory, whose = min(limits())  # a library that cannot have more ends the process
     specs: dict[str, TensorSpec] = {}
+    read_whole: dict[str, tuple[int, ...]] = {}
     for name, opening in [(name, _opening(found, name)) for name in names]:
         try:
             stored = opening.result()
@@ -120,11 +132,12 @@ def open_stored(
         if tree.complete and have < chunks:
             text = f"{list(stored.shape)} in chunks of {list(chunk)} is {chunks:,} of them, {max(0, have):,} are there"
             raise SourceError(f"{folder}: tensor {name!r}: {text}")
-        decoded = math.prod(stored.chunk_layout.read_chunk.shape or ()) * stored.dtype.numpy_dtype.itemsize
+        read_whole[name] = tuple(stored.chunk_layout.read_chunk.shape or ())
+        decoded = math.prod(read_whole[name]) * stored.dtype.numpy_dtype.itemsize
         if decoded > memory:
             text = f"its chunks decode to {decoded:,} bytes each and are read whole; {memory:,} are there ({whose})"
             raise SourceError(f"{folder}: tensor {name!r}: {text}")
-    return TensorStoreLeaves(folder, specs, found.driver, ocdbt, tree.complete, stamps, metadata, described)
+    return replace(found, specs=specs, chunks=read_whole)
 
 
 def _keys(leaves: TensorStoreLeaves) -> Counter[str]:

@@ -62,10 +62,23 @@ def cases() -> Iterator[Case]:
         weights = rng.uniform(0.1, 1, (4, 2)).astype(np.float32)
         case = (x, chosen, weights, (fused,), (None,), w_out, b_out)
         yield Case(f"{name} {np.dtype(dtype).name}", case, {"activation": interleaved})
+    yield Case("partial sums", *_partial_sums(experts, d_in, f, d_out))
+
+
+def _partial_sums(experts: int, d_in: int, f: int, d_out: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """bfloat16 in, float32 out; what is rounded on the way in are small integers, which are exact."""
+    rng = rng_of("moe partial sums")
+    x = np.where(rng.random((6, d_in)) < 0.1, rng.choice((-1, 1), (6, d_in)), 0).astype(BF16)
+    w_in = rng.choice((-1, 0, 1), (experts, 2 * f, d_in)).astype(BF16)
+    chosen, weights = rng.integers(0, experts, (6, 2)).astype(np.int32), rng.uniform(0.1, 1, (6, 2)).astype(np.float32)
+    w_out, b_out = normal(rng, experts, d_out, f).astype(BF16), normal(rng, experts, d_out)
+    args = (x, chosen, weights, (w_in,), (None,), w_out, b_out)
+    return args, {"activation": interleaved, "out_dtype": np.float32}
 
 
 def in_float64(
-    x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any, *, activation: Any
+    x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any, *, activation: Any,
+    out_dtype: Any = None,
 ) -> Any:  # fmt: skip
     """Every token through every expert, and a one-hot choice afterwards. A weight of 0 is no choice, and stays none."""
     weights = jnp.where(weights == 0, 0, weights)

@@ -28,47 +28,50 @@ def moe(
     b_out: Any,
     *,
     activation: Callable[..., Any],
+    out_dtype: Any = None,
 ) -> Any:
     """See the op's docstring."""
-    return over(0, x, chosen, weights, w_in, b_in, w_out, b_out, activation)
+    return over(0, x, chosen, weights, w_in, b_in, w_out, b_out, activation, out_dtype)
 
 
 def over(
-    bits: int, x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any, activation: Any
-) -> Any:
+    bits: int, x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any, activation: Any,
+    out_dtype: Any,
+) -> Any:  # fmt: skip
     """moe with activations of so many bits; see `ffi.grouped`."""
     x, chosen, weights = jnp.asarray(x), jnp.asarray(chosen), jnp.asarray(weights).astype(jnp.float32)
-    return _moe((activation, bits), x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
+    how = (activation, jnp.dtype(x.dtype if out_dtype is None else out_dtype), bits)
+    return _moe(how, x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _moe(how: tuple[Any, int], x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
-    activation, bits = how
+def _moe(how: tuple[Any, Any, int], x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
+    activation, dtype, bits = how
     # An assignment of weight 0 is none: its expert is not read.
     expert = jnp.where(weights == 0, -1, chosen).reshape(-1).astype(jnp.int32)
 
-    def rounded(y: Any, b: Any) -> Any:
+    def rounded(y: Any, b: Any, dtype: Any = x.dtype) -> Any:
         if b is not None:
             y = y + jnp.asarray(b).astype(jnp.float32)[jnp.maximum(expert, 0)]
-        return y.astype(x.dtype)
+        return y.astype(dtype)
 
     hidden = [rounded(y, b) for y, b in zip(ffi.grouped(x, expert, w_in, bits), b_in, strict=True)]
     (y,) = ffi.grouped(activation(*hidden), expert, [w_out], bits)
-    y = rounded(y, b_out).astype(jnp.float32).reshape(*chosen.shape, -1)
+    y = rounded(y, b_out, dtype).astype(jnp.float32).reshape(*chosen.shape, -1)
     share = weights[:, :, None]
-    return jnp.sum(jnp.where(share == 0, 0.0, y * share), axis=1).astype(x.dtype)
+    return jnp.sum(jnp.where(share == 0, 0.0, y * share), axis=1).astype(dtype)
 
 
-def _forward(how: tuple[Any, int], *args: Any) -> tuple[Any, Any]:
+def _forward(how: tuple[Any, Any, int], *args: Any) -> tuple[Any, Any]:
     x, _, weights, w_in, b_in, w_out, b_out = args
     asked = wanted(x, weights, *w_in, *b_in, w_out, b_out)
     return _moe(how, *given(args)), (given(args), asked)
 
 
 @once
-def _backward(how: tuple[Any, int], kept: Any, dy: Any) -> tuple[Any, ...]:
+def _backward(how: tuple[Any, Any, int], kept: Any, dy: Any) -> tuple[Any, ...]:
     args, asked = kept
-    return gradients(how[0], project, args, asked.flags, cotangent(dy))
+    return gradients(how[0], how[1], project, args, asked.flags, cotangent(dy))
 
 
 _moe.defvjp(_forward, _backward, symbolic_zeros=True)

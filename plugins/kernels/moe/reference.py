@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from pipeline.tensors.qtensor import QTensor
-from plugins.kernels.matmul.reference import matmul
+from plugins.kernels.matmul.reference import matmul, rounded
 
 
 def moe(
@@ -19,18 +19,20 @@ def moe(
     b_out: Any,
     *,
     activation: Callable[..., Any],
+    out_dtype: Any = None,
 ) -> Any:
     """See the op's docstring."""
     x, chosen, weights = np.asarray(x), np.asarray(chosen), np.asarray(weights).astype(np.float64)
     out = np.zeros((len(x), w_out.shape[1]))
+    dtype = np.dtype(x.dtype if out_dtype is None else out_dtype)
     for n, j in np.ndindex(*chosen.shape):
         if weights[n, j] == 0:
             continue
         e = int(chosen[n, j])
         hidden = [matmul(x[n], of(w, e), of(b, e)) for w, b in zip(w_in, b_in, strict=True)]
-        y = matmul(np.asarray(activation(*hidden)), of(w_out, e), of(b_out, e))
+        y = matmul(np.asarray(activation(*hidden)), of(w_out, e), of(b_out, e), out_dtype=dtype)
         out[n] += weights[n, j] * y.astype(np.float64)
-    return out.astype(np.float32).astype(x.dtype)
+    return rounded(out, dtype)
 
 
 def of(stack: Any, e: int) -> Any:

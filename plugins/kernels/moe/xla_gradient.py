@@ -20,11 +20,13 @@ from plugins.kernels.moe.schedule import Schedule
 
 
 def gradients(
-    activation: Callable[..., Any], project: Callable[..., Any], args: Sequence[Any], flags: Sequence[bool], dout: Any
-) -> tuple[Any, ...]:
+    activation: Callable[..., Any], dtype: Any, project: Callable[..., Any], args: Sequence[Any], flags: Sequence[bool],
+    dout: Any,
+) -> tuple[Any, ...]:  # fmt: skip
     """Of all arguments of `xla._moe` but the activation; None for those that have none or need none.
 
     Args:
+        dtype: of the result: cotangents are exact in it.
         project: that of the backend.
         args: x, chosen, weights, w_in, b_in, w_out, b_out.
         flags: what is asked for: x, weights, each of w_in, each of b_in, w_out, b_out.
@@ -57,10 +59,10 @@ def gradients(
         tile_x = jnp.where(own, x[token], 0)  # padding may be NaN, and 0 · NaN is that too
         hidden = [project(tile_x, w, b, t.expert) for w, b in zip(w_in, b_in, strict=True)]
         h, turn = jax.vjp(activation, *hidden)
-        y = project(h, w_out, b_out, t.expert)
+        y = project(h, w_out, b_out, t.expert, dtype)
         g = dout[token].astype(jnp.float32)
         dp = _put(dp, t, jnp.sum(jnp.where(own, y.astype(jnp.float32) * g, 0), axis=1, keepdims=True))
-        dy = jnp.where(own, g * flat[t.assignment][:, None], 0).astype(x.dtype)
+        dy = jnp.where(own, g * flat[t.assignment][:, None], 0).astype(dtype)
         dw_out, db_out = _added(dw_out, t, weight_gradient, dy, h), _added(db_out, t, _over_rows, dy)
         dh = turn(input_gradient(dy, w_out, x.dtype, t.expert).astype(h.dtype))
         dw_in = tuple(_added(a, t, weight_gradient, d, tile_x) for a, d in zip(dw_in, dh, strict=True))

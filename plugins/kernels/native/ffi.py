@@ -20,6 +20,7 @@ from pipeline.tensors.spec import TensorSpec, dtype_name
 from plugins.facts.codebooks import dynamic8
 from plugins.kernels.native import build, library, scheme, tuning
 from plugins.kernels.native.tuning import Tuned
+from plugins.kernels.varying import along, axes_of, typed
 
 FEW_ROWS: Final = 4
 """Rows of activations a matrix up to which weights are read for some of them at a time, and not decoded first: where
@@ -52,7 +53,14 @@ def call(unit: str, handler: str, results: Any) -> Any:
     Args:
         results: a `jax.ShapeDtypeStruct`, or several.
     """
-    return jax.ffi.ffi_call(registered(unit, handler), results, vmap_method="sequential")
+    name = registered(unit, handler)
+
+    def called(*args: Any, **attributes: Any) -> Any:
+        axes = axes_of(args)
+        given = jax.tree.map(lambda result: typed(result, axes), results)
+        return jax.ffi.ffi_call(name, given, vmap_method="sequential")(*along(axes, args), **attributes)
+
+    return called
 
 
 def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tuned | None = None) -> list[Any]:

@@ -6,10 +6,11 @@ from typing import Any, cast
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.mesh.collectives import embedded, joined, over
 from plugins.models.common.cache import Cache, CacheView, LayerShape
 from plugins.models.common.layers import RMSNorm
 from plugins.models.common.ops import Ops
-from plugins.models.common.weights import Weights
+from plugins.models.common.weights import Weights, gather
 from plugins.models.device import unused
 
 Tap = Callable[[str, Any], None]
@@ -53,6 +54,10 @@ class Decoder(nnx.Module):
         """What every layer puts into the cache."""
         return tuple(cast(Any, block).cache_shape for block in self.layers)
 
+    def gather(self) -> None:
+        """Put together what lies divided, beside the layers: those do so one by one, where they are used."""
+        gather(*(part for part in (self.embed_tokens, self.norm, self.lm_head) if part is not None))
+
     def __call__(
         self, tokens: Any, positions: Any, cache: Cache | None = None, *, fresh: bool = True, tap: Tap | None = None
     ) -> tuple[Any, Cache | None]:
@@ -66,12 +71,14 @@ class Decoder(nnx.Module):
             tap: is called with (name, array) after the embedding and after every layer.
         """
         memory = CacheView(cache, positions, fresh=fresh)
-        x = self.ops.embed(tokens, self.embed_tokens.get_value(), dtype=jnp.dtype(self.dtype))
+        rows = over(self.embed_tokens.layout, 0)
+        x = embedded(self.ops.embed, tokens, self.embed_tokens.get_value(), rows, dtype=jnp.dtype(self.dtype))
         if self.embed_scale is not None:
             x = x * jnp.asarray(self.embed_scale, x.dtype)
         if tap:
             tap("embed", x)
         for i, block in enumerate(self.layers):
+            gather(block)
             x = block(x, i, memory, self.ops)
             if tap:
                 tap(f"layers.{i}", x)
@@ -81,4 +88,5 @@ class Decoder(nnx.Module):
         """Next-token logits, float32 [..., vocab], of hidden states [..., hidden]."""
         head = self.embed_tokens if self.lm_head is None else self.lm_head
         out = self.ops.matmul(hidden, head.get_value(), out_dtype=jnp.float32)
+        out = joined(out, over(head.layout, 0))
         return out if self.softcap is None else self.softcap * jnp.tanh(out / self.softcap)

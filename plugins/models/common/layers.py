@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.mesh.collectives import over, summed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.ops import Ops
 from plugins.models.common.shapes import AttentionShape
@@ -34,7 +35,8 @@ class Linear(nnx.Module):
         self.bias = w.param(f"{name}.bias", shape[:1], axes[:1]) if bias else None
 
     def __call__(self, x: Any, ops: Ops) -> Any:
-        return ops.matmul(x, self.weight.get_value(), None if self.bias is None else self.bias.get_value())
+        bias = None if self.bias is None else self.bias.get_value()
+        return summed(ops.matmul, x, self.weight.get_value(), bias, over(self.weight.layout, 1))
 
 
 class RMSNorm(nnx.Module):
@@ -67,9 +69,9 @@ class Attention(nnx.Module):
     def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         s = self.shape
         lead = x.shape[:2]
-        q = self.q_proj(x, ops).reshape(*lead, s.heads, s.head_dim)
-        k = self.k_proj(x, ops).reshape(*lead, s.kv_heads, s.head_dim)
-        v = self.v_proj(x, ops).reshape(*lead, s.kv_heads, s.head_dim)
+        q = self.q_proj(x, ops).reshape(*lead, -1, s.head_dim)  # the heads that lie here
+        k = self.k_proj(x, ops).reshape(*lead, -1, s.head_dim)
+        v = self.v_proj(x, ops).reshape(*lead, -1, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         inv_freq = jnp.asarray(s.rope.inv_freq, jnp.float32)
@@ -81,7 +83,7 @@ class Attention(nnx.Module):
             scale=s.head_dim**-0.5 if s.scale is None else s.scale, window=s.window, softcap=s.softcap,
             sinks=None if self.sinks is None else self.sinks.get_value(),
         )  # fmt: skip
-        return self.o_proj(out.reshape(*lead, s.heads * s.head_dim), ops)
+        return self.o_proj(out.reshape(*lead, -1), ops)
 
     @property
     def cache_shape(self) -> LayerShape:

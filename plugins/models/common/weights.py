@@ -15,8 +15,10 @@ from flax import nnx
 
 import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
 from pipeline.errors import MOST_HINTS, PlanError, Problem, did_you_mean, strangers
+from pipeline.mesh import Layout
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from plugins.mesh.collectives import gathered
 from plugins.models.device import WeightsDtype, device_spec, left_out
 
 Axes = tuple[str, ...]
@@ -40,10 +42,22 @@ def _shape(shape: tuple[int, ...], dtype: str) -> Any:
     return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]
 
 
+
+def gather(*parts: nnx.Module | nnx.Param[Any]) -> None:
+    """Put together the weights of `parts` that lie divided and are used whole, for the rest of a trace: a second time
+    there is nothing left to do."""
+    for part in parts:
+        for _, param in nnx.iter_graph(part):
+            if isinstance(param, nnx.Param) and param.layout is not None:
+                param.set_value(gathered(param.get_value(), param.spec, param.layout))
+                param.set_metadata(layout=param.layout.used)
+
+
 @dataclass
 class _Record:
     specs: Mapping[str, TensorSpec]
     weights_dtype: WeightsDtype
+    layouts: Mapping[str, Layout]
     problems: list[Problem] = field(default_factory=list)
     missing: int = 0
     taken: dict[str, str] = field(default_factory=dict)
@@ -54,7 +68,8 @@ class Weights:
     """Hands out parameters by name, and keeps account.
 
     Each Param has the metadata `names` (the tensors it holds, several when they are stacked along a new first axis),
-    `spec` (a `TensorSpec`: how it lies on the device) and `axes` (a logical axis name for each dimension).
+    `spec` (a `TensorSpec`: how it lies on the device, whole), `axes` (a logical axis name for each dimension) and `layout`
+    (how it lies over the devices of a mesh; None: whole on one).
     """
 
     def __init__(
@@ -63,8 +78,9 @@ class Weights:
         weights_dtype: WeightsDtype = "keep",
         prefix: str = "",
         record: _Record | None = None,
+        layouts: Mapping[str, Layout] | None = None,
     ):
-        self._record = record or _Record(specs, weights_dtype)
+        self._record = record or _Record(specs, weights_dtype, layouts or {})
         self.prefix = prefix
 
     def scope(self, prefix: str) -> "Weights":
@@ -97,7 +113,8 @@ class Weights:
             kinds = ", ".join(sorted({s.encoding for s in specs}))
             self._note(names[0], f"{len(names)} tensors are stacked into one, but their encodings differ: {kinds}")
         spec = stacked(specs) if stack else specs[0]
-        return nnx.Param(abstract(spec), names=names, spec=spec, axes=axes, stack=stack)
+        layout = self._record.layouts.get(names[0])
+        return nnx.Param(abstract(spec), names=names, spec=spec, axes=axes, stack=stack, layout=layout)
 
     def _take(self, name: str, shape: tuple[int, ...]) -> TensorSpec:
         spec = self._record.specs.get(name)

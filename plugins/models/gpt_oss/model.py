@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.mesh.collectives import mixed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import Attention, Linear, RMSNorm
@@ -58,9 +59,10 @@ class Experts(nnx.Module):
         """Padding, `live` [N] false, reads no expert."""
         logits, chosen = jax.lax.top_k(self.router(x, ops), self.chosen)
         weights = jnp.where(live[:, None], ops.softmax(logits.astype(jnp.float32), axis=-1), 0.0)
-        return ops.moe(
-            x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),), (self.gate_up_bias.get_value(),),
-            self.down.get_value(), self.down_bias.get_value(), activation=self.activation,
+        return mixed(
+            ops.moe, x, chosen.astype(jnp.int32), weights, (self.gate_up.get_value(),),
+            (self.gate_up_bias.get_value(),), self.down.get_value(), self.down_bias.get_value(),
+            activation=self.activation, layout=self.down.layout,
         )  # fmt: skip
 
 

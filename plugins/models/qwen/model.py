@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.mesh.collectives import mixed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.layers import ACTIVATIONS, MLP, Attention, Linear, RMSNorm
@@ -53,9 +54,9 @@ class Experts(nnx.Module):
         if self.normalize:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         weights = jnp.where(live.reshape(-1, 1), weights, 0.0)
-        out = ops.moe(
-            flat, chosen.astype(jnp.int32), weights, (self.gate_proj.get_value(), self.up_proj.get_value()),
-            (None, None), self.down_proj.get_value(), None, activation=self.activation,
+        out = mixed(
+            ops.moe, flat, chosen.astype(jnp.int32), weights, (self.gate_proj.get_value(), self.up_proj.get_value()),
+            (None, None), self.down_proj.get_value(), None, activation=self.activation, layout=self.down_proj.layout,
         )  # fmt: skip
         return out.reshape(x.shape)
 

@@ -30,8 +30,8 @@ def new(before: dict[str, Key], now: dict[str, Key]) -> dict[str, list[str]]:
 
 
 def test_every_node_has_a_key_and_equal_configs_equal_keys(main: dict[str, Key]) -> None:
-    assert list(main) == ["load", "decode", "quantize", "export", "evaluate", "generate"]
-    assert len({k.id for k in main.values()}) == 6
+    assert list(main) == ["load", "decode", "quantize", "export", "shard", "evaluate", "generate"]
+    assert len({k.id for k in main.values()}) == 7
     assert new(main, keys()) == {}
 
 
@@ -56,7 +56,7 @@ def test_what_cannot_change_a_result_is_in_no_key(main: dict[str, Key], override
 def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(main: dict[str, Key]) -> None:
     taken = ["input checkpoint"]
     assert new(main, keys("quant.scale_rule=even")) == {
-        "quantize": ["field method.scale_rule: None → even"], "export": taken,
+        "quantize": ["field method.scale_rule: None → even"], "export": taken, "shard": taken,
         "evaluate": [*taken, "input exported"], "generate": [*taken, "input exported"],
     }  # fmt: skip
     assert new(main, keys("evaluate.windows.tokens=99")) == {"evaluate": ["field windows.tokens: 8192 → 99"]}
@@ -65,7 +65,8 @@ def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(m
 def test_a_mesh_counts_where_a_model_runs(main: dict[str, Key]) -> None:
     """Sums over devices round otherwise; what is quantized and written is the same."""
     found = new(main, keys("mesh=expert"))
-    assert set(found) == {"evaluate", "generate"}
+    assert set(found) == {"shard", "evaluate", "generate"}
+    assert "field mesh.axes.expert: nothing → 2" in found["shard"]
     assert "field engine.mesh.axes.expert: nothing → 2" in found["evaluate"]
     allowed = new(keys("mesh=expert"), keys("mesh=expert", "mesh.replicated_most=1"))
     assert allowed == {}

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <vector>
 
 #include "elements.h"
@@ -124,7 +125,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
         k->arrange(call.x + i * n * (call.bf16 ? 2 : 4), call.bf16, n, o->x.data() + i * stride,
                    sums ? o->sums.data() + i * lanes : nullptr);
     }
-    for (int64_t i = 0; i < call.rows; ++i) 
+    for (int64_t i = 0; i < call.rows; ++i)
       p.x.push_back({o->x.data() + i * stride, sums ? o->sums.data() + i * lanes : nullptr});
   }
 
@@ -139,7 +140,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
     const Product* p = products.data();
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
-    std::vector<float> scratch(size_t(scratch_floats(p->q)));
+    const std::unique_ptr<float[]> scratch(new float[size_t(scratch_floats(p->q))]);  // not a vector, which writes it
     for (size_t from = 0; from < group.assignments.size(); from += GEMV_MOST) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
@@ -149,7 +150,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
         xs[k] = p->x[size_t(a / call.each)];
         ys[k] = p->y + a * rows;
       }
-      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data());
+      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.get());
     }
   });
   return ffi::Error::Success();

@@ -26,7 +26,15 @@ WM_INLINE V load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 
 #if WM_SIMD == 512
 WM_INLINE V fused(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
-WM_INLINE float total(V v) { return _mm512_reduce_add_ps((__m512)v); }
+// Of four vectors at once.
+WM_INLINE void totals(const V* v, float* out) {
+  const __m512 *x = reinterpret_cast<const __m512*>(v);
+  const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(x[0], x[1]), _mm512_unpackhi_ps(x[0], x[1]));
+  const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(x[2], x[3]), _mm512_unpackhi_ps(x[2], x[3]));
+  const __m512 c = _mm512_add_ps(_mm512_shuffle_ps(a, b, 0x44), _mm512_shuffle_ps(a, b, 0xEE));
+  const __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1)));
+}
 WM_INLINE V spread(const float* s, const int32_t* at) {
   return (V)_mm512_permutexvar_ps(_mm512_loadu_si512(at), _mm512_loadu_ps(s));
 }
@@ -42,18 +50,11 @@ WM_INLINE float total(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
 WM_INLINE V spread(const float* s, const int32_t* at) { return V{} + s[at[0]]; }  // a group is one `grain`
 #endif
 
-WM_INLINE float float_of(uint32_t bits) {
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
+#if WM_SIMD != 512
+WM_INLINE void totals(const V* v, float* out) {
+  for (int i = 0; i < 4; ++i) out[i] = total(v[i]);
 }
-
-template <typename T>
-WM_INLINE T at(const uint8_t* p, int64_t i) {
-  T v;
-  std::memcpy(&v, p + i * int64_t(sizeof(T)), sizeof(T));
-  return v;
-}
+#endif
 
 // N bytes of which the first `count` are p's, the others 0.
 template <int N>
@@ -70,83 +71,7 @@ WM_INLINE void first_of(const uint8_t* p, int64_t count, uint8_t* out) {
 #endif
 }
 
-// ---- Scales ----
-
-// LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
-// integers, so that nobody flushes subnormals.
-template <int BITS, int FRACTION, int BIAS, int TOP, int INFINITE>
-WM_INLINE V small_floats(I c) {
-  const I m = c & ((1 << BITS) - 1);
-  const I tiny = (I)(__builtin_convertvector(m, V) * power_of_two(1 - BIAS - FRACTION));
-  I found = (m << (23 - FRACTION)) + ((127 - BIAS) << 23);
-  found = m < 1 << FRACTION ? tiny : found;
-  found = m > TOP ? I{} + 0x7FC00000 : found;
-  if (INFINITE) found = m == INFINITE ? I{} + 0x7F800000 : found;
-  return (V)(found | (c >> BITS & 1) << 31);
-}
-
-WM_INLINE V from_f16(I c) { return small_floats<15, 10, 15, 0x7C00, 0x7C00>(c); }
-
-WM_INLINE V scale_of(WmScale kind, I c) {  // of stored bits
-  switch (kind) {
-    case WM_SCALE_E8M0: return (V)(c << 23 | ((c == 0xFF) & (I{} + 0x400000)));
-    case WM_SCALE_E4M3: return small_floats<7, 3, 7, 0x7E, 0>(c);
-    case WM_SCALE_F16: return from_f16(c);
-    case WM_SCALE_BF16: return (V)(c << 16);
-    default: return (V)c;
-  }
-}
-
-// out[i] = f(stored[from + i]), LANES at a time.
-template <typename T, typename F>
-WM_INLINE void converted(const uint8_t* stored, int64_t from, int64_t n, float* out, F f) {
-  typedef T Some __attribute__((vector_size(LANES * sizeof(T)), aligned(1), may_alias));
-  const uint8_t* p = stored + from * int64_t(sizeof(T));
-  const int64_t ahead = 8 * n * int64_t(sizeof(T));  // those of rows that are soon to come
-  int64_t i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    __builtin_prefetch(p + i * int64_t(sizeof(T)) + ahead);
-    const V v = f(__builtin_convertvector(*reinterpret_cast<const Some*>(p + i * int64_t(sizeof(T))), I));
-    std::memcpy(out + i, &v, sizeof v);
-  }
-  if (i == n) return;
-  __builtin_prefetch(p + i * int64_t(sizeof(T)) + ahead);
-  T rest[LANES] = {};
-  std::memcpy(rest, p + i * int64_t(sizeof(T)), size_t(n - i) * sizeof(T));
-  const V v = f(__builtin_convertvector(*reinterpret_cast<const Some*>(rest), I));
-  std::memcpy(out + i, &v, size_t(n - i) * 4);
-}
-
-template <WmScale KIND, typename T>
-WM_INLINE void scales(const Weights& w, int64_t matrix, int64_t from, int64_t n, float* s) {
-  const V one = V{} + 1.0f, second = one * (w.second == WM_SECOND_NONE ? 1 : w.seconds[matrix]);
-  if (w.second == WM_SECOND_INVERSE_F32)
-    return converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) / second; });
-  converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) * second; });
-}
-
-// The float32 scales, and zero points or minimums, of a row of blocks.
-static void factors(const Weights& w, int64_t matrix, int64_t band, float* s, float* z) {
-  const int64_t n = w.across(), from = (matrix * w.down() + band) * n;
-  switch (w.scale) {
-    case WM_SCALE_NONE:
-      for (int64_t i = 0; i < n; ++i) s[i] = 1;
-      break;
-    case WM_SCALE_E8M0: scales<WM_SCALE_E8M0, uint8_t>(w, matrix, from, n, s); break;
-    case WM_SCALE_E4M3: scales<WM_SCALE_E4M3, uint8_t>(w, matrix, from, n, s); break;
-    case WM_SCALE_F16: scales<WM_SCALE_F16, uint16_t>(w, matrix, from, n, s); break;
-    case WM_SCALE_BF16: scales<WM_SCALE_BF16, uint16_t>(w, matrix, from, n, s); break;
-    case WM_SCALE_F32: scales<WM_SCALE_F32, int32_t>(w, matrix, from, n, s); break;
-    case WM_SCALE_DYNAMIC8: {
-      const float offset = w.seconds[(w.matrices * w.down() * n + 255) / 256];
-      for (int64_t i = 0; i < n; ++i) s[i] = w.book[w.scales[from + i]] * w.seconds[(from + i) / 256] + offset;
-      break;
-    }
-  }
-  if (w.zero == WM_ZERO_INT)
-    converted<uint8_t>(w.zeros, from, n, z, [](I c) { return __builtin_convertvector(c, V); });
-  if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16(c); });
-}
+#include "gemv_scales.h"
 
 // ---- Activations ----
 
@@ -188,12 +113,17 @@ struct Floats {
 
 // ---- Products ----
 
+// How far ahead of the first row memory is asked for: one byte after the other, whatever the rows are, because a single
+// stream is what memory gives fastest.
+constexpr int64_t AHEAD = 8192;
+
 // R rows of weights times M rows of activations: out[r][m]. s and z: scales and zeros of each row.
 template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                     const float* const (&z)[R], const Arranged* xs, int64_t ahead, float (&out)[R][M]) {
+                     const float* const (&z)[R], const Arranged* xs, float (&out)[R][M]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
   const WmZero zero = q.w.zero;
+  const uint8_t* soon = codes[0] + AHEAD;
   alignas(64) uint8_t tail[R][L::NBYTES];
   V sum[R][M] = {};
   V offset[M] = {};  // ROW: of the activations
@@ -209,13 +139,13 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
         p[r] = tail[r];
       }
     }
-    for (; g < until; ++g) {
+    for (; g < until; ++g, soon += R * L::NBYTES) {
       typename L::Codes c[R];
       V here[R][M];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) {
         c[r] = l.load(p[r]);
-        for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(p[r] + ahead + b);
+        for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(soon + r * L::NBYTES + b);
         p[r] += L::NBYTES;
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m) here[r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
@@ -261,11 +191,24 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       }
     }
   }
+  float found[(R * M + 3) / 4 * 4], taken[4] = {};
+#pragma GCC unroll 2
+  for (int i = 0; i < R * M; i += 4) {
+    V four[4] = {};
+#pragma GCC unroll 4
+    for (int j = 0; j < 4 && i + j < R * M; ++j) four[j] = sum[(i + j) / M][(i + j) % M];
+    totals(four, found + i);
+  }
+  if (HOW == Scaled::ROW && zero != WM_ZERO_NONE) {
+    V four[4] = {};
+    for (int m = 0; m < M; ++m) four[m] = offset[m];
+    totals(four, taken);
+  }
   for (int r = 0; r < R; ++r)
     for (int m = 0; m < M; ++m) {
-      float y = total(sum[r][m]) * l.unit;
+      float y = found[r * M + m] * l.unit;
       if (HOW == Scaled::ROW) {
-        const float of = zero == WM_ZERO_NONE ? 0 : total(offset[m]) * z[r][0];
+        const float of = zero == WM_ZERO_NONE ? 0 : taken[m] * z[r][0];
         y = zero == WM_ZERO_INT ? (y - of) * s[r][0] : y * s[r][0] + of;
       }
       out[r][m] = y;
@@ -277,25 +220,25 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
                  float* scratch) {
   const Weights& w = q.w;
   const L l(w.element);
-  const int64_t nbytes = w.row_nbytes(), room = w.across() + LANES;
-  // What is read some KiB later: the same place of rows below, or, of long rows, further on.
-  const int64_t apart = R * nbytes, ahead = apart < 16384 ? (6143 / (apart + 1) + 1) * apart : 12288;
+  const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
   const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
-  int64_t held[R];
-  for (int r = 0; r < R; ++r) held[r] = -1;
+  float *own = scratch, *zeros = scratch + room + LANES;
+  int64_t band = 0, bands = 0;  // whose factors are there
   for (int64_t at = 0; at < count; at += R) {
+    const int64_t last = at + R <= count ? row + at + R - 1 : row + count - 1;
+    if (last / w.block_rows >= band + bands) {
+      band = (row + at) / w.block_rows;
+      bands = std::min((row + count - 1) / w.block_rows + 1 - band, room / across);
+      factors(w, matrix, band, bands, own, zeros);
+    }
     const uint8_t* codes[R];
     const float *s[R], *z[R];
     for (int r = 0; r < R; ++r) {
-      const int64_t i = at + r < count ? at + r : count - 1, band = (row + i) / w.block_rows;
-      float* own = scratch + 2 * r * room;
-      codes[r] = first + i * nbytes, s[r] = own, z[r] = own + room;
-      if (band == held[r]) continue;
-      held[r] = band;
-      factors(w, matrix, band, own, own + room);
+      const int64_t i = row + at + r < last ? row + at + r : last, place = (i / w.block_rows - band) * across;
+      codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = zeros + place;
     }
     float out[R][M];
-    block<L, R, M, HOW>(l, q, codes, s, z, x, ahead, out);
+    block<L, R, M, HOW>(l, q, codes, s, z, x, out);
     for (int r = 0; r < R && at + r < count; ++r)
       for (int m = 0; m < M; ++m) y[m][row + at + r] = out[r][m];
   }
@@ -325,7 +268,7 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
   for (int64_t at = 0, until; at < count; at = until) {
     const int64_t band = (row + at) / w.block_rows;
     until = (band + 1) * w.block_rows - row < count ? (band + 1) * w.block_rows - row : count;
-    factors(w, matrix, band, s, z);
+    factors(w, matrix, band, 1, s, z);
     Arranged xs[GEMV_MOST];
     float offset[GEMV_MOST], *to[GEMV_MOST];
     for (int i = 0; i < m; ++i) {

@@ -38,7 +38,13 @@ struct GemvKernel {
 
 constexpr int GEMV_MOST = 4;  // rows of activations that share a pass over the weights
 
+// Scales that are float32 at a time: few enough to stay in the nearest cache, and those of a pass at least.
+static inline int64_t factors_room(const Weights& w) {
+  const int64_t pass = GEMV_MOST * w.across();
+  return pass > 1024 ? pass : 1024;
+}
+
 static inline int64_t scratch_floats(const Gemv& q) {
-  const int64_t blocks = 2 * GEMV_MOST * (q.w.across() + q.kernel->lanes);
-  return blocks + (q.scaled == Scaled::EACH ? GEMV_MOST * q.groups * q.kernel->group : 0);
+  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes);
+  return q.scaled == Scaled::EACH ? blocks + 2 * q.w.across() + GEMV_MOST * q.groups * q.kernel->group : blocks;
 }

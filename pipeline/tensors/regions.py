@@ -1,0 +1,90 @@
+"""Which boxes of which tensors are read to fill boxes of a parameter: what a loader does, and what a plan counts.
+
+A parameter is one tensor, or several that are stacked along a new first dimension. Of each tensor as much is read as
+its store reads anyway (`StoreHooks.grain`): boxes for which that is the same region are filled together from one read.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.tensors.blocks import Box, common, grain_of, outward
+from pipeline.tensors.chunks import cut
+from pipeline.tensors.store import TensorStore
+
+READ_ELEMS = 16 << 20  # values read at once; a lazily quantized box takes a few times its bf16 bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """One read.
+
+    Attributes:
+        name: of the tensor.
+        box: of the tensor.
+        at: the same box of the parameter.
+    """
+
+    name: str
+    box: Box
+    at: Box
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Boxes of a parameter that are filled together, and the reads, none twice, that fill them."""
+
+    boxes: tuple[Box, ...]
+    reads: tuple[Read, ...]
+
+
+def portions(
+    store: TensorStore,
+    names: Sequence[str],
+    shape: tuple[int, ...],
+    boxes: Iterable[Box],
+    *,
+    stack: bool = False,
+    elems: int = READ_ELEMS,
+) -> Iterator[Portion]:
+    """All that is read of `store` to fill boxes of a parameter.
+
+    Args:
+        names: the tensors that it holds.
+        shape: of the parameter.
+        boxes: of the parameter, distinct ones.
+        stack: whether its first dimension counts the tensors.
+        elems: values of one read, at most, unless the store gives no less.
+    """
+    grain = common(*(grain_of(store, name) for name in names))
+    whole = (1, *grain) if stack else grain
+    together: dict[tuple[tuple[int, int], ...], list[Box]] = {}
+    for box in boxes:
+        region = outward(box, shape, whole)
+        together.setdefault(ends(region), []).append(box)
+    for sides, filled in together.items():
+        inner = tuple(slice(*side) for side in sides[stack:])
+        of = [(names[i], (slice(i, i + 1),)) for i in range(*sides[0])] if stack else [(names[0], ())]
+        reads = (Read(name, box, (*lead, *box)) for name, lead in of for box in _cut(name, inner, elems, grain))
+        yield Portion(tuple(filled), tuple(reads))
+
+
+def overlap(a: Box, b: Box) -> Box | None:
+    """What two boxes share; None: nothing."""
+    found = tuple(slice(max(x.start, y.start), min(x.stop, y.stop)) for x, y in zip(a, b, strict=True))
+    return None if any(s.start >= s.stop for s in found) else found
+
+
+def within(box: Box, outer: Box) -> Box:
+    """`box` as seen from where `outer` starts."""
+    return tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))
+
+
+def ends(box: Box) -> tuple[tuple[int, int], ...]:
+    """A box to be looked up by."""
+    return tuple((s.start, s.stop) for s in box)
+
+
+def _cut(name: str, region: Box, elems: int, grain: tuple[int, ...]) -> Iterator[Box]:
+    """Boxes that are together `region`, whose bounds are multiples of `grain`."""
+    for piece in cut(name, tuple(s.stop - s.start for s in region), elems, grain):
+        yield tuple(slice(r.start + p.start, r.start + p.stop) for r, p in zip(region, piece.index, strict=True))

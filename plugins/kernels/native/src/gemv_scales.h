@@ -1,0 +1,101 @@
+// Scales, zero points and minimums of gemv.h as float32, of as many rows at once as there is room for: rows are short, and
+// what is left of one would be converted alone.
+
+// LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
+// integers, so that nobody flushes subnormals.
+template <int BITS, int FRACTION, int BIAS, int TOP, int INFINITE>
+WM_INLINE V small_floats(I c) {
+  const I m = c & ((1 << BITS) - 1);
+  const I tiny = (I)(__builtin_convertvector(m, V) * power_of_two(1 - BIAS - FRACTION));
+  I found = (m << (23 - FRACTION)) + ((127 - BIAS) << 23);
+  found = m < 1 << FRACTION ? tiny : found;
+  found = m > TOP ? I{} + 0x7FC00000 : found;
+  if (INFINITE) found = m == INFINITE ? I{} + 0x7F800000 : found;
+  return (V)(found | (c >> BITS & 1) << 31);
+}
+
+#if WM_SIMD == 512
+WM_INLINE V from_f16(I c) { return (V)_mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i)c)); }
+#elif WM_SIMD == 256
+WM_INLINE V from_f16(I c) {
+  const __m128i low = _mm256_castsi256_si128((__m256i)c), high = _mm256_extracti128_si256((__m256i)c, 1);
+  return (V)_mm256_cvtph_ps(_mm_packus_epi32(low, high));
+}
+#else
+WM_INLINE V from_f16(I c) { return small_floats<15, 10, 15, 0x7C00, 0x7C00>(c); }
+#endif
+
+WM_INLINE V scale_of(WmScale kind, I c) {  // of stored bits
+  switch (kind) {
+    case WM_SCALE_E8M0: return (V)(c << 23 | ((c == 0xFF) & (I{} + 0x400000)));
+    case WM_SCALE_E4M3: return small_floats<7, 3, 7, 0x7E, 0>(c);
+    case WM_SCALE_F16: return from_f16(c);
+    case WM_SCALE_BF16: return (V)(c << 16);
+    default: return (V)c;
+  }
+}
+
+// LANES integers; said plainly where compilers would fetch bytes one by one.
+template <typename T>
+WM_INLINE I integers(const uint8_t* p) {
+#if WM_SIMD == 512
+  if constexpr (sizeof(T) == 1) return (I)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  if constexpr (sizeof(T) == 2)
+    return (I)_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif WM_SIMD == 256
+  if constexpr (sizeof(T) == 1) return (I)_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  if constexpr (sizeof(T) == 2)
+    return (I)_mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#endif
+  typedef T Some __attribute__((vector_size(LANES * sizeof(T)), aligned(1), may_alias));
+  return __builtin_convertvector(*reinterpret_cast<const Some*>(p), I);
+}
+
+// out[i] = f(stored[from + i]), LANES at a time.
+template <typename T, typename F>
+WM_INLINE void converted(const uint8_t* stored, int64_t from, int64_t n, float* out, F f) {
+  constexpr int64_t SIZE = sizeof(T);
+  const uint8_t* p = stored + from * SIZE;
+  int64_t i = 0;
+  for (; i + LANES <= n; i += LANES) {
+    __builtin_prefetch(p + (i + n) * SIZE);  // those that are converted next
+    const V v = f(integers<T>(p + i * SIZE));
+    std::memcpy(out + i, &v, sizeof v);
+  }
+  if (i == n) return;
+  uint8_t rest[LANES * SIZE] = {};
+  std::memcpy(rest, p + i * SIZE, size_t((n - i) * SIZE));
+  const V v = f(integers<T>(rest));
+  std::memcpy(out + i, &v, size_t(n - i) * 4);
+}
+
+template <WmScale KIND, typename T>
+WM_INLINE void scales(const Weights& w, int64_t matrix, int64_t from, int64_t n, float* s) {
+  const V one = V{} + 1.0f, second = one * (w.second == WM_SECOND_NONE ? 1 : w.seconds[matrix]);
+  if (w.second == WM_SECOND_INVERSE_F32)
+    return converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) / second; });
+  converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) * second; });
+}
+
+// The float32 scales, and zero points or minimums, of `bands` rows of blocks.
+static void factors(const Weights& w, int64_t matrix, int64_t band, int64_t bands, float* s, float* z) {
+  const int64_t n = bands * w.across(), from = (matrix * w.down() + band) * w.across();
+  switch (w.scale) {
+    case WM_SCALE_NONE:
+      for (int64_t i = 0; i < n; ++i) s[i] = 1;
+      break;
+    case WM_SCALE_E8M0: scales<WM_SCALE_E8M0, uint8_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_E4M3: scales<WM_SCALE_E4M3, uint8_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_F16: scales<WM_SCALE_F16, uint16_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_BF16: scales<WM_SCALE_BF16, uint16_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_F32: scales<WM_SCALE_F32, int32_t>(w, matrix, from, n, s); break;
+    case WM_SCALE_DYNAMIC8: {
+      const float offset = w.seconds[(w.matrices * w.down() * w.across() + 255) / 256];
+      for (int64_t i = 0; i < n; ++i) s[i] = w.book[w.scales[from + i]] * w.seconds[(from + i) / 256] + offset;
+      break;
+    }
+  }
+  if (w.zero == WM_ZERO_INT)
+    converted<uint8_t>(w.zeros, from, n, z, [](I c) { return __builtin_convertvector(c, V); });
+  if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16(c); });
+}

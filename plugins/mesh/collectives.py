@@ -1,0 +1,130 @@
+"""The places where devices speak to each other while a model runs on a mesh, inside one `jax.shard_map`.
+
+There are five: weights are gathered where they are used (`gathered`), a product over a divided dimension is summed
+(`summed`), rows of a divided embedding are found (`embedded`), logits of a divided vocabulary are put side by side
+(`joined`), and what divided experts give is added up (`mixed`). Everything else that a model does is local.
+
+Each is told by the layout of a parameter (`pipeline.mesh.Layout`, None where there is no mesh) which axes of the mesh it
+is over, and where that is none, it is the plain computation and nothing else. What leaves one is equal on all devices
+along those axes, and JAX's types say so (`check_vma`).
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pipeline.mesh import Axes, Layout
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+from plugins.mesh.components import layouts
+
+
+def over(layout: Layout | None, dim: int) -> Axes:
+    """The axes of the mesh over which a parameter is divided along `dim` when it is computed with."""
+    return () if layout is None else layout.used.axes[dim]
+
+
+def gathered(w: Any, spec: TensorSpec, layout: Layout | None) -> Any:
+    """A weight as the model computes with it, from the part of it that lies here; packed ones stay packed.
+
+    Args:
+        w: an array or a QTensor.
+        spec: of the whole weight.
+    """
+    if layout is None or not any(layout.gathered):
+        return w
+    parts = layouts(spec, layout)
+    if not isinstance(w, QTensor):
+        return _gathered(w, parts["values"])
+    found = {name: _gathered(array, parts[name]) for name, array in w.components.items()}
+    return QTensor(scheme=w.scheme, **found)
+
+
+def _gathered(array: Any, layout: Layout) -> Any:
+    small = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    for dim, axes in enumerate(layout.gathered):
+        if axes:
+            array = _as_bits(array, axes, dim) if small else _side_by_side(array, axes, dim)
+    return array
+
+
+def _side_by_side(array: Any, axes: Axes, dim: int) -> Any:
+    """What all devices along `axes` have, one after the other along `dim`; the same everywhere."""
+    return lax.all_gather(array, axes, axis=dim, tiled=True, to="invarying")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+def _as_bits(array: Any, axes: Axes, dim: int) -> Any:
+    """The same of floats of 16 or 8 bits, as integers: XLA's CPU backend gathers such floats as float32, and sends and
+    keeps twice or four times the bytes."""
+    bits = lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
+    return lax.bitcast_convert_type(_side_by_side(bits, axes, dim), array.dtype)
+
+
+def _forward(array: Any, axes: Axes, dim: int) -> tuple[Any, None]:
+    return _as_bits(array, axes, dim), None
+
+
+def _backward(axes: Axes, dim: int, kept: None, dy: Any) -> tuple[Any]:
+    """What came from here: `dy`, the same everywhere, holds the sum of all devices already."""
+    n = dy.shape[dim] // lax.axis_size(axes)
+    return (lax.dynamic_slice_in_dim(dy, lax.axis_index(axes) * n, n, dim),)
+
+
+_as_bits.defvjp(_forward, _backward)
+
+
+def summed(matmul: Callable[..., Any], x: Any, w: Any, bias: Any, axes: Axes) -> Any:
+    """The op `matmul` with both `x` and `w` divided over `axes` along what is summed: float32 sums of all devices, the
+    bias once, one rounding."""
+    if not axes:
+        return matmul(x, w, bias)
+    y = lax.psum(matmul(x, w, out_dtype=jnp.float32), axes)
+    if bias is not None:
+        y = y + bias.astype(jnp.float32).reshape((1,) * (y.ndim - 1) + (-1,))
+    return y.astype(x.dtype)
+
+
+def embedded(embed: Callable[..., Any], ids: Any, w: Any, axes: Axes, *, dtype: Any) -> Any:
+    """The op `embed` with the rows of `w` divided over `axes`: each device gives those that it has, the sum is exact."""
+    if not axes:
+        return embed(ids, w, dtype=dtype)
+    rows = w.shape[0]
+    at = ids - lax.axis_index(axes) * rows
+    mine = (at >= 0) & (at < rows)
+    found = embed(jnp.where(mine, at, 0), w, dtype=dtype)
+    return lax.psum(jnp.where(mine[..., None], found, 0), axes)
+
+
+def joined(logits: Any, axes: Axes) -> Any:
+    """Logits `[..., V]` of all devices, of which each has a range of the vocabulary."""
+    return _side_by_side(logits, axes, logits.ndim - 1) if axes else logits
+
+
+def mixed(
+    moe: Callable[..., Any], x: Any, chosen: Any, weights: Any, w_in: Sequence[Any], b_in: Sequence[Any], w_out: Any,
+    b_out: Any, *, activation: Callable[..., Any], layout: Layout | None,
+) -> Any:  # fmt: skip
+    """The op `moe` with the experts divided, or the inside of each one, or both.
+
+    Every token is kept: a choice of an expert that lies elsewhere has weight 0 here, and is no choice then. The devices'
+    weighted sums are float32, added up and rounded once.
+
+    Args:
+        layout: of `w_out`, `[E, D_out, F']`.
+    """
+    apart, inside = over(layout, 0), over(layout, 2)
+    if not apart and not inside:
+        return moe(x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation)
+    if apart:
+        chosen = chosen - lax.axis_index(apart) * w_out.shape[0]
+        mine = (chosen >= 0) & (chosen < w_out.shape[0])
+        chosen, weights = jnp.where(mine, chosen, 0), jnp.where(mine, weights, 0.0)
+    if inside and b_out is not None:
+        b_out = jnp.where(lax.axis_index(inside) == 0, b_out, jnp.zeros_like(b_out))
+    share = moe(x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, out_dtype=jnp.float32)
+    return lax.psum(share, (*apart, *inside)).astype(x.dtype)

@@ -1,0 +1,28 @@
+"""Which JAX devices a mesh takes, and how arrays lie on them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pipeline.errors import PlanError
+from pipeline.mesh import Layout, Mesh
+from pipeline.planning.layout import device_problems
+
+
+def arrange(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
+    """The devices as the grid that `mesh` says, in order: the last axis changes fastest.
+
+    Raises:
+        PlanError: there are more or fewer of them.
+    """
+    if problems := device_problems(mesh, len(devices)):
+        raise PlanError(problems)
+    return jax.sharding.Mesh(np.array(devices).reshape(tuple(mesh.axes.values())), tuple(mesh.axes))
+
+
+def sharding(mesh: jax.sharding.Mesh, layout: Layout) -> NamedSharding:
+    """How an array of that layout lies on the devices."""
+    return NamedSharding(mesh, PartitionSpec(*(axes or None for axes in layout.axes)))  # type: ignore[no-untyped-call]

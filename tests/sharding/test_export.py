@@ -1,0 +1,112 @@
+"""What a mesh holds is written as if it came from files: byte for byte, in every container, a chunk at a time."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from pipeline.formats import Container, Dialect
+from pipeline.stage import Checkpoint
+from pipeline.tensors.views import JoinedStore
+from pipeline.testing.memory import same
+from plugins.engine.load import on_devices
+from plugins.formats.compressed_tensors.dialect import CompressedTensors
+from plugins.formats.gguf.file import GgufContainer
+from plugins.formats.gguf.model import GgufDialect
+from plugins.formats.gpt_oss.dialect import GptOss
+from plugins.formats.orbax.container import Orbax
+from plugins.formats.orbax.pytree import Pytree
+from plugins.formats.orbax.tree import abstract, describe
+from plugins.formats.safetensors.container import SafeTensors
+from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
+from plugins.mesh.store import DeviceStore
+from tests.cases import model_runs
+from tests.sharding import toys
+from tests.sharding.test_load import MESHES, checkpoint, folder
+
+CASES: dict[str, tuple[str, str, str, Dialect, Container]] = {
+    "safetensors": ("qwen3_moe", "none", "", HuggingFaceDialect(), SafeTensors()),
+    "gpt-oss": ("gpt_oss", "mxfp4", "*experts.*_proj", GptOss(), SafeTensors()),
+    "compressed tensors": ("llama", "fp8_e4m3", "*layers.*_proj.weight", CompressedTensors(), SafeTensors()),
+    "gguf": ("llama", "q8_0", "*_proj.weight", GgufDialect(), GgufContainer()),
+    "gguf of experts": ("qwen3_moe", "q4_0", "*.experts.*", GgufDialect(), GgufContainer()),
+}
+
+
+def write(
+    given: Checkpoint, target: Path, dialect: Dialect, container: Container, dtype: Any = "keep"
+) -> dict[str, bytes]:
+    """What the files hold but for the marker, which names the run."""
+    work = toys.export(given, target, dialect, container, dtype)
+    work.begin(fresh=True)
+    records = [{"digest": work.do(chunk)} for chunk in work.chunks]
+    work.finish(records)
+    found = (p for p in target.rglob("*") if p.is_file() and not p.name.startswith("."))
+    return {p.relative_to(target).as_posix(): p.read_bytes() for p in found}
+
+
+def on_mesh(given: Checkpoint, name: str) -> Checkpoint:
+    """What a mesh holds of it."""
+    return replace(given, store=on_devices(toys.load(given, MESHES[name]), given.store.specs), stored={})
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_are_the_same_as_without_a_mesh(name: str, tmp_path: Path) -> None:
+    kind, quant, pattern, dialect, container = CASES[name]
+    rules = f"[{{match: '{pattern}', to: quant}}]" if pattern else model_runs.KEEP
+    given = model_runs.checkpoint(folder(kind), quant=quant, rules=rules)
+    want = write(given, tmp_path / "files", dialect, container)
+    got = write(on_mesh(given, "fsdp_tensor"), tmp_path / "mesh", dialect, container)
+    assert list(got) == list(want)
+    assert all(got[file] == want[file] for file in want)
+
+
+@pytest.mark.parametrize("kind", toys.CONFIGS)
+def test_orbax_in_every_scheme_and_on_other_meshes(kind: str, tmp_path: Path) -> None:
+    """Written from one mesh by us; restored by Orbax, and read by us, on others."""
+    given = checkpoint(kind, 1)
+    want = write(given, tmp_path / "files", Pytree(), Orbax())
+    got = write(on_mesh(given, "fsdp_tensor"), tmp_path / "mesh", Pytree(), Orbax())
+    assert got == want
+    restored = ocp.StandardCheckpointer().restore(tmp_path / "mesh", abstract(tmp_path / "mesh", lies))
+    store = DeviceStore.of_tree(restored)
+    for name, held in store.tensors.items():
+        assert all(a.sharding == lies(name, a.shape) for a in held.components.values())
+        assert same(store.read(name), given.store.read(name)), name
+
+
+def lies(name: str, shape: tuple[int, ...]) -> NamedSharding:
+    """Some way to lie over four devices: along the last dimension that they divide."""
+    dim = next((d for d in reversed(range(len(shape))) if shape[d] % 4 == 0), None)
+    devices = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("x",))
+    return NamedSharding(devices, PartitionSpec(*("x" if d == dim else None for d in range(len(shape)))))
+
+
+def tensors_of(store: DeviceStore) -> dict[str, Any]:
+    """A flat tree of what a model holds, as a JAX program has it."""
+    assert all(held.at is None for held in store.tensors.values())
+    return {name: held.value for name, held in store.tensors.items()}
+
+
+def test_orbax_saves_what_a_mesh_holds_and_we_read_it_on_another(tmp_path: Path) -> None:
+    given = checkpoint("gpt_oss", 1)
+    model = toys.load(given, MESHES["expert"])
+    tree = tensors_of(on_devices(model))
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "theirs", tree, custom_metadata=describe(tree))
+    opened = Orbax().open(tmp_path / "theirs")
+    binding = Pytree().decode(opened.specs, opened.config())
+    again = replace(given, store=JoinedStore(opened, binding))
+    assert dict(again.store.specs) == {n: replace(s, dtype="BF16") for n, s in given.store.specs.items()}
+    for name in ("tensor", "fsdp_tensor"):
+        for param, arrays in toys.held(toys.load(again, MESHES[name])).items():
+            assert all(map(same, arrays, toys.held(model)[param])), param
+    restored = ocp.StandardCheckpointer().restore(tmp_path / "theirs", abstract(tmp_path / "theirs", lies))
+    assert restored.keys() == tree.keys()
+    back, kept = DeviceStore.of_tree(restored), DeviceStore.of_tree(tree)
+    assert all(same(back.read(name), kept.read(name)) for name in tree)
