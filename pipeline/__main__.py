@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
+if __name__ == "__main__":
+    gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -66,7 +67,7 @@ def job(cfg: DictConfig | Asked) -> Any:
 
 
 def _collect_garbage() -> None:
-    """As always from here on, of what is made from here on."""
+    """Look for garbage as always, but not among what is there now."""
     gc.freeze()
     gc.enable()
 
@@ -103,6 +104,7 @@ def _job(cfg: DictConfig) -> Any:
 
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
+    gc.disable()
     terminal.protect()
     stopping.listen()
     try:
@@ -117,7 +119,7 @@ def main() -> NoReturn:
         code = getattr(why, "exit_code", 1)
     except SystemExit as why:  # Hydra's
         code = why.code if isinstance(why.code, int) else int(why.code is not None)
-    gc.freeze()  # nor does the interpreter look through it once more, to take it apart
+    _collect_garbage()  # and not of what was there, which the interpreter would look through once more
     sys.exit(terminal.finish(code))
 
 

@@ -270,6 +270,32 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
+def test_garbage_is_looked_for_while_a_run_is_at_work(tmp_path: Path) -> None:
+    """A command begins and ends without: what it imports and composes stays. A run makes garbage, models in it."""
+    code = f"""
+import gc, sys
+from pipeline import __main__ as command_line
+assert gc.isenabled(), "whoever only imports it is no command"
+said = []
+def load_run(cfg, own=command_line.load_run):
+    said.append(gc.isenabled())
+    return own(cfg)
+def execute(*args):
+    said.append(gc.isenabled())
+    raise SystemExit(0)
+command_line.load_run, command_line.execute = load_run, execute
+sys.argv = ["pipeline", *{MAIN!r}]
+try:
+    command_line.main()
+except SystemExit as end:
+    assert not end.code, end.code
+assert said == [False, True], said
+assert gc.isenabled() and gc.get_freeze_count(), "what there is at the end is not looked through once more"
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_oracles_know_numpy_only() -> None:
     """import-linter has lists of what is forbidden; this is the list of what is allowed."""
     import ast
