@@ -6,6 +6,7 @@ doi:10.1016/j.jpdc.2008.09.002).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
@@ -75,9 +76,7 @@ def _each(
     activation_nbytes: int,
 ) -> Iterator[tuple[Place, Kind, Axes, int]]:
     """Every collective: place, kind, axes, and bytes that a device sends."""
-    vocab = [
-        p for p, _ in parameters if p.axes == ("vocab", "embed")
-    ]  # the embedding, and the head unless they are one
+    vocab = [p for p, _ in parameters if p.axes == ("vocab", "embed")]  # the embedding, and the head if it is another
     for parameter, spec in parameters:
         layout = layouts[parameter.name]
         gathered = tuple(axis for over in layout.gathered for axis in over)
