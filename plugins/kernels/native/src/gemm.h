@@ -104,6 +104,11 @@ static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   }
 }
 
+// The lines of a row of a strip come into cache while others are computed.
+WM_INLINE void will_write(float* y) {
+  for (int64_t i = 0; i < STRIP; i += 16) __builtin_prefetch(y + i, 1);
+}
+
 // y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; `first` is a multiple of STRIP. `make` makes of a part what
 // `multiply` multiplies with the rows of a tile: DEEP columns at a time, which are summed in order.
 template <int TALL, int64_t DEEP, typename Make, typename Multiply>
@@ -119,15 +124,17 @@ WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t first, i
       }
       part.k = k, part.depth = least(DEEP, n - k);
       make(part);
+      const bool done = k + DEEP >= n;
       for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
         height = share(q.count, tiles, i);
+        for (int64_t r = m; done && r < m + height; ++r) will_write(q.y_of(r) + part.row);
         multiply(part, m, height, sums + m * STRIP, k != 0);
+        for (int64_t r = m; done && r < m + height; ++r) {
+          float* y = q.y_of(r) + part.row;
+          if (part.rows == STRIP) std::memcpy(y, sums + r * STRIP, STRIP * 4);
+          else std::memcpy(y, sums + r * STRIP, size_t(part.rows) * 4);
+        }
       }
-    }
-    for (int64_t i = 0; i < q.count; ++i) {
-      float* y = q.y_of(i) + part.row;
-      if (part.rows == STRIP) std::memcpy(y, sums + i * STRIP, STRIP * 4);
-      else std::memcpy(y, sums + i * STRIP, size_t(part.rows) * 4);
     }
   }
 }

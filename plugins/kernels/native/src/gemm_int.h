@@ -209,17 +209,25 @@ static void units_of(const Part& p, int half, float multiple, float* units) {
   }
 }
 
+// What elements of four bits are as integers, with the offset of bytes, repeated so that stray bits above do no harm.
+template <typename Number, WmElement E, int MULTIPLE>
+struct Integers {
+  alignas(64) Number value[64 / sizeof(Number)];
+  constexpr Integers() : value() {
+    constexpr decoding::Table VALUES = decoding::table<E>();
+    for (size_t i = 0; i < 64 / sizeof(Number); ++i)
+      value[i] = Number(int(VALUES.value[i % 16] * MULTIPLE) + (sizeof(Number) == 1 ? 128 : 0));
+  }
+};
+
 // The same for four-bit elements that are integers, straight from their codes: look-ups of bytes, or of halves.
-template <int BITS, WmElement E>
-static void four_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
+template <int BITS, WmElement E, int MULTIPLE>
+static void four_bits(const Part& p, int half, int32_t* out, float* units) {
   constexpr bool QUADS = Width<BITS>::QUADS;
-  alignas(64) uint8_t bytes[64];
-  alignas(64) int16_t halves[32];
-  for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(128 + int(decoding::table<E>().value[i % 16] * multiple));
-  for (int i = 0; i < 32; ++i) halves[i] = int16_t(decoding::table<E>().value[i % 16] * multiple);
-  const __m512i table = QUADS ? _mm512_load_si512(bytes) : _mm512_load_si512(halves);
+  static constexpr Integers<std::conditional_t<QUADS, uint8_t, int16_t>, E, MULTIPLE> TABLE;
+  const __m512i table = _mm512_load_si512(TABLE.value);
   const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
-  units_of(p, half, multiple, units);
+  units_of(p, half, MULTIPLE, units);
   gemm::Squares<4> squares(p, half);
   int32_t* at = out + half * LANES;
   for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
@@ -261,9 +269,9 @@ static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
 template <int BITS>
 static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out, float* units) {
 #if WM_SIMD == 512
-  if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1, 2>(p, half, out, units);
   if (multiple != 0 && p.w.element == WM_INT8 && BITS == 8) return eight_bits(p, half, out, units);
-  if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4, 1>(p, half, out, units);
 #endif
   decoder.half(p, half);
   integers<BITS>(p, half, multiple, out, units);
