@@ -11,6 +11,7 @@ from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.ops import Call, Kernel
+from pipeline.planning.rates import cores
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
@@ -26,6 +27,9 @@ HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 # with next to no weights, took 675, 939 and 1475 MiB.
 PROGRAM_NBYTES = 11 << 20
 SCORES_NBYTES = 6 * (32 << 20)  # score.BLOCK_NBYTES of logits, log probabilities and their differences
+# Native products of a prompt, for each thread and one more: activations in order (ORDERED of native/src/gemm.cc), and
+# what a thread works in.
+PRODUCT_NBYTES = (8 << 20) + (1 << 20)
 ACTIVATION_NBYTES = {"bf16": 2, "f32": 4}
 TOKENIZING_NBYTES = 170  # for each byte of a text (measured: 1.8 GB for 11 MB of text)
 ARCHIVE_NBYTES = 64 << 10  # what a baseline's archive has beside its arrays, and its record
@@ -159,6 +163,7 @@ class Engine:
         host = HOST_NBYTES + layers * PROGRAM_NBYTES + tokenizing
         host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
         host += self._attended(checkpoint, usage) if usage.generates and self._on_host else 0
+        host += (cores() + 1) * PRODUCT_NBYTES if self._on_host else 0
         kind = "on the host" if self._on_host else "accelerator"
         return Footprint(
             device,

@@ -18,7 +18,7 @@ using gemm::load;
 using gemm::store;
 
 constexpr int BLOCK = 32, PAIRS = BLOCK / 2;
-constexpr int64_t DEPTH = 512;  // columns of a strip at a time
+constexpr int64_t MOST_DEPTH = 768;  // columns of a strip at a time
 constexpr int64_t ROWS = 532;   // of activations at a time
 
 // sum + the dot products of pairs of w and x.
@@ -35,7 +35,9 @@ static bool takes(const Weights& w, bool scaled) {
   return w.block_elems % BLOCK == 0 || w.block_elems >= w.n;
 }
 
-// ---- Activations: pairs of columns [pair][m] of tiles, which lie one after another for the first DEPTH columns, and so on.
+// ---- Activations: pairs of columns [pair][m] of tiles, which lie one after another for the columns that are made first, and so on.
+
+static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
 static int64_t arranged(int64_t n) { return blocks_of(n) * PAIRS; }
 
@@ -45,8 +47,8 @@ static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   const int64_t m = gemm::share(q.count, tiles, i);
   const uint16_t* from[LANES];
   for (int64_t l = 0; l < LANES; ++l) from[l] = static_cast<const uint16_t*>(q.x_of(first + least(l, m - 1)));
-  for (int64_t k = 0; k < q.n; k += DEPTH) {
-    const int64_t pairs = blocks_of(least(DEPTH, q.n - k)) * PAIRS;
+  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
+    const int64_t pairs = blocks_of(least(deep, q.n - k)) * PAIRS;
     float* part = out + k / 2 * q.count + first * pairs;
     for (int64_t c = 0; c < pairs; c += LANES) {
       const int64_t there = least(2 * LANES, q.n - k - 2 * c);
@@ -187,11 +189,11 @@ template <bool SCALED, int TALL>
 static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* ordered,
                     float* scratch) {
   const MakeHalf make = maker(w.element);
-  float *scales = scratch + STRIP * DEPTH / 2, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * DEPTH / BLOCK;
+  float *scales = scratch + STRIP * MOST_DEPTH / 2, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * MOST_DEPTH / BLOCK;
   int32_t* strip = reinterpret_cast<int32_t*>(scratch);
   const int32_t* x = reinterpret_cast<const int32_t*>(ordered);
-  gemm::products<TALL, DEPTH>(
-      gemm::strip_decoder(w), Part{w, matrix, 0, 0, 0, 0, nullptr, scales, 0}, first, last, q, sums,
+  gemm::products<TALL>(
+      gemm::strip_decoder(w), Part{w, matrix, 0, 0, 0, 0, nullptr, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
         for (int half = 0; half < 2; ++half) {
           make(p, half, strip);
@@ -205,7 +207,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
       });
 }
 
-constexpr int64_t SCRATCH = STRIP * (DEPTH / 2 + DEPTH / BLOCK + ROWS) + gemm::SCALES_SCRATCH;
+constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH / 2 + MOST_DEPTH / BLOCK + ROWS) + gemm::SCALES_SCRATCH;
 // Sums of as many rows as fit registers; where there are scales, with those of a block beside them.
 template <bool SCALED, int TALL>
 constexpr GemmKernel KERNEL = {STRIP, TALL, ROWS, SCRATCH, arranged, arrange_tile<TALL>, product<SCALED, TALL>};

@@ -23,8 +23,8 @@ using gemm::everywhere;
 using gemm::fused;
 
 constexpr int BLOCK = 32;
-constexpr int64_t DEPTH = 512;  // columns of a strip at a time
-constexpr int64_t BLOCKS = DEPTH / BLOCK;
+constexpr int64_t MOST_DEPTH = 768;  // columns of a strip at a time
+constexpr int64_t BLOCKS = MOST_DEPTH / BLOCK;
 constexpr int MOST = WM_SIMD == 512 ? 6 : 2;  // rows whose sums fit registers, two kinds of them
 constexpr int64_t ROWS = 516;
 
@@ -330,6 +330,8 @@ struct Arranged {
   Number* begin_at(int64_t m, int64_t before, int64_t some) const { return units_at(m, before, some) + rows * blocks; }
 };
 
+static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
+
 template <int BITS>
 static int64_t arranged(int64_t n) {
   return (n + BLOCK - 1) / BLOCK * (BLOCK / Width<BITS>::PER + 2);
@@ -339,8 +341,8 @@ template <int BITS>
 static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   const Arranged<BITS, float> to(out, q);
   const int64_t tiles = (q.count + MOST - 1) / MOST, m = gemm::first_of(q.count, tiles, i);
-  for (int64_t k = 0; k < q.n; k += DEPTH) {
-    const int64_t depth = least(DEPTH, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
+  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
+    const int64_t depth = least(deep, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
     arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth, reinterpret_cast<int32_t*>(to.ints_at(m, before, some)),
                   to.units_at(m, before, some), reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
   }
@@ -353,10 +355,10 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
   const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
   const float multiple = multiple_of(w, Width<BITS>::MOST_W);
   const Arranged<BITS, const float> from(x, q);
-  float *scales = scratch + STRIP * DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
+  float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
-  gemm::products<MOST, DEPTH>(
-      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, first, last, q, sums,
+  gemm::products<MOST>(
+      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
         for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, strip, units);
       },
@@ -368,7 +370,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
       });
 }
 
-constexpr int64_t SCRATCH = STRIP * (DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
+constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
 template <int BITS>
 constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged<BITS>, arrange_tile<BITS>, product<BITS>};
 constexpr GemmKernel INT8 = KERNEL<8>, INT16 = KERNEL<16>;
