@@ -1,17 +1,18 @@
 // Products of many rows of activations with packed weights, exact: float32 products and sums. Included once for each
 // instruction set, after gemm_call.h and floats.h.
 //
-// Activations are put in order once, for all weights that they meet. Weights are decoded some columns of a strip at a time
-// into cache, and meet every row of activations that wants them before they are let go. The innermost loop (`tile`) is an outer product: two registers of weights and a broadcast activation for each of
-// M rows, whose sums stay in registers. It reads 2 + M numbers for 2 M products of registers, where a loop along the
-// columns reads 10 for 24 and has sums of lanes to make: measured on Zen 5, 96 % and 31 % of the FMA peak.
+// Activations are put in order once, for all weights that they meet. Weights are decoded some columns of a strip at a
+// time into cache, and meet every row of activations that wants them before they are let go. The innermost loop, `tile`,
+// is an outer product: two registers of weights and a broadcast activation for each of M rows, whose sums stay in
+// registers. It reads 2 + M numbers for 2 M products of registers, where a loop along the columns reads 10 for 24 and
+// has sums of lanes to make: measured on Zen 5, 96 % and 31 % of the FMA peak.
 #include "strip.h"
 
 namespace gemm {
 
 constexpr int MOST = WM_SIMD == 512 ? 14 : WM_SIMD == 256 ? 6 : 3;  // rows whose sums fit registers, at most LANES
-constexpr int64_t ROWS = 532;            // of activations at a time
-constexpr int64_t MOST_DEPTH = 256;      // columns of a strip that are decoded at a time: they stay in the fastest cache
+constexpr int64_t ROWS = 532;        // of activations at a time
+constexpr int64_t MOST_DEPTH = 256;  // columns of a strip that are decoded at a time: they stay in the fastest cache
 constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH + ROWS) + SCALES_SCRATCH;
 
 #if WM_SIMD == 512
@@ -55,7 +56,9 @@ static inline Tile tile_of(int64_t rows) {
 
 // Rows of the i-th of `parts` parts of `rows`, as even as can be, and the first of them.
 static inline int64_t share(int64_t rows, int64_t parts, int64_t i) { return rows / parts + (i < rows % parts); }
-static inline int64_t first_of(int64_t rows, int64_t parts, int64_t i) { return rows / parts * i + least(rows % parts, i); }
+static inline int64_t first_of(int64_t rows, int64_t parts, int64_t i) {
+  return rows / parts * i + least(rows % parts, i);
+}
 
 // LANES columns of a row of activations, of which `count` are there.
 WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t count) {
@@ -111,11 +114,11 @@ WM_INLINE void will_write(float* y) {
   for (int64_t i = 0; i < STRIP; i += 16) __builtin_prefetch(y + i, 1);
 }
 
-// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; `first` is a multiple of STRIP. `make` makes of a part what
-// `multiply` multiplies with the rows of a tile: `deep` columns at a time, which are summed in order.
+// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; `first` is a multiple of STRIP. `make` makes of a part
+// what `multiply` multiplies with the rows of a tile: `deep` columns at a time, which are summed in order.
 template <int TALL, typename Make, typename Multiply>
-WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t deep, int64_t first, int64_t last, const GemmRows& q,
-                        float* sums, const Make& make, const Multiply& multiply) {
+WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t deep, int64_t first, int64_t last,
+                        const GemmRows& q, float* sums, const Make& make, const Multiply& multiply) {
   const int64_t n = part.w.n, tiles = (q.count + TALL - 1) / TALL, scales = columns_of_scales(part.w, deep);
   for (part.row = first; part.row < last; part.row += STRIP) {
     part.rows = least(STRIP, last - part.row);

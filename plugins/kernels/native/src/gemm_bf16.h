@@ -1,10 +1,10 @@
 // Products of many rows of bfloat16 activations, with the dot products of pairs of bfloat16 that some machines have
 // (AVX512_BF16). Included once, after gemm.h.
 //
-// The products are exact. Sums are float32, rounded to nearest even after each pair, and what is subnormal counts as 0, as
-// in all threads of XLA: the error is that of any sum of float32. Weights are multiplied as what they are before their
-// scales, where bfloat16 holds that exactly: floats and integers of up to eight bits. The sums of a block then meet its
-// scale, so that blocks are to be of whole BLOCKs.
+// The products are exact. Sums are float32, rounded to nearest even after each product, and what is subnormal counts as
+// 0, as in all threads of XLA: the error is that of any sum of float32. Weights are multiplied as what they are before
+// their scales, where bfloat16 holds that exactly: floats and integers of up to eight bits. The sums of a block then
+// meet its scale, so that blocks are to be of whole BLOCKs.
 
 namespace gemm_bf16 {
 
@@ -35,7 +35,7 @@ static bool takes(const Weights& w, bool scaled) {
   return w.block_elems % BLOCK == 0 || w.block_elems >= w.n;
 }
 
-// ---- Activations: pairs of columns [pair][m] of tiles, which lie one after another for the columns that are made first, and so on.
+// ---- Activations: pairs of columns, [pair][m] of each tile, and tiles as gemm::arrange_tile leaves them ----
 
 static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
@@ -176,8 +176,8 @@ static void scaled_tile(const int32_t* w, const float* units, const int32_t* x, 
 }
 
 template <bool SCALED, int M>
-static inline void multiply(int64_t rows, const int32_t* w, const float* units, const int32_t* x, int64_t blocks, float* sums,
-                            bool add) {
+static inline void multiply(int64_t rows, const int32_t* w, const float* units, const int32_t* x, int64_t blocks,
+                            float* sums, bool add) {
   if constexpr (M > 1)
     if (rows != M) return multiply<SCALED, M - 1>(rows, w, units, x, blocks, sums, add);
   if constexpr (SCALED) scaled_tile<M>(w, units, x, blocks, sums, add);
@@ -186,10 +186,11 @@ static inline void multiply(int64_t rows, const int32_t* w, const float* units, 
 
 // As gemm::product.
 template <bool SCALED, int TALL>
-static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* ordered,
-                    float* scratch) {
+static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q,
+                    const float* ordered, float* scratch) {
   const MakeHalf make = maker(w.element);
-  float *scales = scratch + STRIP * MOST_DEPTH / 2, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * MOST_DEPTH / BLOCK;
+  float *scales = scratch + STRIP * MOST_DEPTH / 2, *units = scales + gemm::SCALES_SCRATCH;
+  float* sums = units + STRIP * MOST_DEPTH / BLOCK;
   int32_t* strip = reinterpret_cast<int32_t*>(scratch);
   const int32_t* x = reinterpret_cast<const int32_t*>(ordered);
   gemm::products<TALL>(

@@ -267,7 +267,8 @@ static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
 
 // What makes integers of half a strip.
 template <int BITS>
-static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out, float* units) {
+static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out,
+                 float* units) {
 #if WM_SIMD == 512
   if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1, 2>(p, half, out, units);
   if (multiple != 0 && p.w.element == WM_INT8 && BITS == 8) return eight_bits(p, half, out, units);
@@ -305,7 +306,8 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
 
-using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t, float*, bool);
+using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t, float*,
+                      bool);
 
 template <int BITS, int M>
 static inline Tile tile_of(int64_t rows) {
@@ -323,7 +325,9 @@ struct Arranged {
   Arranged(Number* at, const GemmRows& q) : ints(at), rows(q.count), blocks((q.n + BLOCK - 1) / BLOCK) {}
 
   // Of `some` blocks of a tile that begins at row m, where `before` blocks are before them.
-  Number* ints_at(int64_t m, int64_t before, int64_t some) const { return ints + (before * rows + m * some) * LANES_OF_BLOCK; }
+  Number* ints_at(int64_t m, int64_t before, int64_t some) const {
+    return ints + (before * rows + m * some) * LANES_OF_BLOCK;
+  }
   Number* units_at(int64_t m, int64_t before, int64_t some) const {
     return ints + rows * blocks * LANES_OF_BLOCK + before * rows + m * some;
   }
@@ -343,8 +347,9 @@ static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   const int64_t tiles = (q.count + MOST - 1) / MOST, m = gemm::first_of(q.count, tiles, i);
   for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
     const int64_t depth = least(deep, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
-    arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth, reinterpret_cast<int32_t*>(to.ints_at(m, before, some)),
-                  to.units_at(m, before, some), reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
+    arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth,
+                  reinterpret_cast<int32_t*>(to.ints_at(m, before, some)), to.units_at(m, before, some),
+                  reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
   }
 }
 
