@@ -15,6 +15,7 @@ from pipeline.mesh import SINGLE, Mesh, Placement, Step
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.planning.rates import cores
 from pipeline.planning.reading import bytes_read
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
@@ -33,6 +34,9 @@ HOST_NBYTES = 700 << 20  # JAX, Flax and compiling
 # with next to no weights, took 675, 939 and 1475 MiB.
 PROGRAM_NBYTES = 11 << 20
 SCORES_NBYTES = 6 * LOGITS_NBYTES  # logits, log probabilities and their differences
+# Native products of a prompt, for each thread and one more: activations in order (ORDERED of native/src/gemm.cc), and
+# what a thread works in.
+PRODUCT_NBYTES = (8 << 20) + (1 << 20)
 ACTIVATION_NBYTES = {"bf16": 2, "f32": 4}
 TOKENIZING_NBYTES = 170  # for each byte of a text (measured: 1.8 GB for 11 MB of text)
 ARCHIVE_NBYTES = 64 << 10  # what a baseline's archive has beside its arrays, and its record
@@ -180,6 +184,7 @@ class Engine:
         host = HOST_NBYTES + layers * PROGRAM_NBYTES + tokenizing
         host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
         host += self._attended(checkpoint, usage) if usage.generates and self._on_host else 0
+        host += (cores() + 1) * PRODUCT_NBYTES if self._on_host else 0
         kind = "on the host" if self._on_host else "accelerator"
         mesh = [f"{axis}={n}" for axis, n in self.mesh.axes.items() if n > 1]
         return Footprint(

@@ -193,9 +193,17 @@ def attention(rng: np.random.Generator) -> Case:
     return Case(name, (q, k, v, at, slot), options)
 
 
+def rope(rng: np.random.Generator) -> Case:
+    batch, tokens, heads, half = (int(rng.integers(1, n)) for n in (4, 70, 20, 40))
+    x = rng.standard_normal((batch, tokens, heads, 2 * half + int(rng.integers(0, 9)))).astype(FLOATS[rng.integers(3)])
+    at = rng.integers(-1, 100000, (batch, tokens)).astype(np.int32)
+    options = {"concentration": 1.3, "interleaved": bool(rng.integers(2))}
+    return Case(x.dtype.name, (x, at, (500.0 ** -rng.random(half)).astype(np.float32)), options)
+
+
 CALLS: Mapping[str, Callable[[np.random.Generator], Case]] = {
     "quantize": quantize, "dequantize": dequantize, "cast": cast, "matmul": matmul, "moe": moe,
-    "attention": attention,
+    "attention": attention, "rope": rope,
 }  # fmt: skip
 CODECS = ("quantize", "dequantize", "cast")
 MOST_TRIED = 30  # for each that is not declined
@@ -262,7 +270,7 @@ def check(op: str, backend: str, case: Case, found: Any) -> None:
 
 def main(seed: int, count: int) -> None:
     jax.config.update("jax_disable_most_optimizations", True)  # programs that run twice
-    isas = library.ISAS[: library.isa() + 1]
+    isas = (*library.ISAS[: library.isa() + 1], "")  # at last with whatever the machine has beside its instruction set
     made, done = [], Counter[str]()
     for op, backend in ops():
         for i, case in enumerate(cases(op, backend, seed, count)):

@@ -87,7 +87,10 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     matrices = 1 if expert is None else stacks[0].shape[0]
     many = count > FEW_ROWS * matrices
     tuned = tuned or tuning.best()
-    options = {"bf16_dot": not library.forced(), **({"bits": bits, **asdict(tuned.gemm)} if many else asdict(tuned.gemv))}
+    options = {
+        "bf16_dot": not library.forced(),
+        **({"bits": bits, **asdict(tuned.gemm)} if many else asdict(tuned.gemv)),
+    }
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}

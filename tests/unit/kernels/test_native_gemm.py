@@ -69,7 +69,7 @@ def test_every_format_under_every_instruction_set(isa: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["BF16", *SCHEMES, *MORE])
 def test_bf16_activations_with_what_the_machine_has(name: str) -> None:
-    """Dot products of pairs of bfloat16 where it has them and the format allows: exact as ever; rows of no even tile."""
+    """Dot products of pairs of bfloat16 where it has them and the format allows: exact as ever; no even tile."""
     for rows, out, n_in in ((1, 33, 576), (20, 7, 1058 if name == "BF16" else 1152)):
         x, w = normal(np.random.default_rng(0), rows, n_in, dtype=BF16), weights(name, out, n_in)
         want, bound = exact(x, w)

@@ -1,4 +1,4 @@
-"""rope in C++: every instruction set within an ulp or two of the definition, however far a position and however many."""
+"""rope in C++: every instruction set near the definition, however far positions are and however many."""
 
 import jax
 import jax.numpy as jnp

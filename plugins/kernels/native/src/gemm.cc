@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <type_traits>
 #include <vector>
 
 #include "floats.h"
@@ -36,7 +37,7 @@ WM_TARGET_END
 
 namespace {
 
-// bits: of activations as integers; 0: exact. paired: with dot products of pairs of bfloat16, where the machine has them.
+// bits: of activations as integers; 0: exact. paired: with dot products of pairs of bfloat16, where there are such.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
 const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
 #if WM_X86
@@ -74,7 +75,8 @@ class Scratch {
 
   Memory take() {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.empty()) return Memory(static_cast<float*>(::operator new[](floats_ * sizeof(float), std::align_val_t(64))));
+    if (idle_.empty())
+      return Memory(static_cast<float*>(::operator new[](floats_ * sizeof(float), std::align_val_t(64))));
     Memory last = std::move(idle_.back());
     idle_.pop_back();
     return last;
@@ -130,9 +132,10 @@ int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + 
 
 // pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
 // into its cache for each.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16_dot, int64_t pieces, int64_t least_strips,
-                   ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
-                   ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16_dot, int64_t pieces,
+                   int64_t least_strips, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
+                   ffi::Buffer<ffi::S32> expert, ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args,
+                   ffi::RemainingRets rets) {
   Grouped call;
   if (ffi::Error error = read(formats, x, expert, book, args, rets, call); error.failure()) return error;
   if (call.n == 0) {

@@ -1,18 +1,19 @@
 // Products of many rows of activations with packed weights, exact: float32 products and sums. Included once for each
 // instruction set, after gemm_call.h and floats.h.
 //
-// Activations are put in order once, for all weights that they meet. Weights are decoded some columns of a strip at a time
-// into cache, and meet every row of activations that wants them before they are let go. The innermost loop (`tile`) is an outer product: two registers of weights and a broadcast activation for each of
-// M rows, whose sums stay in registers. It reads 2 + M numbers for 2 M products of registers, where a loop along the
-// columns reads 10 for 24 and has sums of lanes to make: measured on Zen 5, 96 % and 31 % of the FMA peak.
+// Activations are put in order once, for all weights that they meet. Weights are decoded some columns of a strip at a
+// time into cache, and meet every row of activations that wants them before they are let go. The innermost loop, `tile`,
+// is an outer product: two registers of weights and a broadcast activation for each of M rows, whose sums stay in
+// registers. It reads 2 + M numbers for 2 M products of registers, where a loop along the columns reads 10 for 24 and
+// has sums of lanes to make: measured on Zen 5, 96 % and 31 % of the FMA peak.
 #include "strip.h"
 
 namespace gemm {
 
 constexpr int MOST = WM_SIMD == 512 ? 14 : WM_SIMD == 256 ? 6 : 3;  // rows whose sums fit registers, at most LANES
-constexpr int64_t ROWS = 532;            // of activations at a time
-constexpr int64_t DEPTH = 256;           // columns of a strip that are decoded at a time: they stay in the fastest cache
-constexpr int64_t SCRATCH = STRIP * (DEPTH + ROWS) + SCALES_SCRATCH;
+constexpr int64_t ROWS = 532;        // of activations at a time
+constexpr int64_t MOST_DEPTH = 256;  // columns of a strip that are decoded at a time: they stay in the fastest cache
+constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH + ROWS) + SCALES_SCRATCH;
 
 #if WM_SIMD == 512
 WM_INLINE Floats everywhere(float v) { return (Floats)_mm512_set1_ps(v); }
@@ -55,7 +56,9 @@ static inline Tile tile_of(int64_t rows) {
 
 // Rows of the i-th of `parts` parts of `rows`, as even as can be, and the first of them.
 static inline int64_t share(int64_t rows, int64_t parts, int64_t i) { return rows / parts + (i < rows % parts); }
-static inline int64_t first_of(int64_t rows, int64_t parts, int64_t i) { return rows / parts * i + least(rows % parts, i); }
+static inline int64_t first_of(int64_t rows, int64_t parts, int64_t i) {
+  return rows / parts * i + least(rows % parts, i);
+}
 
 // LANES columns of a row of activations, of which `count` are there.
 WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t count) {
@@ -93,41 +96,50 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
   }
 }
 
+static inline int64_t depth_of(int64_t n) { return even_depth(n, MOST_DEPTH, 8); }
+
 static int64_t arranged(int64_t n) { return n; }
 
-// Tiles lie one after another for the first DEPTH columns, and so on.
+// Tiles lie one after another for the columns that are decoded first, and so on.
 static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   const int64_t tiles = (q.count + MOST - 1) / MOST, m = first_of(q.count, tiles, i), height = share(q.count, tiles, i);
-  for (int64_t k = 0; k < q.n; k += DEPTH) {
-    const int64_t depth = least(DEPTH, q.n - k);
+  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
+    const int64_t depth = least(deep, q.n - k);
     (q.bf16 ? arrange<true> : arrange<false>)(q, m, height, k, depth, out + k * q.count + m * depth);
   }
 }
 
-// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; `first` is a multiple of STRIP. `make` makes of a part what
-// `multiply` multiplies with the rows of a tile: DEEP columns at a time, which are summed in order.
-template <int TALL, int64_t DEEP, typename Make, typename Multiply>
-WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t first, int64_t last, const GemmRows& q, float* sums,
-                        const Make& make, const Multiply& multiply) {
-  const int64_t n = part.w.n, tiles = (q.count + TALL - 1) / TALL, scales = columns_of_scales(part.w, DEEP);
+// The lines of a row of a strip come into cache while others are computed.
+WM_INLINE void will_write(float* y) {
+  for (int64_t i = 0; i < STRIP; i += 16) __builtin_prefetch(y + i, 1);
+}
+
+// y [rows of q, first … last] = x · w[matrix, first … last]ᵀ; `first` is a multiple of STRIP. `make` makes of a part
+// what `multiply` multiplies with the rows of a tile: `deep` columns at a time, which are summed in order.
+template <int TALL, typename Make, typename Multiply>
+WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t deep, int64_t first, int64_t last,
+                        const GemmRows& q, float* sums, const Make& make, const Multiply& multiply) {
+  const int64_t n = part.w.n, tiles = (q.count + TALL - 1) / TALL, scales = columns_of_scales(part.w, deep);
   for (part.row = first; part.row < last; part.row += STRIP) {
     part.rows = least(STRIP, last - part.row);
-    for (int64_t k = 0; k < n; k += DEEP) {
+    for (int64_t k = 0; k < n; k += deep) {
       if (k % scales == 0) {
         part.k = k, part.depth = least(scales, n - k);
         decoder.find_scales(part);
       }
-      part.k = k, part.depth = least(DEEP, n - k);
+      part.k = k, part.depth = least(deep, n - k);
       make(part);
+      const bool done = k + deep >= n;
       for (int64_t i = 0, m = 0, height; i < tiles; ++i, m += height) {
         height = share(q.count, tiles, i);
+        for (int64_t r = m; done && r < m + height; ++r) will_write(q.y_of(r) + part.row);
         multiply(part, m, height, sums + m * STRIP, k != 0);
+        for (int64_t r = m; done && r < m + height; ++r) {
+          float* y = q.y_of(r) + part.row;
+          if (part.rows == STRIP) std::memcpy(y, sums + r * STRIP, STRIP * 4);
+          else std::memcpy(y, sums + r * STRIP, size_t(part.rows) * 4);
+        }
       }
-    }
-    for (int64_t i = 0; i < q.count; ++i) {
-      float* y = q.y_of(i) + part.row;
-      if (part.rows == STRIP) std::memcpy(y, sums + i * STRIP, STRIP * 4);
-      else std::memcpy(y, sums + i * STRIP, size_t(part.rows) * 4);
     }
   }
 }
@@ -135,9 +147,9 @@ WM_INLINE void products(const StripDecoder& decoder, Part part, int64_t first, i
 static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* x,
                     float* scratch) {
   const StripDecoder& decoder = strip_decoder(w);
-  float *scales = scratch + STRIP * DEPTH, *sums = scales + SCALES_SCRATCH;
-  products<MOST, DEPTH>(
-      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, first, last, q, sums,
+  float *scales = scratch + STRIP * MOST_DEPTH, *sums = scales + SCALES_SCRATCH;
+  products<MOST>(
+      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
         for (int half = 0; half < 2; ++half) decoder.half(p, half);
       },

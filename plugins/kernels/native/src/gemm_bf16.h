@@ -1,10 +1,10 @@
 // Products of many rows of bfloat16 activations, with the dot products of pairs of bfloat16 that some machines have
 // (AVX512_BF16). Included once, after gemm.h.
 //
-// The products are exact. Sums are float32, rounded to nearest even after each pair, and what is subnormal counts as 0, as
-// in all threads of XLA: the error is that of any sum of float32. Weights are multiplied as what they are before their
-// scales, where bfloat16 holds that exactly: floats and integers of up to eight bits. The sums of a block then meet its
-// scale, so that blocks are to be of whole BLOCKs.
+// The products are exact. Sums are float32, rounded to nearest even after each product, and what is subnormal counts as
+// 0, as in all threads of XLA: the error is that of any sum of float32. Weights are multiplied as what they are before
+// their scales, where bfloat16 holds that exactly: floats and integers of up to eight bits. The sums of a block then
+// meet its scale, so that blocks are to be of whole BLOCKs.
 
 namespace gemm_bf16 {
 
@@ -18,7 +18,7 @@ using gemm::load;
 using gemm::store;
 
 constexpr int BLOCK = 32, PAIRS = BLOCK / 2;
-constexpr int64_t DEPTH = 512;  // columns of a strip at a time
+constexpr int64_t MOST_DEPTH = 768;  // columns of a strip at a time
 constexpr int64_t ROWS = 532;   // of activations at a time
 
 // sum + the dot products of pairs of w and x.
@@ -35,7 +35,9 @@ static bool takes(const Weights& w, bool scaled) {
   return w.block_elems % BLOCK == 0 || w.block_elems >= w.n;
 }
 
-// ---- Activations: pairs of columns [pair][m] of tiles, which lie one after another for the first DEPTH columns, and so on.
+// ---- Activations: pairs of columns, [pair][m] of each tile, and tiles as gemm::arrange_tile leaves them ----
+
+static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
 static int64_t arranged(int64_t n) { return blocks_of(n) * PAIRS; }
 
@@ -45,8 +47,8 @@ static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   const int64_t m = gemm::share(q.count, tiles, i);
   const uint16_t* from[LANES];
   for (int64_t l = 0; l < LANES; ++l) from[l] = static_cast<const uint16_t*>(q.x_of(first + least(l, m - 1)));
-  for (int64_t k = 0; k < q.n; k += DEPTH) {
-    const int64_t pairs = blocks_of(least(DEPTH, q.n - k)) * PAIRS;
+  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
+    const int64_t pairs = blocks_of(least(deep, q.n - k)) * PAIRS;
     float* part = out + k / 2 * q.count + first * pairs;
     for (int64_t c = 0; c < pairs; c += LANES) {
       const int64_t there = least(2 * LANES, q.n - k - 2 * c);
@@ -174,8 +176,8 @@ static void scaled_tile(const int32_t* w, const float* units, const int32_t* x, 
 }
 
 template <bool SCALED, int M>
-static inline void multiply(int64_t rows, const int32_t* w, const float* units, const int32_t* x, int64_t blocks, float* sums,
-                            bool add) {
+static inline void multiply(int64_t rows, const int32_t* w, const float* units, const int32_t* x, int64_t blocks,
+                            float* sums, bool add) {
   if constexpr (M > 1)
     if (rows != M) return multiply<SCALED, M - 1>(rows, w, units, x, blocks, sums, add);
   if constexpr (SCALED) scaled_tile<M>(w, units, x, blocks, sums, add);
@@ -184,14 +186,15 @@ static inline void multiply(int64_t rows, const int32_t* w, const float* units, 
 
 // As gemm::product.
 template <bool SCALED, int TALL>
-static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* ordered,
-                    float* scratch) {
+static void product(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q,
+                    const float* ordered, float* scratch) {
   const MakeHalf make = maker(w.element);
-  float *scales = scratch + STRIP * DEPTH / 2, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * DEPTH / BLOCK;
+  float *scales = scratch + STRIP * MOST_DEPTH / 2, *units = scales + gemm::SCALES_SCRATCH;
+  float* sums = units + STRIP * MOST_DEPTH / BLOCK;
   int32_t* strip = reinterpret_cast<int32_t*>(scratch);
   const int32_t* x = reinterpret_cast<const int32_t*>(ordered);
-  gemm::products<TALL, DEPTH>(
-      gemm::strip_decoder(w), Part{w, matrix, 0, 0, 0, 0, nullptr, scales, 0}, first, last, q, sums,
+  gemm::products<TALL>(
+      gemm::strip_decoder(w), Part{w, matrix, 0, 0, 0, 0, nullptr, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
         for (int half = 0; half < 2; ++half) {
           make(p, half, strip);
@@ -205,7 +208,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
       });
 }
 
-constexpr int64_t SCRATCH = STRIP * (DEPTH / 2 + DEPTH / BLOCK + ROWS) + gemm::SCALES_SCRATCH;
+constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH / 2 + MOST_DEPTH / BLOCK + ROWS) + gemm::SCALES_SCRATCH;
 // Sums of as many rows as fit registers; where there are scales, with those of a block beside them.
 template <bool SCALED, int TALL>
 constexpr GemmKernel KERNEL = {STRIP, TALL, ROWS, SCRATCH, arranged, arrange_tile<TALL>, product<SCALED, TALL>};

@@ -27,8 +27,8 @@ struct GemmKernel {
   // Puts tile i of the rows in order, where `product` expects it of all.
   void (*arrange)(const GemmRows& q, int64_t i, float* arranged);
   // Of rows first … last of a matrix with all rows of activations.
-  void (*product)(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q, const float* arranged,
-                  float* scratch);
+  void (*product)(const Weights& w, int64_t matrix, int64_t first, int64_t last, const GemmRows& q,
+                  const float* arranged, float* scratch);
 
   int64_t tiles(int64_t count) const { return (count + tile - 1) / tile; }
 };

@@ -23,8 +23,8 @@ using gemm::everywhere;
 using gemm::fused;
 
 constexpr int BLOCK = 32;
-constexpr int64_t DEPTH = 512;  // columns of a strip at a time
-constexpr int64_t BLOCKS = DEPTH / BLOCK;
+constexpr int64_t MOST_DEPTH = 768;  // columns of a strip at a time
+constexpr int64_t BLOCKS = MOST_DEPTH / BLOCK;
 constexpr int MOST = WM_SIMD == 512 ? 6 : 2;  // rows whose sums fit registers, two kinds of them
 constexpr int64_t ROWS = 516;
 
@@ -209,17 +209,25 @@ static void units_of(const Part& p, int half, float multiple, float* units) {
   }
 }
 
+// What elements of four bits are as integers, with the offset of bytes, repeated so that stray bits above do no harm.
+template <typename Number, WmElement E, int MULTIPLE>
+struct Integers {
+  alignas(64) Number value[64 / sizeof(Number)];
+  constexpr Integers() : value() {
+    constexpr decoding::Table VALUES = decoding::table<E>();
+    for (size_t i = 0; i < 64 / sizeof(Number); ++i)
+      value[i] = Number(int(VALUES.value[i % 16] * MULTIPLE) + (sizeof(Number) == 1 ? 128 : 0));
+  }
+};
+
 // The same for four-bit elements that are integers, straight from their codes: look-ups of bytes, or of halves.
-template <int BITS, WmElement E>
-static void four_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
+template <int BITS, WmElement E, int MULTIPLE>
+static void four_bits(const Part& p, int half, int32_t* out, float* units) {
   constexpr bool QUADS = Width<BITS>::QUADS;
-  alignas(64) uint8_t bytes[64];
-  alignas(64) int16_t halves[32];
-  for (int i = 0; i < 64; ++i) bytes[i] = uint8_t(128 + int(decoding::table<E>().value[i % 16] * multiple));
-  for (int i = 0; i < 32; ++i) halves[i] = int16_t(decoding::table<E>().value[i % 16] * multiple);
-  const __m512i table = QUADS ? _mm512_load_si512(bytes) : _mm512_load_si512(halves);
+  static constexpr Integers<std::conditional_t<QUADS, uint8_t, int16_t>, E, MULTIPLE> TABLE;
+  const __m512i table = _mm512_load_si512(TABLE.value);
   const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
-  units_of(p, half, multiple, units);
+  units_of(p, half, MULTIPLE, units);
   gemm::Squares<4> squares(p, half);
   int32_t* at = out + half * LANES;
   for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
@@ -259,11 +267,12 @@ static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
 
 // What makes integers of half a strip.
 template <int BITS>
-static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out, float* units) {
+static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out,
+                 float* units) {
 #if WM_SIMD == 512
-  if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1, 2>(p, half, out, units);
   if (multiple != 0 && p.w.element == WM_INT8 && BITS == 8) return eight_bits(p, half, out, units);
-  if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4>(p, half, multiple, out, units);
+  if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4, 1>(p, half, out, units);
 #endif
   decoder.half(p, half);
   integers<BITS>(p, half, multiple, out, units);
@@ -297,7 +306,8 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
 
-using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t, float*, bool);
+using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*, const int32_t*, int64_t, float*,
+                      bool);
 
 template <int BITS, int M>
 static inline Tile tile_of(int64_t rows) {
@@ -315,12 +325,16 @@ struct Arranged {
   Arranged(Number* at, const GemmRows& q) : ints(at), rows(q.count), blocks((q.n + BLOCK - 1) / BLOCK) {}
 
   // Of `some` blocks of a tile that begins at row m, where `before` blocks are before them.
-  Number* ints_at(int64_t m, int64_t before, int64_t some) const { return ints + (before * rows + m * some) * LANES_OF_BLOCK; }
+  Number* ints_at(int64_t m, int64_t before, int64_t some) const {
+    return ints + (before * rows + m * some) * LANES_OF_BLOCK;
+  }
   Number* units_at(int64_t m, int64_t before, int64_t some) const {
     return ints + rows * blocks * LANES_OF_BLOCK + before * rows + m * some;
   }
   Number* begin_at(int64_t m, int64_t before, int64_t some) const { return units_at(m, before, some) + rows * blocks; }
 };
+
+static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
 template <int BITS>
 static int64_t arranged(int64_t n) {
@@ -331,10 +345,11 @@ template <int BITS>
 static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
   const Arranged<BITS, float> to(out, q);
   const int64_t tiles = (q.count + MOST - 1) / MOST, m = gemm::first_of(q.count, tiles, i);
-  for (int64_t k = 0; k < q.n; k += DEPTH) {
-    const int64_t depth = least(DEPTH, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
-    arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth, reinterpret_cast<int32_t*>(to.ints_at(m, before, some)),
-                  to.units_at(m, before, some), reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
+  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
+    const int64_t depth = least(deep, q.n - k), before = k / BLOCK, some = (depth + BLOCK - 1) / BLOCK;
+    arrange<BITS>(q, m, gemm::share(q.count, tiles, i), k, depth,
+                  reinterpret_cast<int32_t*>(to.ints_at(m, before, some)), to.units_at(m, before, some),
+                  reinterpret_cast<int32_t*>(to.begin_at(m, before, some)));
   }
 }
 
@@ -345,10 +360,10 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
   const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
   const float multiple = multiple_of(w, Width<BITS>::MOST_W);
   const Arranged<BITS, const float> from(x, q);
-  float *scales = scratch + STRIP * DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
+  float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
-  gemm::products<MOST, DEPTH>(
-      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, first, last, q, sums,
+  gemm::products<MOST>(
+      decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
         for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, strip, units);
       },
@@ -360,7 +375,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
       });
 }
 
-constexpr int64_t SCRATCH = STRIP * (DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
+constexpr int64_t SCRATCH = STRIP * (MOST_DEPTH * 3 / 2 + BLOCKS + ROWS) + gemm::SCALES_SCRATCH;
 template <int BITS>
 constexpr GemmKernel KERNEL = {STRIP, MOST, ROWS, SCRATCH, arranged<BITS>, arrange_tile<BITS>, product<BITS>};
 constexpr GemmKernel INT8 = KERNEL<8>, INT16 = KERNEL<16>;

@@ -19,22 +19,22 @@ namespace {
 
 constexpr int64_t PIECE = 32 << 10;  // elements: to wake a thread takes as long as some of them
 
-#define WM_RUN(space)                                                                                                    \
-  {                                                                                                                      \
+#define WM_RUN(space)                                                                                                  \
+  {                                                                                                                    \
     const space::rope::Call c{at.dimensions()[0] * at.dimensions()[1], dims[2], dims[3], int64_t(inv_freq.element_count()), \
-                              at.typed_data(), inv_freq.typed_data(), concentration, interleaved != 0};                  \
-    const int64_t rows = std::max<int64_t>(1, PIECE / std::max<int64_t>(1, c.heads * c.dims));                           \
-    parallel(pool, pool.num_threads(), (c.rows + rows - 1) / rows, [&](int64_t i) {                                      \
-      std::vector<float> angles(size_t(3 * c.wide()));                                                                   \
-      const int64_t first = i * rows, last = std::min(c.rows, first + rows);                                             \
-      if (x.element_type() == ffi::BF16)                                                                                 \
-        space::rope::turn(c, static_cast<const Bf16*>(x.untyped_data()), static_cast<Bf16*>(y->untyped_data()), first,   \
-                          last, angles.data());                                                                          \
-      else                                                                                                               \
+                              at.typed_data(), inv_freq.typed_data(), concentration, interleaved != 0};                \
+    const int64_t rows = std::max<int64_t>(1, PIECE / std::max<int64_t>(1, c.heads * c.dims));                         \
+    parallel(pool, pool.num_threads(), (c.rows + rows - 1) / rows, [&](int64_t i) {                                    \
+      std::vector<float> angles(size_t(3 * c.wide()));                                                                 \
+      const int64_t first = i * rows, last = std::min(c.rows, first + rows);                                           \
+      if (x.element_type() == ffi::BF16)                                                                               \
+        space::rope::turn(c, static_cast<const Bf16*>(x.untyped_data()), static_cast<Bf16*>(y->untyped_data()), first, \
+                          last, angles.data());                                                                        \
+      else                                                                                                             \
         space::rope::turn(c, static_cast<const float*>(x.untyped_data()), static_cast<float*>(y->untyped_data()), first, \
-                          last, angles.data());                                                                          \
-    });                                                                                                                  \
-    return ffi::Error::Success();                                                                                        \
+                          last, angles.data());                                                                        \
+    });                                                                                                                \
+    return ffi::Error::Success();                                                                                      \
   }
 
 // y, like x [B, T, heads, dims]: each head turned by the angles of its position, at [B, T], and inv_freq.

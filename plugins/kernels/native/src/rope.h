@@ -1,4 +1,4 @@
-// Heads turned by the angles of their positions, in any floating-point type. Included once for each instruction set, after
+// Heads turned by the angles of their positions, in float32 or bfloat16. Included once for each instruction set, after
 // floats.h. Loops are written so that compilers make vectors of them.
 
 namespace rope {
@@ -7,14 +7,15 @@ typedef double Doubles __attribute__((vector_size(64)));
 typedef int64_t Longs __attribute__((vector_size(64)));
 constexpr int WIDE = 8;  // angles at a time
 
-// Cosine and sine of WIDE angles, to less than half an ulp of float32 and a little: by quarter turns, of which there may be
-// 2²⁰ before the remainder loses bits that count, and the polynomials of FreeBSD's k_cosf.c and k_sinf.c.
+// Cosine and sine of WIDE angles, nearly the nearest float32: by quarter turns, of which there may be 2²⁰ before the
+// remainder loses bits, and with the polynomials of FreeBSD's k_cosf.c and k_sinf.c.
 static inline void turns(const float* angle, float* cos, float* sin) {
   constexpr double MAGIC = 0x1.8p52;  // what is added to it is rounded to an integer
   Doubles a;
   for (int l = 0; l < WIDE; ++l) a[l] = double(angle[l]);
   const Doubles shifted = a * 0.63661977236758134308 + MAGIC, n = shifted - MAGIC;
-  const Doubles r = (a - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11, z = r * r;  // pi/2: 33 bits, the rest
+  const Doubles r = (a - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11;  // π/2: 33 bits, and the rest
+  const Doubles z = r * r;
   Doubles s = 2.7183114939898219064e-6 * z - 1.98393348360966317347e-4;
   s = (s * z + 8.3333293858894631756e-3) * z - 0.166666666416265235595;
   s = s * z * r + r;

@@ -12,7 +12,7 @@ using decoding::Floats;
 using decoding::Ints;
 using decoding::LANES;
 constexpr int STRIP = 2 * LANES;    // rows of weights
-constexpr int64_t SCALES = 512;     // of a row at a time, at most
+constexpr int64_t SCALES = 768;     // of a row at a time, at most
 constexpr int64_t HALF_SCALES = 2 * SCALES * LANES;  // floats: factors and zeros of half a strip
 constexpr int64_t SCALES_SCRATCH = 2 * HALF_SCALES;
 
@@ -26,6 +26,12 @@ WM_INLINE Floats load(const float* p) {
 }
 WM_INLINE void store(float* p, Floats v) { std::memcpy(p, &v, sizeof v); }
 static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+// Columns at a time, at most `most`, so that the last time has as many as the others: a multiple of `grain`.
+static inline int64_t even_depth(int64_t n, int64_t most, int64_t grain) {
+  const int64_t times = (n + most - 1) / most;
+  return (n + times * grain - 1) / (times * grain) * grain;
+}
 
 #if WM_SIMD == 512
 
