@@ -6,7 +6,6 @@ doi:10.1016/j.jpdc.2008.09.002).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
