@@ -24,6 +24,7 @@ COMPUTED = ("batch", "vocab", "heads", "kv_heads", "mlp", "experts")
 ONLY_STORED = ("embed", "head", "experts_out")
 """Logical axes of weights that a model wants whole: they can be divided as they lie only."""
 
+HOST = "host"  # the axis of a mesh along which hosts are, as conf/mesh/multihost.yaml names it
 PICTURE = "mesh.png"  # of which device holds what, in a run's folder
 
 Axes = tuple[str, ...]
@@ -50,6 +51,10 @@ class Mesh:
     replicated_most: float = field(default=0.1, metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
+        rules = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in self.rules.items()}
+        stored = {k: tuple(v) for k, v in self.stored.items()}
+        for name, value in (("axes", dict(self.axes)), ("rules", rules), ("stored", stored)):
+            object.__setattr__(self, name, value)
         if problems := list(_problems(self)):
             raise PlanError(problems)
 
@@ -77,6 +82,14 @@ class Mesh:
         for axis, size in reversed(tuple(self.axes.items())):
             device, found[axis] = divmod(device, size)
         return {axis: found[axis] for axis in self.axes}
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The devices of each host: those at one place along the axis `host`; all of them where there is none."""
+        found: dict[int, list[int]] = {}
+        for device in range(self.size):
+            found.setdefault(self.coordinates(device).get(HOST, 0), []).append(device)
+        return tuple(map(tuple, found.values()))
 
     def over(self, logical: str) -> Axes:
         """The axes of the mesh that divide a logical axis when the model computes, without those of size 1."""

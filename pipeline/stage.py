@@ -219,6 +219,7 @@ class Footprint:
         temporary_nbytes: on each of several beside `device_nbytes` while a step runs: weights gathered for use,
             activations, logits. An estimate.
         steps: on several, what they exchange.
+        host_reads: bytes of weights that each host reads for its own of several devices, every part once.
     """
 
     device_nbytes: int = 0
@@ -234,6 +235,7 @@ class Footprint:
     devices: int = 1
     temporary_nbytes: int = 0
     steps: tuple[Step, ...] = ()
+    host_reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,12 +327,14 @@ class Chunk:
         nbytes_in: stored bytes read; the unit of the progress bar.
         nbytes_out: bytes written.
         peak_nbytes: memory the task takes at its worst.
+        process: which of several processes is to do it, as what it reads lies there; None: any can.
     """
 
     pieces: tuple[Piece, ...]
     nbytes_in: int
     nbytes_out: int
     peak_nbytes: int
+    process: int | None = None
 
     def __str__(self) -> str:
         more = f" +{len(self.pieces) - 1}" if len(self.pieces) > 1 else ""

@@ -16,19 +16,19 @@ import xxhash
 
 from pipeline import meter
 from pipeline.digest import Digested, InputFile, digest_file, unchanged
-from pipeline.errors import Problem, SourceError, StorageError
+from pipeline.errors import PlanError, Problem, SourceError, StorageError
 from pipeline.files import clone
 from pipeline.formats import Container, Layout
 from pipeline.places import nearest_folder, reason, sync, unlisted
 from pipeline.running.target import MARKER, Target
 from pipeline.stage import Chunk, Exported, OutputFile, ReadBack
 from pipeline.tensors.binding import Binding
-from pipeline.tensors.blocks import common, grain_of, scratch_of
-from pipeline.tensors.chunks import pack
+from pipeline.tensors.blocks import Box, common, grain_of, outward, scratch_of, shares_of
+from pipeline.tensors.chunks import pack, pack_boxes
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.slabs import slabs
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from pipeline.tensors.store import TensorStore
+from pipeline.tensors.store import TensorStore, normalize
 from pipeline.tensors.views import grain, leaf_boxes, split
 from pipeline.units import show_bytes
 
@@ -103,7 +103,33 @@ class ExportWork:
     def chunks(self) -> Sequence[Chunk]:
         grains = {name: self.grain(name) for name in self.binding.tensors}
         written = {name: spec for name, spec in self.store.specs.items() if name not in self.ignored}
-        return tuple(self._chunk(pieces) for pieces in pack(written, self.chunk_nbytes // 2, grains))
+        elems, shares = self.chunk_nbytes // 2, self._shares()
+        if not shares:
+            return tuple(self._chunk(pieces) for pieces in pack(written, elems, grains))
+        each = ((process, pieces) for process, boxes in shares.items() for pieces in pack_boxes(boxes, elems, grains))
+        return tuple(replace(self._chunk(pieces), process=process) for process, pieces in each)
+
+    def _shares(self) -> dict[int, list[tuple[str, Box]]]:
+        """Process → the boxes that it is to write, where what is written lies in several.
+
+        Raises:
+            PlanError: boxes that cut what is written together.
+        """
+        found: dict[int, list[tuple[str, Box]]] = {}
+        problems: dict[str, Problem] = {}
+        for name, bound in self.binding.tensors.items():
+            shape, sides = bound.spec.shape, common(grain(bound), grain_of(self.store, name))
+            for index, process in shares_of(self.store, name) or ():
+                box = normalize(index, shape)
+                found.setdefault(process, []).append((name, box))
+                if outward(box, shape, sides) != box:
+                    part = ", ".join(f"{s.start}:{s.stop}" for s in box)
+                    text = f"one process has [{part}] of it, and it is written in multiples of {list(sides)}"
+                    cure = "choose another export, or divide it otherwise (mesh.rules)"
+                    problems[name] = Problem(name, f"{text}; {cure}")
+        if problems:
+            raise PlanError(problems.values())
+        return dict(sorted(found.items()))
 
     def grain(self, name: str) -> tuple[int, ...]:
         """What a box of this tensor is multiples of, to be read and to be written without looking at more than it."""

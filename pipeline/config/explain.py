@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pipeline.config import extend, moved
 from pipeline.config.compose import CONF, options, search_override
 from pipeline.config.overrides import parsed_override
-from pipeline.errors import ConfigError, WeightmillError, did_you_mean
+from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some
 
 
 def explain(error: Exception, overrides: Iterable[str]) -> Exception:
@@ -99,7 +99,8 @@ def _unknown_key(key: str, good: list[str], below: list[str]) -> str:
             return f"{part!r} in {parent} {known}"
         if part not in node:
             groups = _groups() if not parent else []
-            return f"there is no {part!r} in {parent or 'the config'}{did_you_mean(part, [*names, *groups])}"
+            near = did_you_mean(part, [*names, *groups])
+            return f"there is no {part!r} in {parent or 'the config'}{near}{_elsewhere(key)}"
         parent = f"{parent}.{part}" if parent else part
         node = node._get_node(part)
         if node is not None and node._is_interpolation():
@@ -111,6 +112,19 @@ def _unknown_key(key: str, good: list[str], below: list[str]) -> str:
         ]
         return "; ".join(said)
     return f"{key!r} cannot be set so"
+
+
+def _elsewhere(key: str) -> str:
+    """Which options of its group have what `key` names: `mesh.axes.tensor` is there in tensor and fsdp_tensor."""
+    group, *path = key.split(".")
+    found = []
+    for name in options(group) if path else ():
+        file = CONF / group / f"{name}.yaml"
+        node: Any = OmegaConf.to_container(OmegaConf.load(file)) if file.exists() else None
+        for part in path:
+            node = node.get(part) if isinstance(node, dict) else None
+        found += [f"{group}={name}"] if node is not None else []
+    return f"; {some(found)} {'have' if found[1:] else 'has'} it" if found else ""
 
 
 def _groups() -> list[str]:

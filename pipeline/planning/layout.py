@@ -45,8 +45,9 @@ def lay_out(
             plan.note(parameter.name, f"has shape {spec.shape}; config.json makes it {parameter.shape}")
         else:
             plan.place(parameter, spec)
-    plan.check(parameters, devices)
-    if problems := [*plan.problems, *batch_problems(mesh, batch or {})]:
+    plan.check(parameters, specs)
+    known = [] if devices is None else device_problems(mesh, devices)
+    if problems := [*known, *plan.problems, *batch_problems(mesh, batch or {})]:
         raise PlanError(problems)
     return plan.layouts
 
@@ -58,6 +59,27 @@ def spec_of(parameter: Parameter, specs: Mapping[str, TensorSpec]) -> TensorSpec
     one = specs[parameter.name]
     shape = (len(parameter.names), *one.shape) if parameter.stack else one.shape
     return TensorSpec(shape, one.dtype, one.scheme)
+
+
+def largest_whole(
+    parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
+) -> list[tuple[str, int]]:
+    """Groups of tensors that lie whole on every device, and their bytes there; the largest first."""
+    found: dict[str, int] = {}
+    for parameter in parameters:
+        if layouts[parameter.name].replicated:
+            group, nbytes = group_of(parameter.name), sum(specs[name].nbytes for name in parameter.names)
+            found[group] = found.get(group, 0) + nbytes
+    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
+
+
+def device_problems(mesh: Mesh, devices: int) -> list[Problem]:
+    """Where a mesh is not of as many devices as there are: never are some of them left over, or taken twice."""
+    if mesh.size == devices:
+        return []
+    sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.axes.items()) or "one device"
+    said = f"{sizes} = {mesh.size} devices, and there are {devices}"
+    return [Problem("mesh.axes", f"{said}; the product must be that number, and 1 takes an axis away")]
 
 
 def batch_problems(mesh: Mesh, batch: Mapping[str, int]) -> list[Problem]:
@@ -75,8 +97,6 @@ class _Plan:
         self.mesh = mesh
         self.layouts: dict[str, Layout] = {}
         self.problems: list[Problem] = []
-        self.nbytes = 0
-        self.whole: dict[str, int] = {}  # group of tensors that lie whole → bytes
         self.parts: dict[str, int] = {}  # logical axis → greatest common divisor of the parts that its dimensions have
         self.cut: dict[str, dict[str, str]] = {}  # logical axis → group of tensors that its rule cuts → its dimension
         self.twice: dict[tuple[str, str, str], str] = {}
@@ -86,7 +106,7 @@ class _Plan:
 
     def place(self, parameter: Parameter, spec: TensorSpec) -> None:
         """One parameter."""
-        grain = grain_of(parameter, spec)
+        grain = _grain(parameter, spec)
         computed = [self.mesh.over(axis) for axis in parameter.axes]
         for dim, axis in enumerate(parameter.axes):
             self._divides(parameter, dim, grain[dim])
@@ -95,11 +115,7 @@ class _Plan:
                     self.twice.setdefault((parameter.axes[before], axis, shared), group_of(parameter.name))
         gathered = self._stored(parameter, grain, computed)
         axes = tuple((*c, *g) for c, g in zip(computed, gathered, strict=True))
-        layout = self.layouts[parameter.name] = Layout(parameter.shape, axes, tuple(gathered))
-        self.nbytes += spec.nbytes
-        if layout.replicated:
-            group = group_of(parameter.name)
-            self.whole[group] = self.whole.get(group, 0) + spec.nbytes
+        self.layouts[parameter.name] = Layout(parameter.shape, axes, tuple(gathered))
 
     def _divides(self, parameter: Parameter, dim: int, grain: int) -> None:
         """Keeps account of what a rule cuts, and of what it could cut into."""
@@ -125,20 +141,13 @@ class _Plan:
                     break
         return found
 
-    def check(self, parameters: Sequence[Parameter], devices: int | None) -> None:
+    def check(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> None:
         """What is wrong with all of it together."""
         mesh = self.mesh
-        if devices is not None and mesh.size != devices:
-            sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.axes.items()) or "one device"
-            self.note(
-                "mesh.axes", f"{sizes} = {mesh.size} devices, and there are {devices}; their product must be that"
-            )
         has = {"batch", *(axis for p in parameters for axis in p.axes)}
         for logical in (name for name in mesh.rules if mesh.over(name) and name not in has):
             there = [name for name in COMPUTED if name in has]
-            said = (
-                f"no tensor of this model has {logical!r}, so nothing is divided over {', '.join(mesh.over(logical))}"
-            )
+            said = f"no tensor of this model has {logical!r}: nothing is divided over {', '.join(mesh.over(logical))}"
             self.note(f"mesh.rules.{logical}", f"{said} (allowed: {', '.join(there)}; null takes the rule away)")
         self._unused()
         for (one, other, axis), name in self.twice.items():
@@ -146,7 +155,7 @@ class _Plan:
             self.note(f"mesh.rules.{other}", f"{said}; give one of them another axis of the mesh, or null")
         for logical, names in self.cut.items():
             self._cuts(logical, names)
-        self._whole()
+        self._whole(parameters, specs)
 
     def _unused(self) -> None:
         """Axes of the mesh that divide nothing."""
@@ -162,30 +171,31 @@ class _Plan:
     def _cuts(self, logical: str, names: Mapping[str, str]) -> None:
         over = self.mesh.over(logical)
         listed = some([f"{name} ({of})" for name, of in names.items()])
-        said = (
-            f"{self.mesh.ways(over)} ways ({', '.join(over)}) would cut {listed}; legal: {sizes(self.parts[logical])}"
-        )
+        said = f"{self.mesh.ways(over)} ways ({', '.join(over)}) would cut {listed}"
+        said += f"; legal: {_divisors(self.parts[logical])}"
         beside = [name for name in self.parts if name != logical and self.mesh.over(name) == over]
         if (parts := math.gcd(*(self.parts[name] for name in (logical, *beside)))) != self.parts[logical]:
             *most, last = beside
-            said += f"; with {' and '.join([', '.join(most), last] if most else [last])}: {sizes(parts)}"
+            said += f"; with {' and '.join([', '.join(most), last] if most else [last])}: {_divisors(parts)}"
         self.note(f"mesh.rules.{logical}", said)
 
-    def _whole(self) -> None:
+    def _whole(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> None:
         """Too much that lies whole on every device."""
-        whole, most = sum(self.whole.values()), self.mesh.replicated_most
-        if self.mesh.size > 1 and whole > most * self.nbytes:
-            largest = sorted(self.whole.items(), key=lambda item: -item[1])
+        known = [p for p in parameters if p.name in self.layouts]
+        nbytes = sum(specs[name].nbytes for p in known for name in p.names)
+        largest, most = largest_whole(known, specs, self.layouts), self.mesh.replicated_most
+        whole = sum(n for _, n in largest)
+        if self.mesh.size > 1 and whole > most * nbytes:
             listed = some([f"{name} {show_bytes(n)}" for name, n in largest], most=MOST_LISTED)
-            said = f"{whole / self.nbytes:.1%} of the weights' bytes lie whole on every device, and {most:.1%} may"
+            said = f"{whole / nbytes:.1%} of the weights' bytes lie whole on every device, and {most:.1%} may"
             self.note("mesh.replicated_most", f"{said}: {listed}; mesh.rules or mesh.stored can divide them")
 
 
-def grain_of(parameter: Parameter, spec: TensorSpec) -> tuple[int, ...]:
+def _grain(parameter: Parameter, spec: TensorSpec) -> tuple[int, ...]:
     """For each dimension, what its parts are multiples of: units of the model and blocks of the scheme, none cut."""
     return tuple(math.lcm(*sides) for sides in zip(parameter.units, block_grain(spec.scheme, spec.shape), strict=True))
 
 
-def sizes(parts: int) -> str:
+def _divisors(parts: int) -> str:
     """The divisors of `parts`, for people."""
     return some([str(n) for n in range(1, parts + 1) if parts % n == 0], most=MOST_SIZES)

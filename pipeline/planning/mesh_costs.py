@@ -1,16 +1,17 @@
-"""What a mesh takes, from layouts alone: bytes a device holds, bytes a host reads, bytes that devices send each other.
+"""What a mesh takes, from layouts alone: bytes a device holds, and bytes that devices send each other.
 
 What is counted is rings: of an all-gather over n devices each sends what it holds n - 1 times, and of a sum
 (reduce-scatter, then all-gather) 2 (n - 1) / n of what is summed; less is not possible (Patarasuk and Yuan 2009,
 doi:10.1016/j.jpdc.2008.09.002).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
+from pipeline.planning.layout import largest_whole as largest_whole
 from pipeline.planning.layout import spec_of
-from pipeline.tensors.spec import TensorSpec, group_of
+from pipeline.tensors.spec import TensorSpec
 
 PARTIAL_NBYTES = 4  # partial sums and logits are fp32
 
@@ -24,18 +25,6 @@ def held_nbytes(mesh: Mesh, layout: Layout, spec: TensorSpec) -> int:
     return replace(spec, shape=layout.local_shape(mesh)).nbytes
 
 
-def largest_whole(
-    parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
-) -> list[tuple[str, int]]:
-    """Groups of tensors that lie whole on every device, and their bytes there; the largest first."""
-    found: dict[str, int] = {}
-    for parameter, spec in _specs(parameters, specs):
-        if layouts[parameter.name].replicated:
-            group = group_of(parameter.name)
-            found[group] = found.get(group, 0) + spec.nbytes
-    return sorted(found.items(), key=lambda item: (-item[1], item[0]))
-
-
 def weights_nbytes(
     mesh: Mesh, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout]
 ) -> int:
@@ -45,30 +34,6 @@ def weights_nbytes(
         specs: tensor → how it lies on a device.
     """
     return sum(held_nbytes(mesh, layouts[p.name], spec) for p, spec in _specs(parameters, specs))
-
-
-def read_nbytes(
-    mesh: Mesh,
-    parameters: Sequence[Parameter],
-    specs: Mapping[str, TensorSpec],
-    layouts: Mapping[str, Layout],
-    devices: Iterable[int],
-) -> int:
-    """Bytes that a process reads for these devices of its own: every part once, however many of them hold it.
-
-    Args:
-        specs: tensor → how it lies in the checkpoint.
-    """
-    at = [mesh.coordinates(device) for device in devices]
-    counts: dict[Axes, int] = {}  # axes that divide a tensor → how many different parts of it these devices have
-    total = 0
-    for parameter, spec in _specs(parameters, specs):
-        layout = layouts[parameter.name]
-        axes = tuple(axis for over in layout.axes for axis in over)
-        if axes not in counts:
-            counts[axes] = len({tuple(place[axis] for axis in axes) for place in at})
-        total += counts[axes] * held_nbytes(mesh, layout, spec)
-    return total
 
 
 def exchanges(
@@ -117,8 +82,7 @@ def _each(
         layout = layouts[parameter.name]
         gathered = tuple(axis for over in layout.gathered for axis in over)
         sent = held_nbytes(mesh, layout.used, spec) - held_nbytes(mesh, layout, spec)
-        for _ in range(2 if vocab == [parameter] else 1):
-            yield "gather", "all_gather", gathered, sent
+        yield "gather", "all_gather", gathered, sent
         if parameter.axes in (("embed", "heads"), ("embed", "mlp")):
             axes = mesh.over(parameter.axes[1])
             yield "sum", "psum", axes, summed(mesh, axes, tokens * parameter.shape[0] * PARTIAL_NBYTES)

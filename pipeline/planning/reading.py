@@ -1,10 +1,10 @@
-"""How many bytes a process reads to fill the devices it has, known from specs and layouts alone."""
+"""How many bytes every process reads to fill the devices it has, known from specs and layouts alone."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pipeline.mesh import Layout, Mesh, Parameter
 from pipeline.tensors.blocks import Box, read_nbytes_of
-from pipeline.tensors.regions import portions
+from pipeline.tensors.regions import ends, portions
 from pipeline.tensors.store import TensorStore
 
 
@@ -13,24 +13,34 @@ def bytes_read(
     mesh: Mesh,
     parameters: Iterable[Parameter],
     layouts: Mapping[str, Layout],
-    devices: Iterable[int] | None = None,
-) -> int:
-    """Bytes that come out of files when one process fills its devices: each distinct box once, replicas or not.
+    processes: Sequence[Collection[int]],
+) -> list[int]:
+    """Bytes that come out of files when processes fill their devices: each distinct box once, replicas or not.
 
-    What a store reads whole anyway (scales coded across a tensor, whole rows or matrices that a method must see, what a
-    file holds interleaved) counts whole. Gaps that a read of narrow columns skips over are not counted.
+    What a store reads whole anyway counts whole: scales coded across a tensor, rows or matrices that a method must see,
+    what a file holds interleaved. Gaps that a read of narrow columns skips over are not counted.
 
     Args:
         store: what is read.
-        devices: those of the process, as the mesh numbers them; None: all.
+        processes: of each its devices, as the mesh numbers them.
     """
-    mine = set(range(mesh.size) if devices is None else devices)
-    found = 0
+    found = [0] * len(processes)
     for parameter in parameters:
-        boxes = [box for box, holders in layouts[parameter.name].boxes(mesh) if mine.intersection(holders)]
-        taken: dict[str, list[Box]] = {}
-        for portion in portions(store, parameter.names, parameter.shape, boxes, stack=parameter.stack):
-            for read in portion.reads:
-                taken.setdefault(read.name, []).append(read.box)
-        found += sum(read_nbytes_of(store, name, of) for name, of in taken.items())
+        boxes = list(layouts[parameter.name].boxes(mesh))
+        known: dict[tuple[tuple[tuple[int, int], ...], ...], int] = {}  # processes that hold the same read the same
+        for i, devices in enumerate(processes):
+            mine = [box for box, holders in boxes if any(device in devices for device in holders)]
+            key = tuple(map(ends, mine))
+            if key not in known:
+                known[key] = _read(store, parameter, mine)
+            found[i] += known[key]
     return found
+
+
+def _read(store: TensorStore, parameter: Parameter, boxes: Sequence[Box]) -> int:
+    """To fill boxes of one parameter."""
+    taken: dict[str, list[Box]] = {}
+    for portion in portions(store, parameter.names, parameter.shape, boxes, stack=parameter.stack):
+        for read in portion.reads:
+            taken.setdefault(read.name, []).append(read.box)
+    return sum(read_nbytes_of(store, name, of) for name, of in taken.items())

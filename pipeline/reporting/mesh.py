@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.errors import StorageError
 from pipeline.mesh import PICTURE, Layout, Mesh, Parameter, Placement
 from pipeline.planning.layout import spec_of
-from pipeline.planning.mesh_costs import held_nbytes, largest_whole, read_nbytes, weights_nbytes
+from pipeline.planning.mesh_costs import held_nbytes, largest_whole, weights_nbytes
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
 from pipeline.stage import Checkpoint, Footprint
@@ -16,7 +16,6 @@ from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.terminal import line, table
 from pipeline.units import show_bytes
 
-HOST = "host"  # the axis of a mesh along which hosts are, as conf/mesh/multihost.yaml names it
 MOST_WHOLE = 8  # of the largest tensors that lie whole everywhere
 MOST_DRAWN = 11  # tensors in a picture; with the mesh itself four rows of three
 MOST_BLOCKS = 3  # tensors that are drawn on the console
@@ -45,9 +44,8 @@ def mesh_tables(plan: Plan) -> list[Any]:
     for placement in (p for p in placements(plan).values() if p.mesh.size > 1):
         groups = _groups(placement)
         found += [_layouts(placement.mesh, groups), *_whole(placement), _blocks(placement.mesh, groups)]
-        found += _reads(placement)
     takes = {name: t for name, t in plan.takes.items() if t.devices > 1}
-    return [*found, *_each_device(takes), *_exchanged(takes)]
+    return [*found, *_reads(takes), *_each_device(takes), *_exchanged(takes)]
 
 
 def draw_placements(plan: Plan, folder: Path) -> None:
@@ -163,15 +161,14 @@ def _blocks(mesh: Mesh, groups: Sequence[_Group]) -> Any:
     return drawn
 
 
-def _reads(placement: Placement) -> list[str]:
+def _reads(takes: Mapping[str, Footprint]) -> list[str]:
     """What each host reads of the weights for its own devices."""
-    p = placement
-    hosts: dict[int, list[int]] = {}
-    for device in range(p.mesh.size):
-        hosts.setdefault(p.mesh.coordinates(device).get(HOST, 0), []).append(device)
-    each = [read_nbytes(p.mesh, p.parameters, p.specs, p.layouts, devices) for devices in hosts.values()]
-    who = "the host reads" if len(each) == 1 else f"each of {len(each)} hosts reads"
-    return [f"{who} {show_bytes(max(each))} of weights for its {p.mesh.size // len(each)} devices, every part once"]
+    found = []
+    for name, t in takes.items():
+        each = t.host_reads
+        who = "the host reads" if len(each) == 1 else f"each of {len(each)} hosts reads"
+        found.append(f"{name}: {who} {show_bytes(max(each))} of weights for its {t.devices // len(each)} devices")
+    return found
 
 
 def _each_device(takes: Mapping[str, Footprint]) -> list[Any]:

@@ -92,6 +92,13 @@ def scratch_of(store: TensorStore, name: str) -> int:
     return int(own(name)) if own is not None else 0
 
 
+def shares_of(store: TensorStore, name: str) -> Sequence[tuple[Index, int]] | None:
+    """What `StoreHooks.shares` says; None where it says nothing."""
+    own = optional(store, StoreHooks, "shares")
+    found: Sequence[tuple[Index, int]] | None = own(name) if own is not None else None
+    return found
+
+
 def read_nbytes_of(store: TensorStore, name: str, boxes: Sequence[Index]) -> int:
     """What `StoreHooks.read_nbytes` says, or the bytes that the boxes hold."""
     if (own := optional(store, StoreHooks, "read_nbytes")) is not None:

@@ -4,7 +4,7 @@ A chunk is a slice of leading dimensions (experts, then rows). A row that is too
 blocks and bytes. Small tensors share a chunk, because a task costs more than a kilobyte does.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from math import ceil, lcm, prod
 
@@ -59,17 +59,34 @@ def pack(
         chunk_elems: elements of a piece or of a group.
         grains: for tensors whose pieces cannot be cut anywhere, see `cut`.
     """
+    whole = ((name, tuple(slice(0, n) for n in spec.shape)) for name, spec in specs.items())
+    yield from pack_boxes(whole, chunk_elems, grains)
+
+
+def pack_boxes(
+    boxes: Iterable[tuple[str, tuple[slice, ...]]],
+    chunk_elems: int,
+    grains: Mapping[str, tuple[int, ...]] | None = None,
+) -> Iterator[tuple[Piece, ...]]:
+    """The same of boxes of tensors, whose bounds are multiples of the grain."""
     grains = grains or {}
     group: list[Piece] = []
     filled = 0
-    for name, spec in specs.items():
-        if spec.size > chunk_elems // 2:
-            yield from ((piece,) for piece in cut(name, spec.shape, chunk_elems, grains.get(name, ())))
+    for name, box in boxes:
+        shape = tuple(s.stop - s.start for s in box)
+        if (size := prod(shape)) > chunk_elems // 2:
+            yield from ((_at(piece, box),) for piece in cut(name, shape, chunk_elems, grains.get(name, ())))
             continue
-        if group and filled + spec.size > chunk_elems:
+        if group and filled + size > chunk_elems:
             yield tuple(group)
             group, filled = [], 0
-        group += cut(name, spec.shape, chunk_elems)
-        filled += spec.size
+        group.append(Piece(name, box))
+        filled += size
     if group:
         yield tuple(group)
+
+
+def _at(piece: Piece, box: tuple[slice, ...]) -> Piece:
+    """A piece of a box as one of the tensor."""
+    index = zip(box, piece.index, strict=True)
+    return Piece(piece.tensor, tuple(slice(b.start + p.start, b.start + p.stop) for b, p in index))

@@ -56,6 +56,10 @@ class StoreHooks:
     """`read_nbytes(name, boxes)`: bytes that come out of files when one process reads these boxes of a tensor, where
     that is not what they hold. A view says what its source reads for them."""
 
+    shares: Callable[[str], Sequence[tuple[Index, int]] | None] | None = None
+    """`shares(name)`: of a tensor that lies in several processes, boxes that are together all of it, each with the
+    number of the process that is to read it, said alike in all of them. None: this process can read all of it."""
+
 
 def normalize(index: Index, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """`index` with one concrete `slice(start, stop)` for every dimension of `shape`.

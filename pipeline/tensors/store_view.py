@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.tensors.blocks import grain_of, read_nbytes_of, scratch_of
+from pipeline.tensors.blocks import grain_of, read_nbytes_of, scratch_of, shares_of
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 
@@ -11,7 +11,7 @@ from pipeline.tensors.store import Index, TensorStore
 class StoreView:
     """Says of its tensors what `store`, a field of whoever inherits, says of them; how they are read is its own.
 
-    `grain`, `scratch` and `read_nbytes` are there for any `store`, which need not have these hooks.
+    All of `StoreHooks` is there for any `store`, which need not have these hooks.
     """
 
     __slots__ = ()
@@ -30,6 +30,9 @@ class StoreView:
 
     def scratch(self, name: str) -> int:
         return scratch_of(self.store, name)
+
+    def shares(self, name: str) -> Sequence[tuple[Index, int]] | None:
+        return shares_of(self.store, name)
 
     def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
         return read_nbytes_of(self.store, name, boxes)

@@ -15,6 +15,7 @@ from pipeline.mesh import SINGLE, Mesh, Placement, Step
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.planning.reading import bytes_read
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
@@ -167,9 +168,12 @@ class Engine:
         wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
         activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
         steps: tuple[Step, ...] = ()
+        reads: tuple[int, ...] = ()
         temporary = 0
         if placement is not None:
             steps = tuple(mesh_steps(placement, usage, ACTIVATION_NBYTES[dtype]))
+            p = placement
+            reads = tuple(bytes_read(checkpoint.store, p.mesh, p.parameters, p.layouts, p.mesh.hosts))
             temporary = temporary_nbytes(placement, steps, wide, max((s.shape[0] for s in heads), default=0))
         layers = len({n.partition(".layers.")[2].partition(".")[0] for n in specs if ".layers." in n})
         tokenizing = TOKENIZING_NBYTES * usage.text_nbytes
@@ -190,6 +194,7 @@ class Engine:
             devices=self.mesh.size,
             temporary_nbytes=temporary,
             steps=steps,
+            host_reads=reads,
         )
 
     def placement(self, checkpoint: Checkpoint, mesh: Mesh | None = None, *, plain: bool = False) -> Placement:

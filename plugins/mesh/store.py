@@ -105,20 +105,22 @@ class DeviceStore:
         """See `StoreHooks.read_nbytes`: nothing comes out of files."""
         return 0
 
-    def owned(self, name: str) -> list[Box]:
-        """The boxes of a tensor that are this process's to write: of those that hold a box, one writes it."""
+    def shares(self, name: str) -> list[tuple[Box, int]] | None:
+        """See `StoreHooks.shares`: of the processes that hold a box, one is to read it."""
         held = self.tensors[name]
         array = next(iter(held.components.values()))
+        if array.is_fully_addressable:
+            return None
         shape = held.spec.shape if held.at is None else (len(array), *held.spec.shape)
-        holders: dict[tuple[tuple[int, int], ...], Any] = {}
+        first: dict[tuple[tuple[int, int], ...], Any] = {}
         for device, index in array.sharding.devices_indices_map(shape).items():
             box = ends(normalize(index or (), shape))
-            if box not in holders or device.id < holders[box].id:
-                holders[box] = device
-        mine = (box for box, device in holders.items() if device.process_index == jax.process_index())
-        if held.at is not None:
-            mine = (box[1:] for box in mine if box[0][0] <= held.at < box[0][1])
-        return [tuple(slice(*side) for side in box) for box in mine]
+            if box not in first or device.id < first[box].id:
+                first[box] = device
+        boxes = [(tuple(slice(*side) for side in box), device.process_index) for box, device in first.items()]
+        if held.at is None:
+            return boxes
+        return [(box[1:], process) for box, process in boxes if box[0].start <= held.at < box[0].stop]
 
     def __reduce__(self) -> Any:
         raise TypeError("what lies on this process's devices does not travel to another process")

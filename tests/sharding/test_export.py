@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from pipeline.formats import Container, Dialect
-from pipeline.stage import Checkpoint, Context
+from pipeline.stage import Checkpoint
 from pipeline.tensors.views import JoinedStore
 from pipeline.testing.memory import same
 from plugins.engine.load import on_devices
@@ -25,7 +25,6 @@ from plugins.formats.orbax.tree import abstract, describe
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.mesh.store import DeviceStore
-from stages.export import Export
 from tests.cases import model_runs
 from tests.sharding import toys
 from tests.sharding.test_load import MESHES, checkpoint, folder
@@ -39,11 +38,11 @@ CASES: dict[str, tuple[str, str, str, Dialect, Container]] = {
 }
 
 
-def write(given: Checkpoint, target: Path, dialect: Dialect, container: Container) -> dict[str, bytes]:
-    """Export as the stage does; what the files hold but for the marker, which names the run."""
-    engine = model_runs.engine()
-    stage = Export(dialect, container, engine.unpack, engine.cast, str(target), None)
-    work = stage.run(Context(target.parent, chunk_nbytes=1 << 16), given)
+def write(
+    given: Checkpoint, target: Path, dialect: Dialect, container: Container, dtype: Any = "keep"
+) -> dict[str, bytes]:
+    """What the files hold but for the marker, which names the run."""
+    work = toys.export(given, target, dialect, container, dtype)
     work.begin(fresh=True)
     records = [{"digest": work.do(chunk)} for chunk in work.chunks]
     work.finish(records)

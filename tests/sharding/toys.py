@@ -9,10 +9,10 @@ import jax
 import numpy as np
 import yaml
 
-from pipeline.formats import Dialect
+from pipeline.formats import Container, Dialect
 from pipeline.mesh import Layout, Mesh, Parameter
 from pipeline.planning.layout import lay_out
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.matrices import ExtremesOf
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index, TensorStore
@@ -25,6 +25,8 @@ from plugins.mesh.devices import arrange
 from plugins.models.common.weights import Weights
 from plugins.models.device import device_spec
 from plugins.models.family import family_of
+from stages.export import Export
+from stages.export_work import ExportWork
 from stages.quantize import CodedStore
 from tests.cases import model_runs
 from tests.cases.quantized import write_folder
@@ -79,6 +81,15 @@ def layouts_of(mesh: Mesh, checkpoint: Checkpoint) -> dict[str, Layout]:
     used = {"batch", *(axis for p in found for axis in p.axes)}
     ruled = replace(mesh, rules={k: v for k, v in mesh.rules.items() if k in used})
     return lay_out(ruled, found, {n: device_spec(s) for n, s in checkpoint.store.specs.items()})
+
+
+def export(given: Checkpoint, target: Path, dialect: Dialect, container: Container, dtype: Any = "keep") -> ExportWork:
+    """What the stage does to write it, in chunks that are small enough to be many."""
+    engine = model_runs.engine()
+    stage = Export(dialect, container, engine.unpack, engine.cast, str(target), None, dtype)
+    work = stage.run(Context(target.parent, chunk_nbytes=1 << 16), given)
+    assert isinstance(work, ExportWork)
+    return work
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def test_wrong_types_are_refused_where_they_are(override: str, said: str) -> Non
     ("override", "said"),
     [
         ("mesh=fsd", "did you mean 'fsdp'?"),
+        ("mesh.axes.expert=4", "there is no 'expert' in mesh.axes (allowed: fsdp, tensor); mesh=expert has it"),
         ("mesh.axis.tensor=2", "did you mean 'axes'?"),
         ("mesh.axes.tenor=2", "did you mean 'tensor'?"),
         ("mesh.axes={fsdp: 4, tenor: 2}", "no 'tenor' in mesh.axes; did you mean 'tensor'? (allowed: fsdp, tensor)"),

@@ -1,6 +1,7 @@
 """How devices are numbered, and what parts of a tensor they hold."""
 
 import pickle
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ def test_the_order_of_axes_is_part_of_a_mesh_and_the_order_of_rules_is_not() -> 
     assert mesh != Mesh({"b": 2, "a": 2}, rules)
     assert mesh == Mesh({"a": 2, "b": 2}, dict(reversed(rules.items())))
     assert hash(mesh) == hash(pickle.loads(pickle.dumps(mesh)))
+    lists: Any = ({"batch": ["a", "b"]}, {"a": ["mlp"]})
+    assert hash(Mesh({"a": 2, "b": 2}, *lists)) == hash(Mesh({"a": 2, "b": 2}, {"batch": ("a", "b")}, {"a": ("mlp",)}))
 
 
 def test_an_axis_of_one_device_divides_nothing() -> None:

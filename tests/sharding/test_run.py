@@ -1,0 +1,59 @@
+"""Models on meshes give what they give on one device, and send what the plan says and nothing else."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipeline.planning.mesh_costs import exchanges
+from tests.cases import model_runs
+from tests.sharding import models
+from tests.sharding.models import CONFIGS, IDS, LENGTH, MESHES, POSITIONS, apart
+
+EVERY = [(kind, name) for kind in CONFIGS for name in MESHES if models.fitting(kind, name)]
+NAMES = {"all_gather": "all-gather", "psum": "all-reduce"}
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    with model_runs.quick_compilation():
+        yield
+
+
+def planned(model: Any, tokens: int, predicted: int) -> Counter[str]:
+    """Kind of collective → bytes that each device sends in a step."""
+    p = model._engine.placement(model._checkpoint)
+    found: Counter[str] = Counter()
+    for e in exchanges(
+        p.mesh, p.parameters, p.specs, p.layouts, tokens=tokens, predicted=predicted, activation_nbytes=4
+    ):
+        found[NAMES[e.kind]] += e.nbytes
+    return found
+
+
+@pytest.mark.parametrize(("kind", "name"), EVERY)
+def test_logits_are_those_of_one_device(kind: str, name: str) -> None:
+    mesh = MESHES[name]
+    model = models.model(kind, mesh)
+    runtime = model.runtime
+    assert apart(runtime.forward(IDS, POSITIONS), models.logits(kind)) < 1e-5
+    [program] = models.programs(runtime, "forward")
+    tokens = len(IDS) // runtime.ways * LENGTH
+    assert models.sent(program) == planned(model, tokens, tokens)
+    facts = model.facts
+    assert facts["device_nbytes"] == facts["planned_nbytes"]
+
+
+@pytest.mark.parametrize("turn", [0, 1, 2])
+@pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor"), ("qwen3_moe", "fsdp")])
+def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
+    """Every option of conf/quant; what is sent is codes and scales as they are, and that only where FSDP gathers."""
+    of = models.packed(kind, turn)
+    expected = models.model(kind, of=of).runtime.forward(IDS, POSITIONS)
+    model = models.model(kind, MESHES[name], of=of)
+    assert apart(model.runtime.forward(IDS, POSITIONS), expected) < 1e-5
+    [program] = models.programs(model.runtime, "forward")
+    tokens = len(IDS) // model.runtime.ways * LENGTH
+    assert models.sent(program) == planned(model, tokens, tokens)

@@ -1,0 +1,155 @@
+"""What people do with a model works on a mesh as on one device: generate, score, look inside, replace tensors."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from pipeline.engine import Windows
+from pipeline.errors import PlanError
+from pipeline.mesh import Mesh
+from pipeline.ops import Kernel
+from plugins.engine.generate import generate
+from plugins.engine.options import Sampling
+from plugins.engine.sizes import rows
+from plugins.engine.start import start
+from tests.cases import model_runs
+from tests.sharding import models
+from tests.sharding.models import IDS, MESHES, POSITIONS, VOCAB, apart
+
+USED = [
+    ("llama", "fsdp_tensor"), ("gemma3", "tensor"), ("mistral", "data"), ("qwen3_moe", "expert_tensor"),
+    ("gpt_oss", "data_expert"),
+]  # fmt: skip
+THREE = Mesh({"data": 3}, {"batch": "data"}, {}, 1.0)
+PROMPTS = [np.random.default_rng(n).integers(0, VOCAB, n).tolist() for n in (5, 17, 3)]
+GREEDY = Sampling(max_tokens=12)  # round the ring of a window of 7
+WARM = Sampling(max_tokens=12, temperature=0.8, top_p=0.9, repetition_penalty=1.2)
+TEXT = np.random.default_rng(3).integers(0, VOCAB, 100).tolist()
+CUT = Windows(16, batch=4)  # of the last batch not all rows are windows
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> Iterator[None]:
+    with model_runs.quick_compilation():
+        yield
+
+
+def tokens(runtime: Any, sampling: Sampling, prompts: Any = PROMPTS) -> list[tuple[int, ...]]:
+    return [c.tokens for c in generate(runtime, prompts, sampling)[0]]
+
+
+@pytest.mark.parametrize(("kind", "name"), USED)
+def test_tokens_are_those_of_one_device(kind: str, name: str) -> None:
+    """Three prompts of unequal length, in four rows or more; every device has its rows and heads of the cache."""
+    mesh, alone = MESHES[name], models.alone(kind).runtime
+    runtime = models.model(kind, mesh).runtime
+    assert tokens(runtime, GREEDY) == tokens(alone, GREEDY)
+    cache = runtime.new_cache(4, 20)
+    local = [s.data.nbytes for a in jax.tree.leaves(cache) for s in a.addressable_shards[:1]]
+    parts = mesh.ways(mesh.over("batch")) * mesh.ways(mesh.over("kv_heads"))
+    k = cache.layers[0].k
+    assert k.addressable_shards[0].data.size * parts == k.size
+    assert sum(local) == runtime.cache_nbytes(4, 20)
+    assert {key[0] for key in runtime.compiled} == {"cache", "prefill", "first", "step"}
+
+
+def test_sampled_tokens_are_those_of_one_device() -> None:
+    mesh = models.model("llama", MESHES["fsdp_tensor"]).runtime
+    assert tokens(mesh, WARM) == tokens(models.alone("llama").runtime, WARM)
+
+
+@pytest.mark.parametrize("cache", ["bf16", "int8"])
+def test_caches_of_other_dtypes(cache: str) -> None:
+    alone, mesh = (models.model("llama", m, cache=cache).runtime for m in (None, MESHES["fsdp_tensor"]))
+    assert tokens(mesh, GREEDY) == tokens(alone, GREEDY)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("llama", "tensor"), ("gpt_oss", "fsdp_tensor"), ("qwen3_moe", "expert")])
+def test_native_kernels_of_several_devices_run_at_once(kind: str, name: str) -> None:
+    native = ("matmul", "moe", "attention")
+    runtime = models.model(kind, MESHES[name], *native, of=models.packed(kind, 0)).runtime
+    alone = models.model(kind, None, *native, of=models.packed(kind, 0)).runtime
+    assert apart(runtime.forward(IDS, POSITIONS), alone.forward(IDS, POSITIONS)) < 1e-5
+    assert tokens(runtime, GREEDY) == tokens(alone, GREEDY)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert")])
+def test_scores_and_hidden_states_are_those_of_one_device(kind: str, name: str, tmp_path: Path) -> None:
+    """A baseline of one device serves a mesh, and the other way round."""
+    alone, mesh = models.alone(kind), models.model(kind, MESHES[name])
+    found = {}
+    for name_, model in (("alone", alone), ("mesh", mesh)):
+        found[name_] = model.score(TEXT, CUT, keep=tmp_path / name_)
+    assert found["mesh"].nll == pytest.approx(found["alone"].nll, rel=1e-5)
+    for model, base in ((mesh, "alone"), (alone, "mesh")):
+        scored = model.score(TEXT, CUT, against=tmp_path / base)
+        assert scored.nll == pytest.approx(found["alone"].nll, rel=1e-5)
+        assert scored.kl == pytest.approx(0, abs=1e-6)
+        assert scored.top1 == 1
+    assert (tmp_path / "alone").stat().st_size == (tmp_path / "mesh").stat().st_size
+    expected = alone.taps(TEXT[:9])
+    taps = mesh.taps(TEXT[:9])
+    assert list(taps) == list(expected)
+    assert max(apart(taps[name], expected[name]) for name in expected) < 1e-5
+
+
+def test_replaced_tensors_lie_as_those_they_replace() -> None:
+    model, of = models.model("llama", MESHES["fsdp_tensor"], of=models.checkpoint("llama")), models.packed("llama", 0)
+    names = ["model.layers.0.mlp.down_proj.weight", "model.layers.1.self_attn.k_proj.weight"]
+    before = np.asarray(model.runtime.forward(IDS, POSITIONS))
+    with model.replaced(names, of):
+        changed = model.runtime.forward(IDS, POSITIONS)
+        alone = models.alone("llama")
+        with alone.replaced(names, of):
+            assert apart(changed, alone.runtime.forward(IDS, POSITIONS)) < 1e-5
+    assert apart(changed, before) > 1e-3
+    assert len(models.programs(model.runtime, "forward")) == 1
+    np.testing.assert_array_equal(model.runtime.forward(IDS, POSITIONS), before)
+
+
+def test_rows_that_do_not_divide_are_padded() -> None:
+    """Padding has position -1, and does not show."""
+    runtime, alone = models.model("llama", THREE).runtime, models.alone("llama").runtime
+    for n in (1, 3, 4):
+        found = runtime.forward(IDS[:n], POSITIONS[:n])
+        assert apart(found, models.logits("llama")[:n]) < 1e-5
+    assert tokens(runtime, GREEDY, PROMPTS[:2]) == tokens(alone, GREEDY, PROMPTS[:2])
+    assert [rows(n, 3) for n in (1, 2, 3, 4, 5)] == [3, 3, 6, 6, 9]
+    assert [rows(n) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, 8]
+
+
+def test_what_runs_on_one_device_is_refused() -> None:
+    engine = models.engine()
+    slow = replace(engine.ops, softmax=Kernel("softmax", ("reference",)), rope=Kernel("rope", ("xla", "reference")))
+    wrong = replace(engine, mesh=MESHES["tensor"], device="cpu:1", ops=slow)
+    with pytest.raises(PlanError) as why:
+        wrong.load(models.checkpoint("llama"))
+    assert {p.where: p.message for p in why.value.problems} == {
+        "engine.device": "'cpu:1' is one device, and the mesh has 2; 'cpu' is all of its kind",
+        "kernels": "reference cannot be compiled, and what is not runs on one device; kernels=auto, or mesh=single",
+    }
+
+
+def test_a_mesh_takes_all_devices_or_none() -> None:
+    engine = replace(models.engine(), mesh=MESHES["tensor"])
+    with pytest.raises(PlanError, match="tensor 2 = 2 devices, and there are 4; their product must be that"):
+        engine.load(models.checkpoint("llama"))
+
+
+def test_one_device_runs_the_program_without_a_mesh() -> None:
+    """Whatever its axes are called."""
+    one = Mesh({"data": 1, "tensor": 1}, {"batch": "data", "heads": "tensor", "mlp": "tensor"})
+    texts = []
+    for mesh in (None, one):
+        runtime = start(replace(models.engine(), mesh=mesh) if mesh else models.engine(), models.checkpoint("llama")).runtime
+        runtime.forward(IDS, POSITIONS)
+        [program] = models.programs(runtime, "forward")
+        assert not list(models.collectives(program))
+        texts.append(program.as_text())
+    assert texts[0] == texts[1]
+    assert "shard_map" not in texts[0]
