@@ -40,7 +40,7 @@ class InPlace:
                 write_bytes(fd, 0, memoryview(content), str(folder / name))
 
     def write(self, folder: Path, layout: Layout, leaf: str, index: Index, array: Any) -> None:
-        """Write one box of `leaf`; see `boxes.write_box`. The disk begins at once where that is worth a call."""
+        """Write one box of `leaf`; see `boxes.write_box`. The disk begins with it at once, where that is worth it."""
         place = layout.places[leaf]
         path = folder / place.file
         with _opened(path, os.O_WRONLY) as fd:
