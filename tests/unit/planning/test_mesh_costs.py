@@ -1,4 +1,4 @@
-"""Bytes on meshes, by hand: what a device holds, and devices send."""
+"""Bytes on meshes, by hand: what a device holds, a host reads, and devices send."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from pipeline.planning.mesh_costs import (
     exchanges,
     held_nbytes,
     largest_whole,
+    read_nbytes,
     summed,
     weights_nbytes,
 )
@@ -40,6 +41,19 @@ def test_weights_of_a_device() -> None:
     whole = sum(s.nbytes for s in specs.values())
     assert weights_nbytes(mesh, layer(), specs, lay_out(mesh, layer(), specs)) == (whole - norm) // 4 + norm // 2
     assert weights_nbytes(SINGLE, layer(), specs, lay_out(SINGLE, layer(), specs)) == whole
+
+
+def test_hosts_read_each_part_once() -> None:
+    """Weights lie divided within a host, so each host reads everything; over hosts, each reads its half."""
+    specs = specs_of(layer())
+    whole = sum(s.nbytes for s in specs.values())
+    within = Mesh({"host": 2, "fsdp": 2}, {"batch": ("host", "fsdp")}, {"fsdp": STORED})
+    across = Mesh({"fsdp": 2, "data": 2}, {"batch": ("fsdp", "data")}, {"fsdp": STORED})
+    for mesh, share in ((within, whole), (across, whole // 2)):
+        layouts = lay_out(mesh, layer(), specs)
+        assert [read_nbytes(mesh, layer(), specs, layouts, host) for host in ((0, 1), (2, 3))] == [share, share]
+        assert read_nbytes(mesh, layer(), specs, layouts, range(4)) == whole
+        assert read_nbytes(mesh, layer(), specs, layouts, [3]) == whole // 2
 
 
 def test_the_largest_that_lie_whole() -> None:
@@ -79,12 +93,12 @@ def test_what_expert_parallelism_sends() -> None:
 
 
 def test_what_fsdp_sends() -> None:
-    """Each of 4 devices sends its quarter three times; a tied embedding is gathered once for both of its uses."""
+    """Each of 4 devices sends its quarter three times; a tied embedding is gathered for both of its uses."""
     mesh = Mesh({"fsdp": 4}, {"batch": "fsdp"}, {"fsdp": STORED})
     specs = specs_of(layer())
-    whole = sum(s.nbytes for s in specs.values())
+    whole = sum(s.nbytes for s in specs.values()) + specs["embed"].nbytes
     found = exchanges(mesh, layer(), specs, lay_out(mesh, layer(), specs), tokens=7, predicted=7, activation_nbytes=4)
-    assert found == [Exchange("gather", "all_gather", ("fsdp",), len(layer()), whole * 3 // 4)]
+    assert found == [Exchange("gather", "all_gather", ("fsdp",), len(layer()) + 1, whole * 3 // 4)]
     head = Parameter(("head",), (64, EMBED), ("vocab", "embed"), (1, 1))
     model = [*layer(), head]
     specs = specs_of(model)
