@@ -1,6 +1,6 @@
 """Weights from a store onto the device: packed bytes as they are, a box at a time, nothing decoded."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ from pipeline.tensors.blocks import component_box, grain_of
 from pipeline.tensors.chunks import cut
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from plugins.engine.pages import Pages
 from plugins.kernels.codecs import scales
 from plugins.models.common.weights import abstract
 
@@ -38,7 +39,7 @@ def fill(
 ) -> None:
     """Read the parameters of `model` and put them on `device`.
 
-    Host memory at its worst is one parameter and one box beside what is on the device.
+    Host memory at its worst is one box beside what is on the device, and one parameter where the device is no CPU.
 
     Args:
         model: whose parameters know how they lie on the device; a plain one takes packed tensors unpacked.
@@ -51,24 +52,25 @@ def fill(
     Raises:
         SourceError: see `TensorStore.read`.
     """
+    empty = Pages().empty if device.platform == "cpu" else np.empty
     for param in parameters(model):
         if only and not set(only).intersection(param.names):
             continue
-        arrays = _empty(param.spec)
+        arrays = _empty(param.spec, empty)
         one = replace(param.spec, shape=param.spec.shape[1:]) if param.stack else param.spec
         for i, name in enumerate(param.names):
             into = {c: a[i] for c, a in arrays.items()} if param.stack else arrays
             _read(checkpoint, name, into, one, cast, unpack)
         _, tree = jax.tree.flatten(abstract(param.spec))
         ordered = [arrays[c] for c in ("codes", "scales", "zeros", "second", "values") if c in arrays]
-        param.set_value(jax.tree.unflatten(tree, [jax.device_put(a, device) for a in ordered]))
+        param.set_value(jax.tree.unflatten(tree, [jax.device_put(a, device, may_alias=True) for a in ordered]))
 
 
-def _empty(spec: TensorSpec) -> dict[str, Any]:
+def _empty(spec: TensorSpec, empty: Callable[[Sequence[int], Any], Any]) -> dict[str, Any]:
     if spec.scheme is None:
-        return {"values": np.empty(spec.shape, numpy_dtype(spec.dtype))}
+        return {"values": empty(spec.shape, numpy_dtype(spec.dtype))}
     dtypes = spec.scheme.dtypes
-    return {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in spec.scheme.components(spec.shape).items()}
+    return {c: empty(s, numpy_dtype(dtypes[c])) for c, s in spec.scheme.components(spec.shape).items()}
 
 
 def _read(
