@@ -5,7 +5,7 @@ What the usual names stand for is in conf/quant: constants over these fields.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from pipeline.errors import ConfigError
@@ -63,11 +63,11 @@ class Blockwise:
         if problem := self.recipe.problem(self.scheme):
             raise ConfigError(problem)
 
-    @property
+    @cached_property
     def scheme(self) -> Scheme:
         return Scheme(self.element, self.block_elems, self.scale, self.block_rows, self.zero_point, self.second)
 
-    @property
+    @cached_property
     def recipe(self) -> Recipe:
         """All options of the op, those left open filled in."""
         given = {f.name: getattr(self, f.name) for f in fields(Recipe)}
