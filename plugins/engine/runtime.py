@@ -90,7 +90,7 @@ class Runtime:
         if self.eager:
             with jax.disable_jit():
                 return fn(self._model(self._leaves), *args)
-        shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(args))
+        shapes = tuple((a.shape, a.dtype) for a in jax.tree.leaves(args))  # looked up each step
         key = (name, static, shapes)
         if key not in self._programs:
             if self.spread is None:

@@ -67,5 +67,6 @@ def test_what_is_gathered_is_let_go_of_layer_by_layer() -> None:
     model = models.model("llama", MESHES["fsdp"], of=models.checkpoint("llama", layers=8))
     model.runtime.forward(IDS[:2, :1], POSITIONS[:2, :1])
     [program] = models.programs(model.runtime, "forward")
-    most = gathered_nbytes(model._engine.placement(model._checkpoint)) + 20_000  # and activations
+    matrix = 4 * 64 * 256  # the largest, as it is decoded to be multiplied
+    most = gathered_nbytes(model._engine.placement(model._checkpoint)) + matrix + 20_000  # and activations
     assert program.memory_analysis().temp_size_in_bytes < most < model.facts["device_nbytes"] / 2
