@@ -1,11 +1,14 @@
 """How many bytes every process reads to fill the devices it has, known from specs and layouts alone."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from pipeline.mesh import Layout, Mesh, Parameter
 from pipeline.tensors.blocks import Box, read_nbytes_of
-from pipeline.tensors.regions import ends, portions
+from pipeline.tensors.regions import ends, grain_of_all, portions
 from pipeline.tensors.store import TensorStore
+
+Taken = dict[int, list[Box]]
+"""Tensor of a parameter, by its number → boxes of it that are read."""
 
 
 def bytes_read(
@@ -25,24 +28,31 @@ def bytes_read(
         processes: of each its devices, as the mesh numbers them.
     """
     found = [0] * len(processes)
-    alike: dict[Layout, list[tuple[Box, tuple[int, ...]]]] = {}  # layers are
+    alike: dict[tuple[Layout, bool, tuple[int, ...]], list[Taken]] = {}  # layers are
     for parameter in parameters:
-        layout = layouts[parameter.name]
-        boxes = alike[layout] if layout in alike else alike.setdefault(layout, list(layout.boxes(mesh)))
-        known: dict[tuple[tuple[tuple[int, int], ...], ...], int] = {}  # processes that hold the same read the same
-        for i, devices in enumerate(processes):
-            mine = [box for box, holders in boxes if any(device in devices for device in holders)]
-            key = tuple(map(ends, mine))
-            if key not in known:
-                known[key] = _read(store, parameter, mine)
-            found[i] += known[key]
+        kind = layouts[parameter.name], parameter.stack, grain_of_all(store, parameter.names)
+        if kind not in alike:
+            alike[kind] = list(_taken(mesh, *kind, processes))
+        known: dict[int, int] = {}  # what processes that hold the same read is worked out once
+        for i, taken in enumerate(alike[kind]):
+            if id(taken) not in known:
+                known[id(taken)] = sum(read_nbytes_of(store, parameter.names[t], boxes) for t, boxes in taken.items())
+            found[i] += known[id(taken)]
     return found
 
 
-def _read(store: TensorStore, parameter: Parameter, boxes: Sequence[Box]) -> int:
-    """To fill boxes of one parameter."""
-    taken: dict[str, list[Box]] = {}
-    for portion in portions(store, parameter.names, parameter.shape, boxes, stack=parameter.stack):
-        for read in portion.reads:
-            taken.setdefault(read.name, []).append(read.box)
-    return sum(read_nbytes_of(store, name, of) for name, of in taken.items())
+def _taken(
+    mesh: Mesh, layout: Layout, stack: bool, grain: tuple[int, ...], processes: Sequence[Collection[int]]
+) -> Iterator[Taken]:
+    """What every process reads of a parameter; the same object for those that read the same."""
+    boxes = list(layout.boxes(mesh))
+    known: dict[tuple[tuple[tuple[int, int], ...], ...], Taken] = {}
+    for devices in processes:
+        mine = [box for box, holders in boxes if any(device in devices for device in holders)]
+        key = tuple(map(ends, mine))
+        if key not in known:
+            known[key] = {}
+            for portion in portions(layout.shape, mine, grain, stack=stack):
+                for read in portion.reads:
+                    known[key].setdefault(read.tensor, []).append(read.box)
+        yield known[key]

@@ -4,7 +4,7 @@ A parameter is one tensor, or several that are stacked along a new first dimensi
 its store reads anyway (`StoreHooks.grain`): boxes for which that is the same region are filled together from one read.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from pipeline.tensors.blocks import Box, common, grain_of, outward
@@ -19,12 +19,12 @@ class Read:
     """One read.
 
     Attributes:
-        name: of the tensor.
+        tensor: which of the parameter's tensors is read.
         box: of the tensor.
         at: the same box of the parameter.
     """
 
-    name: str
+    tensor: int
     box: Box
     at: Box
 
@@ -38,34 +38,35 @@ class Portion:
 
 
 def portions(
-    store: TensorStore,
-    names: Sequence[str],
     shape: tuple[int, ...],
     boxes: Iterable[Box],
+    grain: tuple[int, ...],
     *,
     stack: bool = False,
     elems: int = READ_ELEMS,
 ) -> Iterator[Portion]:
-    """All that is read of `store` to fill boxes of a parameter.
+    """All that is read to fill boxes of a parameter.
 
     Args:
-        names: the tensors that it holds.
         shape: of the parameter.
         boxes: of the parameter, distinct ones.
+        grain: of what its tensors are read in multiples: `grain_of_all`.
         stack: whether its first dimension counts the tensors.
-        elems: values of one read, at most, unless the store gives no less.
+        elems: values of one read, at most, unless the grain allows no less.
     """
-    grain = common(*(grain_of(store, name) for name in names))
     whole = (1, *grain) if stack else grain
     together: dict[tuple[tuple[int, int], ...], list[Box]] = {}
     for box in boxes:
-        region = outward(box, shape, whole)
-        together.setdefault(ends(region), []).append(box)
+        together.setdefault(ends(outward(box, shape, whole)), []).append(box)
     for sides, filled in together.items():
-        inner = tuple(slice(*side) for side in sides[stack:])
-        of = [(names[i], (slice(i, i + 1),)) for i in range(*sides[0])] if stack else [(names[0], ())]
-        reads = (Read(name, box, (*lead, *box)) for name, lead in of for box in _cut(name, inner, elems, grain))
-        yield Portion(tuple(filled), tuple(reads))
+        inner = tuple(_cut(tuple(slice(*side) for side in sides[stack:]), elems, grain))
+        tensors = [(i, (slice(i, i + 1),)) for i in range(*sides[0])] if stack else [(0, ())]
+        yield Portion(tuple(filled), tuple(Read(i, box, (*lead, *box)) for i, lead in tensors for box in inner))
+
+
+def grain_of_all(store: TensorStore, names: Iterable[str]) -> tuple[int, ...]:
+    """What boxes of tensors of one shape are multiples of, so that reading any of them takes no more than the box."""
+    return common(*(grain_of(store, name) for name in names))
 
 
 def overlap(a: Box, b: Box) -> Box | None:
@@ -84,7 +85,7 @@ def ends(box: Box) -> tuple[tuple[int, int], ...]:
     return tuple((s.start, s.stop) for s in box)
 
 
-def _cut(name: str, region: Box, elems: int, grain: tuple[int, ...]) -> Iterator[Box]:
+def _cut(region: Box, elems: int, grain: tuple[int, ...]) -> Iterator[Box]:
     """Boxes that are together `region`, whose bounds are multiples of `grain`."""
-    for piece in cut(name, tuple(s.stop - s.start for s in region), elems, grain):
+    for piece in cut("", tuple(s.stop - s.start for s in region), elems, grain):
         yield tuple(slice(r.start + p.start, r.start + p.stop) for r, p in zip(region, piece.index, strict=True))

@@ -16,7 +16,7 @@ from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import Box, component_box, inner_box
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.regions import ends, overlap, portions, within
+from pipeline.tensors.regions import ends, grain_of_all, overlap, portions, within
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.engine.pages import Pages
 from plugins.kernels.codecs import scales
@@ -96,10 +96,12 @@ def _placed(
     devices = {ends(box): held for box, held in here}
     lie = shardings(spec, param.layout, where)
     placed: dict[str, list[Any]] = {c: [] for c in COMPONENTS if c in lie}
-    for portion in portions(store, param.names, spec.shape, [box for box, _ in here], stack=param.stack):
+    grain = grain_of_all(store, param.names)
+    for portion in portions(spec.shape, [box for box, _ in here], grain, stack=param.stack):
         filled = [(box, _empty(spec, box, empty)) for box in portion.boxes]
         for read in portion.reads:
-            value = _held(store.read(read.name, read.box), store.specs[read.name], spec, cast, unpack)
+            name = param.names[read.tensor]
+            value = _held(store.read(name, read.box), store.specs[name], spec, cast, unpack)
             for box, into in filled:
                 if (part := overlap(box, read.at)) is not None:
                     _copy(value, read.at, part, into, box, spec, stack=param.stack)
