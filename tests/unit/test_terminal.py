@@ -86,7 +86,7 @@ def test_errors_progress_and_streamed_text_are_harmless(capsys: pytest.CaptureFi
 
 def test_mermaid_takes_nothing_for_its_own() -> None:
     def node(name: str, **inputs: str) -> SimpleNamespace:
-        return SimpleNamespace(name=name, inputs=inputs, gives=SimpleNamespace(__name__="A[B]"), work=None)
+        return SimpleNamespace(name=name, inputs=inputs, gives=SimpleNamespace(__name__="A[B]"), work=None, result=None)
 
     nodes = {n.name: n for n in (node("load"), node("end", a="load"), node('x"] --> y["', a="end"))}
     text = console.mermaid(SimpleNamespace(nodes=nodes))
