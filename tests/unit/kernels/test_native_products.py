@@ -271,3 +271,5 @@ def test_weights_that_are_no_floats_are_declined() -> None:
 def test_matmul_of_nothing() -> None:
     assert native_matmul.matmul(np.ones((0, 8), np.float32), np.ones((3, 8), np.float32)).shape == (0, 3)
     assert native_matmul.matmul(np.ones((2, 8), np.float32), np.ones((0, 8), np.float32)).shape == (2, 0)
+    none = native_matmul.matmul(np.ones((2, 0), np.float32), np.ones((5, 0), np.float32))
+    np.testing.assert_array_equal(none, np.zeros((2, 5), np.float32))

@@ -229,7 +229,7 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
     const int64_t last = at + R <= count ? row + at + R - 1 : row + count - 1;
     if (last / w.block_rows >= band + bands) {
       band = (row + at) / w.block_rows;
-      bands = std::min((row + count - 1) / w.block_rows + 1 - band, room / across);
+      bands = std::min((row + count - 1) / w.block_rows + 1 - band, room / (across ? across : 1));
       factors(w, matrix, band, bands, own, zeros);
     }
     const uint8_t* codes[R];
