@@ -132,8 +132,7 @@ def _each(
         layout = layouts[parameter.name]
         gathered = tuple(axis for over in layout.gathered for axis in over)
         sent = held_nbytes(mesh, layout.used, spec) - held_nbytes(mesh, layout, spec)
-        for _ in range(2 if vocab == [parameter] else 1):
-            yield "gather", "all_gather", gathered, sent
+        yield "gather", "all_gather", gathered, sent
         if parameter.axes in (("embed", "heads"), ("embed", "mlp")):
             axes = mesh.over(parameter.axes[1])
             yield "sum", "psum", axes, summed(mesh, axes, tokens * parameter.shape[0] * PARTIAL_NBYTES)
