@@ -19,7 +19,7 @@ from pipeline.planning.reading import bytes_read
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
-from plugins.engine.steps import LOGITS_NBYTES, rows, temporary_nbytes
+from plugins.engine.steps import LOGITS_NBYTES, rows_of_each, temporary_nbytes
 from plugins.engine.steps import steps as mesh_steps
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
@@ -254,7 +254,7 @@ class Engine:
 
     def _cache(self, checkpoint: Checkpoint, usage: Usage, dtype: str) -> int:
         """Bytes of the KV cache on each device, in the sizes that programs are compiled for."""
-        batch, length = rows(self.mesh, usage), power_of_two(usage.length, SMALLEST_CACHE)
+        batch, length = rows_of_each(self.mesh, usage), power_of_two(usage.length, SMALLEST_CACHE)
         held = dtype if self.cache == "auto" else self.cache
         ways = self.mesh.ways(self.mesh.over("kv_heads"))
         return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held, ways)

@@ -6,15 +6,15 @@ from pipeline.engine import Usage
 from pipeline.mesh import Mesh, Placement, Step
 from pipeline.planning.layout import spec_of
 from pipeline.planning.mesh_costs import PARTIAL_NBYTES, exchanges, held_nbytes
-from plugins.engine.sizes import bucket, power_of_two
+from plugins.engine.sizes import bucket, rows
 
 LOGITS_NBYTES = 32 << 20  # score.BLOCK_NBYTES
 
 
-def rows(mesh: Mesh, usage: Usage) -> int:
-    """Sequences that each device has at once: those that are generated are padded until they divide."""
+def rows_of_each(mesh: Mesh, usage: Usage) -> int:
+    """Sequences that each device has at once; those that are generated are padded, those that are scored divide."""
     ways = mesh.ways(mesh.over("batch"))
-    return -(-(power_of_two(usage.batch) if usage.generates else usage.batch) // ways)
+    return (rows(usage.batch, ways) if usage.generates else usage.batch) // ways
 
 
 def steps(placement: Placement, usage: Usage, activation_nbytes: int) -> Iterator[Step]:
@@ -23,7 +23,7 @@ def steps(placement: Placement, usage: Usage, activation_nbytes: int) -> Iterato
     Args:
         activation_nbytes: of a number between layers.
     """
-    mine = rows(placement.mesh, usage)
+    mine = rows_of_each(placement.mesh, usage)
     prompt = max(1, usage.length - usage.tokens) if usage.generates else usage.length
     for name, tokens, predicted in (
         (("prefill", mine * bucket(prompt), mine), ("decode", mine, mine))

@@ -64,6 +64,24 @@ class TestUnquantize(TestQuantizePacked):
         return stage_of("quantize", RULES, overrides=["quant=none"])
 
 
+class TestShard(StageContract):
+    def stage(self) -> Any:
+        return stage_of("shard", overrides=["mesh=expert"])
+
+    def inputs(self) -> Mapping[str, Any]:
+        return {"checkpoint": toy("mxfp4")}
+
+
+class TestShardSingle(TestShard):
+    """On one device anything will do, a model or not."""
+
+    def stage(self) -> Any:
+        return stage_of("shard")
+
+    def inputs(self) -> Mapping[str, Any]:
+        return {"checkpoint": checkpoint(example(packed=True))}
+
+
 class TestExport(StageContract):
     def stage(self) -> Any:
         return stage_of("export")

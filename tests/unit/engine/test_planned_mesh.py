@@ -12,7 +12,7 @@ from pipeline.errors import PlanError
 from pipeline.mesh import SINGLE, Mesh
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
-from plugins.engine.steps import gathered_nbytes, rows
+from plugins.engine.steps import gathered_nbytes, rows_of_each
 from tests.cases import model_runs
 
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
@@ -67,7 +67,7 @@ def test_the_cache_is_divided_by_rows_and_heads(tiny: Checkpoint) -> None:
 @pytest.mark.parametrize(("batch", "generates", "each"), [(1, True, 1), (3, True, 2), (5, True, 4), (8, False, 4)])
 def test_rows_that_are_generated_are_padded(batch: int, generates: bool, each: int) -> None:
     """To a power of two, as on one device, and then until they divide."""
-    assert rows(DATA, Usage(batch, 10, generates=generates)) == each
+    assert rows_of_each(DATA, Usage(batch, 10, generates=generates)) == each
 
 
 def test_rows_that_are_scored_divide_or_are_refused(tiny: Checkpoint) -> None:

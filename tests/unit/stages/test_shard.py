@@ -9,7 +9,8 @@ import pytest
 from pipeline.api import compose_run
 from pipeline.errors import PlanError
 from pipeline.mesh import SINGLE, Mesh
-from pipeline.planning.memory import plan_run
+from pipeline.planning.memory import plan_jobs, plan_run
+from pipeline.planning.sweep import Job
 from pipeline.planning.wiring import Plan
 from pipeline.stage import Checkpoint, Context
 from stages.shard import Shard
@@ -94,6 +95,19 @@ def test_an_export_read_back_is_placed_too() -> None:
     assert plan.takes["evaluate"].reads == "reads the export"
     assert plan.takes["evaluate"].devices == 2
     assert plan.works["export"].chunks == planned("flow=convert").works["export"].chunks
+
+
+def test_jobs_of_other_meshes_share_what_is_quantized_and_not_what_lies_where() -> None:
+    meshes = ("mesh=single", "mesh=expert", "mesh=expert")
+    jobs = [
+        Job(compose_run(["+model=gpt_oss", "quant=mxfp4", "flow=generate", mesh, f"seed={i // 2}"]), Path(f"/none/{i}"))
+        for i, mesh in enumerate(meshes)
+    ]
+    plans = plan_jobs(jobs).plans
+    assert len({id(plan.nodes["decode"]) for plan in plans}) == 1
+    assert plans[0].nodes["shard"] is not plans[1].nodes["shard"]
+    assert [plan.nodes["shard"].result.placement.mesh.size for plan in plans] == [1, 2, 2]
+    assert not any(plan.problems for plan in plans)
 
 
 def test_a_stage_after_it_may_change_the_weights(tiny: Checkpoint) -> None:
