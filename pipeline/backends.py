@@ -130,6 +130,13 @@ def declines(op: str, backend: str) -> Callable[[Any], str | None] | None:
     return getattr(_module(module), name, None) if _exists(module) else None
 
 
+def together(op: str, backend: str) -> Callable[..., list[Any]] | None:
+    """What does several calls that need nothing of each other at once: `together(calls)`, each the positional arguments
+    of one, gives a result for each. It is `together` of the backend's module; None where that has none."""
+    module = _module(backend if "." in backend else f"{ROOM}.{op}.{backend}")
+    return getattr(module, "together", None)
+
+
 def missing(backend: str) -> str | None:
     """Why a backend does nothing on this machine, whatever it is asked; None where it does, or will once built."""
     built = about(backend).built

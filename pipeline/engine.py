@@ -118,8 +118,8 @@ class Session(Protocol):
 
     @property
     def facts(self) -> Mapping[str, Any]:
-        """Device, dtypes, how many `devices`, seconds to load; `device_nbytes`, what the weights take, and `planned_nbytes`, what the plan
-        said; `ignored`, the tensors that the model does not read, with the reasons."""
+        """Device, how many `devices`, dtypes, seconds to load; `device_nbytes`, what the weights take on each, and
+        `planned_nbytes`, what the plan said; `ignored`, the tensors that the model does not read, with the reasons."""
         ...
 
     @property

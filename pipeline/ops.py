@@ -121,10 +121,31 @@ class Kernel:
         if choice.backend is None:
             raise StageError(f"no chosen backend of {self.op} can do this ({choice.reasons})")
         result = backends.load(self.op, choice.backend)(*args, **options)
-        meter.ran(self.op, choice.backend)
-        for backend, reason in choice.declined:
-            meter.declined(self.op, backend, reason, choice.backend)
+        self._tell(choice, choice.backend)
         return result
+
+    def together(self, *calls: tuple[Any, ...]) -> list[Any]:
+        """The results of calls that need nothing of each other, each given by its arguments: at once, where one backend
+        runs them all and can do that (`backends.together`), else one by one.
+
+        Raises:
+            StageError: all backends decline one of them; says why.
+        """
+        choices = [self.resolve(*args) for args in calls]
+        names = {choice.backend for choice in choices}
+        name = names.pop() if len(names) == 1 else None
+        at_once = None if name is None else backends.together(self.op, name)
+        if name is None or at_once is None:
+            return [self(*args) for args in calls]
+        results = at_once(calls)
+        for choice in choices:
+            self._tell(choice, name)
+        return results
+
+    def _tell(self, choice: Choice, ran: str) -> None:
+        meter.ran(self.op, ran)
+        for backend, reason in choice.declined:
+            meter.declined(self.op, backend, reason, ran)
 
 
 class RunsModels(Protocol):

@@ -83,7 +83,8 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
 
 def _keys_of(override: str) -> list[str]:
     """Names that an override's value sets: of `mesh.axes={fsdp: 4}`, fsdp."""
-    value = getattr(parsed_override(override), "value", lambda: None)()
+    parsed = parsed_override(override)
+    value = None if parsed is None else parsed.value()
     return list(map(str, value)) if isinstance(value, dict) else []
 
 

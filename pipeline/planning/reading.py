@@ -25,8 +25,10 @@ def bytes_read(
         processes: of each its devices, as the mesh numbers them.
     """
     found = [0] * len(processes)
+    alike: dict[Layout, list[tuple[Box, tuple[int, ...]]]] = {}  # layers are
     for parameter in parameters:
-        boxes = list(layouts[parameter.name].boxes(mesh))
+        layout = layouts[parameter.name]
+        boxes = alike[layout] if layout in alike else alike.setdefault(layout, list(layout.boxes(mesh)))
         known: dict[tuple[tuple[tuple[int, int], ...], ...], int] = {}  # processes that hold the same read the same
         for i, devices in enumerate(processes):
             mine = [box for box, holders in boxes if any(device in devices for device in holders)]

@@ -79,12 +79,12 @@ class ExtremesOf:
     def _of(self, store: TensorStore, name: str, box: Box, rows: int, decode: Decode) -> Extremes:
         """Of whole rows, `rows` together."""
         shape = store.specs[name].shape
-        found = {where: self._region(store, name, region, decode) for where, region in _regions(shape, box, rows)}
-        grid = [max(sides) + 1 for sides in zip(*found, strict=True)] if found else [0] * len(shape)
-        low = np.empty(grid, np.float32)
+        first, last = _bands(shape, box, rows)
+        grid = tuple(s.stop - s.start for s in box[:-2])
+        low = np.empty((*grid, last - first, 1) if shape[:-1] else (1,), np.float32)
         high = np.empty_like(low)
-        for where, ends in found.items():
-            low[where], high[where] = ends
+        for where, region in _regions(shape, box, rows):
+            low[where], high[where] = self._region(store, name, region, decode)
         return Extremes(low, high)
 
     def _region(self, store: TensorStore, name: str, region: Box, decode: Decode) -> tuple[float, float]:
@@ -119,16 +119,21 @@ def _holds(box: Box, shape: tuple[int, ...], dims: int) -> bool:
     return all((s.start, s.stop) == (0, n) for s, n in zip(box[-dims:], shape[-dims:], strict=True))
 
 
+def _bands(shape: tuple[int, ...], box: Box, rows: int) -> tuple[int, int]:
+    """The first band of `rows` rows that `box` touches, and the one after the last."""
+    if rows >= (shape[-2] if shape[:-1] else 1):
+        return 0, 1
+    return box[-2].start // rows, -(-box[-2].stop // rows)
+
+
 def _regions(shape: tuple[int, ...], box: Box, rows: int) -> Iterator[tuple[tuple[int, ...], Box]]:
     """The bands of `rows` whole rows that `box` touches, each with its place among them."""
     *lead, n = shape
-    tall = box[-2] if lead else slice(0, 1)
-    height = lead[-1] if lead else 1
-    first, last = (0, 1) if rows >= height else (tall.start // rows, -(-tall.stop // rows))
+    first, last = _bands(shape, box, rows)
     for at in np.ndindex(*(s.stop - s.start for s in box[:-2])):
         matrix = tuple(slice(s.start + i, s.start + i + 1) for s, i in zip(box[:-2], at, strict=True))
         for band in range(first, last):
-            across = (slice(band * rows, min((band + 1) * rows, height)),) if lead else ()
+            across = (slice(band * rows, min((band + 1) * rows, lead[-1])),) if lead else ()
             yield ((*at, band - first, 0) if lead else (0,)), (*matrix, *across, slice(0, n))
 
 

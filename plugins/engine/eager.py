@@ -31,6 +31,9 @@ class _OnArrays:
     def __call__(self, *args: Any, **options: Any) -> Any:
         return jnp.asarray(self.kernel(*args, **options))
 
+    def together(self, *calls: tuple[Any, ...]) -> list[Any]:
+        return [self(*args) for args in calls]
+
 
 def _kernels(ops: Ops) -> dict[str, Callable[..., Any]]:
     return {f.name: getattr(ops, f.name) for f in fields(ops)}

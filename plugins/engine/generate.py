@@ -1,10 +1,10 @@
 """Text from prompts: prefill in a few static lengths, then one token a step, streamed as it comes."""
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,10 @@ from plugins.engine.stopping import StopText
 from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
 Finish = Literal["end", "stop", "length"]
+
+AHEAD: Final = 2
+"""Steps that were asked for and whose tokens nobody saw yet: asking takes about a millisecond of Python's. As many are
+in vain when a text ends of its own accord."""
 
 
 @dataclass(frozen=True)
@@ -151,17 +155,19 @@ def generate(
     first = time.perf_counter() - start - (runtime.compile_s - before)
     compiled_first = runtime.compile_s
     start = time.perf_counter()
+    pending: deque[Any] = deque()
     while True:
-        live = any(r.finish is None and len(r.tokens) + 1 < sampling.max_tokens for r in rows)
-        if live:  # the next step runs on the device while the last one's tokens are looked at here
+        # While tokens are looked at here, the next steps run on the device, or wait there for their turn.
+        while len(pending) < (1 if runtime.eager else AHEAD) and steps + 1 < sampling.max_tokens:
             cache, token, position, seen = runtime.step(cache, token, position, seen, keys, numbers, kind)
+            pending.append(token)
             steps += 1
         for i, row in enumerate(rows):
             if row.finish is None and (text := row.push(int(shown[i]))):
                 on_text(i, text)
         if all(r.finish for r in rows):
             break
-        shown = np.asarray(token)
+        shown = np.asarray(pending.popleft())
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
     timings = Timings(
         load=runtime.load_s, compile=runtime.compile_s - before, prefill=first, decode=decode,

@@ -4,7 +4,7 @@ Each process reads what its own devices hold, each box once whatever the number 
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,11 +18,13 @@ from pipeline.tensors.blocks import Box, component_box, inner_box
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.regions import ends, overlap, portions, within
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from plugins.engine.pages import Pages
 from plugins.kernels.codecs import scales
 from plugins.mesh.place import boxes, shardings
 from plugins.mesh.store import DeviceStore
 from plugins.models.common.weights import abstract
 
+Empty = Callable[[Sequence[int], Any], Any]
 COMPONENTS = ("codes", "scales", "zeros", "second", "values")
 
 
@@ -63,8 +65,8 @@ def fill(
 ) -> None:
     """Read the parameters of `model` and put them where they are to lie.
 
-    Host memory at its worst is what one device holds of one parameter, and one read, beside what is on the devices; of
-    a tensor that its store reads whole, what all devices of this process hold of it.
+    Host memory at its worst is one read beside what is on the devices, and where these are no CPUs, what one device
+    holds of one parameter; of a tensor that its store reads whole, what all devices of this process hold of it.
 
     Args:
         model: whose parameters know how they lie on the device; a plain one takes packed tensors unpacked.
@@ -77,13 +79,17 @@ def fill(
     Raises:
         SourceError: see `TensorStore.read`.
     """
+    some = where.devices.flat[0] if isinstance(where, jax.sharding.Mesh) else where
+    empty: Empty = Pages().empty if some.platform == "cpu" else np.empty
     for param in parameters(model):
         if only and not set(only).intersection(param.names):
             continue
-        param.set_value(_placed(param, checkpoint, where, cast, unpack))
+        param.set_value(_placed(param, checkpoint, where, empty, cast, unpack))
 
 
-def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, where: Any, cast: Kernel, unpack: Kernel) -> Any:
+def _placed(
+    param: nnx.Param[Any], checkpoint: Checkpoint, where: Any, empty: Empty, cast: Kernel, unpack: Kernel
+) -> Any:
     """The value of a parameter: an array, or a QTensor of arrays."""
     spec: TensorSpec = param.spec
     store, here = checkpoint.store, boxes(spec.shape, param.layout, where)
@@ -91,7 +97,7 @@ def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, where: Any, cast: Ker
     lie = shardings(spec, param.layout, where)
     placed: dict[str, list[Any]] = {c: [] for c in COMPONENTS if c in lie}
     for portion in portions(store, param.names, spec.shape, [box for box, _ in here], stack=param.stack):
-        filled = [(box, _empty(spec, box)) for box in portion.boxes]
+        filled = [(box, _empty(spec, box, empty)) for box in portion.boxes]
         for read in portion.reads:
             value = _held(store.read(read.name, read.box), store.specs[read.name], spec, cast, unpack)
             for box, into in filled:
@@ -100,18 +106,18 @@ def _placed(param: nnx.Param[Any], checkpoint: Checkpoint, where: Any, cast: Ker
             del value
         for box, into in filled:
             for component, array in into.items():
-                placed[component] += [jax.device_put(array, device) for device in devices[ends(box)]]
+                placed[component] += [jax.device_put(array, device, may_alias=True) for device in devices[ends(box)]]
         del filled, into, array
     whole = {"values": spec.shape} if spec.scheme is None else spec.scheme.components(spec.shape)
     arrays = [jax.make_array_from_single_device_arrays(whole[c], lie[c], parts) for c, parts in placed.items()]
     return jax.tree.unflatten(jax.tree.structure(abstract(spec)), arrays)
 
 
-def _empty(spec: TensorSpec, box: Box) -> dict[str, Any]:
+def _empty(spec: TensorSpec, box: Box, empty: Empty) -> dict[str, Any]:
     """Room for a box of a parameter that lies as `spec` says."""
     dtypes = {"values": spec.dtype} if spec.scheme is None else spec.scheme.dtypes
     sides = {c: [s.stop - s.start for s in component_box(spec, c, box)] for c in dtypes}
-    return {c: np.empty(sides[c], numpy_dtype(dtype)) for c, dtype in dtypes.items()}
+    return {c: empty(sides[c], numpy_dtype(dtype)) for c, dtype in dtypes.items()}
 
 
 def _held(value: Any, stored: TensorSpec, spec: TensorSpec, cast: Kernel, unpack: Kernel) -> Any:

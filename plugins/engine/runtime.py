@@ -84,16 +84,15 @@ class Runtime:
 
         Args:
             donate: indices of `args` whose memory the result may take.
-            whole: indices of `args` that are not divided by rows, on a mesh. A cache is the first argument, and the first
-                result; every result else is divided by rows.
+            whole: indices of `args` that are not divided by rows, on a mesh. A cache is the first argument, and then
+                the first result; all other results are divided by rows.
         """
         if self.eager:
             with jax.disable_jit():
                 return fn(self._model(self._leaves), *args)
-        shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves(args))
+        shapes = tuple((a.shape, a.dtype) for a in jax.tree.leaves(args))  # looked up each step
         key = (name, static, shapes)
         if key not in self._programs:
-            start = time.perf_counter()
             if self.spread is None:
                 jitted = jax.jit(
                     lambda leaves, *rest: fn(self._model(leaves), *rest), donate_argnums=tuple(1 + i for i in donate)
@@ -101,10 +100,14 @@ class Runtime:
             else:
                 local = partial(self._gathered, fn)
                 jitted = self.spread.jit(local, self._leaves, args, whole=whole, donate=donate)
-            options = COMPILER_OPTIONS.get(self.device.platform)
-            self._programs[key] = jitted.lower(self._leaves, *args).compile(compiler_options=options)
-            self.compile_s += time.perf_counter() - start
+            self._compile(key, jitted, self._leaves, *args)
         return self._programs[key](self._leaves, *args)
+
+    def _compile(self, key: Hashable, jitted: Any, *args: Any) -> None:
+        start = time.perf_counter()
+        options = COMPILER_OPTIONS.get(self.device.platform)
+        self._programs[key] = jitted.lower(*args).compile(compiler_options=options)
+        self.compile_s += time.perf_counter() - start
 
     def _gathered(self, fn: Callable[..., Any], leaves: Any, *args: Any) -> Any:
         """`fn(model, *args)` of the parts of a model that lie on one device of a mesh."""
@@ -164,12 +167,13 @@ class Runtime:
 
     def new_cache(self, batch: int, length: int) -> Cache:
         """An empty cache for `batch` sequences of up to `length` tokens, in a size that programs are compiled for."""
-        create = partial(Cache.create, *self._cache_of(batch, length))
+        sizes = self._cache_of(batch, length)
+        create = partial(Cache.create, *sizes)
         if self.spread is None:
             return create()
-        key = ("cache", batch, length)
+        key = ("cache", sizes[1:])
         if key not in self._programs:
-            self._programs[key] = self.spread.made(create)
+            self._compile(key, self.spread.made(create))
         return self._programs[key]()  # type: ignore[no-any-return]
 
     def cache_nbytes(self, batch: int, length: int) -> int:

@@ -45,8 +45,8 @@ def keep_likely(logits: Any, count: int, numbers: dict[str, Any]) -> tuple[Any, 
     """
     top_k, top_p, min_p = (numbers[name] for name in ("top_k", "top_p", "min_p"))
     # Without the barrier what reads them is drawn into them, and XLA's CPU backend, which knows a top-k by its looks,
-    # sorts the vocabulary. One barrier for both would be simplified, on a mesh, to what the top-k gives as a tuple, which
-    # XLA's decomposition of it dies of (`TopkDecomposer`, jaxlib 0.10).
+    # sorts the vocabulary. A barrier each: one for both takes, once a program for a mesh is simplified, the tuple that
+    # the top-k gives, of which XLA's `TopkDecomposer` dies (jaxlib 0.10).
     ranked, tokens = map(jax.lax.optimization_barrier, jax.lax.top_k(logits, count))
     rank = jnp.arange(count)[None]
     in_k = (top_k == 0) | (rank < top_k)

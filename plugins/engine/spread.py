@@ -50,8 +50,8 @@ class Spread:
         """What a layer remembers on one device."""
         return replace(shape, kv_heads=shape.kv_heads // self.mesh.ways(self.mesh.over("kv_heads")))
 
-    def made(self, create: Callable[[], Any]) -> Callable[[], Any]:
-        """`create`, whose result comes to be where it is to lie."""
+    def made(self, create: Callable[[], Any]) -> Any:
+        """`create`, whose result comes to be where it is to lie; to be lowered."""
         return jax.jit(create, out_shardings=self._named(self.specs(jax.eval_shape(create))))
 
     def jit(
@@ -78,7 +78,7 @@ class Spread:
             mesh=self.devices, in_specs=(laid, *given), out_specs=results, check_vma=True,
         )  # fmt: skip
         return jax.jit(
-            lambda leaves, *rest: spread(tuple(leaves), *rest),
+            lambda leaves, *rest: spread(tuple(leaves), *rest),  # type: ignore[no-untyped-call]
             in_shardings=([leaf.sharding for leaf in leaves], *map(self._named, given)),
             out_shardings=self._named(results),  # of an array without elements XLA would say that it lies whole
             donate_argnums=tuple(1 + i for i in donate),

@@ -31,6 +31,8 @@ def typed(result: Any, axes: tuple[str, ...]) -> Any:
     """A `jax.ShapeDtypeStruct` of what may differ along `axes`."""
     if not axes:
         return result
-    lies = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())
-    varies = jax.sharding.ManualAxisType(varying=frozenset(axes))
-    return jax.ShapeDtypeStruct(result.shape, result.dtype, sharding=lies, manual_axis_type=varies)
+    lies = NamedSharding(jax.sharding.get_abstract_mesh(), PartitionSpec())  # type: ignore[no-untyped-call]
+    varies = jax.sharding.ManualAxisType(varying=frozenset(axes))  # type: ignore[no-untyped-call]
+    return jax.ShapeDtypeStruct(  # type: ignore[no-untyped-call]
+        result.shape, result.dtype, sharding=lies, manual_axis_type=varies
+    )

@@ -1,1 +1,1 @@
-"""A mesh of JAX devices: which devices it takes, how arrays lie on them, and the places where they speak to each other."""
+"""Models over several devices: which these are, how weights lie on them, and where they speak to each other."""

@@ -4,9 +4,9 @@ There are five: weights are gathered where they are used (`gathered`), a product
 (`summed`), rows of a divided embedding are found (`embedded`), logits of a divided vocabulary are put side by side
 (`joined`), and what divided experts give is added up (`mixed`). Everything else that a model does is local.
 
-Each is told by the layout of a parameter (`pipeline.mesh.Layout`, None where there is no mesh) which axes of the mesh it
-is over, and where that is none, it is the plain computation and nothing else. What leaves one is equal on all devices
-along those axes, and JAX's types say so (`check_vma`).
+Each is told by the layout of a parameter (`pipeline.mesh.Layout`, None where there is no mesh) over which axes of the
+mesh it goes, and where that is none, it is the plain computation and nothing else. What comes out is equal on all
+devices along those axes, and JAX's types say so (`check_vma`).
 """
 
 from collections.abc import Callable, Sequence
@@ -83,21 +83,26 @@ def summed(matmul: Callable[..., Any], x: Any, w: Any, bias: Any, axes: Axes) ->
     bias once, one rounding."""
     if not axes:
         return matmul(x, w, bias)
-    y = lax.psum(matmul(x, w, out_dtype=jnp.float32), axes)
+    y = _sum(matmul(x, w, out_dtype=jnp.float32), axes)
     if bias is not None:
         y = y + bias.astype(jnp.float32).reshape((1,) * (y.ndim - 1) + (-1,))
     return y.astype(x.dtype)
 
 
+def _sum(array: Any, axes: Axes) -> Any:
+    """What all devices along `axes` have, added up; the same everywhere."""
+    return lax.psum(array, axes)  # type: ignore[no-untyped-call]
+
+
 def embedded(embed: Callable[..., Any], ids: Any, w: Any, axes: Axes, *, dtype: Any) -> Any:
-    """The op `embed` with the rows of `w` divided over `axes`: each device gives those that it has, the sum is exact."""
+    """The op `embed` with the rows of `w` divided over `axes`: each device gives those that it has; sums are exact."""
     if not axes:
         return embed(ids, w, dtype=dtype)
     rows = w.shape[0]
     at = ids - lax.axis_index(axes) * rows
     mine = (at >= 0) & (at < rows)
     found = embed(jnp.where(mine, at, 0), w, dtype=dtype)
-    return lax.psum(jnp.where(mine[..., None], found, 0), axes)
+    return _sum(jnp.where(mine[..., None], found, 0), axes)
 
 
 def joined(logits: Any, axes: Axes) -> Any:
@@ -111,8 +116,8 @@ def mixed(
 ) -> Any:  # fmt: skip
     """The op `moe` with the experts divided, or the inside of each one, or both.
 
-    Every token is kept: a choice of an expert that lies elsewhere has weight 0 here, and is no choice then. The devices'
-    weighted sums are float32, added up and rounded once.
+    Every token is kept: a choice of an expert that lies elsewhere has weight 0 here, and is no choice then. The sums of
+    all devices are float32, added up and rounded once.
 
     Args:
         layout: of `w_out`, `[E, D_out, F']`.
@@ -127,4 +132,4 @@ def mixed(
     if inside and b_out is not None:
         b_out = jnp.where(lax.axis_index(inside) == 0, b_out, jnp.zeros_like(b_out))
     share = moe(x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, out_dtype=jnp.float32)
-    return lax.psum(share, (*apart, *inside)).astype(x.dtype)
+    return _sum(share, (*apart, *inside)).astype(x.dtype)

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from pipeline.errors import PlanError, Problem
+from pipeline.errors import PlanError
 from pipeline.mesh import Layout, Mesh
+from pipeline.planning.layout import device_problems
 
 
 def arrange(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
@@ -17,10 +18,8 @@ def arrange(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
     Raises:
         PlanError: there are more or fewer of them.
     """
-    if len(devices) != mesh.size:
-        sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.axes.items()) or "one device"
-        said = f"{sizes} = {mesh.size} devices, and there are {len(devices)}; their product must be that"
-        raise PlanError([Problem("mesh.axes", said)])
+    if problems := device_problems(mesh, len(devices)):
+        raise PlanError(problems)
     return jax.sharding.Mesh(np.array(devices).reshape(tuple(mesh.axes.values())), tuple(mesh.axes))
 
 

@@ -155,5 +155,9 @@ def _part(data: Any, box: Box) -> Any:
     """A box of what one device holds, and no more than it on the host."""
     if data.device.platform == "cpu":
         return np.asarray(data)[box]  # the same memory
-    sizes = [s.stop - s.start for s in box]
-    return np.asarray(jax.lax.dynamic_slice(data, [s.start for s in box], sizes))
+    return _sliced(data, box)
+
+
+def _sliced(data: Any, box: Box) -> Any:
+    """Cut on the device; one program for each shape."""
+    return np.asarray(jax.lax.dynamic_slice(data, [s.start for s in box], [s.stop - s.start for s in box]))

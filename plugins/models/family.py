@@ -11,7 +11,7 @@ class Family(Protocol):
     """A plugin node. Its module imports no framework; `build` may.
 
     `model_types` are those of config.json that it builds; `tied`: whether the embedding is the head as well where
-    config.json does not say (tie_word_embeddings).
+    config.json does not say (tie_word_embeddings). What it may have beside that: `stages.outline.FamilyHooks`.
     """
 
     model_types: ClassVar[tuple[str, ...]]

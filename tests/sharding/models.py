@@ -70,9 +70,9 @@ def fitting(kind: str, name: str) -> bool:
 
 
 @cache
-def checkpoint(kind: str) -> Checkpoint:
+def checkpoint(kind: str, vocab: int = VOCAB, layers: int = 2) -> Checkpoint:
     """Random weights, large enough that every part of the model shows: matrices bfloat16, the rest float32."""
-    config = CONFIGS[kind]
+    config = {**CONFIGS[kind], "vocab_size": vocab, "num_hidden_layers": layers}
     rng = np.random.default_rng(len(kind))
     plus_one, tied = kind == "gemma3", config.get("tie_word_embeddings", kind == "gemma3")
     tensors: dict[str, Any] = {}

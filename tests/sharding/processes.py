@@ -14,6 +14,7 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental.multihost_utils import sync_global_devices
 
+from pipeline.errors import StageError
 from pipeline.planning.reading import bytes_read
 from pipeline.stage import Checkpoint
 from plugins.engine.load import device_nbytes, on_devices
@@ -51,6 +52,11 @@ def main(rank: int, port: int, folder: Path) -> None:
         "device_nbytes": device_nbytes(model),
     }
     held = on_devices(model, given.store.specs)
+    elsewhere = [(n, box) for n in held.specs for box, process in held.shares(n) or () if process != rank]
+    try:
+        held.read(*elsewhere[0])
+    except StageError as why:
+        found["elsewhere"] = str(why)
     for name in EXPORTS:
         found[name] = export(replace(given, store=held, stored={}), folder / name, name, rank)
     tree = {name: one.value for name, one in held.tensors.items()}

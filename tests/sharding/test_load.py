@@ -1,5 +1,7 @@
 """Weights onto meshes: the same bytes as on one device, each read once, and as many as were planned."""
 
+import json
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from pipeline.planning.reading import bytes_read
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import box_nbytes
+from pipeline.testing.peak import watch
 from plugins.engine.load import device_nbytes, parameters
 from tests.cases import model_runs
 from tests.sharding import toys
@@ -22,6 +25,7 @@ MESHES = {
     "multihost": toys.mesh("multihost", host=2, fsdp=2),
 }  # fmt: skip
 OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
+TWICE = 2  # the turn in which scales are quantized too, across whole tensors
 NF4_TWICE = "quant.scale=dynamic8", "quant.second=dynamic8"
 
 
@@ -35,11 +39,18 @@ def checkpoint(kind: str, turn: int) -> Checkpoint:
     """A toy; in turns from 1 on every matrix has another option of conf/quant."""
     if not turn:
         return model_runs.checkpoint(folder(kind))
-    matrices = [n for n, s in toys.specs(kind).items() if len(s.shape) > 1 and "norm" not in n and "bias" not in n]
-    patterns = list(dict.fromkeys(n if ".experts." not in n else _experts(n) for n in matrices))
-    dealt = [(p, OPTIONS[(i + turn * 7) % len(OPTIONS)]) for i, p in enumerate(patterns)]
-    rules = ", ".join(f"{{match: '{p}', to: {option}}}" for p, option in dealt)
+    if turn == TWICE:
+        rules = "[{match: '*.self_attn.*_proj.weight', to: quant}]"
+        return model_runs.checkpoint(folder(kind), *NF4_TWICE, quant="nf4", rules=rules)
+    rules = ", ".join(f"{{match: '{pattern}', to: {option}}}" for pattern, option in dealt(kind, turn).items())
     return model_runs.checkpoint(folder(kind), quant="mxfp4", rules=f"[{rules}]")
+
+
+def dealt(kind: str, turn: int) -> dict[str, str]:
+    """Every matrix, or all of a layer's experts, → its option."""
+    matrices = [n for n, s in toys.specs(kind).items() if len(s.shape) > 1 and "bias" not in n]
+    patterns = dict.fromkeys(_experts(n) if ".experts." in n else n for n in matrices)
+    return {p: OPTIONS[(i + turn * 7) % len(OPTIONS)] for i, p in enumerate(patterns)}
 
 
 def _experts(name: str) -> str:
@@ -54,7 +65,11 @@ def alone(kind: str, turn: int) -> dict[str, list[Any]]:
     return toys.held(toys.load(checkpoint(kind, turn)))
 
 
-@pytest.mark.parametrize("turn", [0, 1])
+def test_every_option_has_its_turn() -> None:
+    assert {option for kind in toys.CONFIGS for option in dealt(kind, 1).values()} == set(OPTIONS)
+
+
+@pytest.mark.parametrize("turn", [0, 1, TWICE])
 @pytest.mark.parametrize("kind", toys.CONFIGS)
 @pytest.mark.parametrize("name", MESHES)
 def test_a_mesh_holds_what_one_device_does_and_reads_what_was_planned(name: str, kind: str, turn: int) -> None:
@@ -71,3 +86,35 @@ def test_a_mesh_holds_what_one_device_does_and_reads_what_was_planned(name: str,
         == bytes_read(given.store, mesh, toys.parameters_of(given.config), layouts, [range(mesh.size)])[0]
     )
     assert device_nbytes(model) == sum(box_nbytes(p.spec, layouts[p.names[0]].box(mesh, 0)) for p in parameters(model))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("llama", "model.layers.1.mlp.down_proj.weight"), ("qwen3_moe", "model.layers.0.mlp.experts.2.up_proj.weight")],
+)
+def test_a_parameter_alone_is_read_again(kind: str, name: str) -> None:
+    """Packed where the model is plain, so blocks are no obstacle to where it is divided."""
+    plain, packed, mesh = checkpoint(kind, 0), checkpoint(kind, 1), MESHES["fsdp_tensor"]
+    store, read = toys.counted(packed.store)
+    model, one = toys.load(plain, mesh), toys.load(plain)
+    toys.read(model, replace(packed, store=store), mesh, only=(name,))
+    toys.read(one, packed, only=(name,))
+    changed = {n for n, arrays in toys.held(one).items() if arrays[0].tobytes() != alone(kind, 0)[n][0].tobytes()}
+    (param,) = [p for p in parameters(model) if name in p.names]
+    assert changed == {param.names[0]}
+    assert {tensor for leaf in read if (tensor := leaf) in packed.store.specs} == set(param.names)
+    for n, arrays in toys.held(model).items():
+        assert arrays[0].tobytes() == toys.held(one)[n][0].tobytes()
+
+
+def test_host_memory_stays_that_of_a_part(tmp_path: Path) -> None:
+    """A model of 320 MiB over four devices, 192 MiB of it one matrix. Beside what lies on them, loading takes a quarter
+    of that and one read (16 million values, 32 MiB), and exporting less."""
+    command = [sys.executable, "-m", "tests.sharding.peaks", str(tmp_path)]
+    seen = watch(command, cwd=Path(__file__).parents[2])
+    assert seen.returncode == 0, seen.output
+    found = json.loads(seen.output.splitlines()[-1])
+    assert found["live"] > 300 << 20
+    assert found["loading"] - found["before"] - found["live"] < 120 << 20
+    assert found["exporting"] - found["loaded"] < 60 << 20
+    assert max(seen.process_nbytes) - found["before"] - found["live"] < 120 << 20

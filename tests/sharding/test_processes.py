@@ -53,6 +53,7 @@ def test_each_reads_what_its_devices_hold(folder: Path) -> None:
     each = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
     for found in each:
         assert found["read"] == found["planned"]
+    assert all("elements lie on devices that are not those of process" in found["elsewhere"] for found in each)
     given = model_runs.checkpoint(folder / "toy", quant=QUANT, rules=RULES)
     whole = sum(s.nbytes for s in toys.specs("llama").values())
     assert all(whole / 2 <= found["read"] < 0.55 * whole for found in each)  # embeddings and matrices by halves

@@ -4,15 +4,17 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
+import jax
 import pytest
 
 from pipeline.planning.mesh_costs import exchanges
+from plugins.engine.steps import gathered_nbytes
 from tests.cases import model_runs
 from tests.sharding import models
 from tests.sharding.models import CONFIGS, IDS, LENGTH, MESHES, POSITIONS, apart
 
 EVERY = [(kind, name) for kind in CONFIGS for name in MESHES if models.fitting(kind, name)]
+PACKED = [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor"), ("qwen3_moe", "fsdp")]
 NAMES = {"all_gather": "all-gather", "psum": "all-reduce"}
 
 
@@ -47,7 +49,7 @@ def test_logits_are_those_of_one_device(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("turn", [0, 1, 2])
-@pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor"), ("qwen3_moe", "fsdp")])
+@pytest.mark.parametrize(("kind", "name"), PACKED)
 def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
     """Every option of conf/quant; what is sent is codes and scales as they are, and that only where FSDP gathers."""
     of = models.packed(kind, turn)
@@ -57,3 +59,14 @@ def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
     [program] = models.programs(model.runtime, "forward")
     tokens = len(IDS) // model.runtime.ways * LENGTH
     assert models.sent(program) == planned(model, tokens, tokens)
+
+
+def test_what_is_gathered_is_let_go_of_layer_by_layer() -> None:
+    """Beside the weights a device never has more than one layer of them for use, of 8."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    model = models.model("llama", MESHES["fsdp"], of=models.checkpoint("llama", layers=8))
+    model.runtime.forward(IDS[:2, :1], POSITIONS[:2, :1])
+    [program] = models.programs(model.runtime, "forward")
+    matrix = 4 * 64 * 256  # the largest, as it is decoded to be multiplied
+    most = gathered_nbytes(model._engine.placement(model._checkpoint)) + matrix + 20_000  # and activations
+    assert program.memory_analysis().temp_size_in_bytes < most < model.facts["device_nbytes"] / 2

@@ -83,11 +83,19 @@ def layouts_of(mesh: Mesh, checkpoint: Checkpoint) -> dict[str, Layout]:
     return lay_out(ruled, found, {n: device_spec(s) for n, s in checkpoint.store.specs.items()})
 
 
-def export(given: Checkpoint, target: Path, dialect: Dialect, container: Container, dtype: Any = "keep") -> ExportWork:
-    """What the stage does to write it, in chunks that are small enough to be many."""
+def export(
+    given: Checkpoint,
+    target: Path,
+    dialect: Dialect,
+    container: Container,
+    dtype: Any = "keep",
+    *,
+    chunk_nbytes: int = 1 << 16,
+) -> ExportWork:
+    """What the stage does to write it; in chunks that are small enough to be many."""
     engine = model_runs.engine()
     stage = Export(dialect, container, engine.unpack, engine.cast, str(target), None, dtype)
-    work = stage.run(Context(target.parent, chunk_nbytes=1 << 16), given)
+    work = stage.run(Context(target.parent, chunk_nbytes=chunk_nbytes), given)
     assert isinstance(work, ExportWork)
     return work
 

@@ -35,6 +35,7 @@ MODULES = {
         "from pipeline.backends import Backend\nBACKEND = Backend(platforms=('tpu',), resident=7)\n"
         "def number(x):\n    return x\n"
     ),
+    "plugins.numbers.many": "def number(x):\n    return x\ndef together(calls):\n    return list(calls)\n",
     "plugins.numbers.empty": "",
 }
 
@@ -46,11 +47,23 @@ def guest(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield folder
 
 
-ODD, SMALL = "plugins.numbers.odd", "plugins.numbers.small"
+ODD, SMALL, MANY = "plugins.numbers.odd", "plugins.numbers.small", "plugins.numbers.many"
 
 
 def number(*names: str) -> Kernel:
     return Kernel("number", names)
+
+
+def test_calls_together_are_at_once_where_a_backend_can() -> None:
+    """Where one backend runs them all and says how; else one by one. What ran and what declined is counted as ever."""
+    with meter.metered() as measured:
+        assert number(MANY).together((1,), (2,), (3,)) == [(1,), (2,), (3,)]
+        assert number(ODD, MANY).together((2,), (4,)) == [(2,), (4,)]
+        assert number(ODD, MANY).together((1,), (4,)) == [1, 4]
+        assert number(ODD).together((1,), (5,)) == [1, 5]
+    record = measured.record()
+    assert record["backends"] == [["number", MANY], ["number", ODD]]
+    assert record["declined"] == [["number", ODD, "even numbers", MANY, 3]]
 
 
 def test_what_declined_is_counted_beside_what_ran() -> None:

@@ -6,16 +6,25 @@ step of decoding is. For many, strips of weights are decoded into cache, where a
 XLA's.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from plugins.kernels.matmul.xla import with_product
+from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
-    return with_product(_product, x, w, bias, out_dtype)
+    return with_products(_products, x, [(w, bias)], out_dtype)[0]
 
 
-def _product(x: Any, w: Any) -> Any:
-    return ffi.grouped(x, None, [w])[0]
+def together(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """matmul of one `x` and several weights, `(x, w, bias)` each, in one call of the C++."""
+    x = calls[0][0]
+    if any(other is not x for other, *_ in calls):
+        return [matmul(*call) for call in calls]
+    return with_products(_products, x, [(w, bias) for _, w, bias in calls])
+
+
+def _products(x: Any, ws: Sequence[Any]) -> list[Any]:
+    return ffi.grouped(x, None, ws)

@@ -7,16 +7,17 @@ Error of a product relative to its root mean square, normally distributed activa
 exact weights, 0.0002 to 0.001 with others (tests/unit/kernels/test_native_gemm.py holds it to 0.00006 and 0.0015).
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from plugins.kernels.matmul.xla import with_product
+from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
-    return with_product(_product, x, w, bias, out_dtype)
+    return with_products(_products, x, [(w, bias)], out_dtype)[0]
 
 
-def _product(x: Any, w: Any) -> Any:
-    return ffi.grouped(x, None, [w], bits=16)[0]
+def _products(x: Any, ws: Sequence[Any]) -> list[Any]:
+    return ffi.grouped(x, None, ws, bits=16)

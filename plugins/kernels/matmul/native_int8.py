@@ -12,16 +12,17 @@ Perplexity of the embedded model, as MXFP4, on its two texts: 71.077 and 66.279 
 66.276; in bfloat16 70.858 and 65.791 for 70.860 and 65.759.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
-from plugins.kernels.matmul.xla import with_product
+from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
-    return with_product(_product, x, w, bias, out_dtype)
+    return with_products(_products, x, [(w, bias)], out_dtype)[0]
 
 
-def _product(x: Any, w: Any) -> Any:
-    return ffi.grouped(x, None, [w], bits=8)[0]
+def _products(x: Any, ws: Sequence[Any]) -> list[Any]:
+    return ffi.grouped(x, None, ws, bits=8)

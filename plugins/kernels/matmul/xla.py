@@ -4,6 +4,7 @@ Compiled for the platform it runs on (`lax.platform_dependent`), because CPUs di
 should be, how codes become values (`planes`), and what a product with a single row costs.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,44 +22,54 @@ from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
-    return with_product(product, x, w, bias, out_dtype)
+    return with_products(_products, x, [(w, bias)], out_dtype)[0]
 
 
-def with_product(product: Any, x: Any, w: Any, bias: Any, out_dtype: Any) -> Any:
-    """matmul around `product(x, w)`, float32 `[N, out]` of `x` `[N, in]`; with gradients, which are always these."""
+def with_products(products: Any, x: Any, weights: Sequence[tuple[Any, Any]], out_dtype: Any = None) -> list[Any]:
+    """matmul of `x` and each (weights, bias), around `products(x, ws)`, which gives float32 `[N, out]` of `x` `[N, in]`
+    for each of them; with gradients, which are always these."""
     x = jnp.asarray(x)
     lead, n_in = x.shape[:-1], x.shape[-1]
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
-    y = _differentiable(x.reshape(-1, n_in), w, (product, dtype))
-    if bias is not None:
-        y = y + jnp.asarray(bias).astype(jnp.float32)[None]
-    return y.astype(dtype).reshape(*lead, w.shape[-2])
+    found = []
+    ys = _differentiable(x.reshape(-1, n_in), tuple(w for w, _ in weights), (products, dtype))
+    for y, (_, bias) in zip(ys, weights, strict=True):
+        if bias is not None:
+            y = y + jnp.asarray(bias).astype(jnp.float32)[None]
+        found.append(y.astype(dtype).reshape(*lead, y.shape[-1]))
+    return found
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _differentiable(x: Any, w: Any, how: tuple[Any, Any]) -> Any:
-    """The product, and what it is rounded to afterwards: its cotangents are exact in that dtype, so that products with
-    them may be taken in it."""
-    return how[0](x, w)
+def _differentiable(x: Any, ws: tuple[Any, ...], how: tuple[Any, Any]) -> list[Any]:
+    """The products, and what they are rounded to afterwards: their cotangents are exact in that dtype, so that products
+    with them may be taken in it."""
+    return list(how[0](x, ws))
 
 
-def _forward(x: Any, w: Any, how: tuple[Any, Any]) -> tuple[Any, Any]:
-    asked = wanted(x, w)
-    x, w = given(x), given(w)
-    return how[0](x, w), (x, w, asked)
+def _forward(x: Any, ws: tuple[Any, ...], how: tuple[Any, Any]) -> tuple[Any, Any]:
+    asked = wanted(x, *ws)
+    x, ws = given(x), given(ws)
+    return list(how[0](x, ws)), (x, ws, asked)
 
 
 @once
-def _backward(how: tuple[Any, Any], kept: Any, dy: Any) -> tuple[Any, Any]:
-    x, w, asked = kept
-    dy = cotangent(dy).astype(x.dtype if how[1] == x.dtype else jnp.float32)
-    for_x, for_w = asked.flags
-    dx = input_gradient(dy, w, x.dtype).astype(x.dtype) if for_x else None
-    dw = weight_gradient(dy, x).astype(w.dtype) if for_w else None
-    return dx, dw
+def _backward(how: tuple[Any, Any], kept: Any, dys: Any) -> tuple[Any, Any]:
+    x, ws, asked = kept
+    for_x, *for_ws = asked.flags
+    dys = [cotangent(dy).astype(x.dtype if how[1] == x.dtype else jnp.float32) for dy in dys]
+    pairs = list(zip(dys, ws, strict=True))
+    dx = sum(input_gradient(dy, w, x.dtype) for dy, w in pairs).astype(x.dtype) if for_x else None
+    return dx, tuple(
+        weight_gradient(dy, x).astype(w.dtype) if asks else None for (dy, w), asks in zip(pairs, for_ws, strict=True)
+    )
 
 
 _differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _products(x: Any, ws: Sequence[Any]) -> list[Any]:
+    return [product(x, w) for w in ws]
 
 
 def product(x: Any, w: Any, at: Any = None) -> Any:

@@ -15,9 +15,9 @@ where e = chosen[n, j] and the activation has an argument for each i.
   `[E, D_out]` or None. Weights are arrays or QTensors, whose experts are decoded one at a time.
 - `activation` takes as many arrays `[…, F]` of x's dtype as there are in `w_in` and gives one `[…, F']`; it works on
   the last axis alone (gpt-oss: one, gate and up interleaved; Qwen3-MoE: two).
-- Products are those of the op `matmul`: rounded to x's dtype after the projections in, to `out_dtype` after the one out;
-  the weighted sum is float32, in the order of j, rounded once to `out_dtype`. So float32 rounds nothing on the way out:
-  what devices that hold some of the experts, or some rows of each, can add up.
+- Products are those of the op `matmul`: rounded to x's dtype after the projections in, to `out_dtype` after the one
+  out; the weighted sum is float32, in the order of j, rounded once to `out_dtype`. float32 rounds nothing on the way
+  out: these are sums that devices can add up which hold some of the experts, or a part of each.
 - A choice of weight 0 is no choice: its expert is neither read nor decoded on its account. Padding has weights 0.
 - Gradients as `matmul` has them, and with respect to `weights`; that of a weight of 0 is 0.
 """

@@ -45,7 +45,9 @@ def over(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _moe(how: tuple[Any, Any, int], x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
+def _moe(
+    how: tuple[Any, Any, int], x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any
+) -> Any:
     activation, dtype, bits = how
     # An assignment of weight 0 is none: its expert is not read.
     expert = jnp.where(weights == 0, -1, chosen).reshape(-1).astype(jnp.int32)

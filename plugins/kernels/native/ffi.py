@@ -58,7 +58,8 @@ def call(unit: str, handler: str, results: Any) -> Any:
     def called(*args: Any, **attributes: Any) -> Any:
         axes = axes_of(args)
         given = jax.tree.map(lambda result: typed(result, axes), results)
-        return jax.ffi.ffi_call(name, given, vmap_method="sequential")(*along(axes, args), **attributes)
+        call = jax.ffi.ffi_call(name, given, vmap_method="sequential")
+        return call(*along(axes, args), **attributes)  # type: ignore[no-untyped-call]
 
     return called
 

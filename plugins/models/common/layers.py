@@ -3,7 +3,7 @@
 No layer asks whether a weight is quantized: ops take arrays and QTensors alike.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,12 @@ class Linear(nnx.Module):
         return summed(ops.matmul, x, self.weight.get_value(), bias, over(self.weight.layout, 1))
 
 
+def together(x: Any, linears: Sequence[Linear], ops: Ops) -> list[Any]:
+    """What each of `linears` makes of the same x, asked for at once."""
+    biases = (None if one.bias is None else one.bias.get_value() for one in linears)
+    return ops.matmul.together(*((x, one.weight.get_value(), b) for one, b in zip(linears, biases, strict=True)))
+
+
 class RMSNorm(nnx.Module):
     """x [..., D] → the same shape; `plus_one` is Gemma's 1 + weight."""
 
@@ -69,9 +75,8 @@ class Attention(nnx.Module):
     def __call__(self, x: Any, layer: int, memory: CacheView, ops: Ops) -> Any:
         s = self.shape
         lead = x.shape[:2]
-        q = self.q_proj(x, ops).reshape(*lead, -1, s.head_dim)  # the heads that lie here
-        k = self.k_proj(x, ops).reshape(*lead, -1, s.head_dim)
-        v = self.v_proj(x, ops).reshape(*lead, -1, s.head_dim)
+        # The heads that lie here.
+        q, k, v = (y.reshape(*lead, -1, s.head_dim) for y in together(x, (self.q_proj, self.k_proj, self.v_proj), ops))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q, ops), self.k_norm(k, ops)
         inv_freq = jnp.asarray(s.rope.inv_freq, jnp.float32)
@@ -100,4 +105,5 @@ class MLP(nnx.Module):
         self.act = act
 
     def __call__(self, x: Any, ops: Ops) -> Any:
-        return self.down_proj(ACTIVATIONS[self.act](self.gate_proj(x, ops)) * self.up_proj(x, ops), ops)
+        gate, up = together(x, (self.gate_proj, self.up_proj), ops)
+        return self.down_proj(ACTIVATIONS[self.act](gate) * up, ops)

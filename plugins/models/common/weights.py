@@ -42,7 +42,6 @@ def _shape(shape: tuple[int, ...], dtype: str) -> Any:
     return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]
 
 
-
 def gather(*parts: nnx.Module | nnx.Param[Any]) -> None:
     """Put together the weights of `parts` that lie divided and are used whole, for the rest of a trace: a second time
     there is nothing left to do."""
@@ -68,8 +67,8 @@ class Weights:
     """Hands out parameters by name, and keeps account.
 
     Each Param has the metadata `names` (the tensors it holds, several when they are stacked along a new first axis),
-    `spec` (a `TensorSpec`: how it lies on the device, whole), `axes` (a logical axis name for each dimension) and `layout`
-    (how it lies over the devices of a mesh; None: whole on one).
+    `spec` (a `TensorSpec`: how all of it lies on a device), `axes` (a logical axis name for each dimension), and
+    `layout` (how it lies over the devices of a mesh; None: on one).
     """
 
     def __init__(

@@ -94,6 +94,44 @@ def test_every_format(isa: str, n: int, dtype: Any) -> None:
         assert (np.abs(np.asarray(y) - want) <= 32 * 2.0**-24 * bound).all(), ffi.spec_of(w)
 
 
+@pytest.mark.parametrize(
+    "scheme",
+    [Scheme("int8", 8, "f16"), Scheme("uint4", 16, "bf16", 3, "int"), Scheme("e2m1", 16, "e4m3", second="f32")],
+)
+def test_more_scales_than_are_turned_to_floats_at_a_time(isa: str, scheme: Scheme) -> None:
+    w = finite(scheme, (301, 320), 0)
+    x = np.random.default_rng(0).standard_normal((1, 320)).astype(np.float32)
+    want = matmul_reference.matmul(x, w)
+    np.testing.assert_allclose(MATMUL(x, w), want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+def test_several_weights_meet_one_x_in_one_call() -> None:
+    """And so do the gradients; numbers are those of calls of their own."""
+    rng = np.random.default_rng(0)
+    x, bias = rng.standard_normal((2, 64)).astype(np.float32), rng.standard_normal(7).astype(np.float32)
+    ws = (rng.standard_normal((7, 64)).astype(np.float32), quantized(MXFP4, (9, 64)), np.ones((5, 64), BF16))
+    biases = (bias, None, None)
+
+    def several(x: Any, w: Any) -> list[Any]:
+        return MATMUL.together(*((x, w, b) for w, b in zip((w, *ws[1:]), biases, strict=True)))
+
+    def apart(x: Any, w: Any) -> list[Any]:
+        return [MATMUL(x, w, b) for w, b in zip((w, *ws[1:]), biases, strict=True)]
+
+    def total(f: Any) -> Any:
+        return lambda *args: sum(jnp.sum(jnp.sin(y)) for y in f(*args))
+
+    assert str(jax.make_jaxpr(several)(x, ws[0])).count("ffi_call[") == 1
+    assert str(jax.make_jaxpr(apart)(x, ws[0])).count("ffi_call[") == 3
+    for found, want in zip(several(x, ws[0]), apart(x, ws[0]), strict=True):
+        np.testing.assert_array_equal(found, want)
+    slopes = (jax.grad(total(f), (0, 1))(x, ws[0]) for f in (several, apart))
+    for found, want in zip(*slopes, strict=True):
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+    other = MATMUL.together((x, ws[0], None), (x + 1, ws[1], None))
+    np.testing.assert_array_equal(other[1], MATMUL(x + 1, ws[1]))
+
+
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
 def test_matmul_is_that_of_the_definition(isa: str, rows: int, dtype: Any) -> None:

@@ -57,6 +57,9 @@ class Noted:
         self.seen[_weights(self.kernel.op, args, options)] += 1
         return self.kernel(*args, **options)
 
+    def together(self, *calls: tuple[Any, ...]) -> list[Any]:
+        return [self(*args) for args in calls]
+
 
 def _weights(op: str, args: Any, options: Mapping[str, Any]) -> Any:
     spec = _spec

@@ -192,11 +192,12 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     }
   }
   float found[(R * M + 3) / 4 * 4], taken[4] = {};
-#pragma GCC unroll 2
+#pragma GCC unroll 4
   for (int i = 0; i < R * M; i += 4) {
     V four[4] = {};
 #pragma GCC unroll 4
-    for (int j = 0; j < 4 && i + j < R * M; ++j) four[j] = sum[(i + j) / M][(i + j) % M];
+    for (int j = 0; j < 4; ++j)
+      if (i + j < R * M) four[j] = sum[(i + j) / M][(i + j) % M];
     totals(four, found + i);
   }
   if (HOW == Scaled::ROW && zero != WM_ZERO_NONE) {

@@ -1,0 +1,51 @@
+"""The embedded gpt-oss over several devices, as people run it: the same figures and the same text as on one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import pipeline as weightmill
+from tests.cli.run import MAIN, ROOT, pipeline
+
+TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
+SHORT = (
+    "flow=full", "evaluate.windows.tokens=512", "evaluate.windows.batch=2", "sampling.max_tokens=8", "progress=false",
+)  # fmt: skip
+TWO = ("mesh=expert", "mesh.axes.expert=2")
+FOUR = ("mesh=expert", "mesh.axes.expert=4")  # as many as tests/conftest.py has JAX make
+
+
+def test_evaluate_and_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two = tmp_path / "two"
+    said = pipeline(*MAIN, *SHORT, *TWO, f"paths.run={two}", env={"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "2"})
+    assert said.code == 0, said.err
+    found = json.loads((two / "manifest.json").read_text())["results"]
+    monkeypatch.chdir(tmp_path)
+    alone = weightmill.run([*MAIN, *SHORT]).results
+    for name, row in alone["evaluate"]["texts"].items():
+        for figure in ("baseline_perplexity", "perplexity"):
+            assert found["evaluate"]["texts"][name][figure] == pytest.approx(row[figure], rel=1e-5)
+        assert found["evaluate"]["texts"][name]["kl"] == pytest.approx(row["kl"], rel=1e-3)
+    assert found["generate"]["tokens"] == [list(row) for row in alone["generate"]["tokens"]]
+    for stage in ("evaluate", "generate"):
+        facts = found[stage]["facts"]
+        assert facts["devices"] == 2
+        assert facts["device_nbytes"] == facts["planned_nbytes"] <= 1.1 / 2 * alone[stage]["facts"]["device_nbytes"]
+
+
+@pytest.mark.oracle
+def test_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers agrees with a mesh layer by layer, and so it does with single tensors replaced."""
+    monkeypatch.chdir(tmp_path)
+    found = weightmill.run(["+model=gpt_oss", "flow=parity", "progress=false", *FOUR]).results["parity"]
+    assert found["same"]
+    assert max(layer["relative"] for layer in found["layers"].values()) < 1e-5
+
+
+def test_load_model() -> None:
+    alone = weightmill.load_model(TINY)
+    model = weightmill.load_model(TINY, mesh="expert", overrides=["mesh.axes.expert=4"])
+    assert model.facts["devices"] == 4
+    said = [m.generate("The people", max_tokens=8).completion.tokens for m in (alone, model)]
+    assert said[0] == said[1]
