@@ -66,7 +66,9 @@ class TestUnquantize(TestQuantizePacked):
 
 class TestShard(StageContract):
     def stage(self) -> Any:
-        return stage_of("shard", overrides=["mesh=expert"])
+        return stage_of(
+            "shard", overrides=["mesh=expert", "mesh.axes.expert=5", "mesh.rules.vocab=null", "mesh.replicated_most=1"]
+        )
 
     def inputs(self) -> Mapping[str, Any]:
         return {"checkpoint": toy("mxfp4")}
