@@ -86,6 +86,9 @@ class Evaluate:
             devices=ours.devices,
             temporary_nbytes=max(ours.temporary_nbytes, base.temporary_nbytes),
             steps=ours.steps,
+            host_reads=tuple(map(sum, zip(ours.host_reads, base.host_reads, strict=True)))
+            if changed
+            else ours.host_reads,
         )
         return Prediction(None, takes)
 

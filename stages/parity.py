@@ -89,7 +89,8 @@ class Parity:
         inputs = (*needs.inputs, texts.input_file(self.text))
         takes = Footprint(
             plain.device_nbytes, needs.host_nbytes + 2 * values, inputs, plain.ignored, rate=plain.rate,
-            moved_nbytes=plain.device_nbytes * self.tokens,
+            moved_nbytes=plain.device_nbytes * self.tokens, devices=plain.devices,
+            temporary_nbytes=plain.temporary_nbytes, steps=plain.steps, host_reads=plain.host_reads,
         )  # fmt: skip
         return Prediction(None, takes)
 

@@ -165,7 +165,8 @@ def _reads(takes: Mapping[str, Footprint]) -> list[str]:
     """What each host reads of the weights for its own devices."""
     found = []
     for name, t in takes.items():
-        each = t.host_reads
+        if not (each := t.host_reads):  # a stage of somebody's own, that does not say
+            continue
         who = "the host reads" if len(each) == 1 else f"each of {len(each)} hosts reads"
         found.append(f"{name}: {who} {show_bytes(max(each))} of weights for its {t.devices // len(each)} devices")
     return found
