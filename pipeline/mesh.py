@@ -66,7 +66,8 @@ class Mesh:
     @property
     def _key(self) -> tuple[object, ...]:
         rules, stored = ({k: v for k, v in d.items() if v}.items() for d in (self.rules, self.stored))
-        return tuple(self.axes.items()), frozenset(rules), tuple(stored), self.replicated_most, self.processes, self.coordinator
+        rest = self.replicated_most, self.processes, self.coordinator
+        return tuple(self.axes.items()), frozenset(rules), tuple(stored), *rest
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and self._key == other._key

@@ -57,8 +57,7 @@ def run(gang: Gang, call: Callable[[], Any]) -> Any:
     payload = pickle.dumps((gang.join, address, call))
     members: list[_Started] = []
     try:
-        for rank in range(gang.processes):
-            members.append(_start(rank, gang.processes, payload))
+        members.extend(_start(rank, gang.processes, payload) for rank in range(gang.processes))
         return _watched(members)
     finally:
         for member in members:
@@ -83,11 +82,11 @@ def _free(address: str) -> str:
 
 def _start(rank: int, processes: int, payload: bytes) -> _Started:
     ours, theirs = Pipe()
-    said = tempfile.TemporaryFile()
+    said = tempfile.TemporaryFile()  # noqa: SIM115  closed with the member
     command = [sys.executable, "-m", "pipeline.running.gang", str(theirs.fileno()), str(rank), str(processes)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)}
     # In a session of its own: Ctrl-C is for the process that watches, which then ends all.
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  this program again
         command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, pass_fds=[theirs.fileno()],
         start_new_session=True,
     )  # fmt: skip
@@ -212,7 +211,12 @@ class Together:
     results: Results
 
     def once(
-        self, key: str, make: Callable[[Path], Any], *, files: Sequence[str] = (), parts: Mapping[str, Any] | None = None
+        self,
+        key: str,
+        make: Callable[[Path], Any],
+        *,
+        files: Sequence[str] = (),
+        parts: Mapping[str, Any] | None = None,
     ) -> tuple[Any, Path]:
         """See `pipeline.stage.Results`. In all processes but the first the folder that `make` is given is empty, and
         what is written there is not kept."""
@@ -240,7 +244,7 @@ def _serve(fd: int, rank: int, processes: int) -> NoReturn:
     """Be a member, until the process that started this one closes the channel."""
     global _here
     channel = Connection(fd)
-    join, address, call = pickle.loads(channel.recv_bytes())
+    join, address, call = pickle.loads(channel.recv_bytes())  # noqa: S301  of the process that started this one
     _here = _Member(rank, channel)
     threading.Thread(target=_here.listen, daemon=True).start()
     me = _here

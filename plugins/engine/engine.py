@@ -242,7 +242,7 @@ class Engine:
             text = f"{self.device!r} is one device, and the mesh has {self.mesh.size}; {platform!r} is all of its kind"
             found.append(Problem("engine.device", text))
         if self.mesh.processes > 1 and not self._on_host:
-            text = f"{self.mesh.processes} on one machine share its CPU so far, no accelerators; engine.device=cpu, or 1"
+            text = f"{self.mesh.processes} on one machine share its CPU so far; engine.device=cpu, or 1 process"
             found.append(Problem("mesh.processes", text))
         kernels = (getattr(self.ops, f.name) for f in fields(self.ops))
         if untraced := {name for k in kernels for name in k.backends if not backends.about(name).traced}:

@@ -55,10 +55,11 @@ class Spread:
     def placed(self, args: Sequence[Any], whole: Collection[int]) -> list[Any]:
         """`args` of `jit`, where each lies as it says, in several processes: every one has the whole of what is not on
         the devices yet, and puts its part there."""
-        return [
-            jax.tree.map(self._put, arg, self._named(jax.tree.map(lambda _: P(), arg) if i in whole else self.specs(arg)))
-            for i, arg in enumerate(args)
-        ]
+        found = []
+        for i, arg in enumerate(args):
+            specs = jax.tree.map(lambda _: P(), arg) if i in whole else self.specs(arg)  # type: ignore[no-untyped-call]
+            found.append(jax.tree.map(self._put, arg, self._named(specs)))
+        return found
 
     @staticmethod
     def _put(array: Any, lies: NamedSharding) -> Any:
