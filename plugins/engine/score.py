@@ -151,7 +151,8 @@ def score(
     total, kl, agree, scored = 0.0, 0.0, 0, 0
     with ExitStack() as files:
         base = files.enter_context(Baseline(against)) if against else None
-        kept = files.enter_context(Kept(keep)) if keep and jax.process_index() == 0 else None
+        writes = runtime.spread is None or jax.process_index() == 0  # of the processes of one model the first
+        kept = files.enter_context(Kept(keep)) if keep and writes else None
         for i, batch in enumerate(windows(ids, cut, bos)):
             rows = len(batch.tokens)
             args = [runtime.padded(a, v) for a, v in ((batch.tokens, 0), (batch.positions, -1), (batch.targets, -1))]
