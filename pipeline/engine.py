@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.hooks import hooks_of
+from pipeline.hooks import hooks_of, optional
 from pipeline.mesh import Mesh, Placement
 from pipeline.ops import Call
-from pipeline.stage import Checkpoint, Context, Footprint, Prediction
+from pipeline.stage import Checkpoint, Context, Footprint, Gang, Prediction
 from pipeline.units import show_bytes
 
 
@@ -234,6 +234,15 @@ class EngineHooks:
     placement: Callable[[Checkpoint, Mesh], Placement] | None = None
     """`placement(checkpoint, mesh)`: how the weights would lie over `mesh`; raises PlanError with all that does not
     fit. None: the engine runs models on one device."""
+
+    gang: Gang | None = None
+    """The processes that a model of its lies over; None: one."""
+
+
+def gang_of(engine: Engine) -> Gang | None:
+    """The processes in which a stage is to run that loads a model with `engine`."""
+    found: Gang | None = optional(engine, EngineHooks, "gang")
+    return found
 
 
 @dataclass(frozen=True)

@@ -43,12 +43,17 @@ class Mesh:
         stored: axis of the mesh → logical axes. Weights lie divided over it as well, along the first of these that a
             tensor has and that divides, and are gathered where they are used (FSDP).
         replicated_most: share of the weights' bytes that may lie whole on every device; more is a problem.
+        processes: that the devices are divided among, equally and in order; where there is an axis `host`, as many. One
+            machine starts them all.
+        coordinator: HOST:PORT at which the first of them listens for the others, and nowhere else; port 0: a free one.
     """
 
     axes: Mapping[str, int]
     rules: Mapping[str, str | tuple[str, ...] | None] = field(default_factory=dict)
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     replicated_most: float = field(default=0.1, metadata=NEUTRAL)
+    processes: int = 1
+    coordinator: str = field(default="127.0.0.1:0", metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         rules = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in self.rules.items()}
@@ -61,7 +66,8 @@ class Mesh:
     @property
     def _key(self) -> tuple[object, ...]:
         rules, stored = ({k: v for k, v in d.items() if v}.items() for d in (self.rules, self.stored))
-        return tuple(self.axes.items()), frozenset(rules), tuple(stored), self.replicated_most
+        rest = self.replicated_most, self.processes, self.coordinator
+        return tuple(self.axes.items()), frozenset(rules), tuple(stored), *rest
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and self._key == other._key
@@ -85,7 +91,11 @@ class Mesh:
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of each host: those at one place along the axis `host`; all of them where there is none."""
+        """The devices of each host, or process: those at one place along the axis `host`; all of them where there is
+        none."""
+        if self.processes > 1:
+            each = self.size // self.processes
+            return tuple(tuple(range(n * each, (n + 1) * each)) for n in range(self.processes))
         found: dict[int, list[int]] = {}
         for device in range(self.size):
             found.setdefault(self.coordinates(device).get(HOST, 0), []).append(device)
@@ -268,6 +278,7 @@ def _problems(mesh: Mesh) -> Iterator[Problem]:
         for logical in (name for name in alternatives if name not in names):
             hint = did_you_mean(str(logical), names)
             yield Problem(f"stored.{axis}", f"{logical!r} is no logical axis of weights{hint}")
+    yield from _wrong_processes(mesh)
     if not 0 <= mesh.replicated_most <= 1:
         yield Problem("replicated_most", f"{mesh.replicated_most}: a share is needed, from 0 to 1")
     heads, kv_heads = (several(mesh.rules.get(name)) for name in ("heads", "kv_heads"))
@@ -276,6 +287,20 @@ def _problems(mesh: Mesh) -> Iterator[Problem]:
         yield Problem(
             "rules.kv_heads", f"{said} have to be on one device: both over {_named(heads or kv_heads)}, or null"
         )
+
+
+def _wrong_processes(mesh: Mesh) -> Iterator[Problem]:
+    """What is wrong with the processes that the devices of a mesh are divided among."""
+    sizes = [size for size in mesh.axes.values() if isinstance(size, int) and size > 0]
+    count, devices, hosts = mesh.processes, math.prod(sizes), mesh.axes.get(HOST)
+    if count < 1 or devices % count:
+        legal = ", ".join(str(n) for n in range(1, devices + 1) if devices % n == 0)
+        yield Problem("processes", f"{count}: {devices} devices divide among {legal}")
+    elif count > 1 and hosts not in (None, count):
+        yield Problem("processes", f"{count}, and axes.{HOST} says {hosts}; one process a host is needed, or 1 in all")
+    host, _, port = mesh.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        yield Problem("coordinator", f"{mesh.coordinator!r}: HOST:PORT is needed, such as 127.0.0.1:0")
 
 
 def _wrong_rule(mesh: Mesh, logical: str, over: Axes) -> Iterator[str]:

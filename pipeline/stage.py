@@ -105,6 +105,21 @@ class Stage(Protocol):
     run: Callable[..., Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """Processes that run a stage together, each on its part of the devices (`pipeline.running.gang`).
+
+    Attributes:
+        processes: how many.
+        coordinator: HOST:PORT at which the first of them listens for the others; port 0: a free one.
+        join: `join(rank, address)` makes the process in which it is called one of them. It must pickle.
+    """
+
+    processes: int
+    coordinator: str
+    join: Callable[[int, str], None]
+
+
 @hooks_of(Stage, closed=True)
 class StageHooks:
     """What a stage may have beside its fields and `run`. Any other public member is a problem of the plan."""
@@ -118,6 +133,9 @@ class StageHooks:
 
     writes: tuple[str, ...] = ()
     """Names of files that it writes into the run's folder, beside those that every run does."""
+
+    gang: Gang | None = None
+    """Processes in each of which `run` is called alike; the first one's result counts. None: the one that runs it."""
 
     calls: Callable[..., Iterable[Any]] | None = None
     """`calls(checkpoint)`: the kernel calls (`pipeline.ops.Call`) that its store will make, of which the plan says what

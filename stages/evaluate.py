@@ -8,13 +8,13 @@ from typing import Any
 
 from pipeline import meter, texts
 from pipeline.digest import identity, unchanged
-from pipeline.engine import Engine, Score, Windows, scoring, weights_rows
+from pipeline.engine import Engine, Score, Windows, gang_of, scoring, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Cell, Figure
 from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
 from pipeline.running.results import FOLDER, Results
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Prediction, Table
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
 
 LEAST = 2  # tokens of a text
 STATES = "states.npz"  # hidden states of the baseline
@@ -65,6 +65,11 @@ class Evaluate:
             raise ConfigError("evaluate.texts: at least one text file is needed")
         for text in self.texts:
             texts.check(text, "evaluate.texts")
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        return gang_of(self.engine)
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint, exported: Exported | None = None) -> Prediction:
         """The larger of both models, one of which is loaded at a time."""
@@ -143,7 +148,7 @@ class Evaluate:
                 keep = folder / STATES if needed else None
                 found = session.score(_ids(session, name, text), self.windows, keep=keep, against=None)
                 unchanged(*decode.inputs)  # or it would be kept for files that were not read
-                meter.wrote(keep.stat().st_size if keep is not None else 0)
+                meter.wrote(keep.stat().st_size if keep is not None and keep.exists() else 0)
                 return {"score": asdict(found), "facts": dict(session.facts), "text": name}
 
             key = identity(["baseline", ctx.recipe, ctx.takes.get("decode"), read, text])

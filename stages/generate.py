@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.engine import Engine, generating, weights_rows
+from pipeline.engine import Engine, gang_of, generating, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Exported, Prediction, Table
+from pipeline.stage import Checkpoint, Context, Exported, Gang, Prediction, Table
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,11 @@ class Generate:
     def __post_init__(self) -> None:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        return gang_of(self.engine)
 
     def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Prediction:
         subject, reads = predicted(checkpoint, exported)

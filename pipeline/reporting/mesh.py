@@ -33,9 +33,10 @@ def placements(plan: Plan) -> dict[str, Placement]:
 
 
 def show_mesh(mesh: Mesh) -> str:
-    """`8 devices, fsdp 4 × tensor 2`."""
+    """`8 devices, fsdp 4 × tensor 2, in 2 processes of 4`."""
     axes = [f"{axis} {n}" for axis, n in mesh.axes.items() if n > 1]
-    return f"{mesh.size} devices, {' × '.join(axes)}" if axes else "one device"
+    among = f", in {mesh.processes} processes of {mesh.size // mesh.processes}" if mesh.processes > 1 else ""
+    return f"{mesh.size} devices, {' × '.join(axes)}{among}" if axes else "one device"
 
 
 def mesh_tables(plan: Plan) -> list[Any]:

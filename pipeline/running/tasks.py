@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from pipeline.planning import sharing
 from pipeline.planning.identity import Key, resolved, settled
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Node, chunk_key, timed
-from pipeline.running import peak, text_stream
+from pipeline.running import gang, peak, text_stream
 from pipeline.running.graph import Failure, Ref, Task, attempt
-from pipeline.running.results import Results, keepable, packed, unpacked
+from pipeline.running.results import FOLDER, Results, keepable, packed, unpacked
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, StageHooks, Work
 from pipeline.tensors.spec import TensorSpec
 
@@ -308,6 +309,14 @@ def _run(
     name: str, stage: Any, promised: Mapping[str, TensorSpec] | None, ctx: Context, models: ModelSlot | None,
     files: tuple[InputFile, ...], given: Mapping[str, Any],
 ) -> Made:  # fmt: skip
+    several = optional(stage, StageHooks, "gang")
+    if several is not None and not gang.inside():
+        if models is not None:
+            models.release()  # the processes need what it takes
+        made: Made = gang.run(several, partial(_run, name, stage, promised, ctx, None, files, given))
+        return made
+    if gang.inside():
+        ctx = replace(ctx, results=gang.Together(ctx.results or Results(ctx.run_dir / FOLDER)))
     with ExitStack() as own:
         here = replace(ctx, models=models or own.enter_context(ModelSlot()))
         measured = own.enter_context(meter.metered())

@@ -17,7 +17,7 @@ from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.planning.rates import cores
 from pipeline.planning.reading import bytes_read
-from pipeline.stage import NEUTRAL, Checkpoint, Footprint
+from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
 from pipeline.units import parse_bytes
 from plugins.engine.sizes import BUCKETS, SMALLEST_CACHE, power_of_two
 from plugins.engine.steps import LOGITS_NBYTES, rows_of_each, temporary_nbytes
@@ -86,6 +86,14 @@ class Loader(Protocol):
 
     def resolve(self, engine: "Engine") -> Resolved:
         """Raises ConfigError: no such device."""
+        ...
+
+    def join(self, engine: "Engine", rank: int, address: str) -> None:
+        """Make this process the one of that rank of those that the engine's mesh is divided among.
+
+        Args:
+            address: HOST:PORT of the first.
+        """
         ...
 
     def load(self, engine: "Engine", checkpoint: Checkpoint) -> Any:
@@ -189,7 +197,7 @@ class Engine:
         mesh = [f"{axis}={n}" for axis, n in self.mesh.axes.items() if n > 1]
         return Footprint(
             device,
-            host + (self.mesh.size * (device + temporary) if self._on_host else 0),
+            self.mesh.processes * host + (self.mesh.size * (device + temporary) if self._on_host else 0),
             self.tokenizer.inputs(checkpoint),
             ignored,
             cache_nbytes=cache,
@@ -201,6 +209,14 @@ class Engine:
             steps=steps,
             host_reads=reads,
         )
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.engine.EngineHooks`."""
+        return Gang(self.mesh.processes, self.mesh.coordinator, self._join) if self.mesh.processes > 1 else None
+
+    def _join(self, rank: int, address: str) -> None:
+        self.loader.join(self, rank, address)
 
     def placement(self, checkpoint: Checkpoint, mesh: Mesh | None = None, *, plain: bool = False) -> Placement:
         """How the weights lie over `mesh`, by default the engine's own. See `pipeline.engine.EngineHooks`.
@@ -225,6 +241,9 @@ class Engine:
             platform = self.device.partition(":")[0]
             text = f"{self.device!r} is one device, and the mesh has {self.mesh.size}; {platform!r} is all of its kind"
             found.append(Problem("engine.device", text))
+        if self.mesh.processes > 1 and not self._on_host:
+            text = f"{self.mesh.processes} on one machine share its CPU so far; engine.device=cpu, or 1 process"
+            found.append(Problem("mesh.processes", text))
         kernels = (getattr(self.ops, f.name) for f in fields(self.ops))
         if untraced := {name for k in kernels for name in k.backends if not backends.about(name).traced}:
             text = f"{', '.join(sorted(untraced))} cannot be compiled, and what is not runs on one device"

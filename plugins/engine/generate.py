@@ -151,7 +151,7 @@ def generate(
     token, seen = runtime.first(last, seen, keys, numbers, kind)
     position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
     steps = 0
-    shown = np.asarray(token)
+    shown = runtime.fetched(token)
     first = time.perf_counter() - start - (runtime.compile_s - before)
     compiled_first = runtime.compile_s
     start = time.perf_counter()
@@ -167,7 +167,7 @@ def generate(
                 on_text(i, text)
         if all(r.finish for r in rows):
             break
-        shown = np.asarray(pending.popleft())
+        shown = runtime.fetched(pending.popleft())
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
     timings = Timings(
         load=runtime.load_s, compile=runtime.compile_s - before, prefill=first, decode=decode,

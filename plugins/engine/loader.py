@@ -21,6 +21,12 @@ class JaxLoader:
         device, dtype, cache = resolved(engine)
         return Resolved(f"{device.platform} ({device.device_kind})", dtype, cache)
 
+    def join(self, engine: Engine, rank: int, address: str) -> None:
+        """See `plugins.engine.engine.Loader`."""
+        from plugins.mesh.processes import join
+
+        join(engine.mesh, rank, address)
+
     def load(self, engine: Engine, checkpoint: Checkpoint) -> "Model":
         """See `Engine.load`."""
         from plugins.engine.start import start

@@ -12,8 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from pipeline.running import gang
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
@@ -90,6 +92,8 @@ class Runtime:
         if self.eager:
             with jax.disable_jit():
                 return fn(self._model(self._leaves), *args)
+        if self.spread is not None and self.spread.mesh.processes > 1:
+            args = tuple(self.spread.placed(args, whole))
         shapes = tuple((a.shape, a.dtype) for a in jax.tree.leaves(args))  # looked up each step
         key = (name, static, shapes)
         if key not in self._programs:
@@ -107,7 +111,17 @@ class Runtime:
         start = time.perf_counter()
         options = COMPILER_OPTIONS.get(self.device.platform)
         self._programs[key] = jitted.lower(*args).compile(compiler_options=options)
+        gang.agreed()  # one that still compiles keeps the others waiting, and collectives wait for half a minute only
         self.compile_s += time.perf_counter() - start
+
+    def fetched(self, array: Any) -> Any:
+        """A result as NumPy has it, whole; some of it may lie in other processes."""
+        if self.spread is not None and isinstance(array, jax.Array) and not array.is_fully_addressable:
+            key = ("fetched", array.shape, str(array.dtype), array.sharding)
+            if key not in self._programs:
+                self._compile(key, self.spread.gathered(), array)
+            array = self._programs[key](array)
+        return np.asarray(array)
 
     def _gathered(self, fn: Callable[..., Any], leaves: Any, *args: Any) -> Any:
         """`fn(model, *args)` of the parts of a model that lie on one device of a mesh."""
@@ -134,6 +148,8 @@ class Runtime:
         """The output matrix [V, D], unpacked, and the cap of logits: what turns hidden states into logits."""
         model = self._model(self._leaves)
         head = (model.embed_tokens if model.lm_head is None else model.lm_head).get_value()
+        if self.spread is not None and self.spread.mesh.processes > 1:
+            head = jax.tree.map(lambda part: jnp.asarray(self.fetched(part)), head)
         return decode(head, jnp.float32) if isinstance(head, QTensor) else head, model.softcap
 
     # The programs.
@@ -148,6 +164,8 @@ class Runtime:
 
     def _of_rows(self, name: str, fn: Callable[..., Any], tokens: Any, positions: Any) -> Any:
         found = self.call(name, fn, self.padded(tokens, 0), self.padded(positions, -1))
+        if self.spread is not None and self.spread.mesh.processes > 1:
+            found = jax.tree.map(self.fetched, found)
         return jax.tree.map(lambda a: a[: len(tokens)], found) if len(tokens) % self.ways else found
 
     @property

@@ -151,7 +151,8 @@ def score(
     total, kl, agree, scored = 0.0, 0.0, 0, 0
     with ExitStack() as files:
         base = files.enter_context(Baseline(against)) if against else None
-        kept = files.enter_context(Kept(keep)) if keep else None
+        writes = runtime.spread is None or jax.process_index() == 0  # of the processes of one model the first
+        kept = files.enter_context(Kept(keep)) if keep and writes else None
         for i, batch in enumerate(windows(ids, cut, bos)):
             rows = len(batch.tokens)
             args = [runtime.padded(a, v) for a, v in ((batch.tokens, 0), (batch.positions, -1), (batch.targets, -1))]
@@ -162,14 +163,17 @@ def score(
                 hidden, nll, divergence, same = runtime.call(
                     "compare", fn, *args, runtime.padded(base.hidden(i), 0), base.head, static=base.softcap, whole=(4,)
                 )
-                kl += float(np.asarray(divergence, np.float64).sum())
-                agree += int(np.asarray(same).sum())
-            total += float(np.asarray(nll, np.float64).sum())
+                kl += float(runtime.fetched(divergence).astype(np.float64).sum())
+                agree += int(runtime.fetched(same).sum())
+            total += float(runtime.fetched(nll).astype(np.float64).sum())
             scored += int((batch.targets >= 0).sum())
+            if keep:
+                hidden = runtime.fetched(hidden)
             if kept is not None:
                 kept.add(hidden[:rows] if len(hidden) > rows else hidden)
-        if kept is not None:
-            kept.finish(*runtime.head())
+        head = runtime.head() if keep else None
+        if kept is not None and head is not None:
+            kept.finish(*head)
     compile_s = runtime.compile_s - compiled
     return Score(
         tokens=len(ids[: cut.tokens]), scored=scored, nll=total / scored, kl=kl / scored if base else None,

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -49,6 +51,29 @@ class Spread:
     def part(self, shape: LayerShape) -> LayerShape:
         """What a layer remembers on one device."""
         return replace(shape, kv_heads=shape.kv_heads // self.mesh.ways(self.mesh.over("kv_heads")))
+
+    def placed(self, args: Sequence[Any], whole: Collection[int]) -> list[Any]:
+        """`args` of `jit`, where each lies as it says, in several processes: every one has the whole of what is not on
+        the devices yet, and puts its part there."""
+        found = []
+        for i, arg in enumerate(args):
+            specs = jax.tree.map(lambda _: P(), arg) if i in whole else self.specs(arg)  # type: ignore[no-untyped-call]
+            found.append(jax.tree.map(self._put, arg, self._named(specs)))
+        return found
+
+    @staticmethod
+    def _put(array: Any, lies: NamedSharding) -> Any:
+        if isinstance(array, jax.Array) and not array.is_fully_addressable:
+            return array
+        if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            data = Spread._put(jax.random.key_data(array), lies)
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(array))
+        values = np.asarray(array)
+        return jax.make_array_from_callback(values.shape, lies, lambda box: values[box])
+
+    def gathered(self) -> Any:
+        """Makes an array lie whole on every device; to be lowered."""
+        return jax.jit(lambda a: a, out_shardings=NamedSharding(self.devices, P()))  # type: ignore[no-untyped-call]
 
     def made(self, create: Callable[[], Any]) -> Any:
         """`create`, whose result comes to be where it is to lie; to be lowered."""

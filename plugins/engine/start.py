@@ -21,6 +21,7 @@ from plugins.engine.runtime import Runtime
 from plugins.engine.session import Model
 from plugins.engine.spread import Spread
 from plugins.mesh.devices import arrange
+from plugins.mesh.processes import check
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -43,6 +44,7 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     if engine.mesh.size > 1:
         if problems := engine.alone():
             raise PlanError(problems)
+        check(engine.mesh)
         placement = engine.placement(checkpoint)
         spread = Spread(engine.mesh, arrange(engine.mesh, devices or jax.devices(device.platform)))
         layouts = placement.layouts

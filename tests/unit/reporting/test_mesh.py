@@ -161,6 +161,7 @@ def test_tables_say_what_devices_and_hosts_take() -> None:
     found = printed(*mesh_tables(plan))
     read = sum(s.nbytes for s in plan.nodes["load"].result.store.specs.values())  # it is quantized as it is read
     assert f"generate: each of 2 hosts reads {read / 2**20:.1f} MiB of weights for its 2 devices" in found
+    assert show_mesh(placement.mesh) == "4 devices, host 2 × fsdp 2, in 2 processes of 2"
     [row] = [row for row in found if row.startswith("generate") and row.endswith(" 4")]
     takes = plan.takes["generate"]
     assert f"{(takes.device_nbytes - takes.cache_nbytes) / 2**20:.1f} MiB" in row
