@@ -145,14 +145,15 @@ def generate(
     numbers, kind = samplers.numbers(sampling), sampling.kind
     seen = _seen(runtime, prompts, batch) if sampling.penalizes else jnp.zeros((batch, 0), bool)
     jax.block_until_ready((cache, keys, numbers, seen))  # type: ignore[no-untyped-call]
-    prepared = time.perf_counter() - start
-    start += prepared
+    compiled = runtime.compile_s
+    prepared = time.perf_counter() - start - (compiled - before)
+    start = time.perf_counter()
     cache, last = _prefilled(runtime, cache, prompts, batch)
     token, seen = runtime.first(last, seen, keys, numbers, kind)
     position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
     steps = 0
     shown = runtime.fetched(token)
-    first = time.perf_counter() - start - (runtime.compile_s - before)
+    first = time.perf_counter() - start - (runtime.compile_s - compiled)
     compiled_first = runtime.compile_s
     start = time.perf_counter()
     pending: deque[Any] = deque()
