@@ -84,8 +84,8 @@ def shardings(module: nnx.Module, mesh: Mesh, devices: Sequence[Any] | None = No
 def _wrong(shape: tuple[int, ...], axes: Any, units: Any) -> Iterator[str]:
     """What is wrong with what one parameter says of its dimensions."""
     if axes is None and shape:
-        example = ", ".join(repr(name) for name in ("embed", "mlp")[: len(shape)])
-        yield f"of shape {shape} has no metadata `axes`, what its dimensions count: nnx.Param(…, axes=({example}, …))"
+        said = f"of shape {shape} does not say what its dimensions count: nnx.Param(…, axes=…) does"
+        yield f"{said}, with {len(shape)} of {', '.join(AXES)}"
         return
     axes = () if axes is None else axes
     if not isinstance(axes, tuple | list) or len(axes) != len(shape):

@@ -141,7 +141,7 @@ def test_a_parameter_that_does_not_say_what_it_counts_is_a_problem() -> None:
     module.bias = nnx.Param(jnp.zeros(MLP), axes="mlp", units=2)
     module.extra = nnx.Param(jnp.zeros((), "int4"), axes=())
     found = problems(module, MESHES["tensor"], jax.devices()[:3])
-    assert "(96, 256) has no metadata `axes`" in found["down"]
+    assert "(96, 256) does not say what its dimensions count" in found["down"]
     assert "('vocab',)" in found["head"]
     assert "one name for each dimension" in found["head"]
     assert "axes 'mlp' and shape (256,)" in found["bias"]
