@@ -74,7 +74,7 @@ class DeviceStore:
         Args:
             dtype: what QTensors decode to.
         """
-        return cls({name: Held(_spec(value, dtype), value) for name, value in tree.items()})
+        return cls({name: Held(held_spec(value, dtype), value) for name, value in tree.items()})
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -126,7 +126,15 @@ class DeviceStore:
         raise TypeError("what lies on this process's devices does not travel to another process")
 
 
-def _spec(value: Any, dtype: str) -> TensorSpec:
+def held_spec(value: Any, dtype: str = "BF16") -> TensorSpec:
+    """Of a `jax.Array` or a QTensor of them, or of shapes alone.
+
+    Args:
+        dtype: what QTensors decode to.
+
+    Raises:
+        SourceError: no tensor has such numbers.
+    """
     if isinstance(value, QTensor):
         return TensorSpec(tuple(value.shape), dtype, value.scheme)
     return TensorSpec(tuple(value.shape), dtype_name(np.dtype(value.dtype)))

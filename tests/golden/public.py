@@ -22,7 +22,9 @@ from pipeline.config.compose import CONF
 from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")
-FUNCTIONS = ("pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract")
+FUNCTIONS = (
+    "pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract", "plugins.mesh.library.shardings",
+)  # fmt: skip
 CONSTANTS = (
     "pipeline.tensors.scheme.ELEMENT_BITS", "pipeline.tensors.scheme.MXFP4",
     "pipeline.tensors.spec.DTYPE_BITS", "pipeline.tensors.spec.FLOAT_DTYPES",
