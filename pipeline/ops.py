@@ -18,6 +18,7 @@ import numpy as np
 from pipeline import backends, meter
 from pipeline.cpu import instructions
 from pipeline.errors import SourceError, StageError
+from pipeline.fields import NEUTRAL
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, dtype_name
 
@@ -213,12 +214,13 @@ def _signature(op: str) -> inspect.Signature:
 
 
 def kernels_of(node: Any) -> Iterator[Kernel]:
-    """The kernels in the fields of a stage and of the plugins that it holds."""
+    """The kernels in the fields of a stage and of the plugins that it holds; what is `NEUTRAL` computes nothing."""
     if isinstance(node, Kernel):
         yield node
     elif is_dataclass(node) and not isinstance(node, type):
         for f in fields(node):
-            yield from kernels_of(getattr(node, f.name))
+            if f.metadata != NEUTRAL:
+                yield from kernels_of(getattr(node, f.name))
     elif isinstance(node, Mapping):
         for value in node.values():
             yield from kernels_of(value)

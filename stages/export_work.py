@@ -227,8 +227,9 @@ class ExportWork:
                     (self.partial / name).write_bytes(source)
                 else:
                     shutil.copyfile(source, self.partial / name)
-            for name, content in self.small_files.items():
+            for name, content in self._texts.items():
                 (self.partial / name).write_bytes(content)
+            self.place.mark()
         except OSError as why:
             raise StorageError(f"{self.target}: cannot be finished: {reason(why)} ({why.filename})") from None
         self.container.verify(self.partial, self.layout)
@@ -258,7 +259,7 @@ class ExportWork:
             for name in files:
                 (self.partial / name).parent.mkdir(parents=True, exist_ok=True)
                 clone(folder / name, self.partial / name)
-            (self.partial / MARKER).write_bytes(self.place.marker)
+            self.place.mark()
         except OSError as why:
             raise StorageError(f"{self.target}: cannot be copied from {folder}: {reason(why)}") from None
         if (found := self._as_exported(self.partial, files)) is not None:

@@ -155,6 +155,16 @@ class Target:
         except OSError as why:
             raise StorageError(f"{self.partial}: cannot be prepared: {reason(why)}") from None
 
+    def mark(self) -> None:
+        """Write the finished folder's marker into the partial one; in one rename, as a folder without one is nobody's.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        partial = self.partial / f"{MARKER}.partial"
+        partial.write_bytes(self.marker)
+        partial.replace(self.partial / MARKER)
+
     @property
     def marker(self) -> bytes:
         """Content of the marker of the finished folder."""

@@ -11,9 +11,9 @@ from tests.cases.runs import after_chunks, journaled, until, workers_of
 from tests.cli.run import QUIETLY, done, end, start
 
 SIZES = big_gpt_oss.Sizes(
-    layers=1, experts=4, hidden=1024, inter=1088, heads=8, kv_heads=2, head_dim=64, vocab=512
-)  # 28 MB
-HOW = ["quant=mxfp4", "dask.chunk=512KiB", "dask.workers=2"]
+    layers=1, experts=8, hidden=1024, inter=1088, heads=8, kv_heads=2, head_dim=64, vocab=512
+)  # 55 MB
+HOW = ["quant=mxfp4", "dask.chunk=256KiB", "dask.workers=2"]
 DISTRIBUTED = ["dask=distributed", "dask.dashboard=false"]
 INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 SAID = {INT: "interrupted", TERM: "terminated", HUP: "hung up"}

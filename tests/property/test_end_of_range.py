@@ -2,6 +2,7 @@
 narrow. Every format, rule and backend."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -28,7 +29,7 @@ def methods(name: str) -> list[Any]:
     found = [method]
     for rule in RULES if method.like is None else ():
         try:
-            found.append(type(method)(**{**vars(method), "scale_rule": rule}))
+            found.append(replace(method, scale_rule=rule))
         except ConfigError:
             continue
     return found

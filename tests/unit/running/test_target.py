@@ -27,7 +27,7 @@ def fill(target: Target, text: str = "ours") -> None:
     for name in FILES[:-1]:
         (target.partial / name).parent.mkdir(parents=True, exist_ok=True)
         (target.partial / name).write_text(text)
-    (target.partial / MARKER).write_bytes(target.marker)
+    target.mark()
 
 
 def make(target: Target, text: str = "ours") -> None:
@@ -223,6 +223,23 @@ def test_killed_while_replacing(target: Target, monkeypatch: pytest.MonkeyPatch)
     again.put_in_place(again.check())
     assert (target.path / FILES[0]).read_text() == "new"
     assert [p.name for p in target.path.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("killed", ["write_bytes", "replace"])
+def test_killed_while_marking(target: Target, monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
+    """Whatever stands of the marker then, the folder is known as ours."""
+    target.begin(fresh=True)
+
+    def dies(path: Path, *given: Any) -> None:
+        if killed == "write_bytes":
+            path.open("wb").close()  # emptied, and nothing written yet
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Path, killed, dies)
+        target.mark()
+    assert read_marker(target.partial) is not None
+    assert not in_the_way(target)
 
 
 @pytest.mark.parametrize("removed", [0, 1])
