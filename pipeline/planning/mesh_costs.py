@@ -1,15 +1,14 @@
-"""What a mesh takes, from layouts alone: bytes a device holds, bytes a host reads, bytes that devices send each other.
+"""What a mesh takes, from layouts alone: bytes a device holds, and bytes that devices send each other.
 
 What is counted is rings: of an all-gather over n devices each sends what it holds n - 1 times, and of a sum
 (reduce-scatter, then all-gather) 2 (n - 1) / n of what is summed; less is not possible (Patarasuk and Yuan 2009,
 doi:10.1016/j.jpdc.2008.09.002).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.mesh import Axes, Exchange, Kind, Layout, Mesh, Parameter, Place
-from pipeline.planning.layout import largest_whole as largest_whole
 from pipeline.planning.layout import spec_of
 from pipeline.tensors.spec import TensorSpec
 
@@ -34,30 +33,6 @@ def weights_nbytes(
         specs: tensor → how it lies on a device.
     """
     return sum(held_nbytes(mesh, layouts[p.name], spec) for p, spec in _specs(parameters, specs))
-
-
-def read_nbytes(
-    mesh: Mesh,
-    parameters: Sequence[Parameter],
-    specs: Mapping[str, TensorSpec],
-    layouts: Mapping[str, Layout],
-    devices: Iterable[int],
-) -> int:
-    """Bytes that a process reads for these devices of its own: every part once, however many of them hold it.
-
-    Args:
-        specs: tensor → how it lies in the checkpoint.
-    """
-    at = [mesh.coordinates(device) for device in devices]
-    counts: dict[Axes, int] = {}  # axes that divide a tensor → how many different parts of it these devices have
-    total = 0
-    for parameter, spec in _specs(parameters, specs):
-        layout = layouts[parameter.name]
-        axes = tuple(axis for over in layout.axes for axis in over)
-        if axes not in counts:
-            counts[axes] = len({tuple(place[axis] for axis in axes) for place in at})
-        total += counts[axes] * held_nbytes(mesh, layout, spec)
-    return total
 
 
 def exchanges(
@@ -99,9 +74,7 @@ def _each(
     activation_nbytes: int,
 ) -> Iterator[tuple[Place, Kind, Axes, int]]:
     """Every collective: place, kind, axes, and bytes that a device sends."""
-    vocab = [
-        p for p, _ in parameters if p.axes == ("vocab", "embed")
-    ]  # the embedding, and the head unless they are one
+    vocab = [p for p, _ in parameters if p.axes == ("vocab", "embed")]  # the embedding, and a head of its own
     for parameter, spec in parameters:
         layout = layouts[parameter.name]
         gathered = tuple(axis for over in layout.gathered for axis in over)

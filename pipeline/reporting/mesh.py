@@ -7,8 +7,8 @@ from typing import Any
 
 from pipeline.errors import StorageError
 from pipeline.mesh import PICTURE, Layout, Mesh, Parameter, Placement
-from pipeline.planning.layout import spec_of
-from pipeline.planning.mesh_costs import held_nbytes, largest_whole, weights_nbytes
+from pipeline.planning.layout import largest_whole, spec_of
+from pipeline.planning.mesh_costs import held_nbytes, weights_nbytes
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
 from pipeline.stage import Checkpoint, Footprint

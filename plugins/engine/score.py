@@ -20,9 +20,8 @@ import numpy as np
 from pipeline.engine import Score, Windows
 from pipeline.errors import ConfigError
 from plugins.engine.runtime import Runtime
+from plugins.engine.sizes import LOGITS_NBYTES
 from plugins.models.common.decoder import Decoder
-
-BLOCK_NBYTES = 32 << 20  # of float32 logits at once
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def _nll(logits: Any, target: Any) -> Any:
 def _by_blocks(fn: Any, args: Any, vocab: int) -> Any:
     """`fn` over blocks of positions, so that logits of all of them never stand in memory together."""
     flat = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), args)
-    size = max(1, BLOCK_NBYTES // (4 * vocab))
+    size = max(1, LOGITS_NBYTES // (4 * vocab))
     rows = flat[0].shape[0]
     if rows <= size:
         return fn(flat)

@@ -55,11 +55,8 @@ class Spread:
     def placed(self, args: Sequence[Any], whole: Collection[int]) -> list[Any]:
         """`args` of `jit`, where each lies as it says, in several processes: every one has the whole of what is not on
         the devices yet, and puts its part there."""
-        found = []
-        for i, arg in enumerate(args):
-            specs = jax.tree.map(lambda _: P(), arg) if i in whole else self.specs(arg)  # type: ignore[no-untyped-call]
-            found.append(jax.tree.map(self._put, arg, self._named(specs)))
-        return found
+        given = self._given(args, whole)
+        return [jax.tree.map(self._put, arg, self._named(specs)) for arg, specs in zip(args, given, strict=True)]
 
     @staticmethod
     def _put(array: Any, lies: NamedSharding) -> Any:
@@ -91,10 +88,7 @@ class Spread:
             whole: indices of `args` that every device needs all of.
             donate: indices of `args` whose memory the results may take.
         """
-        given = tuple(
-            jax.tree.map(lambda _: P(), arg) if i in whole else self.specs(arg)  # type: ignore[no-untyped-call]
-            for i, arg in enumerate(args)
-        )
+        given = self._given(args, whole)
         laid = tuple(leaf.sharding.spec for leaf in leaves)
         rows = P(self.mesh.over("batch") or None)  # type: ignore[no-untyped-call]
         results = (given[0], rows) if args and isinstance(args[0], Cache) else rows
@@ -107,6 +101,13 @@ class Spread:
             in_shardings=([leaf.sharding for leaf in leaves], *map(self._named, given)),
             out_shardings=self._named(results),  # of an array without elements XLA would say that it lies whole
             donate_argnums=tuple(1 + i for i in donate),
+        )
+
+    def _given(self, args: Sequence[Any], whole: Collection[int]) -> tuple[Any, ...]:
+        """How each of `args` is divided; `whole` are the indices of those that are not."""
+        return tuple(
+            jax.tree.map(lambda _: P(), arg) if i in whole else self.specs(arg)  # type: ignore[no-untyped-call]
+            for i, arg in enumerate(args)
         )
 
     def _named(self, specs: Any) -> Any:

@@ -42,7 +42,7 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     planned, _ = engine.weights(checkpoint)
     spread, layouts = None, None
     if engine.mesh.size > 1:
-        if problems := engine.alone():
+        if problems := engine.for_one_device():
             raise PlanError(problems)
         check(engine.mesh)
         placement = engine.placement(checkpoint)

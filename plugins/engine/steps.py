@@ -6,9 +6,7 @@ from pipeline.engine import Usage
 from pipeline.mesh import Mesh, Placement, Step
 from pipeline.planning.layout import spec_of
 from pipeline.planning.mesh_costs import PARTIAL_NBYTES, exchanges, held_nbytes
-from plugins.engine.sizes import bucket, rows
-
-LOGITS_NBYTES = 32 << 20  # score.BLOCK_NBYTES
+from plugins.engine.sizes import LOGITS_NBYTES, bucket, rows
 
 
 def rows_of_each(mesh: Mesh, usage: Usage) -> int:

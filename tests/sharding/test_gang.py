@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError, PlanError, StageError
 from pipeline.mesh import Mesh
 from pipeline.running import gang
 from pipeline.stage import Gang
-from tests.cli.run import end, manifest, pipeline, start
+from tests.cli.run import ROOT, end, manifest, pipeline, start
 
 TEXT = ("evaluate.windows.tokens=100", "evaluate.windows.window=32", "evaluate.windows.batch=4", "quant=mxfp4")
 EVALUATED = ("+model=gpt_oss", "progress=false", "stages=[load,decode,quantize,evaluate]", *TEXT)
@@ -100,7 +100,7 @@ def test_an_interrupt_ends_all(tmp_path: Path) -> None:
 def test_no_process_outlives_who_started_it() -> None:
     """Whatever it does: these would sleep for longer than any test runs."""
     code = "from tests.sharding import test_gang as t; t.gang.run(t.Gang(2, '127.0.0.1:0', t.join), t.asleep)"
-    process = subprocess.Popen([sys.executable, "-c", code], text=True)
+    process = subprocess.Popen([sys.executable, "-c", code], text=True, cwd=ROOT)  # where `tests` is
     both = begun(process)
     time.sleep(2)
     process.kill()

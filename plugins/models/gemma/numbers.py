@@ -34,15 +34,7 @@ class Numbers:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], tensors: int | None = None) -> "Numbers":
-        """
-        Args:
-            config: config.json.
-            tensors: how many the checkpoint has; None: there is none.
-
-        Raises:
-            PlanError: a value is missing, wrong, or not supported; all of them at once.
-            SourceError: rotary settings that cannot be.
-        """
+        """By `ModelSettings`, whose errors it raises, and `RopeFrequencies.read`."""
         s = ModelSettings(config, tensors)
         # Gemma3TextConfig's defaults: config.json of the small models leaves some of them out.
         hidden, layers = s.count("hidden_size", 2304), s.layers(26)

@@ -33,15 +33,7 @@ class Numbers:
 
     @classmethod
     def read(cls, config: Mapping[str, Any], tensors: int | None = None) -> "Numbers":
-        """
-        Args:
-            config: config.json.
-            tensors: how many the checkpoint has; None: there is none.
-
-        Raises:
-            PlanError: a value is missing, wrong, or not supported; all of them at once.
-            SourceError: rotary settings that cannot be.
-        """
+        """By `ModelSettings`, whose errors it raises, and `RopeFrequencies.read`."""
         s = ModelSettings(config, tensors)
         hidden, (heads, kv_heads), layers = s.count("hidden_size"), s.heads(), s.layers()
         # 20b and 120b alternate, sliding first; transformers' default where `layer_types` is absent.

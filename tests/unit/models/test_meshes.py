@@ -7,9 +7,9 @@ import pytest
 
 from pipeline.api import compose_run
 from pipeline.errors import PlanError
-from pipeline.mesh import Mesh, Parameter
-from pipeline.planning.layout import lay_out
-from pipeline.planning.mesh_costs import Exchange, exchanges, largest_whole, weights_nbytes
+from pipeline.mesh import Exchange, Mesh, Parameter
+from pipeline.planning.layout import largest_whole, lay_out
+from pipeline.planning.mesh_costs import exchanges, weights_nbytes
 from pipeline.tensors.scheme import MXFP4
 from pipeline.tensors.spec import TensorSpec
 from plugins.models.device import cache_nbytes

@@ -44,7 +44,7 @@ def test_states_logits_scores_and_tokens_are_those_of_xla(
     kept = tmp_path / "kept.npz"
     nll = compiled.score(ids, windows, keep=kept).nll
     for block in (1 << 30, 4 * 259 * 5):  # one block of positions, and several
-        monkeypatch.setattr("plugins.engine.score.BLOCK_NBYTES", block)
+        monkeypatch.setattr("plugins.engine.score.LOGITS_NBYTES", block)
         score = eager.score(ids, windows, against=kept)
         assert score.nll == pytest.approx(nll, rel=atol)
         assert abs(score.kl) <= atol

@@ -1,15 +1,12 @@
-"""Bytes on meshes, by hand: what a device holds, a host reads, and devices send."""
+"""Bytes on meshes, by hand: what a device holds, and devices send."""
 
 import pytest
 
-from pipeline.mesh import SINGLE, Mesh, Parameter
-from pipeline.planning.layout import lay_out
+from pipeline.mesh import SINGLE, Exchange, Mesh, Parameter
+from pipeline.planning.layout import largest_whole, lay_out
 from pipeline.planning.mesh_costs import (
-    Exchange,
     exchanges,
     held_nbytes,
-    largest_whole,
-    read_nbytes,
     summed,
     weights_nbytes,
 )
@@ -41,19 +38,6 @@ def test_weights_of_a_device() -> None:
     whole = sum(s.nbytes for s in specs.values())
     assert weights_nbytes(mesh, layer(), specs, lay_out(mesh, layer(), specs)) == (whole - norm) // 4 + norm // 2
     assert weights_nbytes(SINGLE, layer(), specs, lay_out(SINGLE, layer(), specs)) == whole
-
-
-def test_hosts_read_each_part_once() -> None:
-    """Weights lie divided within a host, so each host reads everything; over hosts, each reads its half."""
-    specs = specs_of(layer())
-    whole = sum(s.nbytes for s in specs.values())
-    within = Mesh({"host": 2, "fsdp": 2}, {"batch": ("host", "fsdp")}, {"fsdp": STORED})
-    across = Mesh({"fsdp": 2, "data": 2}, {"batch": ("fsdp", "data")}, {"fsdp": STORED})
-    for mesh, share in ((within, whole), (across, whole // 2)):
-        layouts = lay_out(mesh, layer(), specs)
-        assert [read_nbytes(mesh, layer(), specs, layouts, host) for host in ((0, 1), (2, 3))] == [share, share]
-        assert read_nbytes(mesh, layer(), specs, layouts, range(4)) == whole
-        assert read_nbytes(mesh, layer(), specs, layouts, [3]) == whole // 2
 
 
 def test_the_largest_that_lie_whole() -> None:
