@@ -10,12 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError, StorageError, shown
+from pipeline.errors import PlanError, StorageError, shown, some
 from pipeline.events import Events
 from pipeline.figures import Cell, Figure
 from pipeline.redact import hide
 from pipeline.terminal import line, safe, say, table
 from pipeline.units import show_bytes, show_seconds
+
+FEW = 2  # tensors with the same thing wrong, that have a line each
 
 
 def out(*renderables: Any) -> None:
@@ -50,16 +52,21 @@ def error(why: Exception) -> None:
 
 
 def _grouped(why: PlanError) -> list[str]:
-    """Problems a line each; what is wrong with the same tensor of many layers in the same way is one line."""
+    """Problems a line each; what is wrong with the same tensor of many layers in the same way is one line, and what is
+    wrong with more than a few tensors too."""
     from pipeline.tensors.spec import group_of
 
-    groups: dict[tuple[str, str], list[str]] = {}
+    kinds: dict[str, dict[str, list[str]]] = {}  # message → group of names → lines
     for problem in why.problems:
-        groups.setdefault((group_of(problem.where), problem.message), []).append(str(problem))
-    return [
-        lines[0] if len(lines) == 1 else f"{where} (×{len(lines)}): {message}"
-        for (where, message), lines in groups.items()
-    ]
+        kinds.setdefault(problem.message, {}).setdefault(group_of(problem.where), []).append(str(problem))
+    found = []
+    for message, groups in kinds.items():
+        if len(groups) > FEW:
+            found.append(f"{some(list(groups))} (×{sum(map(len, groups.values()))}): {message}")
+            continue
+        for where, lines in groups.items():
+            found.append(lines[0] if len(lines) == 1 else f"{where} (×{len(lines)}): {message}")
+    return found
 
 
 def job(number: int, jobs: int, overrides: Sequence[str]) -> None:

@@ -23,6 +23,14 @@ def of(layers: int, message: str) -> list[Problem]:
                 "  - model.layers.*.mlp.up_proj.weight (×2): is even",
             ],
         ),
+        (
+            [*of(4, "is odd"), *(Problem(n, "is odd") for n in "abcdef"), Problem("a", "no")],
+            [
+                "error: 11 problems of 2 kinds",
+                "  - model.layers.*.mlp.up_proj.weight, a, b, c, d and 2 more (×10): is odd",
+                "  - a: no",
+            ],
+        ),
         ([Problem("a", "no"), Problem("b", "no")], ["error: 2 problems", "  - a: no", "  - b: no"]),
     ],
 )
