@@ -15,6 +15,7 @@ from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
+from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes
 from plugins.engine.footprint import Running
 from plugins.models.calls import calls
@@ -166,9 +167,7 @@ class Engine:
             PlanError: no family knows the model, or the mesh does not fit it; all problems at once.
         """
         mesh = mesh or self.mesh
-        _, ignored = self.weights(checkpoint)
-        held: WeightsDtype = "f32" if plain else self.weights_dtype
-        specs = {n: device_spec(s, held) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        specs = self._held(checkpoint, "f32" if plain else self.weights_dtype)
         parameters = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
         return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
 
@@ -220,10 +219,17 @@ class Engine:
         Raises:
             PlanError: no family knows the model.
         """
-        family = family_of(checkpoint.config, self.families)
-        tied = bool(checkpoint.config.get("tie_word_embeddings", family.tied))
-        ignored = left_out(checkpoint.store.specs, unused(tied=tied))
+        ignored = self._ignored(checkpoint)
         return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.weights_dtype), ignored
+
+    def _ignored(self, checkpoint: Checkpoint) -> dict[str, str]:
+        tied = bool(checkpoint.config.get("tie_word_embeddings", family_of(checkpoint.config, self.families).tied))
+        return left_out(checkpoint.store.specs, unused(tied=tied))
+
+    def _held(self, checkpoint: Checkpoint, dtype: WeightsDtype) -> dict[str, TensorSpec]:
+        """Tensor → how it lies on the device, of those that the model reads."""
+        ignored = self._ignored(checkpoint)
+        return {n: device_spec(s, dtype) for n, s in checkpoint.store.specs.items() if n not in ignored}
 
     def calls(self, checkpoint: Checkpoint, *, rows: int = 1, platform: str = "") -> Iterator[Call]:
         """The kernel calls of one pass of the model over `rows` tokens.
@@ -236,8 +242,7 @@ class Engine:
         """
         platform = platform or self._platform
         dtype = {"bf16": "BF16", "f32": "F32"}.get(self.dtype, "F32" if platform == "cpu" else "BF16")
-        _, ignored = self.weights(checkpoint)
-        specs = {n: device_spec(s, self.weights_dtype) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        specs = self._held(checkpoint, self.weights_dtype)
         yield from calls(specs, checkpoint.config, self.ops.on(platform), dtype, rows)
 
     @property
