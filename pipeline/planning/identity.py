@@ -99,7 +99,7 @@ def keyed(run: RunConfig, plan: Plan, known: Known) -> None:
     plan.keys = node_keys(run, plan, known)
     plan.stand_ins = node_keys(run, plan)
     for name, node in plan.nodes.items():
-        if optional(node.work, WorkHooks, "key") is not None:
+        if optional(node.work, WorkHooks, "key") not in (None, plan.keys[name].id):  # a copy forgets what it worked out
             node.result = replace(node.result, key=plan.keys[name].id)
 
 

@@ -187,8 +187,24 @@ class _Plan:
         whole = sum(n for _, n in largest)
         if self.mesh.size > 1 and whole > most * nbytes:
             listed = some([f"{name} {show_bytes(n)}" for name, n in largest], most=MOST_LISTED)
-            said = f"{whole / nbytes:.1%} of the weights' bytes lie whole on every device, and {most:.1%} may"
-            self.note("mesh.replicated_most", f"{said}: {listed}; mesh.rules or mesh.stored can divide them")
+            said = (
+                f"{100 * whole / nbytes:.3g} % of the weights' bytes lie whole on every device, and {100 * most:.3g} %"
+            )
+            first = next(p for p in known if self.layouts[p.name].replicated and group_of(p.name) == largest[0][0])
+            said += f" may: {listed}; mesh.rules or mesh.stored can divide them{self._sizes(first, specs)}"
+            self.note("mesh.replicated_most", said)
+
+    def _sizes(self, parameter: Parameter, specs: Mapping[str, TensorSpec]) -> str:
+        """In how many parts what is stored divided can divide a tensor that lies whole, for people."""
+        spec = spec_of(parameter, specs)
+        sides = zip(parameter.axes, parameter.shape, _grain(parameter, spec), strict=True) if spec is not None else ()
+        parts = {axis: n // grain if n % grain == 0 else 1 for axis, n, grain in sides}
+        said = ""
+        for over, alternatives in self.mesh.stored.items():
+            most = [parts[axis] for axis in alternatives if axis in parts]
+            if sizes := sorted({n for part in most for n in range(2, part + 1) if part % n == 0}):
+                said += f"; over {over} the first of them in {some(list(map(str, sizes)), most=MOST_SIZES)}"
+        return said
 
 
 def _grain(parameter: Parameter, spec: TensorSpec) -> tuple[int, ...]:

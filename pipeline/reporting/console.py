@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -260,8 +260,9 @@ def plan_tables(plan: Any) -> list[Any]:
         if not work.outputs:
             continue
         folder = os.path.commonpath([f.path.parent for f in work.outputs])
-        files = [(line(str(f.path.relative_to(folder))), f"{f.nbytes:,}") for f in work.outputs]
-        found += [table(f"Files of {name}", ("file", "bytes"), files, right=(1,)), folder]
+        files = folded((str(f.path.relative_to(folder)), f.nbytes) for f in work.outputs)
+        rows = [(line(file), f"{nbytes:,}") for file, nbytes in files]
+        found += [table(f"Files of {name}", ("file", "bytes"), rows, right=(1,)), folder]
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
@@ -276,6 +277,16 @@ def plan_tables(plan: Any) -> list[Any]:
     if plan.time is not None and plan.time.parts:
         found.append(time_line(plan.time))
     return found
+
+
+def folded(files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Names and sizes of files as a table has them: shards of one size are a row, which says how many there are."""
+    alike: dict[tuple[str, int], list[str]] = {}
+    for file, nbytes in files:
+        alike.setdefault((re.sub(r"\d+(?=-of-\d)", "*", file), nbytes), []).append(file)
+    return [
+        (f"{group} ×{len(names)}" if len(names) > 1 else names[0], nbytes) for (group, nbytes), names in alike.items()
+    ]
 
 
 def time_line(time: Any, *, stages: bool = True) -> str:

@@ -11,35 +11,17 @@ from pipeline import backends
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import PlanError, Problem, SourceError
-from pipeline.mesh import SINGLE, Mesh, Placement, Step
+from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
-from pipeline.planning.mesh_costs import weights_nbytes
-from pipeline.planning.rates import cores
-from pipeline.planning.reading import bytes_read
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
+from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes
-from plugins.engine.sizes import BUCKETS, LOGITS_NBYTES, SMALLEST_CACHE, power_of_two
-from plugins.engine.steps import rows_of_each, temporary_nbytes
-from plugins.engine.steps import steps as mesh_steps
+from plugins.engine.footprint import Running
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
-from plugins.models.device import WeightsDtype, cache_nbytes, device_nbytes, device_spec, keys_of, left_out, unused
+from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left_out, unused
 from plugins.models.family import Family, family_of
-
-# Beside the weights; measured on CPU with pipeline.testing.peak, without kept programs: the main job takes 574 MiB in
-# all (planned with this: 1009), and evaluating SmolLM2-135M with 257 MiB of bf16 weights 822 MiB (1370).
-HOST_NBYTES = 480 << 20  # JAX, Flax and compiling
-# Compiling, for each layer, as they are unrolled: evaluating toys of 24, 48 and 96 layers, as they are and in mxfp4,
-# with next to no weights, took 675, 939 and 1475 MiB.
-PROGRAM_NBYTES = 11 << 20
-SCORES_NBYTES = 6 * LOGITS_NBYTES  # logits, log probabilities and their differences
-# Native products of a prompt, for each thread and one more: activations in order (ORDERED of native/src/gemm.cc), and
-# what a thread works in.
-PRODUCT_NBYTES = (8 << 20) + (1 << 20)
-ACTIVATION_NBYTES = {"bf16": 2, "f32": 4}
-TOKENIZING_NBYTES = 170  # for each byte of a text (measured: 1.8 GB for 11 MB of text)
-ARCHIVE_NBYTES = 64 << 10  # what a baseline's archive has beside its arrays, and its record
 
 
 class Tokenizers(Protocol):
@@ -161,54 +143,11 @@ class Engine:
                 problems.append(Problem("tokenizer", str(why)))
         if problems:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
-        specs = checkpoint.store.specs
-        dtype = self._dtype(plain=plain)
-        cache = self._cache(checkpoint, usage, dtype) if usage.generates else 0
         placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
-        if (p := placement) is not None:
-            weights = weights_nbytes(p.mesh, p.parameters, p.specs, p.layouts)
-        device = weights + cache
-        largest = max((s.nbytes for s in specs.values()), default=0)
-        # Scoring, after loading: the baseline's head is there as it is held, a packed one as fp32.
-        vocab = checkpoint.config.get("vocab_size")
-        heads = [s for s in specs.values() if s.shape[:1] == (vocab,)]
-        head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
-        hidden = max((s.shape[-1] for s in heads), default=0)
-        state = ACTIVATION_NBYTES[dtype] * hidden  # of a token: written for a baseline, and read to compare with one
-        kept = max(usage.keeps, default=0) * state
-        # Activations of what goes through a layer at once: what comes in and out of its widest matrix, as fp32.
-        wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
-        activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
-        steps: tuple[Step, ...] = ()
-        reads: tuple[int, ...] = ()
-        temporary = 0
-        if placement is not None:
-            steps = tuple(mesh_steps(placement, usage, ACTIVATION_NBYTES[dtype]))
-            p = placement
-            reads = tuple(bytes_read(checkpoint.store, p.mesh, p.parameters, p.layouts, p.mesh.hosts))
-            temporary = temporary_nbytes(placement, steps, wide, max((s.shape[0] for s in heads), default=0))
-        layers = len({n.partition(".layers.")[2].partition(".")[0] for n in specs if ".layers." in n})
-        tokenizing = TOKENIZING_NBYTES * usage.text_nbytes
-        host = HOST_NBYTES + layers * PROGRAM_NBYTES + tokenizing
-        host += max(2 * largest, SCORES_NBYTES + head + 2 * kept + activations)
-        host += self._attended(checkpoint, usage) if usage.generates and self._on_host else 0
-        host += (cores() + 1) * PRODUCT_NBYTES if self._on_host else 0
-        kind = "on the host" if self._on_host else "accelerator"
-        mesh = [f"{axis}={n}" for axis, n in self.mesh.axes.items() if n > 1]
-        return Footprint(
-            device,
-            self.mesh.processes * host + (self.mesh.size * (device + temporary) if self._on_host else 0),
-            self.tokenizer.inputs(checkpoint),
-            ignored,
-            cache_nbytes=cache,
-            disk_nbytes=sum(n * state + head + ARCHIVE_NBYTES for n in usage.keeps),
-            moved_nbytes=weights * usage.tokens,
-            rate=" ".join([kind, dtype, *mesh, *sorted({s.encoding for s in specs.values()})]),
-            devices=self.mesh.size,
-            temporary_nbytes=temporary,
-            steps=steps,
-            host_reads=reads,
-        )
+        dtype = self._dtype(plain=plain)
+        cache = dtype if self.cache == "auto" else self.cache
+        running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host)
+        return replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
 
     @property
     def gang(self) -> Gang | None:
@@ -228,9 +167,7 @@ class Engine:
             PlanError: no family knows the model, or the mesh does not fit it; all problems at once.
         """
         mesh = mesh or self.mesh
-        _, ignored = self.weights(checkpoint)
-        held: WeightsDtype = "f32" if plain else self.weights_dtype
-        specs = {n: device_spec(s, held) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        specs = self._held(checkpoint, "f32" if plain else self.weights_dtype)
         parameters = family_of(checkpoint.config, self.families).parameters(checkpoint.config)
         return Placement(mesh, parameters, lay_out(mesh, parameters, specs), specs)
 
@@ -270,24 +207,11 @@ class Engine:
             raise PlanError(problems)
         return found
 
-    def _dtype(self, *, plain: bool) -> str:
+    def _dtype(self, *, plain: bool) -> Literal["bf16", "f32"]:
         """Of activations, as far as can be told without JAX."""
         if plain or self.dtype == "auto":
             return "f32" if plain or self._on_host else "bf16"
         return self.dtype
-
-    def _cache(self, checkpoint: Checkpoint, usage: Usage, dtype: str) -> int:
-        """Bytes of the KV cache on each device, in the sizes that programs are compiled for."""
-        batch, length = rows_of_each(self.mesh, usage), power_of_two(usage.length, SMALLEST_CACHE)
-        held = dtype if self.cache == "auto" else self.cache
-        ways = self.mesh.ways(self.mesh.over("kv_heads"))
-        return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, held, ways)
-
-    def _attended(self, checkpoint: Checkpoint, usage: Usage) -> int:
-        """Bytes of the keys and values of one layer as fp32, which attention copies out of the cache on CPUs (measured:
-        with 256 MiB and 1 GiB of cache, in two layers, 796 and 1794 MiB)."""
-        slots = power_of_two(usage.batch) * power_of_two(usage.length, SMALLEST_CACHE)
-        return 2 * slots * 4 * max(keys_of(checkpoint.store.specs).values(), default=0)
 
     def weights(self, checkpoint: Checkpoint, *, plain: bool = False) -> tuple[int, dict[str, str]]:
         """Bytes that the weights will take on the device, and the tensors that the model does not read, with reasons.
@@ -295,10 +219,17 @@ class Engine:
         Raises:
             PlanError: no family knows the model.
         """
-        family = family_of(checkpoint.config, self.families)
-        tied = bool(checkpoint.config.get("tie_word_embeddings", family.tied))
-        ignored = left_out(checkpoint.store.specs, unused(tied=tied))
+        ignored = self._ignored(checkpoint)
         return device_nbytes(checkpoint.store.specs, ignored, "f32" if plain else self.weights_dtype), ignored
+
+    def _ignored(self, checkpoint: Checkpoint) -> dict[str, str]:
+        tied = bool(checkpoint.config.get("tie_word_embeddings", family_of(checkpoint.config, self.families).tied))
+        return left_out(checkpoint.store.specs, unused(tied=tied))
+
+    def _held(self, checkpoint: Checkpoint, dtype: WeightsDtype) -> dict[str, TensorSpec]:
+        """Tensor → how it lies on the device, of those that the model reads."""
+        ignored = self._ignored(checkpoint)
+        return {n: device_spec(s, dtype) for n, s in checkpoint.store.specs.items() if n not in ignored}
 
     def calls(self, checkpoint: Checkpoint, *, rows: int = 1, platform: str = "") -> Iterator[Call]:
         """The kernel calls of one pass of the model over `rows` tokens.
@@ -311,8 +242,7 @@ class Engine:
         """
         platform = platform or self._platform
         dtype = {"bf16": "BF16", "f32": "F32"}.get(self.dtype, "F32" if platform == "cpu" else "BF16")
-        _, ignored = self.weights(checkpoint)
-        specs = {n: device_spec(s, self.weights_dtype) for n, s in checkpoint.store.specs.items() if n not in ignored}
+        specs = self._held(checkpoint, self.weights_dtype)
         yield from calls(specs, checkpoint.config, self.ops.on(platform), dtype, rows)
 
     @property

@@ -1,6 +1,7 @@
 """Which JAX devices a mesh takes, and how arrays lie on them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,6 +20,9 @@ def arrange(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
         PlanError: there are more or fewer of them.
     """
     if problems := device_problems(mesh, len(devices)):
+        if {device.platform for device in devices} == {"cpu"}:
+            hint = f"; XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size} makes a CPU so many"
+            problems = [replace(p, message=p.message + hint) for p in problems]
         raise PlanError(problems)
     return jax.sharding.Mesh(np.array(devices).reshape(tuple(mesh.axes.values())), tuple(mesh.axes))
 

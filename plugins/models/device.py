@@ -1,8 +1,9 @@
 """How tensors lie on the device, and what they take there; known from specs alone, without a framework."""
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from typing import Any, Literal
 
 from pipeline.tensors.spec import TensorSpec
@@ -43,8 +44,10 @@ def unused(*, tied: bool) -> dict[str, str]:
 
 def left_out(names: Iterable[str], patterns: Mapping[str, str]) -> dict[str, str]:
     """Those of `names` that one of `patterns` matches, with its reason."""
-    found = ((n, next((r for p, r in patterns.items() if fnmatchcase(n, p)), None)) for n in names)
-    return {n: reason for n, reason in found if reason is not None}
+    reasons = list(patterns.values())
+    one_of = re.compile("|".join(f"({translate(p)})" for p in patterns))  # a plan asks often, of thousands of names
+    found = ((n, one_of.match(n)) for n in names)
+    return {n: reasons[m.lastindex - 1] for n, m in found if m is not None and m.lastindex is not None}
 
 
 def device_nbytes(

@@ -16,6 +16,7 @@ import numpy as np
 
 from pipeline.mesh import Mesh
 from pipeline.ops import Kernel
+from pipeline.planning.mesh_costs import exchanges
 from pipeline.stage import Checkpoint
 from pipeline.testing.memory import checkpoint as in_memory
 from plugins.engine.engine import Engine
@@ -47,7 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
                 "sliding_window": 7, "swiglu_limit": 2.0},
 }  # fmt: skip
 MOE = ("qwen3_moe", "gpt_oss")
-_TENSOR = {"heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
+TENSOR = {"heads": "tensor", "kv_heads": "tensor", "mlp": "tensor", "vocab": "tensor"}
 MESHES = {
     "data": toys.mesh("data", data=2),
     "fsdp": toys.mesh("fsdp", fsdp=2),
@@ -55,9 +56,10 @@ MESHES = {
     "fsdp_tensor": toys.mesh("fsdp_tensor"),
     "expert": toys.mesh("expert", expert=2),
     "data_expert": Mesh({"data": 2, "expert": 2}, {"batch": "data", "experts": "expert"}, {}, 1.0),
-    "expert_tensor": Mesh({"expert": 2, "tensor": 2}, {"experts": "expert", **_TENSOR}, {}, 1.0),
+    "expert_tensor": Mesh({"expert": 2, "tensor": 2}, {"experts": "expert", **TENSOR}, {}, 1.0),
     "two_axes": Mesh({"a": 2, "b": 2}, {"vocab": ("a", "b"), "mlp": ("b", "a")}, {"a": ("heads",)}, 1.0),
 }
+NAMES = {"all_gather": "all-gather", "psum": "all-reduce"}  # what XLA calls them
 OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
 _FOLDER = TemporaryDirectory(prefix="models-")
 IDS = np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
@@ -176,6 +178,15 @@ def collectives(program: Any) -> Iterator[Collective]:
         iota = re.match(r"\[\d+,(\d+)\]", groups)
         ways = int(iota[1]) if iota else len(re.match(r"\{\{([\d,]*)", groups)[1].split(","))  # type: ignore[index]
         yield Collective(found["kind"], dtype, tuple(map(int, filter(None, shape.split(",")))), ways)
+
+
+def planned(model: Any, tokens: int) -> dict[str, int]:
+    """Kind of collective → bytes that each device sends where logits of so many tokens are computed, by the plan."""
+    p = model._engine.placement(model._checkpoint)
+    found: Counter[str] = Counter()
+    for e in exchanges(p.mesh, p.parameters, p.specs, p.layouts, tokens=tokens, predicted=tokens, activation_nbytes=4):
+        found[NAMES[e.kind]] += e.nbytes
+    return found
 
 
 def programs(runtime: Any, name: str) -> list[Any]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ from pipeline.ops import Kernel
 from plugins.engine import score as scoring
 from plugins.engine.generate import generate
 from plugins.engine.options import Sampling
+from plugins.engine.runtime import Runtime
 from plugins.engine.sizes import rows
 from plugins.engine.start import start
 from plugins.kernels.attention import xla as attention
@@ -24,9 +26,9 @@ from tests.cases import model_runs
 from tests.sharding import models
 from tests.sharding.models import IDS, MESHES, POSITIONS, VOCAB, apart
 
-USED = [
-    ("llama", "fsdp_tensor"), ("gemma3", "tensor"), ("mistral", "data"), ("qwen3_moe", "expert_tensor"),
-    ("gpt_oss", "data_expert"),
+USED = [  # and the dtype of the cache
+    ("llama", "fsdp_tensor", "int8"), ("gemma3", "tensor", "bf16"), ("mistral", "data", "auto"),
+    ("qwen3_moe", "expert_tensor", "auto"), ("gpt_oss", "data_expert", "auto"),
 ]  # fmt: skip
 THREE = Mesh({"data": 3}, {"batch": "data"}, {}, 1.0)
 PROMPTS = [np.random.default_rng(n).integers(0, VOCAB, n).tolist() for n in (5, 17, 3)]
@@ -43,16 +45,14 @@ def _quick() -> Iterator[None]:
 
 
 def tokens(runtime: Any, sampling: Sampling, prompts: Any = PROMPTS) -> list[tuple[int, ...]]:
-    done, timings = generate(runtime, prompts, sampling)
-    assert min(timings.prepare, timings.prefill, timings.decode) > 0  # compiling is in none of them
-    return [c.tokens for c in done]
+    return [c.tokens for c in generate(runtime, prompts, sampling)[0]]
 
 
-@pytest.mark.parametrize(("kind", "name"), USED)
-def test_tokens_are_those_of_one_device(kind: str, name: str) -> None:
+@pytest.mark.parametrize(("kind", "name", "dtype"), USED)
+def test_tokens_are_those_of_one_device(kind: str, name: str, dtype: str) -> None:
     """Three prompts of unequal length, in four rows or more; every device has its rows and heads of the cache."""
-    mesh, alone = MESHES[name], models.alone(kind).runtime
-    runtime = models.model(kind, mesh).runtime
+    mesh = MESHES[name]
+    alone, runtime = (models.model(kind, m, cache=dtype).runtime for m in (None, mesh))
     assert tokens(runtime, GREEDY) == tokens(alone, GREEDY)
     cache = runtime.new_cache(4, 20)  # compiled already
     local = [s.data.nbytes for a in jax.tree.leaves(cache) for s in a.addressable_shards[:1]]
@@ -63,13 +63,32 @@ def test_tokens_are_those_of_one_device(kind: str, name: str) -> None:
     assert {key[0] for key in runtime.compiled} == {"cache", "prefill", "first", "step"}
 
 
-@pytest.mark.parametrize("cache", ["bf16", "int8"])
-def test_caches_of_other_dtypes(cache: str) -> None:
-    alone, mesh = (models.model("llama", m, cache=cache).runtime for m in (None, MESHES["fsdp_tensor"]))
-    assert tokens(mesh, GREEDY) == tokens(alone, GREEDY)
+class Slow:
+    """What is to be compiled, and takes a minute by a clock that nothing else moves."""
+
+    def __init__(self, jitted: Any, clock: list[float]):
+        self.jitted, self.clock = jitted, clock
+
+    def lower(self, *args: Any) -> Any:
+        self.clock[0] += 60
+        return self.jitted.lower(*args)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("llama", "tensor"), ("gpt_oss", "fsdp_tensor"), ("qwen3_moe", "expert")])
+def test_compiling_is_counted_as_such_and_in_no_other_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a cache too, which is a program on a mesh."""
+    clock, compile_ = [0.0], Runtime._compile
+    monkeypatch.setattr(
+        Runtime, "_compile", lambda self, key, jitted, *args: compile_(self, key, Slow(jitted, clock), *args)
+    )
+    for module in ("generate", "runtime"):
+        monkeypatch.setattr(f"plugins.engine.{module}.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    runtime = models.model("llama", MESHES["data"]).runtime
+    for programs in (4, 0):  # a cache, prefill, first and step; and then they are there
+        timings = generate(runtime, PROMPTS[:1], Sampling(max_tokens=3))[1]
+        assert (timings.compile, timings.prepare, timings.prefill, timings.decode) == (60 * programs, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor")])
 def test_native_kernels_of_several_devices_run_at_once(kind: str, name: str) -> None:
     native = ("matmul", "moe", "attention")
     runtime = models.model(kind, MESHES[name], *native, of=models.packed(kind, 0)).runtime
@@ -149,7 +168,7 @@ def test_what_runs_on_one_device_is_refused() -> None:
 
 def test_a_mesh_takes_all_devices_or_none() -> None:
     engine = replace(models.engine(), mesh=MESHES["tensor"])
-    with pytest.raises(PlanError, match="tensor 2 = 2 devices, and there are 4;"):
+    with pytest.raises(PlanError, match=r"tensor 2 = 2 devices, and there are 4;.*device_count=2 makes a CPU so many"):
         engine.load(models.checkpoint("llama"))
 
 

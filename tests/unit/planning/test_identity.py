@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.api import compose_run
-from pipeline.planning.identity import Key, differences, node_keys, resolved, settled
+from pipeline.planning.identity import Key, differences, keyed, node_keys, resolved, settled
 from pipeline.planning.memory import plan_run
 
 MAIN = ("+model=gpt_oss", "quant=mxfp4")
@@ -122,3 +122,14 @@ def test_who_can_look_at_the_seed(main: dict[str, Key]) -> None:
     found = new(main, keys("seed=1"))
     assert found["quantize"] == ["field method.seed: 0 → 1"]
     assert not any(line.startswith("seed") for lines in found.values() for line in lines)
+
+
+def test_work_that_has_its_key_is_left_as_it_is() -> None:
+    """A copy would work out its thousands of chunks anew."""
+    run = compose_run(list(MAIN))
+    plan = plan_run(run, Path("/nowhere"), fetch=False)
+    work = plan.works["export"]
+    keyed(run, plan, lambda file: None)
+    assert plan.works["export"] is work
+    keyed(run, plan, lambda file: "0" * 32)
+    assert plan.works["export"] is not work

@@ -212,8 +212,17 @@ def test_too_much_that_lies_whole_names_the_largest() -> None:
     total = sum(math.prod(p.shape) for p in layer())
     whole = sum(math.prod(p.shape) for p in layer() if "mlp" not in p.axes)
     said = problems(mesh, layer())["mesh.replicated_most"]
-    assert said.startswith(f"{whole / total:.1%} of the weights' bytes lie whole on every device, and 50.0% may: ")
+    assert said.startswith(f"{100 * whole / total:.3g} % of the weights' bytes lie whole on every device, and 50 % may")
     assert said.index("model.layers.*.q ") < said.index("embed ") < said.index("model.layers.*.k ")
+    assert said.endswith("mesh.stored can divide them")
+
+
+def test_too_much_that_lies_whole_though_it_might_be_divided_says_in_how_many_parts() -> None:
+    """Heads are never cut: 96 columns, and as many heads as there are."""
+    mesh = Mesh({"fsdp": 7}, {"batch": "fsdp"}, {"fsdp": ("heads", "embed")}, replicated_most=0.00002)
+    said = problems(mesh, layer(heads=5))["mesh.replicated_most"]
+    assert "100 % of the weights' bytes lie whole on every device, and 0.002 % may: model.layers.*.o " in said
+    assert said.endswith("; over fsdp the first of them in 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 96")
 
 
 def test_all_problems_at_once() -> None:

@@ -39,3 +39,13 @@ def test_what_is_counted_is_what_is_shown(
 ) -> None:
     console.error(PlanError(problems))
     assert capsys.readouterr().err.splitlines() == said
+
+
+def test_shards_of_one_size_are_one_row() -> None:
+    files = [("model-00001-of-00004.safetensors", 7), *((f"model-0000{n}-of-00004.safetensors", 5) for n in (2, 3, 4))]
+    assert console.folded([*files, ("a-1.json", 3), ("a-2.json", 3)]) == [
+        ("model-00001-of-00004.safetensors", 7),
+        ("model-*-of-00004.safetensors ×3", 5),
+        ("a-1.json", 3),
+        ("a-2.json", 3),
+    ]
