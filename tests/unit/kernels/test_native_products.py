@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import ELEMENT_BITS, MXFP4, Scheme
 from pipeline.testing.model_op import agree
+from plugins.kernels.cases import NOT_FINITE, not_finite
 from plugins.kernels.dequantize.numpy import dequantize
 from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
@@ -180,6 +181,15 @@ def test_what_is_no_number_is_none_in_its_row_only(
     found = np.asarray(MATMUL(np.ones((3, 96), dtype), q, out_dtype=np.float32))
     assert np.isnan(found[:, 6]).all()
     assert np.isfinite(np.delete(found, 6, 1)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_infinite_scales_stay_in_their_blocks(isa: str, name: str, dtype: Any) -> None:
+    """The end of a row fills no register, and what fills it up is multiplied with no scale of its neighbours."""
+    x, w = not_finite(NOT_FINITE[name], 3)
+    found, want = (f(x.astype(dtype), w, out_dtype=np.float32) for f in (MATMUL, matmul_reference.matmul))
+    np.testing.assert_array_equal(found, want)
 
 
 def test_infinity_is_one(isa: str) -> None:
