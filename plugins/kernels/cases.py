@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.testing.memory import quantized
 
 BF16 = ml_dtypes.bfloat16
 SCHEMES = {
@@ -25,6 +26,13 @@ SCHEMES = {
     "fp8 in tiles": Scheme("e4m3", 64, "f32", block_rows=3),
 }
 
+NOT_FINITE = {
+    "int8": Scheme("int8", 32, "f32"),
+    "int8, odd blocks": Scheme("int8", 20, "f32"),
+    "q4_1": SCHEMES["q4_1"],
+    "int8 a row": SCHEMES["int8 a row"],
+}
+
 
 def rng_of(name: str) -> np.random.Generator:
     return np.random.default_rng([ord(c) for c in name])
@@ -32,3 +40,21 @@ def rng_of(name: str) -> np.random.Generator:
 
 def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> Any:
     return rng.standard_normal(shape).astype(dtype)
+
+
+def not_finite(scheme: Scheme, rows: int, shape: tuple[int, ...] = (6,)) -> tuple[Any, Any]:
+    """x of ones, zeros and, once, NaN; weights `[*shape, in]` with infinite scales in the last block of a row, and NaN
+    in a first one. Rows are three blocks: they fill no registers. All codes are of one sign, because the sum of a block
+    may meet its scale, and is an infinity then where the definition has NaN."""
+    n = 3 * (scheme.block_elems or 8)
+    w = quantized(scheme, (*shape, n))
+    w.codes[...] = 0x11
+    w.scales[...] = 1
+    w.scales[..., 1, -1], w.scales[..., 3, -1], w.scales[..., 4, 0] = np.inf, -np.inf, np.nan
+    if w.zeros is not None:
+        w.zeros[...] = 0
+        w.zeros[..., 5, -1] = np.inf
+    x = np.ones((rows, n), np.float32)
+    x[1:2] = 0
+    x[2:3, 1] = np.nan
+    return x, w

@@ -12,7 +12,8 @@ from plugins.kernels.dequantize.numpy import dequantize
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
     x = np.asarray(x)
-    y = x.astype(np.float64) @ values(w, x.dtype).astype(np.float64).T
+    with np.errstate(invalid="ignore"):  # 0 times an infinity is NaN
+        y = x.astype(np.float64) @ values(w, x.dtype).astype(np.float64).T
     if bias is not None:
         y = y + np.asarray(bias).astype(np.float64)
     return rounded(y, x.dtype if out_dtype is None else out_dtype)

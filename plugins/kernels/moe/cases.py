@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.testing.kernel import Case
 from pipeline.testing.memory import quantized
-from plugins.kernels.cases import BF16, SCHEMES, normal, rng_of
+from plugins.kernels.cases import BF16, NOT_FINITE, SCHEMES, normal, not_finite, rng_of
 
 
 def glu(gate: Any, up: Any) -> Any:
@@ -63,6 +63,11 @@ def cases() -> Iterator[Case]:
         case = (x, chosen, weights, (fused,), (None,), w_out, b_out)
         yield Case(f"{name} {np.dtype(dtype).name}", case, {"activation": interleaved})
     yield Case("partial sums", *_partial_sums(experts, d_in, f, d_out))
+    x, fused = not_finite(NOT_FINITE["int8"], 3, (experts, 6))
+    every = np.stack([rng.permutation(experts) for _ in x]).astype(np.int32)  # what the formula multiplies by 0 is NaN
+    weights = rng.uniform(0.1, 1, every.shape).astype(np.float32)
+    args = (x, every, weights, (fused,), (None,), normal(rng, experts, d_out, 3), None)
+    yield Case("not finite", args, {"activation": interleaved})
 
 
 def _partial_sums(experts: int, d_in: int, f: int, d_out: int) -> tuple[tuple[Any, ...], dict[str, Any]]:

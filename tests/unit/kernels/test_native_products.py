@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import ELEMENT_BITS, MXFP4, Scheme
 from pipeline.testing.model_op import agree
+from plugins.kernels.cases import NOT_FINITE, not_finite
 from plugins.kernels.dequantize.numpy import dequantize
 from plugins.kernels.matmul import native as native_matmul
 from plugins.kernels.matmul import reference as matmul_reference
@@ -69,12 +70,14 @@ def finite(scheme: Scheme, shape: tuple[int, ...], seed: int) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("n", [8, 40, 192, 1280])
-def test_every_format(isa: str, n: int, dtype: Any) -> None:
-    """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths.
+@pytest.mark.parametrize(("n", "few"), [(8, True), (40, True), (192, True), (192, False), (1280, True)])
+def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths. Rows
+    count as few, whose products are taken from codes, or as many, for which weights are decoded first.
 
     The bound is that of a float32 sum of n products in 8 or 16 lanes, as loose as 32 roundings.
     """
+    monkeypatch.setattr(ffi, "FEW_ROWS", ffi.FEW_ROWS if few else 0)
     rng = np.random.default_rng(n)
     x = rng.standard_normal((6, n)).astype(dtype)
     expert = rng.permutation(np.repeat([-1, 0, 1, 2, 3, 5], [2, 1, 2, 3, 4, 6]).astype(np.int32))
@@ -180,6 +183,15 @@ def test_what_is_no_number_is_none_in_its_row_only(
     found = np.asarray(MATMUL(np.ones((3, 96), dtype), q, out_dtype=np.float32))
     assert np.isnan(found[:, 6]).all()
     assert np.isfinite(np.delete(found, 6, 1)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("name", NOT_FINITE)
+def test_infinite_scales_stay_in_their_blocks(isa: str, name: str, dtype: Any) -> None:
+    """The end of a row fills no register, and what fills it up is multiplied with no scale of its neighbours."""
+    x, w = not_finite(NOT_FINITE[name], 3)
+    found, want = (f(x.astype(dtype), w, out_dtype=np.float32) for f in (MATMUL, matmul_reference.matmul))
+    np.testing.assert_array_equal(found, want)
 
 
 def test_infinity_is_one(isa: str) -> None:

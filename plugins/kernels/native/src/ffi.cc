@@ -82,8 +82,7 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t p
     p.first[size_t(g)] = int32_t(g * kernel->group / w.block_elems);
     for (int l = 0; l < lanes; ++l) {
       const int64_t k = g * kernel->group + l * own / kernel->grain * kernel->grain;
-      const int64_t block = std::min(k / w.block_elems, w.across() - 1);
-      p.spread[size_t(g * lanes + l)] = int32_t(block) - p.first[size_t(g)];
+      p.spread[size_t(g * lanes + l)] = k < w.n ? int32_t(k / w.block_elems) - p.first[size_t(g)] : -1;
     }
   }
   q.first = p.first.data(), q.spread = p.spread.data();

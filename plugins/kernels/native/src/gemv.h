@@ -56,6 +56,13 @@ WM_INLINE void totals(const V* v, float* out) {
 }
 #endif
 
+// 0 in lanes that have no element: what they would be scaled by is another's, and may be infinite.
+WM_INLINE V of_lanes_there(V v, const int32_t* at) {
+  I there;
+  std::memcpy(&there, at, sizeof there);
+  return (V)((I)v & (there >= 0));
+}
+
 // N bytes of which the first `count` are p's, the others 0.
 template <int N>
 WM_INLINE void first_of(const uint8_t* p, int64_t count, uint8_t* out) {
@@ -168,9 +175,11 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
         const int32_t* at = q.spread + g * LANES;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          const V scale = spread(s[r] + first, at);
+          V scale = spread(s[r] + first, at);
+          if (part) scale = of_lanes_there(scale, at);
           if (zero != WM_ZERO_NONE) {
-            const V taken = spread(z[r] + first, at);
+            V taken = spread(z[r] + first, at);
+            if (part) taken = of_lanes_there(taken, at);
 #pragma GCC unroll 4
             for (int m = 0; m < M; ++m) {
               const V x = load(xs[m].sums + g * LANES);
@@ -279,7 +288,8 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
         if (left == 0 && k < w.n) ++b, left = w.block_elems;
         const int64_t place = k / L::GROUP * L::GROUP + L::place(int(k % L::GROUP));
         const float v = static_cast<const float*>(x[i].x)[place];
-        out[place] = v * s[b];
+        out[place] = k < w.n ? v * s[b] : 0;  // a scale may be infinite
+        if (k >= w.n) continue;
         if (w.zero == WM_ZERO_INT) sum -= double(z[b]) * out[place];
         if (w.zero == WM_ZERO_MIN_F16) sum += double(z[b]) * v;
       }

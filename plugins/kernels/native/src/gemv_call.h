@@ -17,7 +17,7 @@ struct Gemv {
   Scaled scaled;
   int64_t groups;         // of elements in a row, the last of them perhaps not full
   const int32_t* first;   // [groups], LANES: the first block of a group
-  const int32_t* spread;  // [groups, lanes]: which block after that a lane is of
+  const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
 };
 
 // Activations as the kernel reads them.
