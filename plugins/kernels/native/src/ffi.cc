@@ -88,11 +88,24 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t p
   q.first = p.first.data(), q.spread = p.spread.data();
 }
 
+// Floats that begin where a line of cache does: no register that is read from there is in two of them.
+class Lines {
+  std::unique_ptr<float[]> held;
+
+ public:
+  float* data = nullptr;
+  explicit Lines(int64_t count) : held(new float[size_t(count) + 16]) {  // not a vector, which writes it
+    data = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(held.get()) + 63) & ~uintptr_t(63));
+  }
+};
+
 // What a call keeps of activations, in an order that some of its weights want.
 struct Order {
   const GemvKernel* kernel;
-  std::vector<float> x, sums;
+  Lines x, sums;
 };
+
+constexpr int64_t USUAL_FLOATS = 1 << 12;  // of scratch, beside which there are few larger
 
 // See struct Grouped. `bf16_dot`: whether bfloat16 is multiplied as it is, where the machine can. `piece_nbytes`: of
 // codes, for a thread at a time, so that all end together. `worth_nbytes`: of codes for each thread, as waking one takes
@@ -117,15 +130,14 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
     const int64_t stride = p.q.groups * k->group, lanes = p.q.groups * k->lanes;
     auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
     if (o == orders.end()) {
-      orders.push_back({k, std::vector<float>(size_t(call.rows * stride)), {}});
+      orders.push_back({k, Lines(call.rows * stride), Lines(sums ? call.rows * lanes : 0)});
       o = orders.end() - 1;
-      if (sums) o->sums.resize(size_t(call.rows * lanes));
       for (int64_t i = 0; i < call.rows; ++i)
-        k->arrange(call.x + i * n * (call.bf16 ? 2 : 4), call.bf16, n, o->x.data() + i * stride,
-                   sums ? o->sums.data() + i * lanes : nullptr);
+        k->arrange(call.x + i * n * (call.bf16 ? 2 : 4), call.bf16, n, o->x.data + i * stride,
+                   sums ? o->sums.data + i * lanes : nullptr);
     }
     for (int64_t i = 0; i < call.rows; ++i)
-      p.x.push_back({o->x.data() + i * stride, sums ? o->sums.data() + i * lanes : nullptr});
+      p.x.push_back({o->x.data + i * stride, sums ? o->sums.data + i * lanes : nullptr});
   }
 
   int64_t pieces = 0, nbytes = 0;
@@ -139,7 +151,10 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
     const Product* p = products.data();
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
-    const std::unique_ptr<float[]> scratch(new float[size_t(scratch_floats(p->q))]);  // not a vector, which writes it
+    alignas(64) float usual[USUAL_FLOATS];
+    const int64_t floats = scratch_floats(p->q);
+    const std::unique_ptr<float[]> large(floats > USUAL_FLOATS ? new float[size_t(floats)] : nullptr);
+    float* scratch = large ? large.get() : usual;
     for (size_t from = 0; from < group.assignments.size(); from += GEMV_MOST) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
@@ -149,7 +164,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
         xs[k] = p->x[size_t(a / call.each)];
         ys[k] = p->y + a * rows;
       }
-      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.get());
+      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch);
     }
   });
   return ffi::Error::Success();

@@ -177,7 +177,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16
     k.product(w, job.matrix, p.first, p.last, rows, ordered, scratch.get());
     own.give(std::move(scratch));
     job.done(arranged);
-  });
+  }, parallel_work::PROMPT);
   return ffi::Error::Success();
 }
 
