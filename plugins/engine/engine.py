@@ -146,7 +146,8 @@ class Engine:
         placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
         cache = dtype if self.cache == "auto" else self.cache
-        running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host)
+        native = self.ops.attention.backends[0] == "native" and self._platform == "cpu"
+        running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host, native)
         return replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
 
     @property

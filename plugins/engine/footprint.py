@@ -12,7 +12,7 @@ from pipeline.planning.reading import bytes_read
 from pipeline.stage import Checkpoint, Footprint
 from pipeline.tensors.spec import TensorSpec
 from plugins.engine.sizes import BUCKETS, LOGITS_NBYTES, SMALLEST_CACHE, power_of_two
-from plugins.engine.steps import rows_of_each, steps, temporary_nbytes
+from plugins.engine.steps import Activations, rows_of_each, steps, temporary_nbytes
 from plugins.models.device import cache_nbytes, keys_of
 
 # Beside the weights; measured on CPU with pipeline.testing.peak, without kept programs: the main job takes 574 MiB in
@@ -42,6 +42,7 @@ class Running:
         dtype: of activations.
         cache: dtype of the KV cache.
         on_host: whether the devices' memory is the host's.
+        native: whether native kernels run attention and experts.
     """
 
     weights_nbytes: int
@@ -51,6 +52,7 @@ class Running:
     dtype: Literal["bf16", "f32"]
     cache: Literal["bf16", "f32", "fp8", "int8"]
     on_host: bool
+    native: bool
 
     def footprint(self, checkpoint: Checkpoint, usage: Usage) -> Footprint:
         """Of loading it and of what it is then asked; `inputs` are whose tokenizer it has to say."""
@@ -66,7 +68,7 @@ class Running:
         head = max((s.nbytes if s.scheme is None else 4 * s.size for s in heads), default=0)
         hidden = max((s.shape[-1] for s in heads), default=0)
         state = ACTIVATION_NBYTES[self.dtype] * hidden  # of a token: written for a baseline, and read to compare with
-        scored = head + 2 * max(usage.keeps, default=0) * state
+        compared = head + 2 * max(usage.keeps, default=0) * state
         # Activations of what goes through a layer at once: what comes in and out of its widest matrix, as fp32.
         wide = max((sum(s.shape[-2:]) for n, s in specs.items() if ".layers." in n and len(s.shape) > 1), default=0)
         exchanged: tuple[Step, ...] = ()
@@ -75,13 +77,15 @@ class Running:
         if p is not None:
             exchanged = tuple(steps(p, usage, ACTIVATION_NBYTES[self.dtype]))
             reads = tuple(bytes_read(checkpoint.store, p.mesh, p.parameters, p.layouts, p.mesh.hosts))
-            temporary = temporary_nbytes(p, exchanged, wide, max((s.shape[0] for s in heads), default=0))
+            chosen, attends = (_number(checkpoint, f"num_{n}") for n in ("experts_per_tok", "attention_heads"))
+            has = Activations(ACTIVATION_NBYTES[self.dtype], chosen, attends, self.native)
+            temporary = temporary_nbytes(p, usage, exchanged, has)
         on_devices = mesh.size * (device + temporary) if self.on_host else 0
         kind = "on the host" if self.on_host else "accelerator"
         axes = [f"{axis}={n}" for axis, n in mesh.axes.items() if n > 1]
         return Footprint(
             device,
-            mesh.processes * self._process_nbytes(specs, usage, scored, wide) + on_devices,
+            mesh.processes * self._process_nbytes(specs, usage, compared, wide) + on_devices,
             ignored=self.ignored,
             cache_nbytes=cache,
             disk_nbytes=sum(n * state + head + ARCHIVE_NBYTES for n in usage.keeps),
@@ -93,18 +97,18 @@ class Running:
             host_reads=reads,
         )
 
-    def _process_nbytes(self, specs: Mapping[str, TensorSpec], usage: Usage, scored: int, wide: int) -> int:
+    def _process_nbytes(self, specs: Mapping[str, TensorSpec], usage: Usage, compared: int, wide: int) -> int:
         """Of memory of one process, beside what is on its devices.
 
         Args:
-            scored: bytes of what is compared with.
+            compared: bytes of what is compared with.
             wide: numbers of a token in a layer's widest matrix.
         """
         largest = max((s.nbytes for s in specs.values()), default=0)
         layers = len({n.partition(".layers.")[2].partition(".")[0] for n in specs if ".layers." in n})
         activations = usage.batch * min(usage.length, BUCKETS[-1]) * 4 * wide
         found = HOST_NBYTES + layers * PROGRAM_NBYTES + TOKENIZING_NBYTES * usage.text_nbytes
-        found += max(2 * largest, SCORES_NBYTES + scored + activations)
+        found += max(2 * largest, SCORES_NBYTES + compared + activations)
         found += _attended_nbytes(specs, usage) if usage.generates and self.on_host else 0
         return found + ((cores() + 1) * PRODUCT_NBYTES if self.on_host else 0)
 
@@ -113,6 +117,11 @@ class Running:
         batch, length = rows_of_each(self.mesh, usage), power_of_two(usage.length, SMALLEST_CACHE)
         ways = self.mesh.ways(self.mesh.over("kv_heads"))
         return cache_nbytes(checkpoint.store.specs, checkpoint.config, batch, length, self.cache, ways)
+
+
+def _number(checkpoint: Checkpoint, name: str) -> int:
+    found = checkpoint.config.get(name)
+    return found if isinstance(found, int) else 0
 
 
 def _attended_nbytes(specs: Mapping[str, TensorSpec], usage: Usage) -> int:

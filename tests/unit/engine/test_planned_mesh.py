@@ -10,13 +10,14 @@ from pipeline.api import compose_run
 from pipeline.engine import Usage, Windows, generating, scoring
 from pipeline.errors import PlanError
 from pipeline.mesh import SINGLE, Mesh
+from pipeline.ops import Kernel
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
-from plugins.engine.steps import gathered_nbytes, rows_of_each
+from plugins.engine.steps import rows_of_each
 from tests.cases import model_runs
 
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
-HIDDEN, LAYERS, VOCAB = 160, 4, 4096
+HIDDEN, INTER, LAYERS, VOCAB, EXPERTS, HEADS_COUNT = 160, 224, 4, 4096, 8, 6
 DATA = Mesh({"data": 2}, {"batch": "data"}, replicated_most=1)
 EXPERT = Mesh({"expert": 4}, {"experts": "expert", "vocab": "expert"}, replicated_most=1)
 FSDP = Mesh({"fsdp": 2}, {"batch": "fsdp"}, {"fsdp": ("experts", "vocab", "mlp", "heads", "kv_heads", "embed")})
@@ -90,13 +91,28 @@ def test_steps_of_generating(tiny: Checkpoint) -> None:
     }
 
 
-def test_what_is_gathered_is_one_layer_at_a_time(tiny: Checkpoint) -> None:
-    """Half of a layer, and of the embedding, the norm and the head, comes from the other device."""
-    placement = on(FSDP).placement(tiny)
-    layer = whole(tiny, ".layers.0.") - whole(tiny, ".layers.0.mlp.router.bias")
-    outer = whole(tiny) - whole(tiny, ".layers.")
-    assert gathered_nbytes(placement) == (layer + outer) // 2
-    assert gathered_nbytes(on(DATA).placement(tiny)) == 0
+def test_temporaries_by_hand(tiny: Checkpoint) -> None:
+    """Two experts of a token, whose products are the most in a layer; and keys and values of all layers, which go into
+    the cache last. Or logits, with what is gathered of the head."""
+    kept = LAYERS * 2 * 2 * 32
+    inside = 2 * (2 * INTER + HIDDEN + INTER) + EXPERTS + 2 * HIDDEN  # EXPERTS: the router
+    prompt = Usage(2, 256, generates=True, tokens=1)
+    rows, both = 256 * 4, 2 * 256 * 4  # a number of each token, in fp32
+    head, gate_up = 2 * VOCAB * HIDDEN, 2 * EXPERTS * 2 * INTER * HIDDEN
+    native = {
+        (DATA, prompt): rows * (inside + kept),
+        (EXPERT, prompt): both * (inside + kept),
+        (FSDP, prompt): rows * (inside + kept) + gate_up,
+        (FSDP, replace(prompt, length=2)): 2 * head,  # 16 tokens of a prompt
+        (DATA, scoring([999], Windows(64, batch=8))): 4 * 64 * 4 * VOCAB,
+        (EXPERT, scoring([999], Windows(64, batch=8))): 2 * 8 * 64 * 4 * VOCAB,
+    }
+    kernels = replace(model_runs.engine().ops, attention=Kernel("attention", ("native",)))
+    found = {key: replace(on(key[0]), ops=kernels).plan(tiny, usage=key[1]).temporary_nbytes for key in native}
+    assert found == native
+    scores = 2 * HEADS_COUNT * 256 * 256 * 4  # once as they are, and once as they are weighed
+    attention = 2 * HEADS_COUNT * 32 + 2 * 2 * 32 + HIDDEN + 2 * HIDDEN
+    assert on(DATA).plan(tiny, usage=prompt).temporary_nbytes == scores + rows * (attention + kept)
 
 
 def test_devices_that_are_the_host_take_its_memory(tiny: Checkpoint) -> None:
