@@ -43,9 +43,10 @@ class Mesh:
         stored: axis of the mesh → logical axes. Weights lie divided over it as well, along the first of these that a
             tensor has and that divides, and are gathered where they are used (FSDP).
         replicated_most: share of the weights' bytes that may lie whole on every device; more is a problem.
-        processes: that the devices are divided among, equally and in order; where there is an axis `host`, as many. One
-            machine starts them all.
-        coordinator: HOST:PORT at which the first of them listens for the others, and nowhere else; port 0: a free one.
+        processes: that the devices are divided among, equally and in order; where there is an axis `host`, as many, and
+            each has those at its place along it. This machine starts them all, or with `dask=` each a worker.
+        coordinator: HOST:PORT at which the first of them listens for the others, and nowhere else; port 0: a free one;
+            `auto`: its own address (127.0.0.1; a worker's own), and a free port.
     """
 
     axes: Mapping[str, int]
@@ -53,7 +54,7 @@ class Mesh:
     stored: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     replicated_most: float = field(default=0.1, metadata=NEUTRAL)
     processes: int = 1
-    coordinator: str = field(default="127.0.0.1:0", metadata=NEUTRAL)
+    coordinator: str = field(default="auto", metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         rules = {k: v if v is None or isinstance(v, str) else tuple(v) for k, v in self.rules.items()}
@@ -91,14 +92,12 @@ class Mesh:
 
     @property
     def hosts(self) -> tuple[tuple[int, ...], ...]:
-        """The devices of each host, or process: those at one place along the axis `host`; all of them where there is
-        none."""
-        if self.processes > 1:
-            each = self.size // self.processes
-            return tuple(tuple(range(n * each, (n + 1) * each)) for n in range(self.processes))
+        """The devices of each host, or process: those at one place along the axis `host`, wherever it stands; where
+        there is none, those of each process in order."""
+        each = self.size // self.processes
         found: dict[int, list[int]] = {}
         for device in range(self.size):
-            found.setdefault(self.coordinates(device).get(HOST, 0), []).append(device)
+            found.setdefault(self.coordinates(device).get(HOST, device // each), []).append(device)
         return tuple(map(tuple, found.values()))
 
     def over(self, logical: str) -> Axes:
@@ -299,8 +298,8 @@ def _wrong_processes(mesh: Mesh) -> Iterator[Problem]:
     elif count > 1 and hosts not in (None, count):
         yield Problem("processes", f"{count}, and axes.{HOST} says {hosts}; one process a host is needed, or 1 in all")
     host, _, port = mesh.coordinator.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        yield Problem("coordinator", f"{mesh.coordinator!r}: HOST:PORT is needed, such as 127.0.0.1:0")
+    if mesh.coordinator != "auto" and (not host or not port.isdecimal() or int(port) > 65535):
+        yield Problem("coordinator", f"{mesh.coordinator!r}: HOST:PORT is needed, such as 127.0.0.1:0, or auto")
 
 
 def _wrong_rule(mesh: Mesh, logical: str, over: Axes) -> Iterator[str]:

@@ -111,13 +111,15 @@ class Gang:
 
     Attributes:
         processes: how many.
-        coordinator: HOST:PORT at which the first of them listens for the others; port 0: a free one.
-        join: `join(rank, address)` makes the process in which it is called one of them. It must pickle.
+        coordinator: HOST:PORT at which the first of them listens for the others; port 0: a free one; `auto`: its own
+            address and a free port.
+        join: `join(rank, address, alone=…)` makes the process in which it is called one of them. `alone`: it takes all
+            devices that it sees, else its share of those of the machine. It must pickle.
     """
 
     processes: int
     coordinator: str
-    join: Callable[[int, str], None]
+    join: Callable[..., None]
 
 
 @hooks_of(Stage, closed=True)

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline import texts
-from pipeline.engine import Engine, weights_rows
+from pipeline.engine import Engine, gang_of, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
-from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Exported, Footprint, Prediction, Table
+from pipeline.running import member, text_stream
+from pipeline.stage import Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
 
 LEAST = 2  # tokens
 
@@ -82,6 +82,11 @@ class Parity:
         if self.tokens < LEAST:
             raise ConfigError(f"stages.parity.tokens={self.tokens}: at least {LEAST}")
 
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        return gang_of(self.engine)
+
     def plan(self, checkpoint: Checkpoint, exported: Exported) -> Prediction:
         """Ours and theirs, which are not in memory together, in fp32."""
         needs, plain = (self.engine.plan(checkpoint, text=False, plain=p) for p in (False, True))
@@ -102,7 +107,8 @@ class Parity:
         del session
         ctx.models.release()
         text_stream.write("the reference\n")
-        theirs = self.reference.taps(exported.path, ids)
+        # Of several processes the first has the reference run, and finds what counts.
+        theirs = self.reference.taps(exported.path, ids) if member.first() else ours
         layers = {name: _apart(ours[name], theirs[name]) for name in ours}
         first = next((n for n, d in layers.items() if not d["relative"] <= self.tolerance), None)
         p, q = (_log_softmax(side["logits"]) for side in (theirs, ours))

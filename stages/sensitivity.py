@@ -7,12 +7,12 @@ from math import exp
 from typing import Any, ClassVar, Literal
 
 from pipeline import meter, texts
-from pipeline.engine import Engine, Windows, scoring, weights_rows
+from pipeline.engine import Engine, Windows, gang_of, scoring, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Cell, Figure
 from pipeline.reporting.plots import bars
-from pipeline.running import text_stream
-from pipeline.stage import Checkpoint, Context, Prediction, Table
+from pipeline.running import member, text_stream
+from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,11 @@ class Sensitivity:
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
 
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        return gang_of(self.engine)
+
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         text = texts.input_file(self.text)
         usage = scoring([text.nbytes], self.windows, keeps=True)
@@ -88,6 +93,7 @@ class Sensitivity:
         ids = session.tokenizer.encode(texts.read(self.text))
         kept = ctx.run_dir / "sensitivity.npz"
         base = session.score(ids, self.windows, keep=kept, against=None)
+        member.agreed()  # of several processes the first has written it, for all
         found: dict[str, dict[str, Any]] = {}
         for name, tensors in groups.items():
             text_stream.write(f"quantizing {name} alone ({len(tensors)} tensors)\n")
@@ -98,12 +104,14 @@ class Sensitivity:
             found[name] = {
                 "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors), "bits": bits
             }  # fmt: skip
-        meter.wrote(kept.stat().st_size)
-        kept.unlink()
         ranked = sorted(found, key=lambda n: -found[n]["kl"])
         plot = "sensitivity.png"
-        title = f"KL from the unquantized model, each {self.by} quantized alone"
-        bars(ctx.run_dir / plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
+        member.agreed()  # nobody reads it any more
+        if member.first():
+            meter.wrote(kept.stat().st_size)
+            kept.unlink()
+            title = f"KL from the unquantized model, each {self.by} quantized alone"
+            bars(ctx.run_dir / plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
         before = exp(base.nll)
         lines = tuple(
             (

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.config.spine import Dask, RunConfig
@@ -12,11 +13,12 @@ from pipeline.planning import kernels
 from pipeline.planning.budget import PERCENT, SHARE, budget
 from pipeline.planning.digests import Digests
 from pipeline.planning.identity import keyed
+from pipeline.planning.launchers import started_several
 from pipeline.planning.rates import Rates
 from pipeline.planning.sweep import Job, Sweep, group, together
 from pipeline.planning.time import time_plan
-from pipeline.planning.wiring import MemoryPlan, Plan, make_plan, store_of
-from pipeline.stage import Context, Footprint, StageHooks
+from pipeline.planning.wiring import MemoryPlan, Node, Plan, make_plan, store_of
+from pipeline.stage import Context, Footprint, Gang, StageHooks
 from pipeline.units import parse_bytes, show_bytes
 
 # Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4), and a
@@ -107,6 +109,8 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
         plans.append(make_plan(run.stages, ctx))
         keyed(run, plans[i], digests.of)
         plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i])]
+        if not conf.address:  # or it may well be one of several, of which others are workers (dask-mpi)
+            plans[i].problems += started_several(max(map(_processes, plans[i].nodes.values()), default=1))
         plans[i].problems += [refused[i]] if i in refused else []
     sweep = together(jobs, plans, chunk // 2)
     if len(jobs) > 1:
@@ -154,12 +158,21 @@ def fits_workers(memory: MemoryPlan, limits: Mapping[str, int]) -> None:
 
 
 def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
-    """Resources that a stage asks for and no worker has: its tasks would wait for ever."""
+    """Resources that a stage asks for and no worker has, or workers: its tasks would wait for ever."""
     for node in plan.nodes.values():
+        if conf.scheduler == "distributed" and not conf.address and _processes(node) > worker_count(conf):
+            text = f"{worker_count(conf)}: {node.name} has {_processes(node)} processes, each on a worker of its own"
+            yield Problem("dask.workers", f"{text}; dask=threads starts them itself")
         for tag, amount in optional(node.stage, StageHooks, "resources").items():
             if not conf.address and amount > conf.resources.get(tag, 0):
                 text = f"needs {amount} of resource {tag!r}; dask.resources has {conf.resources.get(tag, 'none')}"
                 yield Problem(f"stages.{node.name}", text)
+
+
+def _processes(node: Node) -> int:
+    """Of the gang that a stage runs in."""
+    gang: Gang | None = optional(node.stage, StageHooks, "gang")
+    return 1 if gang is None else gang.processes
 
 
 def computing(takes: Iterable[Footprint]) -> int:
@@ -180,13 +193,17 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
     """
     allowed = budget(conf)
     nodes = list(dict.fromkeys(n for plan in plans for n in plan.nodes.values()))  # jobs have some in common
-    model = computing(n.takes for n in nodes if n.takes is not None)
+    if conf.address:  # somebody else's processes: the bound is each worker's, and a gang has one on each of several
+        takes = [_share(n.takes, _processes(n)) for n in nodes if n.takes is not None]
+    else:
+        takes = [n.takes for n in nodes if n.takes is not None]
+    model = computing(takes)
     tensors = sum(_tensors(plan) for plan in plans)
     files = sum(len(w.outputs) for plan in plans for w in plan.works.values())
     # What a stage that computes needs is in its `Footprint`.
     lazy = (n.stage for n in nodes if n.takes is None)
     kept = max((kernel.resident for stage in lazy for kernel in kernels_of(stage)), default=0) if chunks else 0
-    if conf.address:  # somebody else's processes: the bound is each worker's
+    if conf.address:
         held = tensors * PER_TENSOR_WORKER
         return MemoryPlan(BASE_WORKER + kept + held, task, conf.threads_per_worker, allowed, model)
     held = tensors * PER_TENSOR + files * PER_FILE
@@ -195,6 +212,11 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
         base = BASE_CLIENT + workers * (BASE_WORKER + kept + tensors * PER_TENSOR_WORKER) + held
         return MemoryPlan(base, task, workers * conf.threads_per_worker, allowed, model)
     return MemoryPlan(BASE_THREADS + kept + chunks * PER_CHUNK + held, task, workers, allowed, model)
+
+
+def _share(takes: Footprint, parts: int) -> Footprint:
+    """What one of as many processes takes of the host's memory."""
+    return replace(takes, host_nbytes=-(-takes.host_nbytes // parts), kept_nbytes=-(-takes.kept_nbytes // parts))
 
 
 def _tensors(plan: Plan) -> int:

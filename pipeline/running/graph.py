@@ -1,4 +1,4 @@
-"""Plan → Dask. The only file that imports dask.
+"""Plan → Dask.
 
 One list of tasks, two lowerings: a dict of `dask.task_spec` tasks for the threaded scheduler, and `client.submit` with
 content-hash keys on a cluster. The threaded scheduler knows neither retries nor resources nor what a crash forgot;
@@ -7,24 +7,20 @@ lost worker loses nothing that was done.
 """
 
 import heapq
-import logging
 import pickle
-import signal
-import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from multiprocessing import resource_tracker
+from functools import partial
 from typing import Any
 
 from pipeline.config.spine import Dask
-from pipeline.errors import ConfigError, StageError, WeightmillError
-
-SILENT = logging.CRITICAL + 1  # closed connections are "critical" to a scheduler that is being closed
+from pipeline.errors import PlanError, StageError, WeightmillError
+from pipeline.running import gang, pinned
+from pipeline.stage import Gang
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +55,7 @@ class Task:
         handle: the result is a handle that many tasks take; on a cluster it stays with the workers.
         label: for people.
         weight: bytes, for progress.
+        gang: the processes that it starts; on a cluster each on a worker of its own.
     """
 
     key: str
@@ -71,6 +68,7 @@ class Task:
     handle: bool = False
     label: str = ""
     weight: int = 0
+    gang: Gang | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +118,18 @@ class Sealed:
     content: bytes
 
 
-def attempt_remotely(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any]) -> Any:
-    """`attempt` on a worker: an error that would not survive the way back travels as its text."""
+def attempt_remotely(
+    fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any], start: gang.Start | None = None
+) -> Any:
+    """`attempt` on a worker: an error that would not survive the way back travels as its text.
+
+    Args:
+        start: starts the processes of a gang; None: it has none.
+    """
     from distributed.protocol.pickle import loads
 
-    result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
+    with nullcontext() if start is None else gang.started_by(start):
+        result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
     return [_travelling(r) for r in result] if isinstance(result, list) else _travelling(result)
 
 
@@ -254,6 +259,9 @@ def run_distributed(  # noqa: C901  one loop with its state
     handles: dict[str, Any] = {}
     futures: dict[str, tuple[Task, Any]] = {}
     done = as_completed(loop=client.loop, raise_errors=False)
+    for task in tasks:
+        if task.gang is not None:  # rather now than when they are to start
+            pinned.choose(client, task.gang, task.resources)
 
     def settle(task: Task, result: Any, *, ran: bool) -> None:
         results[task.key] = result
@@ -280,13 +288,24 @@ def run_distributed(  # noqa: C901  one loop with its state
                     continue
                 there = [handles.get(a.key) if isinstance(a, Ref) and a.item is None else None for a in task.args]
                 args = [future or Sealed(dumps(a)) for future, a in zip(there, given, strict=True)]
+                how: dict[str, Any] = {"resources": dict(task.resources) or None}
+                start: gang.Start | None = None
+                if task.gang is not None:  # it watches on the first of their workers; they take what it would
+                    try:
+                        places = pinned.choose(client, task.gang, task.resources)
+                    except PlanError as why:
+                        settle(task, Failure(task.label, why), ran=True)
+                        continue
+                    start = partial(pinned.on_workers, places, task.resources)
+                    how = {"workers": [places[0]], "allow_other_workers": False}
                 future = client.submit(
-                    attempt_remotely, task.fn, conf.retries, task.label, args,
-                    key=f"{task.key}-{session}", retries=conf.retries, resources=dict(task.resources) or None,
-                    pure=False, priority=-order[task.key],
+                    attempt_remotely, task.fn, conf.retries, task.label, args, start,
+                    key=f"{task.key}-{session}", retries=conf.retries, pure=False, priority=-order[task.key], **how,
                 )  # fmt: skip
                 futures[future.key] = task, future
                 done.add(future)
+                if task.gang is not None:
+                    pinned.cancelled_without(client, places[0], future)
             if not futures:  # all that was ready was done here
                 continue
             future = next(done)
@@ -294,6 +313,10 @@ def run_distributed(  # noqa: C901  one loop with its state
                 done.add(future)
                 continue
             task = futures.pop(future.key)[0]
+            if future.status == "cancelled" and task.gang is not None and client.status == "running":
+                text = f"{task.label}: the Dask worker that watched its {task.gang.processes} processes is gone"
+                settle(task, Failure(task.label, StageError(f"{text}; the others were ended")), ran=True)
+                continue
             if future.status not in ("finished", "error"):
                 raise StageError(f"{task.label}: lost ({future.status}): the Dask scheduler is gone or dropped it")
             good = future.status == "finished"
@@ -313,120 +336,3 @@ def run_distributed(  # noqa: C901  one loop with its state
 
 def _refs(task: Task) -> list[str]:
     return [a.key for a in task.args if isinstance(a, Ref)]
-
-
-@contextmanager
-def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], None]) -> Iterator[Any]:
-    """A client of the scheduler at `conf.address`, or of a LocalCluster that lives as long as the body.
-
-    Raises:
-        ConfigError: TLS without what it needs.
-        StageError: no scheduler answers at the address.
-    """
-    import dask
-    from distributed import Client, LocalCluster
-
-    # A lost worker is dealt with, and what cannot be is raised.
-    for name in ("distributed", "distributed.client", "tornado.application", "asyncio"):
-        logging.getLogger(name).setLevel(SILENT)
-    with ExitStack() as stack:
-        if conf.address:
-            try:
-                security = _certificates(conf.address) if conf.address.startswith("tls://") else None
-                client = stack.enter_context(
-                    Client(conf.address, timeout="5s", set_as_default=False, security=security)
-                )
-            except (OSError, TimeoutError, ValueError) as why:
-                raise StageError(f"dask.address={conf.address!r}: no scheduler answers there ({why})") from None
-            try:
-                client.wait_for_workers(1, timeout=5)
-            except TimeoutError:
-                raise StageError(f"dask.address={conf.address!r}: the scheduler there has no workers") from None
-            there = len(client.scheduler_info(n_workers=-1)["workers"])
-            say(f"Dask scheduler {client.scheduler.address}, {there} workers")
-        else:
-            # The plan bounds memory; pausing and spilling at fractions of the limit would only stall it.
-            stack.enter_context(
-                dask.config.set({f"distributed.worker.memory.{k}": False for k in ("target", "spill", "pause")})
-            )
-            security = _temporary() if conf.tls else None
-            with _interrupts_are_ours():
-                cluster = stack.enter_context(
-                    LocalCluster(
-                        n_workers=workers,
-                        threads_per_worker=conf.threads_per_worker,
-                        processes=True,
-                        memory_limit=worker_nbytes,
-                        silence_logs=SILENT,
-                        dashboard_address="127.0.0.1:0",  # None would listen on every interface, at port 8787
-                        scheduler_kwargs={"dashboard": conf.dashboard},
-                        resources=dict(conf.resources) or None,
-                        host="127.0.0.1",
-                        security=security,
-                        protocol="tls://" if conf.tls else None,
-                    )
-                )
-            client = stack.enter_context(Client(cluster, set_as_default=False, security=security))
-            where = f", dashboard {client.dashboard_link}" if conf.dashboard else ""
-            say(f"Dask cluster: {workers} workers × {conf.threads_per_worker} threads{where}")
-        yield client
-
-
-def _temporary() -> Any:
-    """Certificates that live as long as this run, in memory.
-
-    Raises:
-        ConfigError: the package that makes them is not installed.
-    """
-    from distributed import Security
-
-    if find_spec("cryptography") is None:
-        raise ConfigError(
-            "dask.tls=true: needs the package cryptography, which is not installed: pip install cryptography"
-        )
-    return Security.temporary()
-
-
-def _certificates(address: str) -> Any:
-    """The certificates that Dask's settings name.
-
-    Raises:
-        ConfigError: they name none, or not enough, or what is no certificate.
-    """
-    from distributed import Security
-
-    security: Any = Security()
-    key = "distributed.comm.tls"
-    said = (
-        f"dask.address={address!r}: TLS takes its certificates from Dask's settings, {key}.ca-file, {key}.client.cert "
-    )
-    said += f"and {key}.client.key (DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT, …__CLIENT__KEY)"
-    names = {"ca-file": security.tls_ca_file, "client.cert": security.tls_client_cert}
-    if missing := [name for name, file in names.items() if not file]:
-        raise ConfigError(f"{said}; not set: {', '.join(missing)}")
-    try:
-        security.get_connection_args("client")
-    except (OSError, ValueError) as why:  # ssl.SSLError is an OSError
-        raise ConfigError(f"{said}; {', '.join(map(str, names.values()))}: {why}") from None
-    return security
-
-
-def worker_limits(client: Any) -> dict[str, int]:
-    """Address → bytes that each worker of a cluster may have, of those that have a limit."""
-    found = client.scheduler_info(n_workers=-1)["workers"]
-    return {address: worker["memory_limit"] for address, worker in found.items() if worker["memory_limit"]}
-
-
-@contextmanager
-def _interrupts_are_ours() -> Iterator[None]:
-    """Threads and processes that start in the body never see SIGINT and SIGHUP: Ctrl-C and a closed window reach all of
-    a terminal's processes, and one of them should end the run, once. What arrives meanwhile arrives after the body."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-    sys.warnoptions.append("ignore:resource_tracker:UserWarning")  # it tidies up after a run that is killed: its job
-    resource_tracker.ensure_running()  # it unblocks SIGINT in the thread that starts it
-    sys.warnoptions.pop()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

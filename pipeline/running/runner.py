@@ -25,8 +25,9 @@ from pipeline.planning.time import learn
 from pipeline.reporting.manifest import Report
 from pipeline.running import peak, text_stream
 from pipeline.running.attempt import Attempt, stop_at
+from pipeline.running.cluster import connect, worker_limits
 from pipeline.running.exports import wait_for
-from pipeline.running.graph import Failure, Ref, Task, connect, run_distributed, run_threads, worker_limits
+from pipeline.running.graph import Failure, Ref, Task, run_distributed, run_threads
 from pipeline.running.tasks import Graph, build_tasks, finish
 
 Outcome = Report | Exception

@@ -22,7 +22,7 @@ from pipeline.planning import sharing
 from pipeline.planning.identity import Key, resolved, settled
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Node, chunk_key, timed
-from pipeline.running import gang, peak, text_stream
+from pipeline.running import gang, member, peak, text_stream
 from pipeline.running.graph import Failure, Ref, Task, attempt
 from pipeline.running.results import FOLDER, Results, keepable, packed, unpacked
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, StageHooks, Work
@@ -167,8 +167,10 @@ def _result_tasks(
     gives = node.gives if keeps(node) else None
     how = (node.name, node.stage, promised, plan.context, models, plan.inputs, tuple(node.inputs))
     args = (*how, gives, Ref(_keys(job)), *takes)
-    resources = _resources([node])
-    yield Task(f"{key}:run", run_stage, args, behind=lane, resources=resources, handle=True, label=node.name)
+    yield Task(
+        f"{key}:run", run_stage, args, behind=lane, resources=_resources([node]), handle=True, label=node.name,
+        gang=optional(node.stage, StageHooks, "gang"),
+    )  # fmt: skip
     yield Task(key, value_of, (Ref(f"{key}:run"),), handle=True, label=node.name)
 
 
@@ -310,13 +312,13 @@ def _run(
     files: tuple[InputFile, ...], given: Mapping[str, Any],
 ) -> Made:  # fmt: skip
     several = optional(stage, StageHooks, "gang")
-    if several is not None and not gang.inside():
+    if several is not None and not member.inside():
         if models is not None:
             models.release()  # the processes need what it takes
         made: Made = gang.run(several, partial(_run, name, stage, promised, ctx, None, files, given))
         return made
-    if gang.inside():
-        ctx = replace(ctx, results=gang.Together(ctx.results or Results(ctx.run_dir / FOLDER)))
+    if member.inside():
+        ctx = replace(ctx, results=member.Together(ctx.results or Results(ctx.run_dir / FOLDER)))
     with ExitStack() as own:
         here = replace(ctx, models=models or own.enter_context(ModelSlot()))
         measured = own.enter_context(meter.metered())

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -14,6 +15,8 @@ from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
+from pipeline.running import gang
+from pipeline.running.keeper import here
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
 from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes
@@ -70,11 +73,12 @@ class Loader(Protocol):
         """Raises ConfigError: no such device."""
         ...
 
-    def join(self, engine: "Engine", rank: int, address: str) -> None:
+    def join(self, engine: "Engine", rank: int, address: str, *, alone: bool) -> None:
         """Make this process the one of that rank of those that the engine's mesh is divided among.
 
         Args:
             address: HOST:PORT of the first.
+            alone: it takes all devices that it sees; else its share of them.
         """
         ...
 
@@ -155,8 +159,8 @@ class Engine:
         """See `pipeline.engine.EngineHooks`."""
         return Gang(self.mesh.processes, self.mesh.coordinator, self._join) if self.mesh.processes > 1 else None
 
-    def _join(self, rank: int, address: str) -> None:
-        self.loader.join(self, rank, address)
+    def _join(self, rank: int, address: str, *, alone: bool) -> None:
+        self.loader.join(self, rank, address, alone=alone)
 
     def placement(self, checkpoint: Checkpoint, mesh: Mesh | None = None, *, plain: bool = False) -> Placement:
         """How the weights lie over `mesh`, by default the engine's own. See `pipeline.engine.EngineHooks`.
@@ -179,9 +183,6 @@ class Engine:
             platform = self.device.partition(":")[0]
             text = f"{self.device!r} is one device, and the mesh has {self.mesh.size}; {platform!r} is all of its kind"
             found.append(Problem("engine.device", text))
-        if self.mesh.processes > 1 and not self._on_host:
-            text = f"{self.mesh.processes} on one machine share its CPU so far; engine.device=cpu, or 1 process"
-            found.append(Problem("mesh.processes", text))
         kernels = (getattr(self.ops, f.name) for f in fields(self.ops))
         if untraced := {name for k in kernels for name in k.backends if not backends.about(name).traced}:
             text = f"{', '.join(sorted(untraced))} cannot be compiled, and what is not runs on one device"
@@ -241,13 +242,13 @@ class Engine:
         Raises:
             PlanError: no family knows the model.
         """
-        platform = platform or self._platform
+        platform = platform or self.platform
         dtype = {"bf16": "BF16", "f32": "F32"}.get(self.dtype, "F32" if platform == "cpu" else "BF16")
         specs = self._held(checkpoint, self.weights_dtype)
         yield from calls(specs, checkpoint.config, self.ops.on(platform), dtype, rows)
 
     @property
-    def _platform(self) -> str:
+    def platform(self) -> str:
         """Of the device, as far as can be told without JAX."""
         wanted = os.environ.get("JAX_PLATFORMS", "") if self.device == "auto" else self.device
         first = re.split("[,:]", wanted)[0]
@@ -264,8 +265,13 @@ class Engine:
         return not any(Path(p).exists() for p in ("/dev/nvidiactl", "/dev/accel0", "/dev/kfd"))
 
     def identity(self) -> dict[str, Any]:
-        """See `pipeline.engine.Engine.identity`; imports JAX."""
-        found = self.loader.resolve(self)
+        """See `pipeline.engine.Engine.identity`; imports JAX, which takes accelerators for its process alone: where
+        others are to have them, one of their kind is asked, that ends."""
+        if self.mesh.processes > 1 and self.platform != "cpu":
+            with gang.started_by(here):
+                found: Resolved = gang.run(Gang(1, "auto", _alone), partial(self.loader.resolve, self))
+        else:
+            found = self.loader.resolve(self)
         return {"device": found.device, "dtype": found.dtype, "cache": found.cache}
 
     def load(self, checkpoint: Checkpoint, *, plain: bool = False) -> Any:
@@ -280,3 +286,7 @@ class Engine:
             ConfigError: no such device.
         """
         return self.loader.load(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)
+
+
+def _alone(rank: int, address: str, *, alone: bool) -> None:
+    """Join nobody."""

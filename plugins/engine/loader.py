@@ -21,11 +21,11 @@ class JaxLoader:
         device, dtype, cache = resolved(engine)
         return Resolved(f"{device.platform} ({device.device_kind})", dtype, cache)
 
-    def join(self, engine: Engine, rank: int, address: str) -> None:
+    def join(self, engine: Engine, rank: int, address: str, *, alone: bool) -> None:
         """See `plugins.engine.engine.Loader`."""
         from plugins.mesh.processes import join
 
-        join(engine.mesh, rank, address)
+        join(engine.mesh, rank, address, engine.platform, alone=alone)
 
     def load(self, engine: Engine, checkpoint: Checkpoint) -> "Model":
         """See `Engine.load`."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pipeline.running import gang
+from pipeline.running import member
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
@@ -111,7 +111,7 @@ class Runtime:
         start = time.perf_counter()
         options = COMPILER_OPTIONS.get(self.device.platform)
         self._programs[key] = jitted.lower(*args).compile(compiler_options=options)
-        gang.agreed()  # one that still compiles keeps the others waiting, and collectives wait for half a minute only
+        member.agreed()  # one that still compiles keeps the others waiting, and collectives wait for half a minute only
         self.compile_s += time.perf_counter() - start
 
     def fetched(self, array: Any) -> Any:

@@ -14,7 +14,11 @@ from pipeline.planning.layout import device_problems
 
 
 def arrange(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
-    """The devices as the grid that `mesh` says, in order: the last axis changes fastest.
+    """The devices as the grid that `mesh` says, in order: the last axis changes fastest; but along the axis `host` they
+    are those of another process each, wherever it stands.
+
+    Args:
+        devices: those of a process are together.
 
     Raises:
         PlanError: there are more or fewer of them.
@@ -24,7 +28,9 @@ def arrange(mesh: Mesh, devices: Sequence[Any]) -> jax.sharding.Mesh:
             hint = f"; XLA_FLAGS=--xla_force_host_platform_device_count={mesh.size} makes a CPU so many"
             problems = [replace(p, message=p.message + hint) for p in problems]
         raise PlanError(problems)
-    return jax.sharding.Mesh(np.array(devices).reshape(tuple(mesh.axes.values())), tuple(mesh.axes))
+    grid = np.empty(mesh.size, object)
+    grid[[device for host in mesh.hosts for device in host]] = devices
+    return jax.sharding.Mesh(grid.reshape(tuple(mesh.axes.values())), tuple(mesh.axes))
 
 
 def sharding(mesh: jax.sharding.Mesh, layout: Layout) -> NamedSharding:

@@ -1,26 +1,31 @@
-"""Two processes with two devices each: every one reads its part, and writes its part."""
+"""Two processes with two devices each: every one reads its part, and writes its part; what stages find is what they
+find on one device."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from pipeline.errors import StageError
+from pipeline.hooks import optional
+from pipeline.running import gang
+from pipeline.stage import Gang, StageHooks
 from pipeline.tensors.views import JoinedStore
 from pipeline.testing.memory import same
 from plugins.engine.load import device_nbytes
 from plugins.formats.orbax.container import Orbax
 from plugins.formats.orbax.pytree import Pytree
+from stages.evaluate import Evaluate
+from stages.generate import Generate
+from stages.parity import Parity
+from stages.sensitivity import Sensitivity
 from tests.cases import model_runs
-from tests.sharding import toys
+from tests.sharding import killed, processes, toys
 from tests.sharding.processes import EXPORTS, MESH, QUANT, RULES
 from tests.sharding.test_export import write
-
-LIMIT_S = 240
 
 
 @pytest.fixture(scope="module")
@@ -28,29 +33,32 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What both have written."""
     folder = tmp_path_factory.mktemp("processes")
     toys.write(folder / "toy", "llama")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    env = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    command = [sys.executable, "-m", "tests.sharding.processes"]
-    started = [
-        subprocess.Popen(
-            [*command, str(rank), str(port), str(folder)],
-            env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=Path(__file__).parents[2],
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    try:
-        said = [child.communicate(timeout=LIMIT_S)[0] for child in started]
-    finally:
-        for child in started:
-            child.kill()
-    assert [child.returncode for child in started] == [0, 0], "\n".join(said)
+    processes.write_large(folder / "large")
+    ids = np.random.default_rng(3).integers(0, 104, 60)
+    (folder / "text.txt").write_text(" ".join(map(str, ids)))
+    with pytest.MonkeyPatch.context() as patch, model_runs.quick_compilation():
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # of the members
+        _run(folder)
     return folder
 
 
-def test_each_reads_what_its_devices_hold(folder: Path) -> None:
-    each = [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+def _run(folder: Path) -> None:
+    alone = processes.used(folder, None)
+    (folder / "alone.json").write_text(json.dumps(alone))
+    several, work = Gang(2, "auto", processes.join), partial(processes.work, folder)
+    for rank, place in ((1, "exporting"), (0, "in Orbax")):  # what they leave is in nobody's way
+        with pytest.raises(StageError, match=f"^process {rank} of 2 was killed by SIGKILL; the others were ended"):
+            gang.run(killed.doomed(several, rank, place), work)
+    gang.run(several, work)
+
+
+@pytest.fixture
+def each(folder: Path) -> list[dict[str, Any]]:
+    """What each has found."""
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def test_each_reads_what_its_devices_hold(folder: Path, each: list[dict[str, Any]]) -> None:
     for found in each:
         assert found["read"] == found["planned"]
     assert all("elements lie on devices that are not those of process" in found["elsewhere"] for found in each)
@@ -61,13 +69,13 @@ def test_each_reads_what_its_devices_hold(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", EXPORTS)
-def test_each_writes_its_part(name: str, folder: Path, tmp_path: Path) -> None:
+def test_each_writes_its_part(name: str, folder: Path, each: list[dict[str, Any]], tmp_path: Path) -> None:
     given = model_runs.checkpoint(folder / "toy", quant=QUANT, rules=RULES)
     files = [p for p in (folder / name).rglob("*") if p.is_file() and not p.name.startswith(".")]
     assert {p.relative_to(folder / name).as_posix(): p.read_bytes() for p in files} == write(
         given, tmp_path / "model", *EXPORTS[name]
     )
-    one, other = (sum(json.loads((folder / f"{rank}.json").read_text())[name]) for rank in (0, 1))
+    one, other = (sum(found[name]) for found in each)
     assert 0.9 < one / other < 1.1
 
 
@@ -76,3 +84,47 @@ def test_orbax_lets_each_save_its_part(folder: Path) -> None:
     opened = Orbax().open(folder / "theirs")
     store = JoinedStore(opened, Pytree().decode(opened.specs, opened.config()))
     assert all(same(store.read(name), given.store.read(name)) for name in given.store.specs)
+
+
+def test_memory_stays_that_of_a_part(each: list[dict[str, Any]]) -> None:
+    """Of 182 MiB each holds half. Beside that, loading takes one read (at most 16 million values, 32 MiB); exporting,
+    in whatever container, a few chunks of 8 MiB."""
+    for found in (one["large"] for one in each):
+        assert 90 << 20 < found["live"] < 92 << 20
+        assert found["loading"] < 64 << 20
+        for name in EXPORTS:
+            assert 90 << 20 < found[f"{name} written"] < 92 << 20
+            assert found[name] < 48 << 20, name
+
+
+def test_stages_find_what_they_find_on_one_device(folder: Path, each: list[dict[str, Any]]) -> None:
+    """Several prompts, sampled; a baseline that one process writes and both read; a reference that runs once."""
+    alone, both = json.loads((folder / "alone.json").read_text()), each[0]["used"]
+    assert both["tokens"] == alone["tokens"]
+    assert len({tuple(t) for t in both["tokens"]}) == 3
+    for what in ("perplexity", "kl", "groups"):
+        assert both[what].keys() == alone[what].keys()
+        assert both[what] == pytest.approx(alone[what], rel=1e-3, abs=1e-7), what
+    assert all(one["used"]["same"] and one["used"]["layers"] == alone["layers"] for one in each)
+    assert "sensitivity.png" in both["left"]
+    assert not {"sensitivity.npz", "sensitivity.partial.npz"} & set(both["left"])
+
+
+@pytest.mark.parametrize("kind", [Evaluate, Generate, Parity, Sensitivity])
+def test_every_stage_that_runs_a_model_has_its_processes(kind: Any, folder: Path) -> None:
+    engine, text = processes.engine(processes.divided()), str(folder / "text.txt")
+    given: dict[Any, tuple[Any, ...]] = {
+        Evaluate: ((text,), processes.CUT), Generate: (processes.WARM, "1"), Parity: (processes.Told(), text),
+        Sensitivity: (text, processes.CUT),
+    }  # fmt: skip
+    found = optional(kind(engine, *given[kind]), StageHooks, "gang")
+    assert (found.processes, found.coordinator) == (2, "auto")
+
+
+def test_a_process_that_is_none_of_them_says_so(each: list[dict[str, Any]]) -> None:
+    assert each[0]["refused"].startswith("mesh.processes: 4, and JAX runs in 2 here; a run starts them for the stages")
+
+
+def test_an_axis_of_hosts_is_one_wherever_it_stands(each: list[dict[str, Any]]) -> None:
+    """Of axes fsdp and host every process has what is at its place along the second."""
+    assert each[0]["hosts"] == [[0, 1], [0, 1]]

@@ -15,7 +15,8 @@ import pytest
 
 from pipeline.config.spine import Dask
 from pipeline.errors import StageError, StorageError, WeightmillError
-from pipeline.running.graph import Failure, Ref, Resources, Task, attempt, connect, run_distributed, run_threads
+from pipeline.running.cluster import connect
+from pipeline.running.graph import Failure, Ref, Resources, Task, attempt, run_distributed, run_threads
 
 CONF = Dask(
     scheduler="threads", address=None, tls=False, workers=4, threads_per_worker=4, memory="1GiB", chunk="1MiB",

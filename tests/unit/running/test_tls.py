@@ -12,8 +12,8 @@ import pipeline
 from pipeline.api import compose_run
 from pipeline.config.spine import Dask
 from pipeline.errors import ConfigError, PlanError, StageError
-from pipeline.running import graph
-from pipeline.running.graph import connect
+from pipeline.running import cluster as clusters
+from pipeline.running.cluster import connect
 
 HOW = ["+model=gpt_oss", "quant=mxfp4", "flow=convert"]
 
@@ -86,7 +86,7 @@ def test_workers_of_our_own_talk_by_tls() -> None:
 
 
 def test_what_makes_certificates_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph, "find_spec", lambda name: None)
+    monkeypatch.setattr(clusters, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install cryptography"), connect(spine("dask.tls=true"), 1, 1, print):
         pass
 
