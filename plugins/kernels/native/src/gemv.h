@@ -124,81 +124,85 @@ struct Floats {
 // stream is what memory gives fastest.
 constexpr int64_t AHEAD = 8192;
 
+// Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m] and, for ROW with ZEROS, the
+// activations to offset[m]. codes: of group `first` of each row; s and z: scales and zeros of each row, from its start.
+// TAIL: the group is the last of a row, and not full.
+template <class L, int R, int M, Scaled HOW, bool ZEROS, bool TAIL>
+WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
+                   const float* const (&z)[R], const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M],
+                   V (&offset)[M]) {
+  const uint8_t* soon = codes[0] + AHEAD;
+  for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
+    typename L::Codes c[R];
+    V here[R][M];
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      c[r] = l.load(codes[r] + at);
+      if (!TAIL)
+        for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(soon + R * at + r * L::NBYTES + b);
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m) here[r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
+    }
+#pragma GCC unroll 16
+    for (int j = 0; j < L::VECS; ++j) {
+      decltype(L::activations(nullptr, 0)) x[M];
+#pragma GCC unroll 4
+      for (int m = 0; m < M; ++m)
+        x[m] = L::activations(static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP, j);
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const auto w = l.value(c[r], j);
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) here[r][m] = L::dot(w, x[m], here[r][m]);
+      }
+    }
+    if constexpr (HOW == Scaled::LANES) {
+      const int64_t block = q.first[g];
+      const int32_t* which = q.spread + g * LANES;
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        V scale = spread(s[r] + block, which);
+        if (TAIL) scale = of_lanes_there(scale, which);
+        if constexpr (ZEROS) {
+          V taken = spread(z[r] + block, which);
+          if (TAIL) taken = of_lanes_there(taken, which);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) {
+            const V x = load(xs[m].sums + g * LANES);
+            if (q.w.zero == WM_ZERO_INT) here[r][m] = fused(-taken, x, here[r][m]);
+            else sum[r][m] = fused(taken, x, sum[r][m]);
+          }
+        }
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) sum[r][m] = fused(here[r][m], scale, sum[r][m]);
+      }
+    } else {
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) sum[r][m] = here[r][m];
+      if constexpr (ZEROS)
+        for (int m = 0; m < M; ++m) offset[m] += load(xs[m].sums + g * LANES);
+    }
+  }
+}
+
 // R rows of weights times M rows of activations: out[r][m]. s and z: scales and zeros of each row.
-template <class L, int R, int M, Scaled HOW>
+template <class L, int R, int M, Scaled HOW, bool ZEROS>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                      const float* const (&z)[R], const Arranged* xs, float (&out)[R][M]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
-  const WmZero zero = q.w.zero;
-  const uint8_t* soon = codes[0] + AHEAD;
-  alignas(64) uint8_t tail[R][L::NBYTES];
   V sum[R][M] = {};
-  V offset[M] = {};  // ROW: of the activations
-  for (int part = 0; part < 2; ++part) {  // the groups that are full, and what is left of a row
+  V offset[M] = {};
+  add<L, R, M, HOW, ZEROS, false>(l, q, codes, s, z, xs, 0, whole, sum, offset);
+  if (left) {
+    alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
-    for (int r = 0; r < R; ++r) p[r] = codes[r];
-    int64_t g = 0, until = whole;
-    if (part) {
-      if (left == 0) break;
-      g = whole, until = whole + 1;
-      for (int r = 0; r < R; ++r) {
-        first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
-        p[r] = tail[r];
-      }
+    for (int r = 0; r < R; ++r) {
+      first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
+      p[r] = tail[r];
     }
-    for (; g < until; ++g, soon += R * L::NBYTES) {
-      typename L::Codes c[R];
-      V here[R][M];
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        c[r] = l.load(p[r]);
-        for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(soon + r * L::NBYTES + b);
-        p[r] += L::NBYTES;
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) here[r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
-      }
-#pragma GCC unroll 16
-      for (int j = 0; j < L::VECS; ++j) {
-        decltype(L::activations(nullptr, 0)) x[M];
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m)
-          x[m] = L::activations(static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP, j);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          const auto w = l.value(c[r], j);
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) here[r][m] = L::dot(w, x[m], here[r][m]);
-        }
-      }
-      if constexpr (HOW == Scaled::LANES) {
-        const int64_t first = q.first[g];
-        const int32_t* at = q.spread + g * LANES;
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) {
-          V scale = spread(s[r] + first, at);
-          if (part) scale = of_lanes_there(scale, at);
-          if (zero != WM_ZERO_NONE) {
-            V taken = spread(z[r] + first, at);
-            if (part) taken = of_lanes_there(taken, at);
-#pragma GCC unroll 4
-            for (int m = 0; m < M; ++m) {
-              const V x = load(xs[m].sums + g * LANES);
-              if (zero == WM_ZERO_INT) here[r][m] = fused(-taken, x, here[r][m]);
-              else sum[r][m] = fused(taken, x, sum[r][m]);
-            }
-          }
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) sum[r][m] = fused(here[r][m], scale, sum[r][m]);
-        }
-      } else {
-#pragma GCC unroll 4
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) sum[r][m] = here[r][m];
-        if (HOW == Scaled::ROW && zero != WM_ZERO_NONE)
-          for (int m = 0; m < M; ++m) offset[m] += load(xs[m].sums + g * LANES);
-      }
-    }
+    add<L, R, M, HOW, ZEROS, true>(l, q, p, s, z, xs, whole, whole + 1, sum, offset);
   }
   float found[(R * M + 3) / 4 * 4], taken[4] = {};
 #pragma GCC unroll 4
@@ -209,7 +213,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       if (i + j < R * M) four[j] = sum[(i + j) / M][(i + j) % M];
     totals(four, found + i);
   }
-  if (HOW == Scaled::ROW && zero != WM_ZERO_NONE) {
+  if constexpr (HOW == Scaled::ROW && ZEROS) {
     V four[4] = {};
     for (int m = 0; m < M; ++m) four[m] = offset[m];
     totals(four, taken);
@@ -218,14 +222,14 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     for (int m = 0; m < M; ++m) {
       float y = found[r * M + m] * l.unit;
       if (HOW == Scaled::ROW) {
-        const float of = zero == WM_ZERO_NONE ? 0 : taken[m] * z[r][0];
-        y = zero == WM_ZERO_INT ? (y - of) * s[r][0] : y * s[r][0] + of;
+        const float of = ZEROS ? taken[m] * z[r][0] : 0;
+        y = q.w.zero == WM_ZERO_INT ? (y - of) * s[r][0] : y * s[r][0] + of;
       }
       out[r][m] = y;
     }
 }
 
-template <class L, int R, int M, Scaled HOW>
+template <class L, int R, int M, Scaled HOW, bool ZEROS>
 static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, const Arranged* x, float* const* y,
                  float* scratch) {
   const Weights& w = q.w;
@@ -248,21 +252,21 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
       codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = zeros + place;
     }
     float out[R][M];
-    block<L, R, M, HOW>(l, q, codes, s, z, x, out);
+    block<L, R, M, HOW, ZEROS>(l, q, codes, s, z, x, out);
     for (int r = 0; r < R && at + r < count; ++r)
       for (int m = 0; m < M; ++m) y[m][row + at + r] = out[r][m];
   }
 }
 
-template <class L, Scaled HOW>
+template <class L, Scaled HOW, bool ZEROS>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
   constexpr int R = WM_SIMD == 512 ? 4 : 2;  // so that sums and weights stay in registers
-  if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
-  if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);
+  if (m == 1) return some<L, R, 1, HOW, ZEROS>(q, matrix, row, count, x, y, scratch);
+  if (m == 2) return some<L, R, 2, HOW, ZEROS>(q, matrix, row, count, x, y, scratch);
   const Arranged four[] = {x[0], x[1], x[2], x[m - 1]};
   float* const to[] = {y[0], y[1], y[2], y[m - 1]};
-  some<L, R / 2, 4, HOW>(q, matrix, row, count, four, to, scratch);
+  some<L, R / 2, 4, HOW, ZEROS>(q, matrix, row, count, four, to, scratch);
 }
 
 // Blocks of any size: scales go to the activations, once for all rows of weights that share them.
@@ -295,7 +299,7 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
       }
       offset[i] = float(sum), xs[i] = {out, nullptr}, to[i] = y[i];
     }
-    of_rows<L, Scaled::ROW>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
+    of_rows<L, Scaled::ROW, false>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
     for (int i = 0; i < m; ++i)
       for (int64_t r = row + at; r < row + until; ++r) y[i][r] += offset[i];
   }
@@ -304,9 +308,13 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
-  if (q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
-  if constexpr (!L::PLAIN) {
-    if (q.scaled == Scaled::LANES) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (L::PLAIN) return of_rows<L, Scaled::ROW, false>(q, matrix, row, count, m, x, y, scratch);
+  else {
+    const bool zeros = q.w.zero != WM_ZERO_NONE;
+    if (q.scaled == Scaled::ROW)
+      return (zeros ? of_rows<L, Scaled::ROW, true> : of_rows<L, Scaled::ROW, false>)(q, matrix, row, count, m, x, y, scratch);
+    if (q.scaled == Scaled::LANES)
+      return (zeros ? of_rows<L, Scaled::LANES, true> : of_rows<L, Scaled::LANES, false>)(q, matrix, row, count, m, x, y, scratch);
     if constexpr (!L::HALVES) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
   }
 }

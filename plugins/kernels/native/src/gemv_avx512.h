@@ -14,6 +14,12 @@ WM_INLINE __m512i three_bytes_each(const uint8_t* p) {
   return _mm512_permutexvar_epi8(_mm512_load_si512(AT), bytes);
 }
 
+// A value that is used several times; compilers would read it from memory each time.
+WM_INLINE __m512i in_register(__m512i v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
 WM_INLINE uint16_t half_of(float f) {  // that bfloat16 holds
   uint32_t bits;
   std::memcpy(&bits, &f, 4);
@@ -37,7 +43,7 @@ struct FewHalves {
   }
   WM_METHOD Codes load(const uint8_t* p) const {
     if constexpr (BITS % 3 == 0) return three_bytes_each(p);
-    return _mm512_loadu_si512(p);
+    return in_register(_mm512_loadu_si512(p));
   }
   WM_METHOD __m512i halves(Codes c, int i) const {
     if constexpr (BITS == 4 || BITS == 2)

@@ -18,6 +18,8 @@
 #include <memory>
 #include <thread>
 
+#include "aside.h"
+
 namespace parallel_work {
 
 // How work is shared: each thread has neighbouring pieces, or all take the next one, in turns, which then may share what
@@ -28,6 +30,7 @@ struct Sharing {
 };
 constexpr Sharing STEP{false, std::chrono::microseconds(300)}, PROMPT{true, std::chrono::microseconds(50)};
 constexpr int64_t MANY = 1 << 10;  // pauses: some ten microseconds
+constexpr std::chrono::microseconds SOON{30};  // that a thread takes to wake
 
 // Pieces that nobody claimed yet, the first of them and the one after the last in one word. A range that was claimed
 // from never comes back, so that what looks unchanged is.
@@ -56,6 +59,7 @@ struct Job {
   std::function<void(int64_t)> one;  // a copy: a thread may come when the caller is gone, and finds nothing to do
   std::chrono::microseconds looks_out;
   uint64_t number = 0;
+  const int core = aside::core();  // of the caller
 
   Job(int64_t pieces, int64_t threads, const std::function<void(int64_t)>& one, Sharing how)
       : pieces(pieces), parts(how.turns ? 1 : threads), ranges(new Range[size_t(parts)]), one(one),
@@ -64,24 +68,19 @@ struct Job {
       ranges[size_t(p)].ends = Range::of(uint64_t(pieces * p / parts), uint64_t(pieces * (p + 1) / parts));
   }
 
-  // The pieces of one's own range, then those of others.
-  void work() {
-    const int64_t mine = parts == 1 ? 0 : joined.fetch_add(1);
-    Range none, &own = mine < parts ? ranges[size_t(mine)] : none;
-    int64_t did = run(own);
-    for (int64_t other = mine + 1; other < mine + parts; ++other)
-      for (uint64_t some; (some = ranges[size_t(other % parts)].claim(false));) {
-        own.ends = some;
-        did += run(own);
-      }
-    done.fetch_add(did, std::memory_order_release);
-  }
-
- private:
-  int64_t run(Range& range) {
+  // The pieces of one's own range, then those of others; `after` each of them.
+  template <typename After>
+  void work(const After& after) {
+    const int64_t order = joined.fetch_add(1), mine = parts == 1 ? 0 : order;
     int64_t did = 0;
-    for (uint64_t some; (some = range.claim(true)); ++did) one(int64_t(Range::first(some)));
-    return did;
+    const auto run = [&](Range& range) {
+      for (uint64_t some; (some = range.claim(true)); ++did) one(int64_t(Range::first(some))), after();
+    };
+    Range none, &own = mine < parts ? ranges[size_t(mine)] : none;
+    run(own);
+    for (int64_t other = mine + 1; other < mine + parts; ++other)
+      while (const uint64_t some = ranges[size_t(other % parts)].claim(false)) own.ends = some, run(own);
+    done.fetch_add(did, std::memory_order_release);
   }
 };
 
@@ -113,7 +112,8 @@ inline void wait(int64_t times) {
 inline void help(std::shared_ptr<Job> job) {
   Board& board = Board::only();
   for (uint64_t seen = job->number, newest;; seen = newest) {
-    job->work();
+    aside::of(job->core);
+    job->work([] {});
     const auto until = std::chrono::steady_clock::now() + job->looks_out;
     for (int64_t waits = 1; (newest = board.newest.load(std::memory_order_acquire)) == seen; ++waits) {
       if (std::chrono::steady_clock::now() >= until) break;
@@ -147,6 +147,11 @@ void parallel(Pool& pool, int64_t threads, int64_t pieces, const std::function<v
     board.helpers.fetch_add(1);
     pool.Schedule(std::function<void()>([job] { help(job); }));  // an rvalue: it is kept
   }
-  job->work();
+  auto late = std::chrono::steady_clock::now() + SOON;
+  job->work([&] {  // a helper that should be here by now may be waiting for this very core
+    if (job->joined.load() > 1 || std::chrono::steady_clock::now() < late) return;
+    std::this_thread::yield();
+    late = std::chrono::steady_clock::now() + SOON;
+  });
   for (int64_t waits = 1; job->done.load(std::memory_order_acquire) < pieces; ++waits) wait(waits);
 }
