@@ -150,7 +150,7 @@ class Engine:
         placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
         cache = dtype if self.cache == "auto" else self.cache
-        native = self.ops.attention.backends[0] == "native" and self._platform == "cpu"
+        native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
         running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host, native)
         return replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
 
