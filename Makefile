@@ -55,7 +55,7 @@ MINUTES ?= 1
 fuzz: $(VENV)/.dev  ## feed all readers of files with broken ones; what they stumble over is kept in fuzz-findings/
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
-bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, and the main job on a layer of real size (7 GB of disk)
+bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, meshes, and the main job on a layer of real size (7 GB of disk)
 	set -e; for b in $$(grep -l __main__ plugins/bench/*.py); do \
 		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
 

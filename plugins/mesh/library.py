@@ -10,12 +10,15 @@ What is jitted with such parameters runs on all devices: XLA puts in what they e
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
+import yaml
 from flax import nnx
 
-import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
+import pipeline
+import pipeline.tensors.pytree
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
 from pipeline.mesh import COMPUTED, ONLY_STORED, Mesh, Parameter
 from pipeline.planning.layout import lay_out
@@ -25,6 +28,7 @@ from plugins.mesh import place
 from plugins.mesh.devices import arrange
 from plugins.mesh.store import held_spec
 
+CONF = Path(pipeline.__file__).parents[1] / "conf" / "mesh"
 AXES = tuple(name for name in (*COMPUTED, *ONLY_STORED) if name != "batch")
 """What a dimension of a parameter can count."""
 
@@ -79,6 +83,29 @@ def shardings(module: nnx.Module, mesh: Mesh, devices: Sequence[Any] | None = No
     return nnx.from_flat_state(
         (path, param.replace(_like(param.get_value(), lie[name]))) for name, (path, param) in params.items()
     )
+
+
+def preset(kind: str, **axes: int) -> Mesh:
+    """A mesh as `mesh=` names it in a pipeline: `preset("fsdp_tensor", fsdp=4)`.
+
+    Args:
+        kind: one of `data`, `expert`, `fsdp`, `fsdp_tensor`, `multihost`, `single`, `tensor`.
+        axes: axis → devices along it, where it is to be another number than the option's.
+
+    Returns:
+        The mesh, of one process; `dataclasses.replace` gives it other rules.
+
+    Raises:
+        PlanError: no such kind, no such axis of it, or a number that cannot be.
+    """
+    kinds = sorted(path.stem for path in CONF.glob("*.yaml"))
+    if kind not in kinds:
+        raise PlanError([Problem("mesh", f"there is no {kind!r}{did_you_mean(kind, kinds)}")])
+    option = yaml.safe_load((CONF / f"{kind}.yaml").read_text(encoding="utf-8"))
+    if unknown := [name for name in axes if name not in option["axes"]]:
+        said = f"mesh={kind} has no such axis{did_you_mean(unknown[0], option['axes'])}"
+        raise PlanError([Problem(f"mesh.axes.{name}", said) for name in unknown])
+    return Mesh({**option["axes"], **axes}, option["rules"], option["stored"], option["replicated_most"])
 
 
 def _wrong(shape: tuple[int, ...], axes: Any, units: Any) -> Iterator[str]:

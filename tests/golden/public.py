@@ -23,7 +23,8 @@ from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")
 FUNCTIONS = (
-    "pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract", "plugins.mesh.library.shardings",
+    "pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract",
+    "plugins.mesh.library.preset", "plugins.mesh.library.shardings",
 )  # fmt: skip
 CONSTANTS = (
     "pipeline.tensors.scheme.ELEMENT_BITS", "pipeline.tensors.scheme.MXFP4",

@@ -18,7 +18,7 @@ from pipeline.ops import Kernel
 from pipeline.tensors.blocks import component_box
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.store import normalize
-from plugins.mesh.library import shardings
+from plugins.mesh.library import preset, shardings
 from plugins.mesh.store import held_spec
 from tests.cases import model_runs
 from tests.cases.quantized import quantized
@@ -30,6 +30,7 @@ SCHEMES = {
 MATMUL = Kernel("matmul", ("xla",))
 TENSOR = {"mlp": "tensor", "vocab": "tensor"}
 EVERYTHING = ("mlp", "vocab", "embed")
+EVERYWHERE = ("experts", "vocab", "mlp", "heads", "kv_heads", "embed")  # conf/mesh
 MESHES = {
     "data": Mesh({"data": 4}, {"batch": "data"}, replicated_most=1.0),
     "fsdp": Mesh({"fsdp": 4}, {"batch": "fsdp"}, {"fsdp": EVERYTHING}),
@@ -185,3 +186,20 @@ def test_blocks_and_units_are_never_cut() -> None:
     assert all(lie.is_fully_replicated for lie in jax.tree.leaves(packed["head"]))
     units = shardings(Classifier(None, axes=("mlp", "embed"), units=(1, 32)), mesh)
     assert units["layers"][0].get_value().is_fully_replicated
+
+
+def test_meshes_by_the_names_of_the_pipeline() -> None:
+    assert preset("fsdp_tensor", fsdp=4).axes == {"fsdp": 4, "tensor": 2}
+    assert preset("multihost", host=1) == Mesh(
+        {"host": 1, "fsdp": 4}, {"batch": ("host", "fsdp")}, {"fsdp": tuple(EVERYWHERE)}, 0.02
+    )
+    assert shardings(Classifier(None), preset("fsdp", fsdp=4))["bias"].get_value().spec == P("fsdp")
+    for given, said in {
+        ("fspd", "fsdp"): r"mesh: there is no 'fspd'; did you mean 'fsdp'\? \(allowed: data, expert, fsdp",
+        ("fsdp", "fspd"): r"mesh\.axes\.fspd: mesh=fsdp has no such axis; did you mean 'fsdp'\? \(allowed: fsdp\)",
+        ("single", "data"): r"mesh\.axes\.data: mesh=single has no such axis",
+    }.items():
+        with pytest.raises(PlanError, match=said):
+            preset(given[0], **{given[1]: 4})
+    with pytest.raises(PlanError, match="0 devices along it"):
+        preset("data", data=0)

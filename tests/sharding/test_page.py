@@ -1,5 +1,6 @@
 """docs/mesh.md: its Python runs, in order, and prints what the page says; its pictures are those of conf/mesh."""
 
+import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -12,7 +13,7 @@ from PIL import Image
 
 from tests.sharding import pictures
 
-PAGE = (pictures.DOCS / "mesh.md").read_text()
+PAGE = pictures.PAGE.read_text(encoding="utf-8")
 MOST_NBYTES = 60_000
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
@@ -30,7 +31,19 @@ def test_every_block_runs_and_prints_what_the_page_says() -> None:
         with redirect_stdout(out):
             exec(compile(text, "docs/mesh.md", "exec"), names)  # noqa: S102
         said = out.getvalue()
-    assert (said, compared) == ("", 3)
+    assert (said, compared) == ("", 4)
+
+
+def test_the_notebook_is_the_page() -> None:
+    """Its cells are the page's blocks, with what the test above has seen them print."""
+    assert pictures.NOTEBOOK.read_text(encoding="utf-8") == pictures.notebook(PAGE)
+    cells = json.loads(pictures.notebook(PAGE))["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert code == [text.strip("\n") for kind, text in BLOCK.findall(PAGE) if kind == "python"]
+    outputs = ["".join(cell["outputs"][0]["text"]) for cell in cells if cell.get("outputs")]
+    assert outputs == [text for kind, text in BLOCK.findall(PAGE) if kind == "text"]
+    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
+    assert sorted(re.findall(r"\]\(mesh-(\w+)\.png\)", prose)) == list(pictures.KINDS)
 
 
 def test_the_page_has_a_picture_of_every_kind() -> None:

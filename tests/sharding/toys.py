@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-import yaml
 
 from pipeline.formats import Container, Dialect
 from pipeline.mesh import Layout, Mesh, Parameter
@@ -22,6 +21,7 @@ from plugins.engine.load import fill, parameters
 from plugins.formats.gpt_oss.dialect import GptOss
 from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.mesh.devices import arrange
+from plugins.mesh.library import preset
 from plugins.models.common.weights import Weights
 from plugins.models.device import device_spec
 from plugins.models.family import family_of
@@ -68,11 +68,7 @@ def write(folder: Path, kind: str) -> Path:
 
 def mesh(name: str, **axes: int) -> Mesh:
     """conf/mesh/`name`.yaml, with these sizes of its axes."""
-    content = yaml.safe_load((model_runs.CONF / "mesh" / f"{name}.yaml").read_text())
-    several = lambda over: tuple(over) if isinstance(over, list) else over  # noqa: E731
-    rules = {k: several(v) for k, v in content["rules"].items()}
-    stored = {k: tuple(v) for k, v in content["stored"].items()}
-    return Mesh({**content["axes"], **axes}, rules, stored, 1.0)
+    return replace(preset(name, **axes), replicated_most=1.0)
 
 
 def layouts_of(mesh: Mesh, checkpoint: Checkpoint) -> dict[str, Layout]:
