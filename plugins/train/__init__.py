@@ -1,0 +1,1 @@
+"""Training: objectives, optimizers, the step, the loop."""
