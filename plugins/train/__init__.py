@@ -1,0 +1,1 @@
+"""What trains a model: objectives, optimizers, schedules, and the step that puts them together."""
