@@ -146,7 +146,8 @@ def build_report(
         done["reused"] += bool(record.get("reused"))
         chunk = "digest" in record
         for name, tally in record["stages"].items():
-            if not chunk and name in counted:  # a stage in one task read once more what chunks have read already
+            again = not chunk and name in counted and name != record.get("of")
+            if again:  # a stage in one task read once more what chunks have read already
                 continue
             row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
             for key in ("seconds", "nbytes_in", "nbytes_out"):
@@ -205,8 +206,18 @@ def build_report(
         chosen=chosen(plan),
         found=dict(found or {}),
         exit_code=max((optional(results[n], ResultHooks, "exit_code") for n in plan.nodes), default=0),
-        results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
+        results={n: plain(found) for n in plan.nodes if (found := _found(plan, results, n)) is not None},
     )
+
+
+def _found(plan: Plan, results: Mapping[str, Any], name: str) -> Any:
+    """What a stage has to tell: its result, or of a checkpoint that it made the report."""
+    result = results[name]
+    if not isinstance(result, Checkpoint):
+        return None if isinstance(result, Exported) else result
+    given = (results[source] for source in plan.nodes[name].inputs.values())
+    passed_on = any(isinstance(g, Checkpoint) and g.report == result.report for g in given)
+    return result.report if result.report and not passed_on else None
 
 
 def left_out(plan: Plan) -> list[dict[str, Any]]:

@@ -178,6 +178,6 @@ class Trainer:
 
     def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
         """See `pipeline.training.Trainer.train`."""
-        from plugins.train.loop import train
+        from plugins.train.start import train
 
         return train(self, ctx, checkpoint, data, tokenizer, seed)
