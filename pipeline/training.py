@@ -20,6 +20,7 @@ is divided into micro-batches and among devices changes nothing but the order of
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +28,9 @@ import numpy as np
 
 from pipeline.digest import InputFile
 from pipeline.errors import Problem
-from pipeline.stage import Checkpoint
+from pipeline.stage import Checkpoint, Context, Footprint, Gang
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import TensorStore
 
 ROUNDS = 6  # of the Feistel network; four make a pseudo-random permutation (Luby and Rackoff, 1988)
 
@@ -84,6 +87,12 @@ class DataPlan:
     disk_nbytes: int = 0
     host_nbytes: int = 0
 
+    @property
+    def tokens_of_example(self) -> int:
+        """How many tokens go through a model for one example; 1 where there are none."""
+        shape, _ = self.specs.get("tokens", ((1,), ""))
+        return prod(shape)
+
 
 class Dataset(Protocol):
     """Where examples come from: a plugin node, a frozen dataclass. It imports no framework."""
@@ -115,6 +124,57 @@ class Dataset(Protocol):
         Raises:
             SourceError: what only reading all of it finds, with file and line.
             StorageError: what is made of it cannot be kept.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a trainer gives.
+
+    Attributes:
+        store: the weights, plain; read once, before the next thing is trained.
+        report: what was found, as JSON holds it; with what `pipeline.stage.ResultHooks` may have.
+    """
+
+    store: TensorStore
+    report: Mapping[str, Any]
+
+
+class Trainer(Protocol):
+    """What trains: a plugin node. It imports no framework before `train` is called."""
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        ...
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Any | None:
+        """The checkpoint's, for data of text; None: it has none.
+
+        Raises:
+            SourceError: it has one, and that is broken.
+        """
+        ...
+
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """The files that `tokenizer` reads beside those of the checkpoint."""
+        ...
+
+    def plan(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[Mapping[str, TensorSpec], Footprint]:
+        """The tensors that `train` will give, and what that takes, data aside.
+
+        Raises:
+            PlanError: that cannot be; all problems at once.
+        """
+        ...
+
+    def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
+        """Train. What is in `ctx.unfinished` it goes on from.
+
+        Raises:
+            StageError: a loss or gradient that is not finite; what was good before is kept in `ctx.unfinished`.
+            StorageError: what it would go on from cannot be kept.
         """
         ...
 
