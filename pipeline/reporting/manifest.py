@@ -146,8 +146,8 @@ def build_report(
         done["reused"] += bool(record.get("reused"))
         chunk = "digest" in record
         for name, tally in record["stages"].items():
-            again = not chunk and name in counted and name != record.get("of")
-            if again:  # a stage in one task read once more what chunks have read already
+            # Another stage in one task has read once more what chunks have read already.
+            if not chunk and name in counted and name != record.get("of"):
                 continue
             row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
             for key in ("seconds", "nbytes_in", "nbytes_out"):

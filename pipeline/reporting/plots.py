@@ -44,7 +44,9 @@ def scatter(path: Path, title: str, x_label: str, y_label: str, points: Sequence
     figure.savefig(path, dpi=150)
 
 
-def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> None:
+def curves(
+    path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+) -> None:
     """Named lines, of x and y each, the first thin and in the background; a PNG at `path`."""
     figure, axes = _figure(8, 4.5)
     for i, (name, (x, y)) in enumerate(given.items()):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.digest import InputFile, small_input
+from pipeline.digest import InputFile, identity, small_input
 from pipeline.errors import Problem
 from pipeline.stage import Checkpoint
 from pipeline.training import DataPlan, Splits
@@ -28,16 +28,16 @@ class Text:
     def plan(self, checkpoint: Checkpoint | None) -> DataPlan:
         n = sum(f.nbytes for f in self.inputs()) // 4
         one = (self.length,)
-        specs = {k: (one, "int32") for k in ("tokens", "targets", "positions", "segments")}
+        specs = dict.fromkeys(("tokens", "targets", "positions", "segments"), (one, "int32"))
         return DataPlan(n // self.length, {**specs, "weights": (one, "float32")}, n, 4 * n)
 
-    def open(self, folder: Path, tokenizer: Any | None) -> Splits:
-        file = folder / "tokens.npy"
-        if not file.exists():
+    def open(self, results: Any, tokenizer: Any | None) -> Splits:
+        def make(folder):
             ids = [i for f in self.files for i in tokenizer.encode(Path(f).read_text())]
-            n = (len(ids) - 1) // self.length
-            np.save(file, np.asarray(ids[: n * self.length + 1], np.int32))
-        ids = np.load(file, mmap_mode="r")
+            np.save(folder / "tokens.npy", np.asarray(ids, np.int32))
+
+        _, folder = results.once(identity([f.identity for f in self.inputs()]), make)
+        ids = np.load(folder / "tokens.npy", mmap_mode="r")
         n = (len(ids) - 1) // self.length
         cut = max(1, round(n * self.held_out))
         return Splits(_Rows(ids, self.length, 0, n - cut), _Rows(ids, self.length, n - cut, n))
@@ -53,11 +53,19 @@ class _Rows:
     @property
     def specs(self):
         one = (self.length,)
-        return {**{k: (one, "int32") for k in ("tokens", "targets", "positions", "segments")}, "weights": (one, "float32")}
+        return {
+            **dict.fromkeys(("tokens", "targets", "positions", "segments"), (one, "int32")),
+            "weights": (one, "float32"),
+        }
 
     def batch(self, at):
         rows = (np.asarray(at)[:, None] + self.begin) * self.length + np.arange(self.length + 1)
         ids = self.ids[rows]
         pos = np.broadcast_to(np.arange(self.length, dtype=np.int32), (len(at), self.length)).copy()
-        return {"tokens": ids[:, :-1].copy(), "targets": ids[:, 1:].copy(), "positions": pos, "segments": np.ones_like(pos),
-                "weights": np.ones(pos.shape, np.float32)}
+        return {
+            "tokens": ids[:, :-1].copy(),
+            "targets": ids[:, 1:].copy(),
+            "positions": pos,
+            "segments": np.ones_like(pos),
+            "weights": np.ones(pos.shape, np.float32),
+        }

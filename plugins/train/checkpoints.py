@@ -39,9 +39,7 @@ class Checkpoints:
         Raises:
             StorageError: that, or the one before it, cannot be written.
         """
-        args = ocp.args.Composite(
-            **{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))}
-        )  # type: ignore[no-untyped-call]
+        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))})  # type: ignore[no-untyped-call]
         try:
             self._manager.save(step, args=args, force=True)
         except (OSError, ValueError) as why:
@@ -60,9 +58,7 @@ class Checkpoints:
         template = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         said = ""
         for step in steps:
-            args = ocp.args.Composite(
-                **{STATE: ocp.args.StandardRestore(template), PROGRESS: ocp.args.JsonRestore()}
-            )  # type: ignore[no-untyped-call]
+            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(template), PROGRESS: ocp.args.JsonRestore()})  # type: ignore[no-untyped-call]
             try:
                 found = self._manager.restore(step, args=args)
             except Exception as why:  # whatever the libraries below make of files that are damaged

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,6 @@ class Plan:
     Attributes:
         at_once: examples of a micro-batch.
         device: a JAX device.
-        options: for the compiler.
         flops: of a token, or an example, forth and back; 0: not known.
         peak: FLOP/s of the device; None: not known.
         sample: (parameters, update) → prompt → text.
@@ -50,7 +48,6 @@ class Plan:
     save: Saving
     look: Looking
     device: Any
-    options: Mapping[str, Any] = field(default_factory=dict)
     flops: float = 0.0
     peak: float | None = None
     sample: Sampler | None = None
@@ -100,14 +97,34 @@ class Found:
     began: int
 
 
+class Programs:
+    """A step and its loss alone, compiled where they are first used.
+
+    Attributes:
+        update: see `plugins.train.step.Step.update`; uses up the state that it is given.
+        sums: (parameters, batch, key) → sum of losses, sum of weights.
+    """
+
+    def __init__(self, step: Step, options: Mapping[str, Any] | None = None):
+        """
+        Args:
+            options: for the compiler.
+        """
+
+        def sums(parameters: Any, batch: Any, key: Any) -> Any:
+            return step.objective.sums(step.bound.model(step.leaves(parameters, {}, key)), batch, key)[:2]
+
+        self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
+        self.sums = jax.jit(sums, compiler_options=dict(options or {}))
+
+
 class Loop:
     """The updates of one training."""
 
-    def __init__(self, plan: Plan, step: Step, data: Splits):
-        self.plan, self.step, self.data = plan, step, data
+    def __init__(self, plan: Plan, programs: Programs, data: Splits):
+        self.plan, self.programs, self.data = plan, programs, data
         self.unit = "tokens" if "tokens" in data.train.specs else "examples"
         self.key = jax.random.key(plan.seed)
-        self._update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(plan.options))
 
     def run(
         self, begin: Callable[[], State], shapes: State, folder: Path | None = None, files: tuple[Path, ...] = (),
@@ -142,14 +159,6 @@ class Loop:
         where = jax.sharding.SingleDeviceSharding(self.plan.device)
         return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes)
 
-    @cached_property
-    def _sums(self) -> Any:
-        def sums(parameters: Any, batch: Any) -> Any:
-            leaves = self.step.leaves(parameters, {}, self.key)
-            return self.step.objective.sums(self.step.bound.model(leaves), batch, self.key)[:2]
-
-        return jax.jit(sums, compiler_options=dict(self.plan.options))
-
     def batch(self, step: int) -> tuple[dict[str, np.ndarray], int]:
         """What the update after `step` others goes through, [accumulate, B, …], and how much of the unit that is."""
         plan = self.plan
@@ -174,7 +183,7 @@ class Loop:
             return None
         loss = weight = 0.0
         for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
-            sums = self._sums(parameters, jax.device_put(batch, self.plan.device))
+            sums = self.programs.sums(parameters, jax.device_put(batch, self.plan.device), self.key)
             loss, weight = loss + float(sums[0]), weight + float(sums[1])
         return loss / weight if weight else None
 
@@ -200,7 +209,7 @@ class _Run:
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
         for before, batch, amount in self.loop.batches(began):
             self.line.begin()
-            self.state, figures = self.loop._update(self.state, batch, self.loop.key, {})
+            self.state, figures = self.loop.programs.update(self.state, batch, self.loop.key, {})
             losses.append(self._row(before, jax.device_get(figures), amount))
             step = before + 1
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0

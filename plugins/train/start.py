@@ -24,7 +24,7 @@ from plugins.mesh.store import DeviceStore
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
-from plugins.train.loop import METRICS, Found, Loop, Plan
+from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
 from plugins.train.step import State, make_step
 from plugins.train.trainer import Trainer
 from plugins.train.watch import PEAKS
@@ -62,10 +62,10 @@ def train(
     options |= DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
     parameters = family.parameters(checkpoint.config)
     plan = Plan(
-        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, device, options,
+        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, device,
         flops=flops_of_token(parameters, checkpoint.config), peak=trainer.peak_flops or PEAKS.get(device.device_kind),
     )  # fmt: skip
-    loop = Loop(plan, step, data)
+    loop = Loop(plan, Programs(step, options), data)
     found = loop.run(begin, jax.eval_shape(step.init, shapes), ctx.unfinished, (ctx.run_dir / METRICS,))
     meter.on_device(sum(a.nbytes for a in jax.tree.leaves(found.parameters)) * 3)
     for param in params_of(model):

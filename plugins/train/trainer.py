@@ -6,7 +6,7 @@ some.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
@@ -161,7 +161,9 @@ class Trainer:
         """What comes out: every tensor that the model has, plain."""
         _, ignored = self.engine.weights(checkpoint)
         held = {n: s for n, s in checkpoint.store.specs.items() if n not in ignored}
-        return {n: TensorSpec(s.shape, s.dtype if self.dtype == "keep" else DTYPES[self.dtype]) for n, s in held.items()}
+        return {
+            n: TensorSpec(s.shape, s.dtype if self.dtype == "keep" else DTYPES[self.dtype]) for n, s in held.items()
+        }
 
     def _problems(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         for name, spec in checkpoint.store.specs.items():
