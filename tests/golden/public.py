@@ -122,7 +122,7 @@ def targets() -> set[str]:
         for hint in typing.get_type_hints(cls).values():
             for inner in _dataclasses(hint):
                 name = f"{inner.__module__}.{inner.__qualname__}"
-                if name not in found and name.partition(".")[0] in OWN_PACKAGES:
+                if name not in found and (name in OWN_CLASSES or name.partition(".")[0] in OWN_PACKAGES):
                     found.add(name)
                     waiting.append(name)
     return found
