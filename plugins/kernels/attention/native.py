@@ -34,8 +34,10 @@ def attention(
     sinks: Any = None,
     softcap: float | None = None,
     causal: bool = True,
+    segments: Any = None,
 ) -> Any:
     """See the op's docstring."""
+    assert segments is None  # declined
     q, at, slot = (jnp.asarray(a) for a in (q, q_positions, k_positions))
     k, v = (a if isinstance(a, QTensor) else jnp.asarray(a) for a in (k, v))
     extra = None if sinks is None else jnp.asarray(sinks)

@@ -31,6 +31,7 @@ def attention(
     sinks: Any = None,
     softcap: float | None = None,
     causal: bool = True,
+    segments: Any = None,
 ) -> Any:
     """See the op's docstring."""
     q, q_positions, k_positions = (jnp.asarray(a) for a in (q, q_positions, k_positions))
@@ -40,8 +41,10 @@ def attention(
     q = q.reshape(batch, queries, key_heads, heads // key_heads, dims)
     extra = None if sinks is None else jnp.asarray(sinks).astype(jnp.float32).reshape(1, key_heads, -1, 1, 1)
 
+    segments = None if segments is None else jnp.asarray(segments)
+
     @jax.checkpoint
-    def block(q_BTKGD: Any, at: Any) -> Any:
+    def block(q_BTKGD: Any, at: Any, of: Any) -> Any:
         logits = jnp.einsum(
             "btkgd,bskd->bkgts", q_BTKGD, k, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32
         )
@@ -49,19 +52,25 @@ def attention(
         if softcap is not None:
             logits = softcap * jnp.tanh(logits / softcap)
         seen = mask(at, k_positions, window, causal)[:, None, None]
+        if segments is not None:
+            seen = seen & (of[:, :, None] == segments[:, None, :])[:, None, None]
         p = softmax(logits, sinks=extra, where=seen).astype(v.dtype)
         out = jnp.einsum("bkgts,bskd->btkgd", p, v, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
         return out.astype(q.dtype)
 
     step = min(QUERIES, max(1, LOGITS_NBYTES // max(1, batch * heads * slots * 4)))
     if queries <= step:
-        out = block(q, q_positions)
+        out = block(q, q_positions, segments)
     else:
         count = -(-queries // step)
         pad = count * step - queries
-        blocks = jnp.pad(q, ((0, 0), (0, pad), (0, 0), (0, 0), (0, 0))).reshape(batch, count, step, *q.shape[2:])
-        ats = jnp.pad(q_positions, ((0, 0), (0, pad)), constant_values=-1).reshape(batch, count, step)
-        found = lax.map(lambda one: block(*one), (jnp.moveaxis(blocks, 1, 0), jnp.moveaxis(ats, 1, 0)))
+
+        def blocks(array: Any, fill: int = 0) -> Any:
+            padded = jnp.pad(array, [(0, 0), (0, pad), *[(0, 0)] * (array.ndim - 2)], constant_values=fill)
+            return jnp.moveaxis(padded.reshape(batch, count, step, *array.shape[2:]), 1, 0)
+
+        of = None if segments is None else blocks(segments)
+        found = lax.map(lambda one: block(*one), (blocks(q), blocks(q_positions, -1), of))
         out = jnp.moveaxis(found, 0, 1).reshape(batch, count * step, *found.shape[3:])[:, :queries]
     return out.reshape(batch, queries, heads, v.shape[-1])
 

@@ -59,7 +59,14 @@ class Decoder(nnx.Module):
         gather(*(part for part in (self.embed_tokens, self.norm, self.lm_head) if part is not None))
 
     def __call__(
-        self, tokens: Any, positions: Any, cache: Cache | None = None, *, fresh: bool = True, tap: Tap | None = None
+        self,
+        tokens: Any,
+        positions: Any,
+        cache: Cache | None = None,
+        *,
+        fresh: bool = True,
+        tap: Tap | None = None,
+        segments: Any = None,
     ) -> tuple[Any, Cache | None]:
         """Hidden states of `tokens`, after the last norm, and the cache with them.
 
@@ -69,8 +76,10 @@ class Decoder(nnx.Module):
             cache: what came before; None computes without one.
             fresh: promises that the cache is empty.
             tap: is called with (name, array) after the embedding and after every layer.
+            segments: [B, T] int32: which document of its row each token is of; others it does not see. Positions begin
+                anew with each. None: a row is one document. Not with a cache.
         """
-        memory = CacheView(cache, positions, fresh=fresh)
+        memory = CacheView(cache, positions, fresh=fresh, segments=segments)
         rows = over(self.embed_tokens.layout, 0)
         x = embedded(self.ops.embed, tokens, self.embed_tokens.get_value(), rows, dtype=jnp.dtype(self.dtype))
         if self.embed_scale is not None:

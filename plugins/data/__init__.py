@@ -1,0 +1,1 @@
+"""Data sets: files as numbered examples. NumPy only."""

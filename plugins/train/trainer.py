@@ -1,0 +1,183 @@
+"""The trainer as a plugin node: what is to become small, by which updates, how many, and what is looked at meanwhile.
+
+It knows no framework: plans are made of specs alone. `plugins.train.loop` does the work, and is imported when there is
+some.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from pipeline.digest import InputFile
+from pipeline.engine import EngineHooks
+from pipeline.errors import PlanError, Problem
+from pipeline.hooks import optional
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+from pipeline.training import DataPlan, Splits, Trained
+from plugins.engine.engine import Engine
+from plugins.train.objectives import Objective
+from plugins.train.optimizers import Optimizer
+
+DTYPES = {"bf16": "BF16", "fp32": "F32"}
+HOST_NBYTES = 700 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
+SAVED_ENTRIES_NBYTES = 1 << 20  # what a saved state has beside its arrays
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When the state is saved, from which a run that was killed goes on.
+
+    Attributes:
+        every: updates; 0: only where the run ends early.
+        seconds: or when so many have passed since it was saved last; null: never by time.
+        keep: how many of the latest are kept, the best one beside them where there is an evaluation.
+    """
+
+    every: int = 0
+    seconds: float | None = 300.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ValueError(f"every={self.every}: 0 or more updates are needed")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds}: more than 0 are needed, or null")
+        if self.keep < 1:
+            raise ValueError(f"keep={self.keep}: at least 1 is needed")
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What is looked at while training.
+
+    Attributes:
+        every: updates between evaluations on what is held out; 0: only before the first update and after the last.
+        examples: of what is held out, at most; null: all.
+        patience: evaluations without a new best after which training stops early, and gives the best weights; null: it
+            never does.
+        groups: pattern of names → the norms of their gradients together, under the pattern, in every row of metrics.
+    """
+
+    every: int = 0
+    examples: int | None = 256
+    patience: int | None = None
+    groups: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ValueError(f"every={self.every}: 0 or more updates are needed")
+        if self.examples is not None and self.examples < 1:
+            raise ValueError(f"examples={self.examples}: at least 1 is needed, or null for all")
+        if self.patience is not None and (self.patience < 1 or not self.every):
+            raise ValueError(f"patience={self.patience}: at least 1 is needed, with every above 0; or null")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains all of a model's parameters; a `pipeline.training.Trainer`.
+
+    Attributes:
+        engine: has the families, the kernels, the tokenizer, the device and the dtype of activations.
+        objective: what is to become small.
+        optimizer: how parameters change, and how fast.
+        steps: updates.
+        batch: examples of an update, on all devices together.
+        micro: of these at once, the others one after another; null: all at once. It divides `batch`.
+        dtype: of the weights that come out: `keep`, as the checkpoint has them (what its packed ones decode to); or
+            `bf16`, `fp32`. Whatever it is, they are trained as fp32.
+        deterministic: the same bits every time on devices that would add up in any order otherwise (GPUs), at a price.
+        save: when the state is saved.
+        look: what is looked at meanwhile.
+        peak_flops: of one device, per second, for the share that training makes use of (MFU); null: what is known of
+            the device, or nothing.
+    """
+
+    engine: Engine
+    objective: Objective
+    optimizer: Optimizer
+    steps: int
+    batch: int
+    micro: int | None = None
+    dtype: Literal["keep", "bf16", "fp32"] = "keep"
+    deterministic: bool = False
+    save: Saving = field(default_factory=Saving, metadata=NEUTRAL)
+    look: Looking = field(default_factory=Looking)
+    peak_flops: float | None = field(default=None, metadata=NEUTRAL)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: at least 1 update is needed")
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch}: at least 1 example is needed")
+        if self.micro is not None and (self.micro < 1 or self.batch % self.micro):
+            legal = ", ".join(str(n) for n in range(1, self.batch + 1) if self.batch % n == 0)
+            raise ValueError(f"micro={self.micro}: the {self.batch} examples of an update divide into {legal} at once")
+
+    @property
+    def at_once(self) -> int:
+        """Examples of a micro-batch."""
+        return self.batch if self.micro is None else self.micro
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        found: Gang | None = optional(self.engine, EngineHooks, "gang")
+        return found
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Any | None:
+        """See `pipeline.training.Trainer.tokenizer`."""
+        return self.engine.tokenizer.load(checkpoint) if self.engine.tokenizer.exists(checkpoint) else None
+
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """See `pipeline.training.Trainer.inputs`."""
+        return self.engine.tokenizer.inputs(checkpoint)
+
+    def plan(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[Mapping[str, TensorSpec], Footprint]:
+        """See `pipeline.training.Trainer.plan`. Memory and disk: masters, two moments and gradients as fp32, the weights
+        in the dtype of activations, and what a micro-batch leaves for the way back.
+
+        Raises:
+            PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
+        """
+        if problems := list(self._problems(checkpoint)):
+            raise PlanError(problems)
+        specs = checkpoint.store.specs
+        _, ignored = self.engine.weights(checkpoint)
+        values = sum(s.size for n, s in specs.items() if n not in ignored)
+        state = 12 * values
+        steps = self.steps * self.batch * data.tokens_of_example
+        takes = Footprint(
+            device_nbytes=state + 4 * values + (2 * values if self.engine.dtype == "bf16" else 0),
+            host_nbytes=HOST_NBYTES + state + 8 * values + self._activations(checkpoint, data),
+            ignored=ignored,
+            disk_nbytes=(self.save.keep + 2) * (state + SAVED_ENTRIES_NBYTES),
+            moved_nbytes=3 * 4 * values * steps,
+            rate=f"train {self.engine.dtype}",
+        )
+        return self.result_specs(checkpoint), takes
+
+    def result_specs(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+        """What comes out: every tensor that the model has, plain."""
+        _, ignored = self.engine.weights(checkpoint)
+        held = {n: s for n, s in checkpoint.store.specs.items() if n not in ignored}
+        return {n: TensorSpec(s.shape, s.dtype if self.dtype == "keep" else DTYPES[self.dtype]) for n, s in held.items()}
+
+    def _problems(self, checkpoint: Checkpoint) -> Iterator[Problem]:
+        for name, spec in checkpoint.store.specs.items():
+            if spec.dtype not in FLOAT_DTYPES:
+                yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
+        if self.engine.mesh.size > 1:
+            yield Problem("mesh", f"training runs on one device so far, and the mesh has {self.engine.mesh.size}")
+
+    def _activations(self, checkpoint: Checkpoint, data: DataPlan) -> int:
+        """Bytes that a micro-batch leaves for the way back: of every matrix what goes in and comes out, as fp32."""
+        tokens = self.at_once * data.tokens_of_example
+        wide = sum(sum(s.shape[-2:]) for n, s in checkpoint.store.specs.items() if len(s.shape) > 1)
+        return 4 * tokens * wide
+
+    def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
+        """See `pipeline.training.Trainer.train`."""
+        from plugins.train.loop import train
+
+        return train(self, ctx, checkpoint, data, tokenizer, seed)
