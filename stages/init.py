@@ -119,7 +119,8 @@ class FreshStore:
         begin = sum(s.start * prod(spec.shape[d + 1 :]) for d, s in enumerate(box[: outer + 1]))
         sides = [s.stop - s.start for s in box[: outer + 1]]
         values = self._values(name, begin, prod(sides) * inner).reshape((*sides, *spec.shape[outer + 1 :]))
-        part = values[(..., *box[outer + 1 :])] if outer + 1 < len(box) else values
+        rest: Any = (*(slice(None) for _ in sides), *box[outer + 1 :])
+        part = values[rest]
         return np.ascontiguousarray((part * np.float32(self.spread)).astype(dtype)).reshape(
             [s.stop - s.start for s in box]
         )

@@ -72,13 +72,13 @@ def test_the_embedded_config_with_fresh_weights(tmp_path: Path) -> None:
 
 
 def test_keys_of_config_can_be_otherwise(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "+model=gpt_oss", "stages.init.config={num_hidden_layers: 1, layer_types: null}")
+    plan = planned(tmp_path, "+model=gpt_oss", "+stages.init.config={num_hidden_layers: 1, layer_types: null}")
     assert not plan.problems
     assert max(n.split(".")[2] for n in plan.nodes["init"].result.store.specs if ".layers." in n) == "0"
 
 
 def test_what_config_json_lacks_is_a_problem(tmp_path: Path) -> None:
-    plan = planned(tmp_path, "+model=gpt_oss", "stages.init.config={hidden_size: null, vocab_size: 7.5}")
+    plan = planned(tmp_path, "+model=gpt_oss", "+stages.init.config={hidden_size: null, vocab_size: 7.5}")
     said = " ".join(str(p) for p in plan.problems)
     assert "hidden_size" in said
     assert "vocab_size" in said
