@@ -34,6 +34,10 @@ MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the consol
 DISTRIBUTIONS = ("weightmill", "numpy", "ml_dtypes", "dask", "distributed", "hydra-core", "omegaconf", "xxhash")
 
 
+METRICS = "metrics.jsonl"
+KINDS = ("stage", "error", "tensor", "figure", "run")  # of rows in it, beside those of stages
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A finished run. JSON-able field by field; `manifest.json` is this.
@@ -308,7 +312,9 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(report.tensors)
-        with (run_dir / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        came = _rows_of_stages(run_dir / METRICS)
+        with (run_dir / METRICS).open("w", encoding="utf-8") as file:
+            file.writelines(came)
             for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
@@ -322,6 +328,12 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
     write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
+
+
+def _rows_of_stages(file: Path) -> list[str]:
+    """The lines of a run's metrics that a stage wrote there while it was at work: those of no kind that is ours."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+    return [line for line in lines if json.loads(line).get("kind") not in KINDS]
 
 
 def tables(report: Report) -> list[Any]:

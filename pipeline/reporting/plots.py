@@ -6,6 +6,9 @@ from typing import Any
 
 BLUE, GREY = "#2f6db5", "#8a8f98"
 
+Points = tuple[Sequence[float], Sequence[float]]
+"""x and y."""
+
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # the object interface: no global state, no backend to choose
@@ -44,9 +47,7 @@ def scatter(path: Path, title: str, x_label: str, y_label: str, points: Sequence
     figure.savefig(path, dpi=150)
 
 
-def curves(
-    path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, tuple[Sequence[float], Sequence[float]]]
-) -> None:
+def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Points]) -> None:
     """Named lines, of x and y each, the first thin and in the background; a PNG at `path`."""
     figure, axes = _figure(8, 4.5)
     for i, (name, (x, y)) in enumerate(given.items()):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import orbax.checkpoint as ocp
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
 from pipeline.errors import StorageError
 from pipeline.running import text_stream
@@ -39,7 +39,7 @@ class Checkpoints:
         Raises:
             StorageError: that, or the one before it, cannot be written.
         """
-        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))})  # type: ignore[no-untyped-call]
+        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))})
         try:
             self._manager.save(step, args=args, force=True)
         except (OSError, ValueError) as why:
@@ -58,11 +58,12 @@ class Checkpoints:
         template = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
         said = ""
         for step in steps:
-            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(template), PROGRESS: ocp.args.JsonRestore()})  # type: ignore[no-untyped-call]
+            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(template), PROGRESS: ocp.args.JsonRestore()})
             try:
                 found = self._manager.restore(step, args=args)
             except Exception as why:  # whatever the libraries below make of files that are damaged
-                said = f"{self.folder / str(step)}: cannot be gone on from: {type(why).__name__}: {str(why).splitlines()[0]}"
+                kind, text = type(why).__name__, (str(why).splitlines() or [""])[0]
+                said = f"{self.folder / str(step)}: cannot be gone on from: {kind}: {text}"
                 text_stream.write(f"{said}\n")
                 continue
             for damaged in (s for s in steps if s > step):  # or nothing could be saved in their places

@@ -128,7 +128,7 @@ class Loop:
 
     def run(
         self, begin: Callable[[], State], shapes: State, folder: Path | None = None, files: tuple[Path, ...] = (),
-        name: str = "train",
+        picture: Path | None = None, name: str = "train",
     ) -> Found:  # fmt: skip
         """Train, from the latest state that is saved in `folder`, or else from that which `begin` gives.
 
@@ -136,6 +136,7 @@ class Loop:
             shapes: of a state.
             folder: where states are saved; None: nowhere.
             files: where rows of metrics go, too.
+            picture: where the losses are drawn, however it ends.
             name: for people.
 
         Raises:
@@ -145,19 +146,17 @@ class Loop:
         with ExitStack() as stack:
             saves = _opened(stack, folder, STATES, self.plan.save.keep)
             best = _opened(stack, folder, BEST, 1) if self.plan.look.patience is not None else None
-            found = saves.latest(self._like(shapes)) if saves is not None else None
+            where = jax.sharding.SingleDeviceSharding(self.plan.device)
+            found = saves.latest(_described(shapes, lambda leaf: where)) if saves is not None else None
             held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
             rows = (folder / METRICS, *files) if folder is not None else files
             metrics = Metrics(rows, progress.metrics_nbytes)
             stack.callback(metrics.close)
+            if picture is not None:
+                stack.callback(metrics.picture, picture)
             if found is not None:
                 text_stream.write(f"{name}: going on after update {int(held['step'])}\n")
             return _Run(self, name, held, progress, metrics, saves, best).updates()
-
-    def _like(self, shapes: State) -> State:
-        """Shapes, and where they lie."""
-        where = jax.sharding.SingleDeviceSharding(self.plan.device)
-        return jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where), shapes)
 
     def batch(self, step: int) -> tuple[dict[str, np.ndarray], int]:
         """What the update after `step` others goes through, [accumulate, B, …], and how much of the unit that is."""
@@ -225,7 +224,7 @@ class _Run:
         parameters = self.state["parameters"]
         if self.best is not None and progress.best is not None and progress.best_step != step:
             self.best.wait()
-            if (found := self.best.latest(_shapes(parameters))) is not None:
+            if (found := self.best.latest(_described(parameters, lambda leaf: leaf.sharding))) is not None:
                 parameters, step = found[0], progress.best_step
         tail = losses[-max(1, len(losses) // 10) :]
         return Found(parameters, step, float(np.mean(tail)) if tail else float("nan"), progress, stopped, spent, began)
@@ -256,7 +255,7 @@ class _Run:
         where = f"; gradients that are not finite: {', '.join(shown(bad))}" if bad else "; all gradients are finite"
         raise StageError(
             f"{self.name}: update {before + 1}: the loss is {numbers['loss']}, the norm of all gradients "
-            f"{numbers['gradient_norm']}{where}{kept}. A lower train.optimizer.rate, a longer warmup or clipping may help"
+            f"{numbers['gradient_norm']}{where}{kept}. A lower rate, a longer warmup or clipping may help"
         )
 
     def _look(self, step: int) -> bool:
@@ -296,8 +295,10 @@ def _opened(stack: ExitStack, folder: Path | None, name: str, keep: int) -> Chec
     return found
 
 
-def _shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), tree)
+def _described(tree: Any, where: Callable[[Any], Any]) -> Any:
+    """Shapes and dtypes, and where each leaf lies."""
+    of = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where(a))  # type: ignore[no-untyped-call]  # noqa: E731
+    return jax.tree.map(of, tree)
 
 
 def _through(examples: Examples, most: int | None, at_once: int) -> Iterator[dict[str, np.ndarray]]:

@@ -56,7 +56,8 @@ def train(
         for param in params_of(model):  # of its own: what the step uses up may be the loader's
             held[param.names[0]] = jax.numpy.array(param.get_value(), copy=True)
             param.set_value(shapes[param.names[0]])
-        return jax.device_put(step.init(held), device)
+        state: State = jax.device_put(step.init(held), device)
+        return state
 
     options = {**COMPILER_OPTIONS.get(device.platform, {})}
     options |= DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
@@ -66,8 +67,9 @@ def train(
         flops=flops_of_token(parameters, checkpoint.config), peak=trainer.peak_flops or PEAKS.get(device.device_kind),
     )  # fmt: skip
     loop = Loop(plan, Programs(step, options), data)
-    found = loop.run(begin, jax.eval_shape(step.init, shapes), ctx.unfinished, (ctx.run_dir / METRICS,))
-    meter.on_device(sum(a.nbytes for a in jax.tree.leaves(found.parameters)) * 3)
+    like = jax.eval_shape(step.init, shapes)
+    found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE)
+    meter.on_device(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(like)))
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])
     return Trained(_Cast(model, trainer.result_specs(checkpoint), engine.cast), report(found, loop))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError
-from pipeline.reporting.plots import curves
+from pipeline.reporting.plots import Points, curves
 from pipeline.running import text_stream
 from pipeline.units import show_seconds
 
@@ -74,11 +74,11 @@ class Metrics:
         held = [(r["step"], r["loss"]) for r in self.rows if r["kind"] == "held_out" and isinstance(r["loss"], float)]
         if not seen:
             return
-        given = {"each update": tuple(zip(*seen, strict=True))}
+        given: dict[str, Points] = {"each update": ([step for step, _ in seen], [loss for _, loss in seen])}
         if len(seen) > 20:
             given["smoothed"] = ([step for step, _ in seen], smoothed([loss for _, loss in seen]))
         if held:
-            given["held out"] = tuple(zip(*held, strict=True))
+            given["held out"] = ([step for step, _ in held], [loss for _, loss in held])
         curves(path, "Loss", "update", "loss", given)
 
 

@@ -2,8 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,40 +16,10 @@ from pipeline.training import Splits
 from plugins.train.loop import Found, Loop, Plan, Programs
 from plugins.train.trainer import Looking, Saving
 from tests.cases import trained
+from tests.cases.toy_rows import Rows
 
 KIND = "llama"
-ROWS, LENGTH = 4, 12
-
-
-@dataclass
-class Rows:
-    """Made-up documents; a `pipeline.training.Examples`."""
-
-    count: int = 20
-    seed: int = 0
-    broken: Mapping[int, float] = field(default_factory=dict)
-    asked: list[int] = field(default_factory=list)
-    dies_after: int | None = None
-
-    def __len__(self) -> int:
-        return self.count
-
-    @property
-    def specs(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
-        return {n: (a.shape[2:], a.dtype.name) for n, a in self._all.items()}
-
-    @property
-    def _all(self) -> dict[str, np.ndarray]:
-        return trained.batches(1, self.count, LENGTH, self.seed)
-
-    def batch(self, at: np.ndarray) -> dict[str, np.ndarray]:
-        self.asked.append(len(at))
-        if self.dies_after is not None and len(self.asked) > self.dies_after:
-            raise RuntimeError("killed")
-        found = {n: a[0][at] for n, a in self._all.items()}
-        for row, value in self.broken.items():
-            found["weights"][at == row] *= value
-        return found
+ROWS = 4
 
 
 def plan(**changed: Any) -> Plan:
