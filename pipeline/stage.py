@@ -140,8 +140,8 @@ class StageHooks:
     """Names of files that it writes into the run's folder, beside those that every run does."""
 
     reopen: "Callable[..., Checkpoint] | None" = None
-    """`reopen(folder, *inputs)`, of a stage that computes a checkpoint: that checkpoint, from the files that `run` wrote
-    into `Context.folder`, wherever that lies now. It is kept under the stage's key then, like other results."""
+    """`reopen(folder, *inputs)`, of a stage that computes a checkpoint: that one, from the files that `run` wrote into
+    `Context.folder`, wherever that lies now. It is kept under the stage's key then, like other results."""
 
     gang: Gang | None = None
     """Processes in each of which `run` is called alike; the first one's result counts. None: the one that runs it."""

@@ -21,14 +21,13 @@ is divided into micro-batches and among devices changes nothing but the order of
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from pipeline.digest import InputFile
 from pipeline.errors import Problem
-from pipeline.stage import Checkpoint, Context, Footprint, Gang
+from pipeline.stage import Checkpoint, Context, Footprint, Gang, Results
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
 
@@ -114,15 +113,17 @@ class Dataset(Protocol):
         """Raises PlanError: what `check` finds, where that leaves nothing to say."""
         ...
 
-    def open(self, folder: Path, tokenizer: Any | None) -> Splits:
-        """The examples. What is made of the files is kept in `folder`, and found there by whoever opens the same again.
+    def open(self, results: Results, tokenizer: Any | None) -> Splits:
+        """The examples. What is made of a file is kept under a key of its own (what the file holds, the tokenizer, the
+        options that it was read with), so that whoever needs the same of it finds it: another length of rows, another
+        list of files, a run that was interrupted.
 
         Args:
-            folder: exists; nobody else writes into it meanwhile.
+            results: keeps it; of several processes that ask at once one makes it.
             tokenizer: a `plugins.tokenizers.tokenizer.Tokenizer`; None where there is none, which only texts need.
 
         Raises:
-            SourceError: what only reading all of it finds, with file and line.
+            PlanError: what only reading all of it finds, with file and line, all at once.
             StorageError: what is made of it cannot be kept.
         """
         ...

@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import meter
-from pipeline.digest import InputFile, described, digest, identity, small_input
-from pipeline.errors import PlanError, Problem, WeightmillError
+from pipeline.errors import PlanError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
-from pipeline.planning.code import reach
-from pipeline.planning.identity import plugins_in
-from pipeline.running import text_stream
 from pipeline.running.results import FOLDER, Results
-from pipeline.stage import Checkpoint, Context, Footprint, Gang, Prediction
+from pipeline.stage import Checkpoint, Context, Gang, Prediction
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
-from pipeline.training import DataPlan, Dataset, Splits, Trainer
+from pipeline.training import DataPlan, Dataset, Trainer
 from pipeline.units import parse_bytes
 
 REPORT = "training.json"  # beside the weights
@@ -80,13 +76,13 @@ class Train:
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
-            SourceError: data that only reading it finds to be wrong.
+            PlanError: data that only reading it finds to be wrong.
             StageError: a loss or gradient that is not finite.
             StorageError: what has to be kept cannot be.
         """
         assert ctx.folder is not None
         tokenizer = self.trainer.tokenizer(checkpoint)
-        splits = self._opened(ctx, checkpoint, tokenizer)
+        splits = self.data.open(ctx.results or Results(ctx.run_dir / FOLDER), tokenizer)
         found = self.trainer.train(ctx, checkpoint, splits, tokenizer, ctx.seed)
         self._write(ctx.folder, found.store)
         write_json(ctx.folder / REPORT, dict(found.report))
@@ -96,27 +92,6 @@ class Train:
         """See `pipeline.stage.StageHooks`."""
         report = json.loads(read_whole(folder / REPORT))
         return replace(_trained(checkpoint, self.container.open(folder)), source=folder, report=report)
-
-    def _opened(self, ctx: Context, checkpoint: Checkpoint, tokenizer: Any) -> Splits:
-        """The examples, tokenized once for all that train on the same files with the same tokenizer."""
-        results = ctx.results or Results(ctx.run_dir / FOLDER)
-        parts = {
-            "stage": "data",
-            "config": described(self.data),
-            "files": [f.identity for f in (*self.data.inputs(), *self.trainer.inputs(checkpoint))],
-            "tokenizer": {name: _content(file) for name, file in sorted(checkpoint.files.items())},
-            "code": dict(reach(type(p).__module__ for p in plugins_in(self.data)).code),
-        }
-
-        def make(folder: Path) -> dict[str, Any]:
-            text_stream.write("preparing the data\n")
-            splits = self.data.open(folder, tokenizer)
-            meter.wrote(sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()))
-            held_out = 0 if splits.held_out is None else len(splits.held_out)
-            return {"examples": len(splits.train), "held_out": held_out}
-
-        _, folder = results.once(identity(parts), make, parts=parts)
-        return self.data.open(folder, tokenizer)
 
     def _write(self, folder: Path, store: TensorStore) -> None:
         layout = self.container.layout(store.specs, {}, parse_bytes(self.max_shard_size, "train.max_shard_size"))
@@ -147,7 +122,3 @@ def _trained(checkpoint: Checkpoint, store: TensorStore) -> Checkpoint:
         checkpoint, store=store, stored={n: s.nbytes for n, s in store.specs.items()}, ignored={}, outline=False,
         origin="trained", made_by=None,
     )  # fmt: skip
-
-
-def _content(file: Path | bytes) -> str | list[str | int]:
-    return digest(file) if isinstance(file, bytes) else small_input(file).identity

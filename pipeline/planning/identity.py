@@ -72,7 +72,7 @@ def node_keys(run: RunConfig, plan: Plan, known: Known = lambda file: None) -> d
 def _key(node: Node, config: Any, seed: int, plan: Plan, before: Mapping[str, Key], known: Known) -> Key:
     stage = node.stage
     taken = _made_by(node) if _has_choices(stage) else None
-    held = [*plugins_in(stage, taken is not None), *plugins_in(taken, False)]
+    held = [*_plugins(stage, taken is not None), *_plugins(taken, False)]
     chosen = [m for h in held if isinstance(h, Kernel) for name in h.backends for m in backends.modules(h.op, name)]
     reached = reach([*(type(h).__module__ for h in held), *chosen])
     parts: dict[str, Any] = {
@@ -181,19 +181,19 @@ def _config(node: Any, held: Any, taken: bool) -> Any:
     return node
 
 
-def plugins_in(held: Any, taken: bool = False) -> Iterator[Any]:
+def _plugins(held: Any, taken: bool) -> Iterator[Any]:
     """`held` and the plugins in it whose code counts."""
     if isinstance(held, Mapping):
         for value in held.values():
-            yield from plugins_in(value, taken)
+            yield from _plugins(value, taken)
     elif isinstance(held, list | tuple):
         for value in held:
-            yield from plugins_in(value, taken)
+            yield from _plugins(value, taken)
     elif is_dataclass(held) and not isinstance(held, type):
         yield held
         for f in fields(held):
             if _counts(f, taken):
-                yield from plugins_in(getattr(held, f.name), taken)
+                yield from _plugins(getattr(held, f.name), taken)
     elif callable(getattr(held, "run", None)):  # a stage need be no dataclass
         yield held
 

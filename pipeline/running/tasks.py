@@ -332,7 +332,7 @@ def _run(
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
         raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
-    return Made(value, {**measured.record(), "process": [os.getpid(), peak.nbytes()]})
+    return Made(value, {**measured.record(), "of": name, "process": [os.getpid(), peak.nbytes()]})
 
 
 def value_of(made: Made) -> Any:

@@ -14,11 +14,11 @@ class Schedule:
     """Up to the optimizer's rate, then `shape`, then down to `floor`.
 
     Attributes:
-        shape: after warming up: `constant`; `linear` or `cosine` down to `floor` at the last step.
+        shape: after warming up: `constant`; `linear` or `cosine` down to `floor`, where it would be after the last step.
         warmup, cooldown: steps; below 1 they are a share of all steps. The rate rises linearly while warming up, and
             has its full height at the last step of it. While cooling down, which only `constant` does, it falls
-            linearly to `floor`, its height at the last step.
-        floor: what is left of the rate at the end, as a share.
+            linearly to `floor`.
+        floor: what is left of the rate in the end, as a share.
     """
 
     shape: Shape = "cosine"
@@ -55,9 +55,9 @@ class Schedule:
         rise = jnp.minimum(1.0, (at + 1) / up) if up else jnp.float32(1)
         fall: Any
         if self.shape == "constant":
-            fall = jnp.minimum(1.0, (steps - 1 - at) / down) if down else jnp.float32(1)
+            fall = jnp.minimum(1.0, (steps - at) / down) if down else jnp.float32(1)
         else:
-            done = (at - up) / max(1, steps - 1 - up)
+            done = (at - up) / max(1, steps - up)
             fall = 1 - done if self.shape == "linear" else 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(done, 0.0, 1.0)))
         return rise * (self.floor + (1 - self.floor) * jnp.clip(fall, 0.0, 1.0))
 

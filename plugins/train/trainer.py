@@ -6,7 +6,7 @@ some.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
@@ -20,7 +20,7 @@ from plugins.train.objectives import Objective
 from plugins.train.optimizers import Optimizer
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
-HOST_NBYTES = 700 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
+HOST_NBYTES = 780 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
 SAVED_ENTRIES_NBYTES = 1 << 20  # what a saved state has beside its arrays
 
 
@@ -134,8 +134,8 @@ class Trainer:
         return self.engine.tokenizer.inputs(checkpoint)
 
     def plan(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[Mapping[str, TensorSpec], Footprint]:
-        """See `pipeline.training.Trainer.plan`. Memory and disk: masters, two moments and gradients as fp32, the weights
-        in the dtype of activations, and what a micro-batch leaves for the way back.
+        """See `pipeline.training.Trainer.plan`. Masters, two moments and gradients as fp32, the weights in the dtype of
+        activations, and what a micro-batch leaves for the way back.
 
         Raises:
             PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
@@ -145,14 +145,18 @@ class Trainer:
         specs = checkpoint.store.specs
         _, ignored = self.engine.weights(checkpoint)
         values = sum(s.size for n, s in specs.items() if n not in ignored)
-        state = 12 * values
-        steps = self.steps * self.batch * data.tokens_of_example
+        state, amount = 12 * values, self.steps * self.batch * data.tokens_of_example
+        temporary = (
+            4 * values + self._activations(checkpoint, data) + (2 * values if self.engine.dtype == "bf16" else 0)
+        )
+        saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
-            device_nbytes=state + 4 * values + (2 * values if self.engine.dtype == "bf16" else 0),
-            host_nbytes=HOST_NBYTES + state + 8 * values + self._activations(checkpoint, data),
+            device_nbytes=state,
+            temporary_nbytes=temporary,
+            host_nbytes=HOST_NBYTES + state + 4 * values + temporary,
             ignored=ignored,
-            disk_nbytes=(self.save.keep + 2) * (state + SAVED_ENTRIES_NBYTES),
-            moved_nbytes=3 * 4 * values * steps,
+            disk_nbytes=saved * (state + SAVED_ENTRIES_NBYTES),
+            moved_nbytes=3 * 4 * values * amount,
             rate=f"train {self.engine.dtype}",
         )
         return self.result_specs(checkpoint), takes
@@ -161,7 +165,8 @@ class Trainer:
         """What comes out: every tensor that the model has, plain."""
         _, ignored = self.engine.weights(checkpoint)
         held = {n: s for n, s in checkpoint.store.specs.items() if n not in ignored}
-        return {n: TensorSpec(s.shape, s.dtype if self.dtype == "keep" else DTYPES[self.dtype]) for n, s in held.items()}
+        as_held = DTYPES.get(self.dtype)
+        return {n: TensorSpec(s.shape, as_held or s.dtype) for n, s in held.items()}
 
     def _problems(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         for name, spec in checkpoint.store.specs.items():
@@ -178,6 +183,6 @@ class Trainer:
 
     def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
         """See `pipeline.training.Trainer.train`."""
-        from plugins.train.loop import train
+        from plugins.train.start import train
 
         return train(self, ctx, checkpoint, data, tokenizer, seed)
