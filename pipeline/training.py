@@ -19,7 +19,7 @@ is divided into micro-batches and among devices changes nothing but the order of
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
 
@@ -62,10 +62,13 @@ class Splits:
     Attributes:
         train: at least one.
         held_out: for evaluation while training; None: there are none.
+        facts: what was found while they were made, as JSON holds it: how much of rows is padding, means and deviations
+            that whoever uses the model has to apply.
     """
 
     train: Examples
     held_out: Examples | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,8 @@ from plugins.data.answers import ASSISTANT, SPOKEN, chat_tokens
 from plugins.data.corpus import Some, Tokenized, tokenized
 from plugins.data.documents import check_end
 from plugins.data.faults import Faults
-from plugins.data.language import check_length, plan, share, split
+from plugins.data.language import check_length, plan, split
+from plugins.data.shares import share
 from plugins.tokenizers.tokenizer import Tokenizer
 
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"

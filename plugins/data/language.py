@@ -1,17 +1,12 @@
-"""What texts and chats share: how long rows are, what is held out, what a plan can say.
+"""What texts and chats share: how long rows are, what a plan can say, and what is held out."""
 
-What is held out are whole files, or a share of the documents, chosen by their digests: a document is on the same side
-in every run, whatever else there is, and so are its copies.
-"""
-
-from collections.abc import Callable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.training import DataPlan, Splits
 from plugins.data.corpus import Corpus, Tokenized
 from plugins.data.rows import Packed, language
+from plugins.data.shares import is_held_out
 
 TOKEN_NBYTES = 4.0  # of text that a token has: about 4.5 in English, 2 to 4 elsewhere and in code
 WORKING_NBYTES = 192 << 20  # that encoding takes at most, beside the tokenizer: measured 130 MiB
@@ -21,18 +16,6 @@ def check_length(length: int) -> None:
     """Raises ConfigError: no length of a row."""
     if length < 1:
         raise ConfigError(f"data.length={length}: a row has at least one token")
-
-
-def share(held_out: float) -> None:
-    """Raises ConfigError: no share."""
-    if not 0 <= held_out < 1:
-        raise ConfigError(f"data.held_out={held_out}: a share of the examples, from 0 to less than 1, is expected")
-
-
-def is_held_out(part: float) -> Callable[[np.ndarray], np.ndarray]:
-    """Of digests (uint64), whether each falls into a share."""
-    bound = np.uint64(int(part * 2**64))
-    return lambda digests: digests < bound
 
 
 def split(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: float, length: int) -> Splits:
@@ -59,7 +42,8 @@ def split(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: float
         problems.append(Problem("data.held_out", text))
     if problems:
         raise PlanError(problems, exit_code=SourceError.exit_code)
-    return Splits(train, apart if len(apart) else None)
+    facts = {"documents": len(train.corpus.lengths), "tokens": train.packing.used, "padding": train.packing.waste}
+    return Splits(train, apart if len(apart) else None, facts)
 
 
 def _all(corpus: Corpus) -> str:

@@ -61,34 +61,33 @@ class Rows:
     Attributes:
         inputs: [rows, …], of any dtype; it may lie in a file.
         targets: [rows]: int32 classes, or float32.
-        chosen: the rows that are examples.
         prepare: inputs as they are stored → float32 [B, …], as a model takes them.
         shape: of one of those.
-        mirrored: each is an example twice, the second time with its last dimension but one turned around: an image
-            [height, width, channels] from left to right.
+        chosen: the rows that are examples; None: all.
+        mirrored: each is an example twice, the second time turned around from left to right, as an image [height,
+            width, channels].
     """
 
     inputs: np.ndarray
     targets: np.ndarray
-    chosen: np.ndarray
     prepare: Callable[[np.ndarray], np.ndarray]
     shape: tuple[int, ...]
+    chosen: np.ndarray | None = None
     mirrored: bool = False
 
     def __len__(self) -> int:
-        return len(self.chosen) * (1 + self.mirrored)
+        return (len(self.targets) if self.chosen is None else len(self.chosen)) * (1 + self.mirrored)
 
     @property
     def specs(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         return numbers(self.shape, self.targets.dtype.name)
 
     def batch(self, at: np.ndarray) -> dict[str, np.ndarray]:
-        at = np.asarray(at)
-        rows = self.chosen[at // 2 if self.mirrored else at]
+        places, turned = np.divmod(at, 2) if self.mirrored else (at, np.zeros(len(at), np.int64))
+        rows = places if self.chosen is None else self.chosen[places]
         inputs = self.prepare(self.inputs[rows])
         if self.mirrored:
-            odd = at % 2 == 1
-            inputs[odd] = inputs[odd][..., ::-1, :]
+            inputs[turned == 1] = inputs[turned == 1][:, :, ::-1]
         return {"inputs": inputs, "targets": self.targets[rows], "weights": np.ones(len(rows), np.float32)}
 
 

@@ -61,10 +61,10 @@ def content(file: InputFile) -> list[Any]:
 
 @dataclass(frozen=True)
 class Stream:
-    """A file as it is read: its bytes, decompressed, and how far it is."""
+    """A file as it is read: its content, decompressed, and how far it is."""
 
     path: Path
-    bytes: IO[bytes]
+    content: IO[bytes]
     raw: IO[bytes]
 
     @property
@@ -86,7 +86,7 @@ def streamed(path: Path) -> Iterator[Stream]:
                 yield Stream(path, raw, raw)
                 return
             with gzip.GzipFile(fileobj=raw) as unpacked:
-                yield Stream(path, io.BufferedReader(unpacked), raw)  # type: ignore[arg-type]
+                yield Stream(path, io.BufferedReader(unpacked), raw)
     except (EOFError, zlib.error, OSError) as why:
         raise SourceError(f"{spoken(path)}: cannot be read: {why}") from None
 
@@ -94,7 +94,7 @@ def streamed(path: Path) -> Iterator[Stream]:
 def lines(stream: Stream, most: int = LONGEST) -> Iterator[tuple[int, bytes]]:
     """Lines with their numbers, their ends included; a longer one comes in pieces of `most` bytes, of one number."""
     number = 1
-    while line := stream.bytes.readline(most):
+    while line := stream.content.readline(most):
         yield number, line.removeprefix(BOM) if number == 1 else line
         number += line.endswith(b"\n")
 
@@ -120,7 +120,7 @@ def objects(stream: Stream, faults: Faults, most: int | None = None) -> Iterator
 def last_line(path: Path) -> bytes | None:
     """The end of a plain file after its last line break; None where it has none, or is compressed."""
     with streamed(path) as stream:
-        if stream.raw is not stream.bytes:
+        if stream.raw is not stream.content:
             return None
         stream.raw.seek(max(0, stream.raw.seek(0, os.SEEK_END) - LONGEST // 64))
         return stream.raw.read().rpartition(b"\n")[2] or None

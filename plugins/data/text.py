@@ -12,7 +12,8 @@ from plugins.data import documents, encode, sources
 from plugins.data.corpus import Some, Tokenized, tokenized
 from plugins.data.documents import Format
 from plugins.data.faults import Faults
-from plugins.data.language import check_length, plan, share, split
+from plugins.data.language import check_length, plan, split
+from plugins.data.shares import share
 from plugins.tokenizers.tokenizer import Tokenizer
 
 
