@@ -103,17 +103,19 @@ class Programs:
 
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
-        sums: (parameters, batch, key) → sum of losses, sum of weights.
+        sums: (parameters, frozen, batch) → sum of losses, sum of weights, with nothing random in it.
+        frozen: what both take beside the parameters, and nothing changes.
     """
 
-    def __init__(self, step: Step, options: Mapping[str, Any] | None = None):
+    def __init__(self, step: Step, options: Mapping[str, Any] | None = None, frozen: Mapping[str, Any] | None = None):
         """
         Args:
             options: for the compiler.
         """
+        self.frozen = dict(frozen or {})
 
-        def sums(parameters: Any, batch: Any, key: Any) -> Any:
-            return step.objective.sums(step.bound.model(step.leaves(parameters, {}, key)), batch, key)[:2]
+        def sums(parameters: Any, frozen: Any, batch: Any) -> Any:
+            return step.objective.sums(step.bound.model(step.leaves(parameters, frozen, None)), batch, None)[:2]
 
         self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
         self.sums = jax.jit(sums, compiler_options=dict(options or {}))
@@ -187,7 +189,8 @@ class Loop:
             return None
         loss = weight = 0.0
         for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
-            sums = self.programs.sums(parameters, jax.device_put(batch, self.plan.device), self.key)
+            on_device = jax.device_put(batch, self.plan.device)
+            sums = self.programs.sums(parameters, self.programs.frozen, on_device)
             loss, weight = loss + float(sums[0]), weight + float(sums[1])
         return loss / weight if weight else None
 
@@ -206,14 +209,14 @@ class _Run:
 
     def updates(self) -> Found:
         """All that are left."""
-        plan, progress = self.loop.plan, self.progress
+        plan, progress, programs = self.loop.plan, self.progress, self.loop.programs
         began = step = int(self.state["step"])
         if not step:
             self._look(0)
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
         for before, batch, amount in self.loop.batches(began):
             self.line.begin()
-            self.state, figures = self.loop.programs.update(self.state, batch, self.loop.key, {})
+            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen)
             losses.append(self._row(before, jax.device_get(figures), amount))
             step = before + 1
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0

@@ -20,6 +20,7 @@ from plugins.train.optimizers import Optimizer, factors
 
 State = dict[str, Any]
 Leaves = Callable[[Mapping[str, Any], Mapping[str, Any], Any], Mapping[str, Any]]
+"""(parameters, frozen, key) → name → what the model's parameter holds; without a key nothing is random."""
 
 
 class Bound:
@@ -49,9 +50,9 @@ class Bound:
 class Step:
     """See `make_step`."""
 
-    def __init__(self, model: Decoder, objective: Objective, optimizer: Optimizer, steps: int, leaves: Leaves | None):
+    def __init__(self, model: Decoder, objective: Objective, optimizer: Optimizer, steps: int, leaves: Any = None):
         self.bound, self.objective, self.optimizer, self.steps = Bound(model), objective, optimizer, steps
-        self.leaves: Leaves = self.bound.held if leaves is None else leaves
+        self.leaves: Leaves = self.bound.held if leaves is None else leaves(self.bound)
         self.jitted = jax.jit(self.update, donate_argnums=(0,))
 
     def init(self, parameters: Mapping[str, Any]) -> State:
@@ -126,15 +127,19 @@ class Step:
 
 
 def make_step(
-    model: Decoder, objective: Objective, optimizer: Optimizer, *, steps: int, leaves: Leaves | None = None
+    model: Decoder,
+    objective: Objective,
+    optimizer: Optimizer,
+    *,
+    steps: int,
+    leaves: Callable[[Bound], Leaves] | None = None,
 ) -> Step:
     """An update as one compiled program.
 
     Args:
         model: of shapes, as families build it; computes in its `dtype`.
         steps: of the whole run, for the schedule.
-        leaves: (parameters, frozen, key) → name → what the model's parameter holds. None: the parameters themselves,
-            in the dtype of activations.
+        leaves: gives `Leaves` for the model. None: the parameters themselves, in the dtype of activations.
 
     Raises:
         PlanError: a group of the optimizer's that has no parameter, or a schedule that does not fit into `steps`.

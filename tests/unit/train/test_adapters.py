@@ -1,7 +1,6 @@
 """What is added to weights: products and gradients are those of the sum as one dense matrix."""
 
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from typing import Any
 
