@@ -27,7 +27,7 @@ from plugins.data.sources import content
 
 VERSION = 1  # of these files, and of how they are made
 TOKENS, ANSWERS, ENDS, DIGESTS = "tokens.bin", "answers.bin", "ends.bin", "digests.bin"
-SAID_S = 5.0  # between two lines that say how far it is
+SAID_S = 0.5  # between two lines that say how far it is
 
 
 class Some(NamedTuple):
@@ -142,7 +142,7 @@ class _Writer:
         self._said, took = now, now - self._start
         left = took * (self._nbytes - at) / max(1, at)
         rate = f"{self._count / took:,.0f} tokens/s"
-        text_stream.write(f"{self._what}: {at / self._nbytes:.0%}, {rate}, {show_seconds(left)} left\n")
+        text_stream.live(f"{self._what}: {at / self._nbytes:.0%}, {rate}, {show_seconds(left)} left")
 
     @property
     def facts(self) -> dict[str, Any]:

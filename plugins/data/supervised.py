@@ -1,5 +1,6 @@
 """What tables and images share: the rows that are held out, and whether a model fits them."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -32,5 +33,6 @@ def fits(checkpoint: Checkpoint | None, inputs: int, outputs: int, faults: Fault
     """Whether a model whose config.json says how many numbers it takes and gives is one for these rows."""
     config = {} if checkpoint is None else checkpoint.config
     for key, has in ((INPUTS, inputs), (OUTPUTS, outputs)):
-        if config.get(key, has) != has:
-            faults.add(f"model.config.{key}", f"is {config[key]!r:.60}; the data have {has:,}")
+        given = config.get(key, has)
+        if given != has and not (isinstance(given, list) and math.prod(given) == has):
+            faults.add(f"config.json {key}", f"is {given!r:.60}; the data have {has:,}")

@@ -164,5 +164,5 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
-    with pytest.raises(StorageError, match="cannot be saved: No space left on device .*bytes free"):
+    with pytest.raises(StorageError, match=r"cannot be saved: No space left on device .*bytes free"):
         run(Rows(), tmp_path)
