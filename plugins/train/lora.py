@@ -15,6 +15,7 @@ from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
 from plugins.facts.lora import Layer, scale_of
 from plugins.train.merged import MergedStore
+from plugins.train.packing import Packing
 from plugins.train.transform import Shapes
 
 NO_MATRICES = ("*embed_tokens.weight", "*norm.weight", "*bias", "*sinks")
@@ -45,6 +46,7 @@ class Lora:
         alpha: the factor on what is added is alpha / rank; or alpha / √rank (`rslora`).
         dropout: share of their input that adapters do not see while they are trained.
         targets: patterns of the names of tensors: matrices, and stacks of experts.
+        packing: how the weights that stay are packed first (QLoRA); null: they are as the checkpoint has them.
         format: in which the adapters are written as well, into the folder `adapter` beside the merged weights; null:
             they are not.
     """
@@ -55,6 +57,7 @@ class Lora:
     rslora: bool = False
     dropout: float = 0.0
     targets: tuple[str, ...] = ("*_proj.weight", "*_proj")
+    packing: Packing | None = None
     format: AdapterFormat | None = None
 
     freezes: ClassVar[bool] = True
@@ -91,6 +94,10 @@ class Lora:
                         )
         if not self._chosen(parameters):
             yield Problem("targets", f"match no weight{did_you_mean(self.targets[0], matrices)}")
+
+    def base(self, checkpoint: Checkpoint) -> Checkpoint:
+        """See `Transform.base`."""
+        return checkpoint if self.packing is None else self.packing.applied(checkpoint)
 
     def trained(self, parameters: Sequence[Parameter]) -> Shapes:
         """See `Transform.trained`."""
@@ -150,8 +157,8 @@ class Lora:
         self, trained: Mapping[str, Any], checkpoint: Checkpoint, parameters: Sequence[Parameter], *, cast: Kernel,
         unpack: Kernel, specs: Mapping[str, TensorSpec],
     ) -> MergedStore:  # fmt: skip
-        """Merged: in float32, and rounded once."""
-        return MergedStore(checkpoint.store, self.layers(trained, parameters), specs, cast, unpack)
+        """Merged: in float32, and rounded once; into what was computed with, which is packed where `packing` says so."""
+        return MergedStore(self.base(checkpoint).store, self.layers(trained, parameters), specs, cast, unpack)
 
     def write(
         self, folder: Path, trained: Mapping[str, Any], checkpoint: Checkpoint, parameters: Sequence[Parameter]
