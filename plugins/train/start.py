@@ -45,14 +45,14 @@ def train(
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, _ = resolved(engine)
-    family, transform = family_of(checkpoint.config, engine.families), trainer.transform
+    family, transform, frozen_by = family_of(checkpoint.config, engine.families), trainer.transform, trainer.freezing
     parameters, result = family.parameters(checkpoint.config), trainer.result_specs(checkpoint)
-    ops, freezes = engine.ops.on(device.platform), transform is not None and transform.freezes
-    specs = checkpoint.store.specs
-    if freezes:  # packed tensors stay packed, and plain ones as they are computed with
-        weights = Weights(specs, "bf16" if dtype == "bf16" else "f32")
+    ops = engine.ops.on(device.platform)
+    base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
+    if frozen_by is not None:  # packed tensors stay packed, and plain ones are as they are computed with
+        weights = Weights(base.store.specs, dtype)
     else:
-        weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in specs.items()}, "f32")
+        weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}, "f32")
     model: Decoder = family.build(
         checkpoint.config, weights, ops if transform is None else transform.ops(ops), DTYPES[dtype]
     )
@@ -61,13 +61,14 @@ def train(
     step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves)
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
-    if transform is not None and freezes:
-        trained = {n: jax.ShapeDtypeStruct(s, "float32") for n, s in transform.trained(parameters).items()}
+    if frozen_by is not None:
+        of = jax.ShapeDtypeStruct
+        trained = {n: of(s, "float32") for n, s in frozen_by.trained(parameters).items()}  # type: ignore[no-untyped-call]
 
     def begin() -> State:
         """The state before the first update."""
-        if transform is not None and freezes:
-            made: State = jax.device_put(step.init(transform.begin(parameters, seed)), device)
+        if frozen_by is not None:
+            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed)), device)
             return made
         fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
         held = {}
@@ -84,8 +85,8 @@ def train(
         flops=flops_of_token(parameters, checkpoint.config), peak=trainer.peak_flops or PEAKS.get(device.device_kind),
     )  # fmt: skip
     frozen = {}
-    if freezes:
-        fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
+    if frozen_by is not None:
+        fill(model, base, device, cast=engine.cast, unpack=engine.unpack)
         frozen = {p.names[0]: p.get_value() for p in params_of(model)}
     loop = Loop(plan, Programs(step, options, frozen), data)
     like = jax.eval_shape(step.init, trained)
@@ -94,11 +95,11 @@ def train(
         others.tell(ctx.unfinished)
     found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
     meter.on_device(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((like, frozen))))
-    if transform is not None and freezes:
+    if frozen_by is not None:
         arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
         if ctx.folder is not None:
-            transform.write(ctx.folder, arrays, checkpoint, parameters)
-        store = transform.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
+            frozen_by.write(ctx.folder, arrays, checkpoint, parameters)
+        store = frozen_by.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
         return Trained(store, report(found, loop))
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])

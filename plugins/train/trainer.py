@@ -7,7 +7,7 @@ some.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
@@ -22,7 +22,7 @@ from plugins.models.device import device_nbytes
 from plugins.models.family import family_of
 from plugins.train.objectives import Objective
 from plugins.train.optimizers import Optimizer
-from plugins.train.transform import Transform
+from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
 HOST_NBYTES = 780 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
@@ -131,6 +131,11 @@ class Trainer:
         return self.batch if self.micro is None else self.micro
 
     @property
+    def freezing(self) -> Freezing | None:
+        """`transform` where the checkpoint's weights stay what they are."""
+        return cast(Freezing, self.transform) if self.transform is not None and self.transform.freezes else None
+
+    @property
     def gang(self) -> Gang | None:
         """See `pipeline.stage.StageHooks`."""
         found: Gang | None = optional(self.engine, EngineHooks, "gang")
@@ -156,9 +161,10 @@ class Trainer:
         specs = checkpoint.store.specs
         _, ignored = self.engine.weights(checkpoint)
         values, kept = sum(s.size for n, s in specs.items() if n not in ignored), 0
-        if self.transform is not None and self.transform.freezes:
-            values = sum(map(prod, self.transform.trained(self._parameters(checkpoint)).values()))
-            kept = device_nbytes(specs, ignored, "bf16" if self.engine.dtype == "bf16" else "f32")
+        if (freezing := self.freezing) is not None:
+            values = sum(map(prod, freezing.trained(self._parameters(checkpoint)).values()))
+            held = freezing.base(checkpoint).store.specs
+            kept = device_nbytes(held, ignored, "bf16" if self.engine.dtype == "bf16" else "f32")
         state, amount = 12 * values, self.steps * self.batch * data.tokens_of_example
         temporary = (
             4 * values + self._activations(checkpoint, data) + (2 * values if self.engine.dtype == "bf16" else 0)

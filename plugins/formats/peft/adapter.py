@@ -17,11 +17,12 @@ from typing import Any, Final
 
 import numpy as np
 
+from pipeline.adapters import Layer
+from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.files import write_json
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
-from plugins.facts.lora import Layer
 from plugins.formats.safetensors.container import SafeTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -34,7 +35,7 @@ _STACK = re.compile(r"(?P<module>.*\.experts)\.(?P<part>gate_up|down)_proj")
 
 @dataclass(frozen=True)
 class Peft:
-    """A `plugins.train.lora.AdapterFormat`.
+    """A `pipeline.adapters.AdapterFormat`.
 
     Attributes:
         base: what `base_model_name_or_path` is to say; null: nothing.
@@ -44,13 +45,8 @@ class Peft:
     base: str | None = None
     container: SafeTensors = field(default_factory=lambda: SafeTensors("adapter_model"))
 
-    def write(self, folder: Path, layers: Sequence[Layer], config: Mapping[str, Any], dropout: float) -> None:
-        """See `AdapterFormat.write`. Where experts have adapters the dropout is said to be 0: PEFT refuses others.
-
-        Raises:
-            PlanError: layers that PEFT has no place for; all of them at once.
-            StorageError: the files cannot be written.
-        """
+    def write(self, folder: Path, layers: Sequence[Layer], *, dropout: float) -> None:
+        """See `AdapterFormat.write`. Where experts have adapters the dropout is said to be 0: PEFT refuses others."""
         parts = list(_parts(layers))
         tensors = {
             f"{PREFIX}{p.module}{'.base_layer' * p.inner}.lora_{which}.weight": np.ascontiguousarray(array, np.float32)
@@ -77,17 +73,14 @@ class Peft:
         self.container.verify(folder, layout)
         write_json(folder / CONFIG, said)
 
-    def read(self, folder: Path, specs: Mapping[str, TensorSpec]) -> tuple[Layer, ...]:
-        """The adapters in `folder`, for a checkpoint with these tensors.
+    def inputs(self, folder: Path) -> tuple[InputFile, ...]:
+        """See `AdapterFormat.inputs`."""
+        folder = _checked(folder)
+        return small_input(folder / CONFIG), stamped(folder / WEIGHTS)
 
-        Raises:
-            SourceError: no such files, or broken ones.
-            PlanError: adapters of another kind, or for other tensors; all problems at once.
-        """
-        path = folder / CONFIG
-        if not path.is_file():
-            raise SourceError(f"{folder}: has no {CONFIG}, so it is no adapter of PEFT's")
-        config = read_object(path)
+    def read(self, folder: Path, specs: Mapping[str, TensorSpec]) -> tuple[Layer, ...]:
+        """See `AdapterFormat.read`."""
+        config = read_object(_checked(folder) / CONFIG)
         problems = [Problem(f"{CONFIG} {name}", "is not understood") for name in UNKNOWN if config.get(name)]
         if config.get("peft_type") != "LORA":
             problems.append(Problem(f"{CONFIG} peft_type", f"{config.get('peft_type')!r:.80}: LORA is read"))
@@ -113,6 +106,13 @@ class Peft:
         if problems:
             raise PlanError(problems)
         return tuple(layers)
+
+
+def _checked(folder: Path) -> Path:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise SourceError(f"{folder}: has no {name}, so it is no adapter of PEFT's")
+    return folder.absolute()
 
 
 @dataclass(frozen=True, eq=False)
