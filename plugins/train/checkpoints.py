@@ -21,13 +21,15 @@ STATE, PROGRESS = "state", "progress"
 class Checkpoints:
     """The states of one training in a folder; to be closed, which waits for the last of them."""
 
-    def __init__(self, folder: Path, keep: int):
+    def __init__(self, folder: Path, keep: int | None):
         """
         Args:
-            keep: how many of the latest.
+            keep: how many of the latest; None: nothing there is touched.
         """
-        self.folder = folder
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, cleanup_tmp_directories=True, create=True)
+        self.folder, self._mine = folder, keep is not None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=self._mine, create=self._mine, read_only=not self._mine
+        )
         try:
             self._manager = ocp.CheckpointManager(folder, options=options)
         except OSError as why:
@@ -66,7 +68,7 @@ class Checkpoints:
                 said = f"{self.folder / str(step)}: cannot be gone on from: {kind}: {text}"
                 text_stream.write(f"{said}\n")
                 continue
-            for damaged in (s for s in steps if s > step):  # or nothing could be saved in their places
+            for damaged in (s for s in steps if s > step and self._mine):  # or nothing could be saved in their places
                 self._manager.delete(damaged)
             return found[STATE], dict(found[PROGRESS])
         if said:

@@ -4,6 +4,7 @@ All that it does is a function of the update's number: which examples it takes, 
 that number are all there is to be saved, and whoever goes on from them gets the same bits.
 """
 
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -128,7 +129,7 @@ class Loop:
 
     def run(
         self, begin: Callable[[], State], shapes: State, folder: Path | None = None, files: tuple[Path, ...] = (),
-        picture: Path | None = None, name: str = "train",
+        picture: Path | None = None, resume: Path | None = None, name: str = "train",
     ) -> Found:  # fmt: skip
         """Train, from the latest state that is saved in `folder`, or else from that which `begin` gives.
 
@@ -137,6 +138,7 @@ class Loop:
             folder: where states are saved; None: nowhere.
             files: where rows of metrics go, too.
             picture: where the losses are drawn, however it ends.
+            resume: a folder of another training, whose latest state is begun with where `folder` has none.
             name: for people.
 
         Raises:
@@ -147,7 +149,10 @@ class Loop:
             saves = _opened(stack, folder, STATES, self.plan.save.keep)
             best = _opened(stack, folder, BEST, 1) if self.plan.look.patience is not None else None
             where = jax.sharding.SingleDeviceSharding(self.plan.device)
-            found = saves.latest(_described(shapes, lambda leaf: where)) if saves is not None else None
+            like = _described(shapes, lambda leaf: where)
+            found = saves.latest(like) if saves is not None else None
+            if found is None and resume is not None:
+                found = _taken_over(stack, resume, folder, like)
             held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
             rows = (folder / METRICS, *files) if folder is not None else files
             metrics = Metrics(rows, progress.metrics_nbytes)
@@ -285,6 +290,25 @@ class _Run:
             if self.best is not None:
                 self.best.wait()  # what a state calls the best is there
             self.saves.save(step, self.state, asdict(self.progress))
+
+
+def _taken_over(stack: ExitStack, resume: Path, folder: Path | None, like: State) -> tuple[State, dict[str, Any]]:
+    """The latest state of another training, and its rows of metrics in `folder`.
+
+    Raises:
+        StageError: it has none.
+        StorageError: none of them is of such parameters and such an optimizer.
+    """
+    found = None
+    if (resume / STATES).is_dir():
+        other = Checkpoints(resume / STATES, None)
+        stack.callback(other.close)
+        found = other.latest(like)
+    if found is None:
+        raise StageError(f"train.resume={resume}: no state of a training is there")
+    if folder is not None:
+        shutil.copyfile(resume / METRICS, folder / METRICS)
+    return found
 
 
 def _opened(stack: ExitStack, folder: Path | None, name: str, keep: int) -> Checkpoints | None:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from math import exp, prod
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from plugins.mesh.store import DeviceStore
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
+from plugins.train import others
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
 from plugins.train.step import State, make_step
 from plugins.train.trainer import Trainer
@@ -68,7 +70,10 @@ def train(
     )  # fmt: skip
     loop = Loop(plan, Programs(step, options), data)
     like = jax.eval_shape(step.init, shapes)
-    found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE)
+    resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
+    if ctx.unfinished is not None and resume is None:
+        others.tell(ctx.unfinished)
+    found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
     meter.on_device(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(like)))
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])

@@ -88,6 +88,8 @@ class Trainer:
             `bf16`, `fp32`. Whatever it is, they are trained as fp32.
         deterministic: the same bits every time on devices that would add up in any order otherwise (GPUs), at a price.
         save: when the state is saved.
+        resume: a folder of another training that was not finished, whose latest state is begun with: parameters, the
+            optimizer's state, and the number of updates. None: this training's own, where there is one.
         look: what is looked at meanwhile.
         peak_flops: of one device, per second, for the share that training makes use of (MFU); null: what is known of
             the device, or nothing.
@@ -103,6 +105,7 @@ class Trainer:
     deterministic: bool = False
     save: Saving = field(default_factory=Saving, metadata=NEUTRAL)
     look: Looking = field(default_factory=Looking)
+    resume: str | None = None
     peak_flops: float | None = field(default=None, metadata=NEUTRAL)
 
     def __post_init__(self) -> None:

@@ -1,13 +1,14 @@
 """Toy models of every family to be trained, and batches for them: small, so that a step compiles in a second or two."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from pipeline.mesh import Layout
+from pipeline.mesh import Mesh
+from pipeline.planning.layout import lay_out
 from pipeline.tensors.spec import TensorSpec
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -32,18 +33,22 @@ CONFIGS: dict[str, dict[str, Any]] = {
                   "num_experts_per_tok": 2, "norm_topk_prob": True, "hidden_act": "silu"},
     "gemma": {**_SHAPE, "model_type": "gemma3_text", "sliding_window": WINDOW, "layer_types": _LAYERS,
               "query_pre_attn_scalar": 8, "final_logit_softcapping": 9.0, "hidden_activation": "gelu_pytorch_tanh",
-              "rope_parameters": dict.fromkeys(_LAYERS, _ROPE["rope_parameters"])},
+              "rope_parameters": {kind: _ROPE["rope_parameters"] for kind in _LAYERS}},
 }  # fmt: skip
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3_moe", "gemma")
 
 
-def model(kind: str, dtype: str = "float32", layouts: Mapping[str, Layout] | None = None, **options: Any) -> Decoder:
+def model(kind: str, dtype: str = "float32", mesh: Mesh | None = None, **options: Any) -> Decoder:
     """Of shapes; `options` are config.json's."""
     config = {**CONFIGS[kind], **options}
     engine = model_runs.engine()
     family = family_of(config, engine.families)
-    parameters = family.parameters(config)
-    specs = {n: TensorSpec(p.shape[1:] if p.stack else p.shape, "F32") for p in parameters for n in p.names}
+    table = family.parameters(config)
+    specs = {n: TensorSpec(p.shape[1:] if p.stack else p.shape, "F32") for p in table for n in p.names}
+    layouts = {}
+    if mesh is not None:
+        used = {"batch", *(axis for p in table for axis in p.axes)}
+        layouts = lay_out(replace(mesh, rules={k: v for k, v in mesh.rules.items() if k in used}), table, specs)
     weights = Weights(specs, layouts=layouts)
     found: Decoder = family.build(config, weights, engine.ops.on("cpu"), dtype)
     weights.check()
@@ -82,6 +87,14 @@ def batches(accumulate: int, rows: int, length: int, seed: int = 0) -> dict[str,
         "tokens": tokens, "targets": np.roll(tokens, -1, axis=-1), "weights": weights.astype(np.float32),
         "positions": positions, "segments": segments,
     }  # fmt: skip
+
+
+def spread(mesh: Mesh) -> Any:
+    """Over the first devices that there are."""
+    from plugins.engine.spread import Spread
+    from plugins.mesh.devices import arrange
+
+    return Spread(mesh, arrange(mesh, jax.devices()[: mesh.size]))
 
 
 @cache

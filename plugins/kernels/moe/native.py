@@ -16,6 +16,7 @@ from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.moe.xla import project
 from plugins.kernels.moe.xla_gradient import gradients
 from plugins.kernels.native import ffi
+from plugins.kernels.varying import alike
 
 
 def moe(
@@ -41,7 +42,7 @@ def over(
     """moe with activations of so many bits; see `ffi.grouped`."""
     x, chosen, weights = jnp.asarray(x), jnp.asarray(chosen), jnp.asarray(weights).astype(jnp.float32)
     how = (activation, jnp.dtype(x.dtype if out_dtype is None else out_dtype), bits)
-    return _moe(how, x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
+    return _moe(how, *alike(x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -17,6 +17,7 @@ from jax import lax
 
 from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 from plugins.kernels.moe.schedule import Schedule
+from plugins.kernels.varying import along, axes_of
 
 
 def gradients(
@@ -71,7 +72,7 @@ def gradients(
             dx = _put(dx, t, sum(input_gradient(d, w, x.dtype, t.expert) for d, w in zip(dh, w_in, strict=True)))
         return dx, dp, dw_in, db_in, dw_out, db_out
 
-    dx, dp, dw_in, db_in, dw_out, db_out = lax.fori_loop(0, schedule.tiles, tile, begin)
+    dx, dp, dw_in, db_in, dw_out, db_out = lax.fori_loop(0, schedule.tiles, tile, along(axes_of(args, dout), begin))
     chose = (flat != 0)[:, None]
     if dx is not None:
         dx = jnp.where(chose, schedule.unsorted(dx), 0).reshape(*chosen.shape, -1).sum(axis=1).astype(x.dtype)

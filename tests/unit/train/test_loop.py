@@ -1,6 +1,8 @@
 """Updates go on after whatever ended them, with the same bits."""
 
+import errno
 import json
+import os
 import shutil
 from dataclasses import replace
 from functools import cache
@@ -33,11 +35,13 @@ def programs() -> Programs:
     return Programs(trained.step_of(KIND))
 
 
-def run(data: Rows, folder: Path | None = None, held_out: Rows | None = None, **changed: Any) -> Found:
+def run(
+    data: Rows, folder: Path | None = None, held_out: Rows | None = None, resume: Path | None = None, **changed: Any
+) -> Found:
     step = trained.step_of(KIND)
     loop = Loop(plan(**changed), programs(), Splits(data, held_out))
     begin = lambda: step.init(trained.parameters(KIND))  # noqa: E731
-    return loop.run(begin, jax.eval_shape(begin), folder)
+    return loop.run(begin, jax.eval_shape(begin), folder, resume=resume)
 
 
 def same(a: Found, b: Found) -> None:
@@ -136,3 +140,29 @@ def test_norms_of_groups_are_in_the_rows(tmp_path: Path) -> None:
     [row] = rows(tmp_path)
     assert row["gradient_norm *"] == pytest.approx(row["gradient_norm"], rel=1e-6)
     assert 0 < row["gradient_norm *norm.weight"] < row["gradient_norm"]
+
+
+def test_another_training_goes_on_from_where_one_had_come(tmp_path: Path) -> None:
+    """More updates than were planned at first: those that were done are not done again, and the rest are the same."""
+    with pytest.raises(RuntimeError, match="killed"):
+        run(Rows(dies_after=6), tmp_path / "first", steps=8)
+    again = Rows()
+    found = run(again, tmp_path / "second", steps=12, resume=tmp_path / "first")
+    assert found.began > 0
+    same(run(Rows(), steps=12), found)
+    assert [r["step"] for r in rows(tmp_path / "second")] == [*range(1, 13)]
+    assert (tmp_path / "first" / "states").is_dir()  # and nothing of it was touched
+
+
+def test_nothing_to_go_on_from_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match="no state of a training"):
+        run(Rows(), tmp_path / "second", resume=tmp_path)
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("orbax.checkpoint.CheckpointManager.save", full)
+    with pytest.raises(StorageError, match=r"cannot be saved: No space left on device .*bytes free"):
+        run(Rows(), tmp_path)
