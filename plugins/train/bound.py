@@ -14,7 +14,6 @@ from plugins.engine.spread import Spread
 from plugins.mesh.components import layouts
 from plugins.models.common.decoder import Decoder
 
-
 Leaves = Callable[[Mapping[str, Any], Mapping[str, Any], Any], Mapping[str, Any]]
 """(parameters, frozen, key of random numbers) → name → what the model's parameter of that name holds. `parameters` is
 what is trained, `frozen` what is not; both are dicts by name, of whatever there is to hold."""
@@ -50,6 +49,12 @@ class Bound:
         if self.spread is not None and isinstance(found, Decoder):
             found.gather(rows)
         return found
+
+    def put(self, module: nnx.Module, values: Mapping[str, Any]) -> None:
+        """Have a module like that of which this was made hold `values`, in the dtypes that its parameters have."""
+        pairs = zip(self._names, self._flat, strict=True)
+        flat = [(path, param.replace(values[name].astype(param.get_value().dtype))) for name, (path, param) in pairs]
+        nnx.update(module, nnx.from_flat_state(flat))
 
     def leaves(self, parameters: Mapping[str, Any], frozen: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """What parameters hold where nothing is in between: matrices in the dtype of activations, the rest as it is."""

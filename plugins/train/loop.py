@@ -6,7 +6,7 @@ that number are all there is to be saved, and whoever goes on from them gets the
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -86,7 +86,8 @@ class Found:
         loss: of the last updates, the mean of a tenth of them.
         progress: what came of it.
         stopped: why it ended before the last update; empty: it did not.
-        seconds: of the updates of this process; `began`, the first of them.
+        seconds: of the updates of this process; `began`, how many there were before them.
+        rows: of metrics, those of earlier tries too.
     """
 
     parameters: Mapping[str, Any]
@@ -96,6 +97,7 @@ class Found:
     stopped: str
     seconds: float
     began: int
+    rows: Sequence[Mapping[str, Any]]
 
 
 class Programs:
@@ -103,17 +105,19 @@ class Programs:
 
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
-        sums: (parameters, batch, key) → sum of losses, sum of weights.
+        sums: (parameters, frozen, batch) → sum of losses, sum of weights, with nothing random in it.
+        frozen: what both take beside the parameters, and nothing changes.
     """
 
-    def __init__(self, step: Step, options: Mapping[str, Any] | None = None):
+    def __init__(self, step: Step, options: Mapping[str, Any] | None = None, frozen: Mapping[str, Any] | None = None):
         """
         Args:
             options: for the compiler.
         """
+        self.frozen = dict(frozen or {})
 
-        def sums(parameters: Any, batch: Any, key: Any) -> Any:
-            return step.objective.sums(step.bound.model(step.leaves(parameters, {}, key)), batch, key)[:2]
+        def sums(parameters: Any, frozen: Any, batch: Any) -> Any:
+            return step.gradients.sums(parameters, batch, None, frozen, {})[:2]
 
         self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
         self.sums = jax.jit(sums, compiler_options=dict(options or {}))
@@ -187,7 +191,8 @@ class Loop:
             return None
         loss = weight = 0.0
         for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
-            sums = self.programs.sums(parameters, jax.device_put(batch, self.plan.device), self.key)
+            on_device = jax.device_put(batch, self.plan.device)
+            sums = self.programs.sums(parameters, self.programs.frozen, on_device)
             loss, weight = loss + float(sums[0]), weight + float(sums[1])
         return loss / weight if weight else None
 
@@ -206,14 +211,14 @@ class _Run:
 
     def updates(self) -> Found:
         """All that are left."""
-        plan, progress = self.loop.plan, self.progress
+        plan, progress, programs = self.loop.plan, self.progress, self.loop.programs
         began = step = int(self.state["step"])
         if not step:
             self._look(0)
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
         for before, batch, amount in self.loop.batches(began):
             self.line.begin()
-            self.state, figures = self.loop.programs.update(self.state, batch, self.loop.key, {})
+            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, {})
             losses.append(self._row(before, jax.device_get(figures), amount))
             step = before + 1
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0
@@ -232,7 +237,16 @@ class _Run:
             if (found := self.best.latest(_described(parameters, lambda leaf: leaf.sharding))) is not None:
                 parameters, step = found[0], progress.best_step
         tail = losses[-max(1, len(losses) // 10) :]
-        return Found(parameters, step, float(np.mean(tail)) if tail else float("nan"), progress, stopped, spent, began)
+        return Found(
+            parameters,
+            step,
+            float(np.mean(tail)) if tail else float("nan"),
+            progress,
+            stopped,
+            spent,
+            began,
+            self.metrics.rows,
+        )
 
     def _row(self, before: int, figures: Mapping[str, Any], amount: int) -> float:
         """Write down what the update after `before` others was like; returns its loss.

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from math import exp, prod
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from pipeline import meter
 from pipeline.figures import Figure
@@ -43,16 +45,30 @@ def train(
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, _ = resolved(engine)
-    specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items()}
-    family = family_of(checkpoint.config, engine.families)
-    weights = Weights(specs, "f32")
-    model: Decoder = family.build(checkpoint.config, weights, engine.ops.on(device.platform), DTYPES[dtype])
+    family, transform = family_of(checkpoint.config, engine.families), trainer.transform
+    parameters, result = family.parameters(checkpoint.config), trainer.result_specs(checkpoint)
+    ops, freezes = engine.ops.on(device.platform), transform is not None and transform.freezes
+    specs = checkpoint.store.specs
+    if freezes:  # packed tensors stay packed, and plain ones as they are computed with
+        weights = Weights(specs, "bf16" if dtype == "bf16" else "f32")
+    else:
+        weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in specs.items()}, "f32")
+    model: Decoder = family.build(
+        checkpoint.config, weights, ops if transform is None else transform.ops(ops), DTYPES[dtype]
+    )
     weights.check()
-    step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps)
+    leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
+    step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves)
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
+    trained = shapes
+    if transform is not None and freezes:
+        trained = {n: jax.ShapeDtypeStruct(s, "float32") for n, s in transform.trained(parameters).items()}
 
     def begin() -> State:
         """The state before the first update."""
+        if transform is not None and freezes:
+            made: State = jax.device_put(step.init(transform.begin(parameters, seed)), device)
+            return made
         fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
         held = {}
         for param in params_of(model):  # of its own: what the step uses up may be the loader's
@@ -63,21 +79,30 @@ def train(
 
     options = {**COMPILER_OPTIONS.get(device.platform, {})}
     options |= DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
-    parameters = family.parameters(checkpoint.config)
     plan = Plan(
         trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, device,
         flops=flops_of_token(parameters, checkpoint.config), peak=trainer.peak_flops or PEAKS.get(device.device_kind),
     )  # fmt: skip
-    loop = Loop(plan, Programs(step, options), data)
-    like = jax.eval_shape(step.init, shapes)
+    frozen = {}
+    if freezes:
+        fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
+        frozen = {p.names[0]: p.get_value() for p in params_of(model)}
+    loop = Loop(plan, Programs(step, options, frozen), data)
+    like = jax.eval_shape(step.init, trained)
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
     if ctx.unfinished is not None and resume is None:
         others.tell(ctx.unfinished)
     found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
-    meter.on_device(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(like)))
+    meter.on_device(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((like, frozen))))
+    if transform is not None and freezes:
+        arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
+        if ctx.folder is not None:
+            transform.write(ctx.folder, arrays, checkpoint, parameters)
+        store = transform.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
+        return Trained(store, report(found, loop))
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])
-    return Trained(_Cast(model, trainer.result_specs(checkpoint), engine.cast), report(found, loop))
+    return Trained(_Cast(model, result, engine.cast), report(found, loop))
 
 
 class _Cast:

@@ -5,7 +5,7 @@ layouts do), `optimizer` (optax's, which lies as the parameters do), `step` (int
 computes with is made of the parameters each time (`Leaves`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -29,9 +29,7 @@ State = dict[str, Any]
 class Step:
     """See `make_step`."""
 
-    def __init__(
-        self, bound: Bound, gradients: Gradients, optimizer: Optimizer, steps: int
-    ):
+    def __init__(self, bound: Bound, gradients: Gradients, optimizer: Optimizer, steps: int):
         self.bound, self.gradients, self.optimizer, self.steps = bound, gradients, optimizer, steps
         self.jitted = jax.jit(self.update, donate_argnums=(0,))
 
@@ -124,7 +122,7 @@ def make_step(
     optimizer: Optimizer,
     *,
     steps: int,
-    leaves: Leaves | None = None,
+    leaves: Callable[[Bound], Leaves] | None = None,
     recompute: bool = False,
     teacher: nnx.Module | None = None,
     spread: Spread | None = None,
@@ -134,7 +132,8 @@ def make_step(
     Args:
         model: of shapes, as families build it; computes in its `dtype`. On a mesh its parameters say how they lie.
         steps: of the whole run, for the schedule.
-        leaves: what the model's parameters hold, of what is trained and what is not. None: the parameters themselves.
+        leaves: of a bound model: what its parameters hold, of what is trained and what is not. None: the parameters
+            themselves.
         recompute: of a block of the model only its input is kept for the gradient.
         teacher: a model of shapes, for objectives that want one.
         spread: the devices that rows and weights are divided over.
@@ -143,4 +142,6 @@ def make_step(
         model.recompute = True
     bound = Bound(model, spread)
     taught = None if teacher is None else Bound(teacher, spread)
-    return Step(bound, Gradients(bound, objective, leaves or bound.leaves, taught), optimizer, steps)
+    return Step(
+        bound, Gradients(bound, objective, bound.leaves if leaves is None else leaves(bound), taught), optimizer, steps
+    )

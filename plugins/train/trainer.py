@@ -6,18 +6,23 @@ some.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal
 
 from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
+from pipeline.mesh import Parameter
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
+from plugins.models.device import device_nbytes
+from plugins.models.family import family_of
 from plugins.train.objectives import Objective
 from plugins.train.optimizers import Optimizer
+from plugins.train.transform import Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
 HOST_NBYTES = 780 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
@@ -75,12 +80,14 @@ class Looking:
 
 @dataclass(frozen=True)
 class Trainer:
-    """Trains all of a model's parameters; a `pipeline.training.Trainer`.
+    """Trains all of a model's parameters, or what is added to them; a `pipeline.training.Trainer`.
 
     Attributes:
         engine: has the families, the kernels, the tokenizer, the device and the dtype of activations.
         objective: what is to become small.
         optimizer: how parameters change, and how fast.
+        transform: what stands between what is trained and what the model computes with: adapters, or rounding as a
+            quantized export will; null: nothing.
         steps: updates.
         batch: examples of an update, on all devices together.
         micro: of these at once, the others one after another; null: all at once. It divides `batch`.
@@ -101,6 +108,7 @@ class Trainer:
     steps: int
     batch: int
     micro: int | None = None
+    transform: Transform | None = None
     dtype: Literal["keep", "bf16", "fp32"] = "keep"
     deterministic: bool = False
     save: Saving = field(default_factory=Saving, metadata=NEUTRAL)
@@ -147,16 +155,19 @@ class Trainer:
             raise PlanError(problems)
         specs = checkpoint.store.specs
         _, ignored = self.engine.weights(checkpoint)
-        values = sum(s.size for n, s in specs.items() if n not in ignored)
+        values, kept = sum(s.size for n, s in specs.items() if n not in ignored), 0
+        if self.transform is not None and self.transform.freezes:
+            values = sum(map(prod, self.transform.trained(self._parameters(checkpoint)).values()))
+            kept = device_nbytes(specs, ignored, "bf16" if self.engine.dtype == "bf16" else "f32")
         state, amount = 12 * values, self.steps * self.batch * data.tokens_of_example
         temporary = (
             4 * values + self._activations(checkpoint, data) + (2 * values if self.engine.dtype == "bf16" else 0)
         )
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
-            device_nbytes=state,
+            device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=HOST_NBYTES + state + 4 * values + temporary,
+            host_nbytes=HOST_NBYTES + state + kept + 4 * values + temporary,
             ignored=ignored,
             disk_nbytes=saved * (state + SAVED_ENTRIES_NBYTES),
             moved_nbytes=3 * 4 * values * amount,
@@ -177,6 +188,11 @@ class Trainer:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
         if self.engine.mesh.size > 1:
             yield Problem("mesh", f"training runs on one device so far, and the mesh has {self.engine.mesh.size}")
+        if self.transform is not None:
+            yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+
+    def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
+        return family_of(checkpoint.config, self.engine.families).parameters(checkpoint.config)
 
     def _activations(self, checkpoint: Checkpoint, data: DataPlan) -> int:
         """Bytes that a micro-batch leaves for the way back: of every matrix what goes in and comes out, as fp32."""

@@ -3,7 +3,7 @@
     grouped(x, chosen, weights, w) -> float32 [N · k, out]
 
 What `moe` does twice, with something of the caller's in between: adapters, which add to a projection what differs by
-expert. `x` is `[N, in]`, a row a token, or `[N · k, in]`, a row an assignment; an assignment of weight 0 gets zeros, and
+expert. `x` is `[N, in]`, a row a token, or `[N · k, in]`, a row an assignment; one of weight 0 gets zeros, and
 nothing is read for it. Gradients with respect to `x` and to an array `w`, computed by the tiles of `schedule.py`.
 """
 
