@@ -40,11 +40,35 @@ class Step:
             raise PlanError(problems)
         factors(self.optimizer, found)
         if self.bound.spread is None:
-            return {"parameters": found, "optimizer": self.optimizer.build(found).init(found), "step": jnp.int32(0)}
+            return self._begun(found)
         found = jax.device_put(found, self.bound.shardings(found))
         create = self.optimizer.build(found).init
         kept = jax.jit(create, out_shardings=self._lies(jax.eval_shape(create, found), found))(found)
         return {"parameters": found, "optimizer": kept, "step": jax.device_put(jnp.int32(0), self._whole)}
+
+    def _begun(self, parameters: Mapping[str, Any]) -> State:
+        made = self.optimizer.build(parameters).init(parameters)
+        return {"parameters": dict(parameters), "optimizer": made, "step": jnp.int32(0)}
+
+    def described(self, parameters: Mapping[str, Any], device: Any) -> State:
+        """Shapes and dtypes of a state, and where each leaf of it lies.
+
+        Args:
+            parameters: name → what has a shape.
+            device: where all of it lies, unless the step is for several.
+        """
+        of: Any = jax.ShapeDtypeStruct
+        shapes = jax.eval_shape(self._begun, {name: of(p.shape, jnp.float32) for name, p in parameters.items()})
+        if self.bound.spread is None:
+            whole = jax.sharding.SingleDeviceSharding(device)
+            return jax.tree.map(lambda s: of(s.shape, s.dtype, sharding=whole), shapes)  # type: ignore[no-any-return]
+        lies = {
+            "parameters": self.bound.shardings(shapes["parameters"]),
+            "optimizer": self._lies(shapes["optimizer"], shapes["parameters"]),
+            "step": self._whole,
+        }
+        found: State = jax.tree.map(lambda s, lie: of(s.shape, s.dtype, sharding=lie), shapes, lies)
+        return found
 
     @property
     def _whole(self) -> Any:
@@ -142,6 +166,5 @@ def make_step(
         model.recompute = True
     bound = Bound(model, spread)
     taught = None if teacher is None else Bound(teacher, spread)
-    return Step(
-        bound, Gradients(bound, objective, bound.leaves if leaves is None else leaves(bound), taught), optimizer, steps
-    )
+    held = bound.leaves if leaves is None else leaves(bound)
+    return Step(bound, Gradients(bound, objective, held, taught), optimizer, steps)
