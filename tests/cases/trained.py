@@ -109,3 +109,17 @@ def step_of(kind: str, **options: Any) -> Any:
 
 def key() -> Any:
     return jax.random.key(0)
+
+
+def perceptron(wide: int = 8) -> Any:
+    """Of shapes: `[B, 3]` → `[B, 2]`, with names by path."""
+    from flax import nnx
+
+    class Perceptron(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.into, self.out = nnx.Linear(3, wide, rngs=rngs), nnx.Linear(wide, 2, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.out(jax.nn.tanh(self.into(x)))
+
+    return nnx.eval_shape(lambda: Perceptron(nnx.Rngs(0)))
