@@ -14,7 +14,6 @@ from plugins.engine.spread import Spread
 from plugins.mesh.components import layouts
 from plugins.models.common.decoder import Decoder
 
-
 Leaves = Callable[[Mapping[str, Any], Mapping[str, Any], Any], Mapping[str, Any]]
 """(parameters, frozen, key of random numbers) → name → what the model's parameter of that name holds. `parameters` is
 what is trained, `frozen` what is not; both are dicts by name, of whatever there is to hold."""
@@ -32,6 +31,8 @@ class Bound:
     def __init__(self, module: nnx.Module, spread: Spread | None = None):
         self.dtype = jnp.dtype(getattr(module, "dtype", "float32"))
         self.spread = spread
+        self._graph: Any
+        self._rest: Any
         self._graph, params, self._rest = nnx.split(module, nnx.Param, ...)
         self._flat = list(nnx.to_flat_state(params))
         self._names = [_name(path, param) for path, param in self._flat]
@@ -66,7 +67,7 @@ class Bound:
     def _specs(self, name: str, value: Any) -> Any:
         param = self.params.get(name)
         layout = None if param is None else param.get_metadata().get("layout")
-        if layout is None:
+        if param is None or layout is None:
             return jax.tree.map(lambda _: P(), value)  # type: ignore[no-untyped-call]
         parts = {
             component: P(*(axes or None for axes in lies.axes))  # type: ignore[no-untyped-call]

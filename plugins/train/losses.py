@@ -1,5 +1,5 @@
-"""Losses over a vocabulary, block by block of positions, so that the logits of all of them never exist together, not for
-gradients either.
+"""Losses over a vocabulary, block by block of positions, so that the logits of all of them never exist together, nor do
+they for gradients.
 
     N positions, D hidden, V vocabulary, of which a device may have a range
 
@@ -50,8 +50,8 @@ def next_token(
 def distilled(
     model: Decoder, hidden: Any, teacher: Decoder, theirs: Any, weights: Any, temperature: float, logits_nbytes: int
 ) -> tuple[Any, Any]:
-    """Σ weight · temperature² · KL(teacher ‖ student), of logits divided by the temperature (arXiv 1503.02531, 2.1); and Σ
-    weight where both find the same token most probable.
+    """Σ weight · temperature² · KL(teacher ‖ student), of logits divided by the temperature (arXiv 1503.02531, 2.1);
+    and Σ weight where both find the same token most probable.
 
     Args:
         hidden, theirs: `[B, T, D]` of either, after the last norm; theirs has no gradient.

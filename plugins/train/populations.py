@@ -28,9 +28,7 @@ class Population:
             ValueError: the step has a mesh of its own, or members do not divide.
         """
         if step.bound.spread is not None:
-            raise ValueError(
-                "a member of a population is a model on one device, and this step's is divided over several"
-            )
+            raise ValueError("a member of a population is a model on one device; this step's lies over several")
         self.step, self.rates, self._devices, self._axis = step, jnp.asarray(rates, jnp.float32), devices, axis
         if devices is not None and len(self.rates) % devices.shape[axis]:
             said = f"{len(self.rates)} members over {devices.shape[axis]} devices along {axis!r}"

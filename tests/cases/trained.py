@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
                   "num_experts_per_tok": 2, "norm_topk_prob": True, "hidden_act": "silu"},
     "gemma": {**_SHAPE, "model_type": "gemma3_text", "sliding_window": WINDOW, "layer_types": _LAYERS,
               "query_pre_attn_scalar": 8, "final_logit_softcapping": 9.0, "hidden_activation": "gelu_pytorch_tanh",
-              "rope_parameters": {kind: _ROPE["rope_parameters"] for kind in _LAYERS}},
+              "rope_parameters": dict.fromkeys(_LAYERS, _ROPE["rope_parameters"])},
 }  # fmt: skip
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3_moe", "gemma")
 

@@ -66,7 +66,10 @@ def test_gradients_are_those_of_one_device(kind: str, name: str) -> None:
 
 def test_a_teacher_lies_over_the_mesh_as_its_student_does() -> None:
     objective, taught = Distillation(teaching=0.5), trained.parameters("llama", 1)
-    steps = [made("llama", n, objective=objective, teacher=trained.model("llama", mesh=n and MESHES[n])) for n in (None, "fsdp_tensor")]  # fmt: skip
+    steps = []
+    for name in (None, "fsdp_tensor"):
+        teacher = trained.model("llama", mesh=name and MESHES[name])
+        steps.append(made("llama", name, objective=objective, teacher=teacher))
     one, several = (gradients(step, "llama", taught) for step in steps)
     close(several, one)
 

@@ -1,7 +1,7 @@
 """attention in jnp, over blocks of queries, so that the logits of a long prompt never exist together.
 
-Nor do they for gradients, which are written out (`_backward`): of every query its largest logit is kept and its sum, and
-logits are computed again (arXiv 2205.14135, section 3.1). Where rows hold documents in order (`segments`), slots that no
+Nor do they for gradients, which are written out (`_backward`): of every query its largest logit is kept and its sum,
+and logits are computed again (arXiv 2205.14135, 3.1). Where rows hold documents in order (`segments`), slots that no
 query of a block can see are left out of it.
 
     B batch, N queries of a key head (those of all query heads that share it), S slots, K key heads, D and E dims
@@ -111,8 +111,8 @@ def _blocks(how: How, rows: tuple[Any, ...], keys: tuple[Any, ...], sinks: Any) 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attended(how: How, q: Any, k: Any, v: Any, sinks: Any, seen: Any) -> Any:
-    """float32 `[B, K, N, E]`, N = G · T: `q` `[B, K, N, D]`, `k` `[B, S, K, D]`, `v` `[B, S, K, E]`, `sinks` `[K, G]` or
-    None, `seen` bool `[B, T, S]`."""
+    """float32 `[B, K, N, E]`, N = G · T: `q` `[B, K, N, D]`, `k` `[B, S, K, D]`, `v` `[B, S, K, E]`, `sinks` `[K, G]`
+    or None, `seen` bool `[B, T, S]`."""
     return _forward(how, q, k, v, sinks, seen)[0]
 
 

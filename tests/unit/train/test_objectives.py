@@ -40,7 +40,7 @@ def test_blocks_give_the_loss_and_gradients_of_all_logits(kind: str) -> None:
 
 
 def test_no_more_logits_than_a_block_has() -> None:
-    """4,096 positions and 8,192 words: 128 MiB of logits; blocks of 2 MiB, gradients of the head and of hidden states."""
+    """4,096 positions and 8,192 words have 128 MiB of logits; a block has 2 MiB."""
 
     def block(head: Any, h: Any, fixed: Any, target: Any) -> Any:
         scores = losses.Logits.of(h @ head.T, ())
@@ -78,11 +78,11 @@ def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
     with model_runs.quick_compilation():
         step = make_step(model, Distillation(temperature=2.0), AdamW(), steps=9, teacher=trained.model("llama"))
         taught = trained.parameters("llama", seed=1)
-        state, seen = step(step.init(taught), batch, trained.key(), None, taught)
+        _, seen = step(step.init(taught), batch, trained.key(), None, taught)
         assert abs(seen["loss"]) < 1e-5
         assert seen["agreement"] == 1
         assert seen["gradient_norm"] < 1e-4
-        state, seen = step(step.init(trained.parameters("llama")), batch, trained.key(), None, taught)
+        _, seen = step(step.init(trained.parameters("llama")), batch, trained.key(), None, taught)
     assert seen["loss"] > 0.1
     assert seen["agreement"] < 0.5
 
