@@ -1,9 +1,10 @@
 """A step of training the embedded model beside transformers and torch: `python -m plugins.bench.train`.
 
-Both train its config from random weights in float32: AdamW, clipping by the global norm, rows of random tokens. Each runs
-in a process of its own, in turn, and tells the median step of each turn; the table has the best of these. The limit is
-what the matrices and attention's visible pairs take (forward once, backward twice) at the rate that this machine multiplies
-and adds at most; what is computed again on the way back counts as nothing. It is not a test: nothing here checks a result.
+Both train its config from random weights in float32: AdamW, clipping by the global norm, rows of random tokens. Each
+runs in a process of its own, in turn, and tells its median step; the table has the best of the turns. The limit is what
+the matrices and attention's visible pairs take (forward once, backward twice) at the rate that this machine
+multiplies and adds at most; what is computed again on the way back counts as nothing. It is not a test: nothing here
+checks a result.
 """
 
 import argparse
@@ -34,11 +35,11 @@ def config() -> dict[str, Any]:
 
 
 def operations(rows: int, length: int) -> float:
-    """float32 operations of a step: 2 for each weight that a token meets and 4 for each dim of a head and pair of tokens
-    that see each other, forward, and twice that backward."""
+    """float32 operations of a step: forward 2 for each weight that a token meets, and 4 for each dim of a head and pair
+    of tokens that see each other; and twice that backward."""
     c = config()
     share = c["num_experts_per_tok"] / c["num_local_experts"]
-    weights = sum(
+    weights: float = sum(
         math.prod(p.shape) * (share if p.axes[0] == "experts" else 1)
         for p in GptOss().parameters(c)
         if len(p.shape) > 1 and not p.name.endswith(("bias", "embed_tokens.weight"))
@@ -46,7 +47,8 @@ def operations(rows: int, length: int) -> float:
     at = np.arange(1, length + 1)
     seen = {"full_attention": at.sum(), "sliding_attention": np.minimum(at, c["sliding_window"]).sum()}
     pairs = float(sum(seen[kind] for kind in c["layer_types"]))
-    return 3 * rows * (2 * weights * length + 4 * c["num_attention_heads"] * c["head_dim"] * pairs)
+    heads = float(c["num_attention_heads"] * c["head_dim"])
+    return 3 * rows * (2 * weights * length + 4 * heads * pairs)
 
 
 def tokens(rows: int, length: int) -> Any:
@@ -102,7 +104,7 @@ def theirs(rows: int, length: int, experts: str) -> Callable[[], Any]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        float(loss)
+        loss.item()  # type: ignore[no-untyped-call]
 
     return call
 
@@ -135,7 +137,7 @@ def main() -> None:
     print(machine.headline(machine.describe()))
     limit = operations(args.rows, args.length) / machine.multiply_add_rate(args.threads)
     some = [who for who in WHO if who.startswith("ours") or has_torch()]
-    best = {who: (math.inf, 0.0, 0) for who in some}
+    best = dict.fromkeys(some, (math.inf, 0.0, 0))
     for _ in range(args.turns):
         for who in some:
             code = "import sys; from plugins.bench.train import answer; answer(sys.argv[1], *map(int, sys.argv[2:]))"

@@ -33,7 +33,7 @@ class Bound:
         self.spread = spread
         self._graph: Any
         self._rest: Any
-        self._graph, params, self._rest = nnx.split(module, nnx.Param, ...)
+        self._graph, params, self._rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
         self._flat = list(nnx.to_flat_state(params))
         self._names = [_name(path, param) for path, param in self._flat]
         self.params: dict[str, Any] = dict(zip(self._names, (param for _, param in self._flat), strict=True))

@@ -29,10 +29,17 @@ class Optimizer(Protocol):
             they are.
     """
 
-    rate: float
-    schedule: Schedule
-    clip: float | None
-    groups: Mapping[str, float]
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def clip(self) -> float | None: ...
+
+    @property
+    def groups(self) -> Mapping[str, float]: ...
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         """An `optax.GradientTransformation` for a rate of 1, decay included, without clipping.
