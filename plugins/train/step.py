@@ -6,7 +6,7 @@ computes with is made of the parameters each time (`Leaves`).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pipeline.errors import PlanError
 from plugins.engine.spread import Spread
 from plugins.train.bound import Bound, Leaves
-from plugins.train.gradients import Gradients
+from plugins.train.gradients import TINY, Gradients
 from plugins.train.objectives import Objective
 from plugins.train.optimizers import Optimizer, factors
 
@@ -127,7 +127,7 @@ class Step:
         norm = jnp.sqrt(sum(jnp.square(n) for n in norms.values()))
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         if self.optimizer.clip is not None:
-            scale = jnp.minimum(1.0, self.optimizer.clip / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+            scale = jnp.minimum(1.0, self.optimizer.clip / jnp.maximum(norm, TINY))
             gradients = jax.tree.map(lambda g: g * scale, gradients)
         rate = (self.optimizer.rate if rate is None else rate) * self.optimizer.schedule.share(step, self.steps)
         changes, kept = self.optimizer.build(parameters).update(gradients, state["optimizer"], parameters)
@@ -163,7 +163,7 @@ def make_step(
         spread: the devices that rows and weights are divided over.
     """
     if recompute:
-        model.recompute = True
+        cast(Any, model).recompute = True
     bound = Bound(model, spread)
     taught = None if teacher is None else Bound(teacher, spread)
     held = bound.leaves if leaves is None else leaves(bound)
