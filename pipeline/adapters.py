@@ -5,7 +5,7 @@ w + scale · b · a, scale = alpha / r (LoRA, arXiv 2106.09685), or alpha / √r
 r rank, E experts
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.digest import InputFile
+from pipeline.errors import Problem
 from pipeline.ops import Kernel
 from pipeline.tensors.blocks import block_grain, outward
 from pipeline.tensors.qtensor import QTensor
@@ -25,6 +26,10 @@ from pipeline.tensors.store_view import StoreView
 class AdapterFormat(Protocol):
     """A plugin node: how adapters lie in files of their own."""
 
+    def problems(self, names: Iterable[tuple[str, ...]]) -> Iterator[Problem]:
+        """Why adapters for these parameters, each given by its tensors, cannot be written."""
+        ...
+
     def write(self, folder: Path, layers: "Sequence[Layer]", *, dropout: float) -> None:
         """Write them.
 
@@ -33,7 +38,7 @@ class AdapterFormat(Protocol):
             dropout: that they were trained with.
 
         Raises:
-            PlanError: layers that the format has no place for; all of them at once.
+            PlanError: `problems` has some.
             StorageError: the files cannot be written.
         """
         ...

@@ -77,6 +77,8 @@ class Lora:
                         yield Problem(
                             name, f"is in targets ({pattern!r}) and is no weight of a linear layer or experts"
                         )
+        if self.format is not None:
+            yield from self.format.problems(p.names for p in self._chosen(parameters))
         if not self._chosen(parameters):
             yield Problem("targets", f"match no weight{did_you_mean(self.targets[0], matrices)}")
 

@@ -20,7 +20,7 @@ def run(name: str) -> int:
     said, compared = "", 0
     for kind, text in BLOCK.findall((DOCS / name).read_text()):
         if kind == "text":
-            assert said == text
+            assert said == text, f"docs/{name} says\n{text}and prints\n{said}"
             compared, said = compared + 1, ""
             continue
         assert (kind, said) == ("python", ""), "what a block prints stands after it"

@@ -10,7 +10,7 @@ parameter, gate first: of rank 2 r there, whose a are both of theirs, and whose 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -45,8 +45,22 @@ class Peft:
     base: str | None = None
     container: SafeTensors = field(default_factory=lambda: SafeTensors("adapter_model"))
 
+    def problems(self, names: Iterable[tuple[str, ...]]) -> Iterator[Problem]:
+        """See `AdapterFormat.problems`. Beside experts that files have one by one PEFT takes an adapter of a gate_proj,
+        up_proj or down_proj that is no expert's for one of theirs (utils/transformers_weight_conversion.py)."""
+        first = [of[0] for of in names]
+        one_by_one = any(_OF_EXPERT.fullmatch(name) for name in first)
+        for name in first:
+            expert = _OF_EXPERT.fullmatch(name) or _STACK.fullmatch(name)
+            if expert is None and not name.endswith(".weight"):
+                yield Problem(name, "is a parameter that PEFT has no place for")
+            elif expert is None and one_by_one and re.search(r"\.(gate|up|down)_proj\.weight$", name):
+                yield Problem(name, "would be taken for an expert's by PEFT; leave it out of targets, or format=null")
+
     def write(self, folder: Path, layers: Sequence[Layer], *, dropout: float) -> None:
         """See `AdapterFormat.write`. Where experts have adapters the dropout is said to be 0: PEFT refuses others."""
+        if problems := list(self.problems(layer.names for layer in layers)):
+            raise PlanError(problems)
         parts = list(_parts(layers))
         tensors = {
             f"{PREFIX}{p.module}{'.base_layer' * p.inner}.lora_{which}.weight": np.ascontiguousarray(array, np.float32)
@@ -131,7 +145,6 @@ class _Part:
 
 def _parts(layers: Sequence[Layer]) -> Iterator[_Part]:
     stacks: dict[str, dict[str, Layer]] = {}
-    problems = []
     for layer in layers:
         name = layer.names[0]
         if len(layer.a.shape) == 2:
@@ -139,8 +152,6 @@ def _parts(layers: Sequence[Layer]) -> Iterator[_Part]:
             yield _Part(module, module, layer.a, layer.b, layer.rank, layer.alpha)
         elif (match := _OF_EXPERT.fullmatch(name) or _STACK.fullmatch(name)) is not None:
             stacks.setdefault(match["module"], {})[match["part"]] = layer
-        else:
-            problems.append(Problem(name, "is a stack that PEFT knows no parameter for"))
     for module, parts in stacks.items():
         whole = dict(parts)
         if "gate" in parts or "up" in parts:
@@ -153,8 +164,6 @@ def _parts(layers: Sequence[Layer]) -> Iterator[_Part]:
             a, b = one.a.reshape(experts * rank, -1), one.b.reshape(one.b.shape[0], -1)
             path, inner = f"{module}.{name}_proj", len(order) - 1 - at
             yield _Part(module, path, a, b, rank, one.alpha, parameter=True, inner=inner)
-    if problems:
-        raise PlanError(problems)
 
 
 def _fused(like: Layer, gate: Layer | None, up: Layer | None) -> Layer:

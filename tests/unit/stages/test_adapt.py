@@ -119,3 +119,10 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         "q_proj: b (10, 3)",
     ):
         assert part in said
+
+
+def test_what_peft_would_take_for_another_is_refused() -> None:
+    names = [NAMES["gate"], ("model.layers.0.mlp.gate_proj.weight",), ("model.layers.0.mlp.odd",)]
+    said = [str(p) for p in Peft().problems(names)]
+    assert [s.partition(":")[0] for s in said] == ["model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.odd"]
+    assert list(Peft().problems(names[1:2])) == []

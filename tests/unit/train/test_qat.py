@@ -39,7 +39,6 @@ def specs_of(kind: str, dtype: str) -> dict[str, TensorSpec]:
 def qat(name: str, **options: Any) -> Qat:
     """Projections of attention by an option, experts and the MLP as INT8 by rows."""
     rules = (
-        Rule("keep", match="*router*"),
         Rule(match="*self_attn*_proj.weight"),
         Rule("rows", match="*mlp*_proj*[!s]"),
     )
