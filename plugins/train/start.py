@@ -33,7 +33,7 @@ from plugins.models.family import family_of
 from plugins.train import others
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
 from plugins.train.samples import Samples
-from plugins.train.step import State, make_step
+from plugins.train.step import State, Step, make_step
 from plugins.train.trainer import Trainer
 from plugins.train.watch import PEAKS
 
@@ -48,27 +48,17 @@ def train(
     """See `pipeline.training.Trainer.train`."""
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
-    device, dtype, _ = resolved(engine)
-    family, transform, frozen_by = family_of(checkpoint.config, engine.families), trainer.transform, trainer.freezing
-    parameters, result = family.parameters(checkpoint.config), trainer.result_specs(checkpoint)
-    ops = engine.ops.on(device.platform)
+    device, _, _ = resolved(engine)
+    transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
+    parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
     base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
-    spread, layouts = None, None
-    if frozen_by is not None:  # packed tensors stay packed, and plain ones are as they are computed with
-        weights = Weights(base.store.specs, dtype)
-    else:
-        specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
-        if engine.mesh.size > 1:
-            spread = Spread(engine.mesh, arrange(engine.mesh, jax.devices(device.platform)))
-            layouts = lay_out(engine.mesh, parameters, specs)
-        weights = Weights(specs, "f32", layouts=layouts)
+    model, spread = _model(trainer, base, parameters)
     where = device if spread is None else spread.devices
-    model: Decoder = family.build(
-        checkpoint.config, weights, ops if transform is None else transform.ops(ops), DTYPES[dtype]
-    )
-    weights.check()
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
-    step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread)
+    step = make_step(
+        model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
+        recompute=trainer.recompute,
+    )  # fmt: skip
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
     if frozen_by is not None:
@@ -86,28 +76,16 @@ def train(
             held[param.names[0]] = jax.numpy.array(param.get_value(), copy=True)
             param.set_value(shapes[param.names[0]])
         state = step.init(held)
-        return jax.device_put(state, device) if spread is None else state  # type: ignore[no-any-return]
+        return jax.device_put(state, device) if spread is None else state
 
-    options = {**COMPILER_OPTIONS.get(device.platform, {})}
-    options |= DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
-    peak = trainer.peak_flops or PEAKS.get(device.device_kind)
-    plan = Plan(
-        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look,
-        flops=flops_of_token(parameters, checkpoint.config), peak=peak and engine.mesh.size * peak,
-    )  # fmt: skip
     frozen = {}
     if frozen_by is not None:
         fill(model, base, device, cast=engine.cast, unpack=engine.unpack)
         frozen = {p.names[0]: p.get_value() for p in params_of(model)}
+    plan = _plan(trainer, device, flops_of_token(parameters, checkpoint.config), seed)
     if trainer.look.prompts and tokenizer is not None:
-        look = trainer.look
-
-        def decoder(given: Any, kept: Any) -> Any:
-            return step.bound.model(step.gradients.leaves(given, kept, None))
-
-        sample = Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
-        plan = replace(plan, sample=sample)
-    loop = Loop(plan, Programs(step, options, frozen), data)
+        plan = replace(plan, sample=_sampler(trainer, step, frozen, tokenizer, seed))
+    loop = Loop(plan, Programs(step, _options(trainer, device), frozen), data)
     like = step.described(trained, device)
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
     if ctx.unfinished is not None and resume is None:
@@ -125,6 +103,55 @@ def train(
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])
     return Trained(_Cast(model, result, engine.cast), report(found, loop))
+
+
+def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) -> tuple[Decoder, Spread | None]:
+    """The model of shapes, and the devices that it lies over, if these are several.
+
+    Args:
+        base: whose weights it begins with, or keeps.
+
+    Raises:
+        PlanError: its tensors do not fit the model, or the model not the devices; all problems at once.
+    """
+    engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
+    device, dtype, _ = resolved(engine)
+    if trainer.freezing is not None:  # packed tensors stay packed, and plain ones are as they are computed with
+        weights = Weights(base.store.specs, dtype)
+    else:
+        specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
+        spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
+        weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
+    ops = engine.ops.on(device.platform)
+    family = family_of(base.config, engine.families)
+    ops = ops if trainer.transform is None else trainer.transform.ops(ops)
+    model: Decoder = family.build(base.config, weights, ops, DTYPES[dtype])
+    weights.check()
+    return model, spread
+
+
+def _plan(trainer: Trainer, device: Any, flops: float, seed: int) -> Plan:
+    peak = trainer.peak_flops or PEAKS.get(device.device_kind)
+    return Plan(
+        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, flops=flops,
+        peak=peak and trainer.engine.mesh.size * peak,
+    )  # fmt: skip
+
+
+def _options(trainer: Trainer, device: Any) -> dict[str, Any]:
+    """For the compiler."""
+    fixed = DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
+    return {**COMPILER_OPTIONS.get(device.platform, {}), **fixed}
+
+
+def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer: Any, seed: int) -> Samples:
+    """What writes the texts that `look.prompts` asks for."""
+    look = trainer.look
+
+    def decoder(given: Any, kept: Any) -> Any:
+        return step.bound.model(step.gradients.leaves(given, kept, None))
+
+    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
 
 
 class _Cast:

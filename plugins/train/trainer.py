@@ -103,6 +103,8 @@ class Trainer:
         steps: updates.
         batch: examples of an update, on all devices together.
         micro: of these at once, the others one after another; null: all at once. It divides `batch`.
+        recompute: of a block of the model only what goes in is kept for the way back, and the rest computed again: less
+            memory, more time.
         dtype: of the weights that come out: `keep`, as the checkpoint has them (what its packed ones decode to); or
             `bf16`, `fp32`. Whatever it is, they are trained as fp32.
         deterministic: the same bits every time on devices that would add up in any order otherwise (GPUs), at a price.
@@ -121,6 +123,7 @@ class Trainer:
     batch: int
     micro: int | None = None
     transform: Transform | None = None
+    recompute: bool = False
     dtype: Literal["keep", "bf16", "fp32"] = "keep"
     deterministic: bool = False
     save: Saving = field(default_factory=Saving, metadata=NEUTRAL)
@@ -170,7 +173,6 @@ class Trainer:
         """
         if problems := list(self._problems(checkpoint)):
             raise PlanError(problems)
-        specs = checkpoint.store.specs
         _, ignored = self.engine.weights(checkpoint)
         values, kept, ways = self._masters(checkpoint, ignored) // 4, 0, self.engine.mesh.size
         if (freezing := self.freezing) is not None:
@@ -215,9 +217,7 @@ class Trainer:
         yield from self.engine.for_one_device()
         yield from batch_problems(mesh, {"train.micro" if self.micro else "train.batch": self.at_once})
         if mesh.processes > 1:
-            yield Problem(
-                "mesh.processes", f"{mesh.processes}: training runs in one process so far, on all its devices"
-            )
+            yield Problem("mesh.processes", f"{mesh.processes}: training runs in one process so far; 1 is needed")
         if self.transform is not None:
             yield Problem("train.transform", f"{type(self.transform).__name__} is for one device so far; mesh=single")
         if self.look.prompts:
