@@ -56,6 +56,7 @@ SLOW = (
     "unit/kernels/test_quantize_dequantize.py", "unit/kernels/test_mx_codec.py", "unit/planning/test_sweep.py",
     "unit/running/test_exports.py", "unit/running/test_sweep.py", "unit/tokenizers/test_chat_templates.py",
     "unit/planning/test_holding.py", "unit/running/test_learning.py", "unit/running/test_why.py",
+    "unit/train/test_killed.py",
 )  # fmt: skip
 
 

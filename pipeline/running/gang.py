@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -110,6 +111,8 @@ def _watched(members: Sequence[_Started]) -> Any:
                 raise _failed(members, member, None) from None
             if kind == "text":
                 text_stream.write(value)
+            elif kind == "live":
+                text_stream.live(value)
             elif kind == "failed":
                 raise _failed(members, member, value)
             elif kind == "done":
@@ -249,7 +252,8 @@ def _serve(fd: int, rank: int, processes: int) -> NoReturn:
     threading.Thread(target=_here.listen, daemon=True).start()
     me = _here
     try:
-        with text_stream.to((lambda text: me.say("text", text)) if rank == 0 else (lambda text: None)):
+        sinks = [partial(me.say, kind) for kind in ("text", "live")] if rank == 0 else [lambda text: None]
+        with text_stream.to(*sinks):
             join(rank, address)
             value = call()
         me.say("done", value if rank == 0 else None)

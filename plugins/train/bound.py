@@ -52,6 +52,12 @@ class Bound:
             found.gather(rows)
         return found
 
+    def put(self, module: nnx.Module, values: Mapping[str, Any]) -> None:
+        """Have a module like that of which this was made hold `values`, in the dtypes that its parameters have."""
+        pairs = zip(self._names, self._flat, strict=True)
+        flat = [(path, param.replace(values[name].astype(param.get_value().dtype))) for name, (path, param) in pairs]
+        nnx.update(module, nnx.from_flat_state(flat))
+
     def leaves(self, parameters: Mapping[str, Any], frozen: Mapping[str, Any], key: Any) -> dict[str, Any]:
         """What parameters hold where nothing is in between: matrices in the dtype of activations, the rest as it is."""
         return {name: self._computed(w) for name, w in {**frozen, **parameters}.items()}

@@ -5,7 +5,7 @@ layouts do), `optimizer` (optax's, which lies as the parameters do), `step` (int
 computes with is made of the parameters each time (`Leaves`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 import jax
@@ -40,11 +40,35 @@ class Step:
             raise PlanError(problems)
         factors(self.optimizer, found)
         if self.bound.spread is None:
-            return {"parameters": found, "optimizer": self.optimizer.build(found).init(found), "step": jnp.int32(0)}
+            return self._begun(found)
         found = jax.device_put(found, self.bound.shardings(found))
         create = self.optimizer.build(found).init
         kept = jax.jit(create, out_shardings=self._lies(jax.eval_shape(create, found), found))(found)
         return {"parameters": found, "optimizer": kept, "step": jax.device_put(jnp.int32(0), self._whole)}
+
+    def _begun(self, parameters: Mapping[str, Any]) -> State:
+        made = self.optimizer.build(parameters).init(parameters)
+        return {"parameters": dict(parameters), "optimizer": made, "step": jnp.int32(0)}
+
+    def described(self, parameters: Mapping[str, Any], device: Any) -> State:
+        """Shapes and dtypes of a state, and where each leaf of it lies.
+
+        Args:
+            parameters: name → what has a shape.
+            device: where all of it lies, unless the step is for several.
+        """
+        of: Any = jax.ShapeDtypeStruct
+        shapes = jax.eval_shape(self._begun, {name: of(p.shape, jnp.float32) for name, p in parameters.items()})
+        if self.bound.spread is None:
+            whole = jax.sharding.SingleDeviceSharding(device)
+            return jax.tree.map(lambda s: of(s.shape, s.dtype, sharding=whole), shapes)  # type: ignore[no-any-return]
+        lies = {
+            "parameters": self.bound.shardings(shapes["parameters"]),
+            "optimizer": self._lies(shapes["optimizer"], shapes["parameters"]),
+            "step": self._whole,
+        }
+        found: State = jax.tree.map(lambda s, lie: of(s.shape, s.dtype, sharding=lie), shapes, lies)
+        return found
 
     @property
     def _whole(self) -> Any:
@@ -122,7 +146,7 @@ def make_step(
     optimizer: Optimizer,
     *,
     steps: int,
-    leaves: Leaves | None = None,
+    leaves: Callable[[Bound], Leaves] | None = None,
     recompute: bool = False,
     teacher: nnx.Module | None = None,
     spread: Spread | None = None,
@@ -132,7 +156,8 @@ def make_step(
     Args:
         model: of shapes, as families build it; computes in its `dtype`. On a mesh its parameters say how they lie.
         steps: of the whole run, for the schedule.
-        leaves: what the model's parameters hold, of what is trained and what is not. None: the parameters themselves.
+        leaves: of a bound model: what its parameters hold, of what is trained and what is not. None: the parameters
+            themselves.
         recompute: of a block of the model only its input is kept for the gradient.
         teacher: a model of shapes, for objectives that want one.
         spread: the devices that rows and weights are divided over.
@@ -141,4 +166,5 @@ def make_step(
         cast(Any, model).recompute = True
     bound = Bound(model, spread)
     taught = None if teacher is None else Bound(teacher, spread)
-    return Step(bound, Gradients(bound, objective, leaves or bound.leaves, taught), optimizer, steps)
+    held = bound.leaves if leaves is None else leaves(bound)
+    return Step(bound, Gradients(bound, objective, held, taught), optimizer, steps)
