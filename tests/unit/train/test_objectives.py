@@ -13,7 +13,7 @@ from plugins.train.bound import Bound
 from plugins.train.objectives import CausalLM, Classification, Distillation, Regression
 from plugins.train.optimizers import AdamW
 from plugins.train.step import make_step
-from tests.cases import model_runs, trained
+from tests.cases import trained
 
 
 def in_full(model: Any, batch: Any, z_loss: float) -> Any:
@@ -28,11 +28,10 @@ def test_blocks_give_the_loss_and_gradients_of_all_logits(kind: str) -> None:
     """A tied head, whose gradient comes from both of its uses; and a capped one. 48 positions in blocks of 7."""
     bound, batch = Bound(trained.model(kind)), jax.tree.map(lambda a: a[0], trained.batches(1, 2, 24))
     objective = CausalLM(z_loss=0.01, logits_nbytes=7 * 4 * trained.VOCAB)
-    with model_runs.quick_compilation():
-        want = jax.jit(jax.value_and_grad(lambda p: in_full(bound.model(p), batch, 0.01)))(trained.parameters(kind))
-        found = jax.jit(jax.value_and_grad(lambda p: objective.sums(bound.model(p), batch, None)[0]))(
-            trained.parameters(kind)
-        )
+    want = jax.jit(jax.value_and_grad(lambda p: in_full(bound.model(p), batch, 0.01)))(trained.parameters(kind))
+    found = jax.jit(jax.value_and_grad(lambda p: objective.sums(bound.model(p), batch, None)[0]))(
+        trained.parameters(kind)
+    )
     np.testing.assert_allclose(found[0], want[0], rtol=1e-5)
     for name, gradient in want[1].items():
         size = np.abs(gradient).max()
@@ -75,14 +74,13 @@ def test_what_is_frozen_of_a_head_costs_no_gradient() -> None:
 
 def test_a_student_that_is_its_teacher_has_nothing_to_learn() -> None:
     model, batch = trained.model("llama"), trained.batches(1, 2, 24)
-    with model_runs.quick_compilation():
-        step = make_step(model, Distillation(temperature=2.0), AdamW(), steps=9, teacher=trained.model("llama"))
-        taught = trained.parameters("llama", seed=1)
-        _, seen = step(step.init(taught), batch, trained.key(), None, taught)
-        assert abs(seen["loss"]) < 1e-5
-        assert seen["agreement"] == 1
-        assert seen["gradient_norm"] < 1e-4
-        _, seen = step(step.init(trained.parameters("llama")), batch, trained.key(), None, taught)
+    step = make_step(model, Distillation(temperature=2.0), AdamW(), steps=9, teacher=trained.model("llama"))
+    taught = trained.parameters("llama", seed=1)
+    _, seen = step(step.init(taught), batch, trained.key(), None, taught)
+    assert abs(seen["loss"]) < 1e-5
+    assert seen["agreement"] == 1
+    assert seen["gradient_norm"] < 1e-4
+    _, seen = step(step.init(trained.parameters("llama")), batch, trained.key(), None, taught)
     assert seen["loss"] > 0.1
     assert seen["agreement"] < 0.5
 
@@ -91,14 +89,13 @@ def test_a_divergence_by_its_formula() -> None:
     bound, batch = Bound(trained.model("llama")), jax.tree.map(lambda a: a[0], trained.batches(1, 2, 12))
     ours, theirs = (bound.model(trained.parameters("llama", seed)) for seed in (0, 1))
     objective = Distillation(teaching=0.25, temperature=2.0, logits_nbytes=4 * 8 * trained.VOCAB)
-    with model_runs.quick_compilation():
-        loss, weight, seen = objective.sums(ours, batch, None, theirs)
-        p, q = (
-            jax.nn.log_softmax(m.logits(m(batch["tokens"], batch["positions"], segments=batch["segments"])[0]) / 2.0)
-            for m in (theirs, ours)
-        )
-        kl = 4 * (batch["weights"] * (jnp.exp(p) * (p - q)).sum(-1)).sum()
-        own = in_full(ours, batch, 0.0)
+    loss, weight, seen = objective.sums(ours, batch, None, theirs)
+    p, q = (
+        jax.nn.log_softmax(m.logits(m(batch["tokens"], batch["positions"], segments=batch["segments"])[0]) / 2.0)
+        for m in (theirs, ours)
+    )
+    kl = 4 * (batch["weights"] * (jnp.exp(p) * (p - q)).sum(-1)).sum()
+    own = in_full(ours, batch, 0.0)
     np.testing.assert_allclose(seen["divergence"][0], kl, rtol=1e-4)
     np.testing.assert_allclose(loss, 0.25 * kl + 0.75 * own, rtol=1e-4)
     assert weight == batch["weights"].sum()
