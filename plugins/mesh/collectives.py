@@ -81,7 +81,9 @@ def _forward(array: Any, axes: Axes, dim: int, apart: bool) -> tuple[Any, None]:
 def _backward(axes: Axes, dim: int, apart: bool, kept: None, dy: Any) -> tuple[Any]:
     """What came from here; of `dy` that is the same everywhere a part, which holds the sum of all devices already."""
     if apart:
-        wide = lax.psum_scatter(dy.astype(jnp.float32), axes, scatter_dimension=dim, tiled=True)
+        wide = lax.psum_scatter(  # type: ignore[no-untyped-call]
+            dy.astype(jnp.float32), axes, scatter_dimension=dim, tiled=True
+        )
         return (wide.astype(dy.dtype),)
     n = dy.shape[dim] // lax.axis_size(axes)
     return (lax.dynamic_slice_in_dim(dy, lax.axis_index(axes) * n, n, dim),)

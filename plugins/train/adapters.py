@@ -22,6 +22,7 @@ from pipeline.errors import StageError
 from pipeline.ops import Kernel
 from plugins.kernels.moe.grouped import grouped
 from plugins.models.common.ops import Ops
+from plugins.train.rounding import Rounding, Then
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b", "key"], meta_fields=["scale", "dropout"])
@@ -65,13 +66,18 @@ class MatMul(Kernel):
     """The op `matmul`, which also takes an `Adapted`."""
 
     def __call__(self, x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
+        if isinstance(w, Rounding):
+            return super().__call__(w.seen(x), w.base, bias, out_dtype=out_dtype)
         if not isinstance(w, Adapted):
             return super().__call__(x, w, bias, out_dtype=out_dtype)
         y = super().__call__(x, w.base, bias, out_dtype=jnp.float32) + self._added(x, w)
         return y.astype(x.dtype if out_dtype is None else out_dtype)
 
     def together(self, *calls: tuple[Any, ...]) -> list[Any]:
-        """With what is added put in afterwards."""
+        """With what is added put in afterwards; of several that round the same x, the first does."""
+        if isinstance(first := calls[0][1], Rounding):
+            x = first.seen(calls[0][0])
+            calls = tuple((x, w.base if isinstance(w, Rounding) else w, *bias) for _, w, *bias in calls)
         found = super().together(*((x, w.base if isinstance(w, Adapted) else w, *bias) for x, w, *bias in calls))
         return [
             (y.astype(jnp.float32) + self._added(x, w)).astype(y.dtype) if isinstance(w, Adapted) else y
@@ -90,6 +96,10 @@ class MoE(Kernel):
         self, x: Any, chosen: Any, weights: Any, w_in: Sequence[Any], b_in: Sequence[Any], w_out: Any, b_out: Any, *,
         activation: Callable[..., Any], out_dtype: Any = None,
     ) -> Any:  # fmt: skip
+        if isinstance(w_out, Rounding):
+            activation, w_out = Then(activation, w_out.kernel, w_out.scheme, w_out.recipe), w_out.base
+        if isinstance(w_in[0], Rounding):
+            x, w_in = w_in[0].seen(x), [w.base if isinstance(w, Rounding) else w for w in w_in]
         if not any(isinstance(w, Adapted) for w in (*w_in, w_out)):
             return super().__call__(
                 x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, out_dtype=out_dtype

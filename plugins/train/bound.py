@@ -31,7 +31,9 @@ class Bound:
     def __init__(self, module: nnx.Module, spread: Spread | None = None):
         self.dtype = jnp.dtype(getattr(module, "dtype", "float32"))
         self.spread = spread
-        self._graph, params, self._rest = nnx.split(module, nnx.Param, ...)
+        self._graph: Any
+        self._rest: Any
+        self._graph, params, self._rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
         self._flat = list(nnx.to_flat_state(params))
         self._names = [_name(path, param) for path, param in self._flat]
         self.params: dict[str, Any] = dict(zip(self._names, (param for _, param in self._flat), strict=True))
@@ -71,7 +73,7 @@ class Bound:
     def _specs(self, name: str, value: Any) -> Any:
         param = self.params.get(name)
         layout = None if param is None else param.get_metadata().get("layout")
-        if layout is None:
+        if param is None or layout is None:
             return jax.tree.map(lambda _: P(), value)  # type: ignore[no-untyped-call]
         parts = {
             component: P(*(axes or None for axes in lies.axes))  # type: ignore[no-untyped-call]

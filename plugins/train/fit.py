@@ -131,11 +131,14 @@ def fit(
         own = {name: jnp.array(param.get_value(), jnp.float32, copy=True) for name, param in step.bound.params.items()}
         return jax.device_put(step.init(own), device)
 
-    plan = Plan(steps, batch, micro or batch, seed, save or Saving(), look or Looking(), device)
+    plan = Plan(steps, batch, micro or batch, seed, save or Saving(), look or Looking())
     place = Path(folder).expanduser().absolute() if folder is not None else None
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-    found = Loop(plan, Programs(step), splits).run(begin, jax.eval_shape(begin), place, name="fit")
+    with jax.default_device(device):
+        found = Loop(plan, Programs(step), splits).run(
+            begin, step.described(step.bound.params, device), place, name="fit"
+        )
     step.bound.put(model, found.parameters)
     losses = tuple(float(r["loss"]) for r in found.rows if r["kind"] == "train")
     held_out = {int(r["step"]): float(r["loss"]) for r in found.rows if r["kind"] == "held_out"}

@@ -1,8 +1,8 @@
 """The gradients of one update: sums over its micro-batches, on one device or on a mesh of them, divided once.
 
 On a mesh all of it is one `shard_map`. Rows are divided over some axes (`batch` of the mesh's rules); along these every
-device has gradients of its own rows, which are added up when all micro-batches are through. Weights that only lie divided
-over such an axis are gathered block by block, and their gradients are added up and divided again on the way back.
+device has gradients of its own rows, which are added up when all micro-batches are through. Weights that only lie
+divided over such an axis are gathered block by block; on the way back their gradients are added up and divided again.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
@@ -17,6 +18,7 @@ from plugins.kernels.varying import along, axes_of, zeros
 from plugins.train.bound import Bound, Leaves
 from plugins.train.objectives import Objective
 
+TINY = float(np.finfo(np.float32).tiny)
 Found = tuple[tuple[Any, Any, dict[str, Any]], dict[str, Any]]
 
 
@@ -40,7 +42,7 @@ class Gradients:
         """
         args = (dict(parameters), dict(batches), key, dict(frozen), dict(taught))
         (loss, weight, seen), gradients = self._spread(*args) if self.bound.spread else self._summed(*args)
-        whole = jnp.maximum(weight, jnp.finfo(jnp.float32).tiny)
+        whole = jnp.maximum(weight, TINY)
         return (loss / whole, weight, seen), jax.tree.map(lambda g: g / whole, gradients)
 
     def sums(self, parameters: Any, batch: Any, key: Any, frozen: Any, taught: Any) -> Any:
@@ -92,7 +94,7 @@ class Gradients:
         divided = jax.tree.map(lambda _: P(None, rows or None), batches)  # type: ignore[no-untyped-call]
         beside = {} if self.teacher is None else self.teacher.specs(taught)
         whole = P()  # type: ignore[no-untyped-call]
-        return jax.shard_map(  # type: ignore[no-any-return]
+        return jax.shard_map(
             local, mesh=spread.devices, in_specs=(trained, divided, whole, self.bound.specs(frozen), beside),
             out_specs=(whole, trained), check_vma=True,
         )(parameters, batches, key, frozen, taught)  # fmt: skip

@@ -4,36 +4,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
+from pipeline.adapters import AdapterFormat, Layer, MergedStore, scale_of
 from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.mesh import Parameter
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
-from plugins.facts.lora import Layer, scale_of
-from plugins.train.merged import MergedStore
+from plugins.train.packing import Packing
 from plugins.train.transform import Shapes
 
 NO_MATRICES = ("*embed_tokens.weight", "*norm.weight", "*bias", "*sinks")
 FOLDER = "adapter"
 A, B = ".lora_A.weight", ".lora_B.weight"  # as PEFT calls them
-
-
-class AdapterFormat(Protocol):
-    """A plugin node: how adapters lie in files of their own."""
-
-    def write(self, folder: Path, layers: Sequence[Layer], config: Mapping[str, Any], dropout: float) -> None:
-        """Write them.
-
-        Args:
-            folder: made if it is not there.
-            config: config.json of the model.
-            dropout: that they were trained with.
-        """
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +31,7 @@ class Lora:
         alpha: the factor on what is added is alpha / rank; or alpha / √rank (`rslora`).
         dropout: share of their input that adapters do not see while they are trained.
         targets: patterns of the names of tensors: matrices, and stacks of experts.
+        packing: how the weights that stay are packed first (QLoRA); null: they are as the checkpoint has them.
         format: in which the adapters are written as well, into the folder `adapter` beside the merged weights; null:
             they are not.
     """
@@ -55,6 +42,7 @@ class Lora:
     rslora: bool = False
     dropout: float = 0.0
     targets: tuple[str, ...] = ("*_proj.weight", "*_proj")
+    packing: Packing | None = None
     format: AdapterFormat | None = None
 
     freezes: ClassVar[bool] = True
@@ -89,8 +77,14 @@ class Lora:
                         yield Problem(
                             name, f"is in targets ({pattern!r}) and is no weight of a linear layer or experts"
                         )
+        if self.format is not None:
+            yield from self.format.problems(p.names for p in self._chosen(parameters))
         if not self._chosen(parameters):
             yield Problem("targets", f"match no weight{did_you_mean(self.targets[0], matrices)}")
+
+    def base(self, checkpoint: Checkpoint) -> Checkpoint:
+        """See `Transform.base`."""
+        return checkpoint if self.packing is None else self.packing.applied(checkpoint)
 
     def trained(self, parameters: Sequence[Parameter]) -> Shapes:
         """See `Transform.trained`."""
@@ -150,15 +144,15 @@ class Lora:
         self, trained: Mapping[str, Any], checkpoint: Checkpoint, parameters: Sequence[Parameter], *, cast: Kernel,
         unpack: Kernel, specs: Mapping[str, TensorSpec],
     ) -> MergedStore:  # fmt: skip
-        """Merged: in float32, and rounded once."""
-        return MergedStore(checkpoint.store, self.layers(trained, parameters), specs, cast, unpack)
+        """Merged, in float32 and rounded once, into what was computed with, packed where `packing` says so."""
+        return MergedStore(self.base(checkpoint).store, self.layers(trained, parameters), specs, cast, unpack)
 
     def write(
         self, folder: Path, trained: Mapping[str, Any], checkpoint: Checkpoint, parameters: Sequence[Parameter]
     ) -> None:
         """The adapters, in a format of their own."""
         if self.format is not None:
-            self.format.write(folder / FOLDER, self.layers(trained, parameters), checkpoint.config, self.dropout)
+            self.format.write(folder / FOLDER, self.layers(trained, parameters), dropout=self.dropout)
 
     def _chosen(self, parameters: Sequence[Parameter]) -> list[Parameter]:
         return [p for p in parameters if _is_matrix(p) and any(fnmatchcase(p.name, t) for t in self.targets)]

@@ -1,5 +1,5 @@
-"""Losses over a vocabulary, block by block of positions, so that the logits of all of them never exist together, neither
-on the way forth nor on the way back.
+"""Losses over a vocabulary, block by block of positions, so that the logits of all of them never exist together, nor do
+they for gradients.
 
     N positions, D hidden, V vocabulary, of which a device may have a range
 
@@ -50,8 +50,8 @@ def next_token(
 def distilled(
     model: Decoder, hidden: Any, teacher: Decoder, theirs: Any, weights: Any, temperature: float, logits_nbytes: int
 ) -> tuple[Any, Any]:
-    """Σ weight · temperature² · KL(teacher ‖ student), of logits divided by the temperature (arXiv 1503.02531, 2.1), and
-    Σ weight where both find the same token most probable.
+    """Σ weight · temperature² · KL(teacher ‖ student), of logits divided by the temperature (arXiv 1503.02531, 2.1);
+    and Σ weight where both find the same token most probable.
 
     Args:
         hidden, theirs: `[B, T, D]` of either, after the last norm; theirs has no gradient.
@@ -109,9 +109,9 @@ def _flat(hidden: Any) -> Any:
     return hidden.reshape(-1, hidden.shape[-1])
 
 
-def by_blocks(fn: Callable[..., Any], most: int, head: Any, fixed: Any, hidden: Any, *rows: Any) -> Any:
-    """The sum over blocks of at most `most` rows of `fn(head, hidden, fixed, *rows)`: the loss, which has gradients with
-    respect to `head` and `hidden`, and something else, which has none.
+def by_blocks(fn: Callable[..., Any], most: int, head: Any, fixed: Any, hidden: Any, *rows: Any) -> tuple[Any, Any]:
+    """The sum over blocks of at most `most` rows of `fn(head, hidden, fixed, *rows)`: the loss, which has gradients by
+    `head` and `hidden`, and something else, which has none.
 
     Args:
         head: an array, or any tree of them; what of it no gradient is asked for may be anything.
@@ -120,7 +120,7 @@ def by_blocks(fn: Callable[..., Any], most: int, head: Any, fixed: Any, hidden: 
     """
     axes = axes_of(head, fixed, hidden, rows)
     head, hidden = along(axes, (head, hidden))
-    return _by_blocks((fn, max(1, most)), head, hidden, fixed, rows)
+    return _by_blocks((fn, max(1, most)), head, hidden, fixed, rows)  # type: ignore[no-any-return]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -142,7 +142,9 @@ def _forward(how: tuple[Any, int], *args: Any) -> tuple[Any, Any]:
             whole = [next(rest) if flag else leaf for leaf, flag in zip(leaves, asked, strict=True)]
             return fn(jax.tree.unflatten(tree, whole), h, fixed, *some)
 
-        loss, pull, seen = jax.vjp(of, [leaf for leaf, flag in zip(leaves, asked, strict=True) if flag], h, has_aux=True)
+        loss, pull, seen = jax.vjp(
+            of, [leaf for leaf, flag in zip(leaves, asked, strict=True) if flag], h, has_aux=True
+        )
         d_head, d_hidden = pull(along(axes_of(loss), jnp.ones_like(loss)))
         return ((loss, seen), [d.astype(jnp.float32) for d in d_head]), d_hidden
 
@@ -167,9 +169,8 @@ def _summed(fn: Callable[..., Any], most: int, rows: tuple[Any, ...]) -> tuple[A
     if count <= 1:
         return fn(*rows)  # type: ignore[no-any-return]
     size = -(-many // count)
-    blocks = tuple(
-        jnp.pad(a, [(0, count * size - many), *[(0, 0)] * (a.ndim - 1)]).reshape(count, size, *a.shape[1:]) for a in rows
-    )
+    pad = count * size - many
+    blocks = tuple(jnp.pad(a, [(0, pad), *[(0, 0)] * (a.ndim - 1)]).reshape(count, size, *a.shape[1:]) for a in rows)
 
     def add(so_far: Any, some: Any) -> Any:
         sums, kept = fn(*some)

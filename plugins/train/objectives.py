@@ -127,7 +127,7 @@ class Classification:
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
-    """Squared error of one number a row; batches have inputs `[B, …]`, targets `[B]` float32 and weights `[B]`; the model
+    """Squared error of one number a row; batches have inputs `[B, …]`, targets `[B]` float32 and weights `[B]`; a model
     gives `[B]` or `[B, 1]`. R² = 1 - loss / (target_squared - target²), of the figures of as many rows as you like.
     """
 

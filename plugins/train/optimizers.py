@@ -29,10 +29,17 @@ class Optimizer(Protocol):
             they are.
     """
 
-    rate: float
-    schedule: Schedule
-    clip: float | None
-    groups: Mapping[str, float]
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def clip(self) -> float | None: ...
+
+    @property
+    def groups(self) -> Mapping[str, float]: ...
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         """An `optax.GradientTransformation` for a rate of 1, decay included, without clipping.
@@ -79,8 +86,8 @@ class AdamW:
 class Muon:
     """Momentum made orthogonal for matrices, each expert's by itself (github.com/KellerJordan/Muon); Adam for the rest.
 
-    Updates of matrices have the root mean square that Adam's have (arXiv 2502.16982, 2.2), so that one rate and one decay
-    are for both.
+    Updates of matrices have the root mean square that Adam's have (arXiv 2502.16982, 2.2), so that one rate and one
+    decay are for both.
 
     Attributes:
         rate, schedule, clip, groups: see `Optimizer`.
@@ -88,8 +95,8 @@ class Muon:
         steps: of the iteration that makes it orthogonal.
         b1, b2, eps: see `AdamW`; of Adam.
         decay, undecayed: see `AdamW`; of all parameters.
-        adam: patterns of the names of parameters that Adam is for, beside those that are no matrices `[out, in]` or stacks
-            of such.
+        adam: patterns of the names of parameters that Adam is for, beside those that are no matrices `[out, in]` or
+            stacks of such.
     """
 
     rate: float = 1e-3
@@ -110,18 +117,30 @@ class Muon:
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
-        from optax.contrib import MuonDimensionNumbers
+        from optax.contrib import MuonDimensionNumbers, muon
 
-        found = optax.contrib.muon(
-            1.0, ns_steps=self.steps, beta=self.momentum, consistent_rms=0.2, adam_b1=self.b1, adam_b2=self.b2,
-            eps=self.eps,
-            muon_weight_dimension_numbers={
-                name: MuonDimensionNumbers(w.ndim - 1, w.ndim - 2) if self.is_matrix(name, w) else None
-                for name, w in parameters.items()
-            },
-        )  # fmt: skip
-        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # of updates for a rate of -1
-        return optax.chain(found, decay)
+        matrices = {name: w for name, w in parameters.items() if self.is_matrix(name, w)}
+        dims = {name: MuonDimensionNumbers(w.ndim - 1, w.ndim - 2) for name, w in matrices.items()}
+        turned = muon(
+            1.0, ns_steps=self.steps, beta=self.momentum, consistent_rms=0.2, muon_weight_dimension_numbers=dims
+        )
+        rest = tuple(name for name in parameters if name not in dims)
+        both = {"muon": (turned, tuple(dims)), "adam": (optax.adam(1.0, self.b1, self.b2, self.eps), rest)}
+
+        def init(params: Any) -> Any:
+            return {kind: one.init({n: params[n] for n in names}) for kind, (one, names) in both.items()}
+
+        def update(changes: Any, state: Any, params: Any = None) -> Any:
+            found: dict[str, Any] = {}
+            kept = {}
+            for kind, (one, names) in both.items():
+                given, own = ({n: tree[n] for n in names} for tree in (changes, params))
+                some, kept[kind] = one.update(given, state[kind], own)
+                found |= some
+            return {name: found[name] for name in changes}, kept
+
+        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
+        return optax.chain(optax.GradientTransformation(init, update), decay)
 
     def is_matrix(self, name: str, w: Any) -> bool:
         """Whether Muon is for a parameter."""
@@ -153,7 +172,7 @@ class SGD:
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
 
-        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))
+        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
         return optax.chain(optax.sgd(1.0, self.momentum or None, self.nesterov), decay)
 
 

@@ -6,7 +6,7 @@ computes with is made of the parameters each time (`Leaves`).
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 from pipeline.errors import PlanError
 from plugins.engine.spread import Spread
 from plugins.train.bound import Bound, Leaves
-from plugins.train.gradients import Gradients
+from plugins.train.gradients import TINY, Gradients
 from plugins.train.objectives import Objective
 from plugins.train.optimizers import Optimizer, factors
 
@@ -40,11 +40,35 @@ class Step:
             raise PlanError(problems)
         factors(self.optimizer, found)
         if self.bound.spread is None:
-            return {"parameters": found, "optimizer": self.optimizer.build(found).init(found), "step": jnp.int32(0)}
+            return self._begun(found)
         found = jax.device_put(found, self.bound.shardings(found))
         create = self.optimizer.build(found).init
         kept = jax.jit(create, out_shardings=self._lies(jax.eval_shape(create, found), found))(found)
         return {"parameters": found, "optimizer": kept, "step": jax.device_put(jnp.int32(0), self._whole)}
+
+    def _begun(self, parameters: Mapping[str, Any]) -> State:
+        made = self.optimizer.build(parameters).init(parameters)
+        return {"parameters": dict(parameters), "optimizer": made, "step": jnp.int32(0)}
+
+    def described(self, parameters: Mapping[str, Any], device: Any) -> State:
+        """Shapes and dtypes of a state, and where each leaf of it lies.
+
+        Args:
+            parameters: name → what has a shape.
+            device: where all of it lies, unless the step is for several.
+        """
+        of: Any = jax.ShapeDtypeStruct
+        shapes = jax.eval_shape(self._begun, {name: of(p.shape, jnp.float32) for name, p in parameters.items()})
+        if self.bound.spread is None:
+            whole = jax.sharding.SingleDeviceSharding(device)
+            return jax.tree.map(lambda s: of(s.shape, s.dtype, sharding=whole), shapes)  # type: ignore[no-any-return]
+        lies = {
+            "parameters": self.bound.shardings(shapes["parameters"]),
+            "optimizer": self._lies(shapes["optimizer"], shapes["parameters"]),
+            "step": self._whole,
+        }
+        found: State = jax.tree.map(lambda s, lie: of(s.shape, s.dtype, sharding=lie), shapes, lies)
+        return found
 
     @property
     def _whole(self) -> Any:
@@ -103,7 +127,7 @@ class Step:
         norm = jnp.sqrt(sum(jnp.square(n) for n in norms.values()))
         finite = jnp.isfinite(loss) & jnp.isfinite(norm)
         if self.optimizer.clip is not None:
-            scale = jnp.minimum(1.0, self.optimizer.clip / jnp.maximum(norm, jnp.finfo(jnp.float32).tiny))
+            scale = jnp.minimum(1.0, self.optimizer.clip / jnp.maximum(norm, TINY))
             gradients = jax.tree.map(lambda g: g * scale, gradients)
         rate = (self.optimizer.rate if rate is None else rate) * self.optimizer.schedule.share(step, self.steps)
         changes, kept = self.optimizer.build(parameters).update(gradients, state["optimizer"], parameters)
@@ -139,9 +163,8 @@ def make_step(
         spread: the devices that rows and weights are divided over.
     """
     if recompute:
-        model.recompute = True
+        cast(Any, model).recompute = True
     bound = Bound(model, spread)
     taught = None if teacher is None else Bound(teacher, spread)
-    return Step(
-        bound, Gradients(bound, objective, bound.leaves if leaves is None else leaves(bound), taught), optimizer, steps
-    )
+    held = bound.leaves if leaves is None else leaves(bound)
+    return Step(bound, Gradients(bound, objective, held, taught), optimizer, steps)

@@ -34,14 +34,6 @@ class Transform(Protocol):
         """
         ...
 
-    def trained(self, parameters: Sequence[Parameter]) -> Shapes:
-        """Name → shape of what is trained; empty where that is the parameters themselves."""
-        ...
-
-    def begin(self, parameters: Sequence[Parameter], seed: int) -> Mapping[str, Any]:
-        """The numbers that training begins with, float32, of all that is `trained`."""
-        ...
-
     def ops(self, ops: Any) -> Any:
         """The ops (`plugins.models.common.ops.Ops`) of a model whose parameters hold what `leaves` gives."""
         ...
@@ -52,11 +44,31 @@ class Transform(Protocol):
         """A `plugins.train.step.Leaves`, for a `plugins.train.step.Bound`."""
         ...
 
+
+class Freezing(Transform, Protocol):
+    """One that `freezes`."""
+
+    def base(self, checkpoint: Checkpoint) -> Checkpoint:
+        """The checkpoint whose weights stay, as the model computes with them.
+
+        Raises:
+            PlanError: they cannot be as they are to be.
+        """
+        ...
+
+    def trained(self, parameters: Sequence[Parameter]) -> Shapes:
+        """Name → shape of what is trained."""
+        ...
+
+    def begin(self, parameters: Sequence[Parameter], seed: int) -> Mapping[str, Any]:
+        """The numbers that training begins with, float32, of all that is `trained`."""
+        ...
+
     def weights(
         self, trained: Mapping[str, Any], checkpoint: Checkpoint, parameters: Sequence[Parameter], *, cast: Kernel,
         unpack: Kernel, specs: Mapping[str, TensorSpec],
     ) -> TensorStore:  # fmt: skip
-        """The weights that come out, where the checkpoint's own were frozen.
+        """The weights that come out.
 
         Args:
             trained: name → float32 NumPy array.

@@ -33,7 +33,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
                   "num_experts_per_tok": 2, "norm_topk_prob": True, "hidden_act": "silu"},
     "gemma": {**_SHAPE, "model_type": "gemma3_text", "sliding_window": WINDOW, "layer_types": _LAYERS,
               "query_pre_attn_scalar": 8, "final_logit_softcapping": 9.0, "hidden_activation": "gelu_pytorch_tanh",
-              "rope_parameters": {kind: _ROPE["rope_parameters"] for kind in _LAYERS}},
+              "rope_parameters": dict.fromkeys(_LAYERS, _ROPE["rope_parameters"])},
 }  # fmt: skip
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3_moe", "gemma")
 
@@ -109,3 +109,17 @@ def step_of(kind: str, **options: Any) -> Any:
 
 def key() -> Any:
     return jax.random.key(0)
+
+
+def perceptron(wide: int = 8) -> Any:
+    """Of shapes: `[B, 3]` → `[B, 2]`, with names by path."""
+    from flax import nnx
+
+    class Perceptron(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.into, self.out = nnx.Linear(3, wide, rngs=rngs), nnx.Linear(wide, 2, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.out(jax.nn.tanh(self.into(x)))
+
+    return nnx.eval_shape(lambda: Perceptron(nnx.Rngs(0)))

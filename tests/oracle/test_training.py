@@ -35,9 +35,7 @@ def ids() -> Any:
 def ours(folder: Any) -> list[float]:
     runtime = model_runs.load(folder, weights_dtype="f32")
     model = runtime._model(runtime._leaves)
-    optimizer = AdamW(
-        rate=RATE, b2=0.99, decay=DECAY, undecayed=(), clip=1.0, schedule=Schedule("linear", warmup=5)
-    )
+    optimizer = AdamW(rate=RATE, b2=0.99, decay=DECAY, undecayed=(), clip=1.0, schedule=Schedule("linear", warmup=5))
     step = make_step(model, CausalLM(logits_nbytes=1 << 14), optimizer, steps=STEPS)
     state = step.init({name: p.get_value() for name, p in step.bound.params.items()})
     at = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (1, ROWS, LENGTH))

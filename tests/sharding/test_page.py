@@ -1,36 +1,21 @@
 """docs/mesh.md: its Python runs, in order, and prints what the page says; its pictures are those of conf/mesh."""
 
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import pages
 from tests.sharding import pictures
 
 PAGE = (pictures.DOCS / "mesh.md").read_text()
 MOST_NBYTES = 60_000
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
 def test_every_block_runs_and_prints_what_the_page_says() -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    said, compared = "", 0
-    for kind, text in BLOCK.findall(PAGE):
-        if kind == "text":
-            assert said == text
-            compared, said = compared + 1, ""
-            continue
-        assert (kind, said) == ("python", ""), "what a block prints stands after it"
-        out = StringIO()
-        with redirect_stdout(out):
-            exec(compile(text, "docs/mesh.md", "exec"), names)  # noqa: S102
-        said = out.getvalue()
-    assert (said, compared) == ("", 3)
+    assert pages.run("mesh.md") == 3
 
 
 def test_the_page_has_a_picture_of_every_kind() -> None:

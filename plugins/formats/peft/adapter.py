@@ -10,18 +10,19 @@ parameter, gate first: of rank 2 r there, whose a are both of theirs, and whose 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from pipeline.adapters import Layer
+from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.files import write_json
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import TensorSpec
-from plugins.facts.lora import Layer
 from plugins.formats.safetensors.container import SafeTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -34,7 +35,7 @@ _STACK = re.compile(r"(?P<module>.*\.experts)\.(?P<part>gate_up|down)_proj")
 
 @dataclass(frozen=True)
 class Peft:
-    """A `plugins.train.lora.AdapterFormat`.
+    """A `pipeline.adapters.AdapterFormat`.
 
     Attributes:
         base: what `base_model_name_or_path` is to say; null: nothing.
@@ -44,13 +45,22 @@ class Peft:
     base: str | None = None
     container: SafeTensors = field(default_factory=lambda: SafeTensors("adapter_model"))
 
-    def write(self, folder: Path, layers: Sequence[Layer], config: Mapping[str, Any], dropout: float) -> None:
-        """See `AdapterFormat.write`. Where experts have adapters the dropout is said to be 0: PEFT refuses others.
+    def problems(self, names: Iterable[tuple[str, ...]]) -> Iterator[Problem]:
+        """See `AdapterFormat.problems`. Beside experts that files have one by one PEFT takes an adapter of a gate_proj,
+        up_proj or down_proj that is no expert's for one of theirs (utils/transformers_weight_conversion.py)."""
+        first = [of[0] for of in names]
+        one_by_one = any(_OF_EXPERT.fullmatch(name) for name in first)
+        for name in first:
+            expert = _OF_EXPERT.fullmatch(name) or _STACK.fullmatch(name)
+            if expert is None and not name.endswith(".weight"):
+                yield Problem(name, "is a parameter that PEFT has no place for")
+            elif expert is None and one_by_one and re.search(r"\.(gate|up|down)_proj\.weight$", name):
+                yield Problem(name, "would be taken for an expert's by PEFT; leave it out of targets, or format=null")
 
-        Raises:
-            PlanError: layers that PEFT has no place for; all of them at once.
-            StorageError: the files cannot be written.
-        """
+    def write(self, folder: Path, layers: Sequence[Layer], *, dropout: float) -> None:
+        """See `AdapterFormat.write`. Where experts have adapters the dropout is said to be 0: PEFT refuses others."""
+        if problems := list(self.problems(layer.names for layer in layers)):
+            raise PlanError(problems)
         parts = list(_parts(layers))
         tensors = {
             f"{PREFIX}{p.module}{'.base_layer' * p.inner}.lora_{which}.weight": np.ascontiguousarray(array, np.float32)
@@ -77,17 +87,14 @@ class Peft:
         self.container.verify(folder, layout)
         write_json(folder / CONFIG, said)
 
-    def read(self, folder: Path, specs: Mapping[str, TensorSpec]) -> tuple[Layer, ...]:
-        """The adapters in `folder`, for a checkpoint with these tensors.
+    def inputs(self, folder: Path) -> tuple[InputFile, ...]:
+        """See `AdapterFormat.inputs`."""
+        folder = _checked(folder)
+        return small_input(folder / CONFIG), stamped(folder / WEIGHTS)
 
-        Raises:
-            SourceError: no such files, or broken ones.
-            PlanError: adapters of another kind, or for other tensors; all problems at once.
-        """
-        path = folder / CONFIG
-        if not path.is_file():
-            raise SourceError(f"{folder}: has no {CONFIG}, so it is no adapter of PEFT's")
-        config = read_object(path)
+    def read(self, folder: Path, specs: Mapping[str, TensorSpec]) -> tuple[Layer, ...]:
+        """See `AdapterFormat.read`."""
+        config = read_object(_checked(folder) / CONFIG)
         problems = [Problem(f"{CONFIG} {name}", "is not understood") for name in UNKNOWN if config.get(name)]
         if config.get("peft_type") != "LORA":
             problems.append(Problem(f"{CONFIG} peft_type", f"{config.get('peft_type')!r:.80}: LORA is read"))
@@ -115,6 +122,13 @@ class Peft:
         return tuple(layers)
 
 
+def _checked(folder: Path) -> Path:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise SourceError(f"{folder}: has no {name}, so it is no adapter of PEFT's")
+    return folder.absolute()
+
+
 @dataclass(frozen=True, eq=False)
 class _Part:
     """What is one wrapper to PEFT. `inner`: of how many others it is inside."""
@@ -131,7 +145,6 @@ class _Part:
 
 def _parts(layers: Sequence[Layer]) -> Iterator[_Part]:
     stacks: dict[str, dict[str, Layer]] = {}
-    problems = []
     for layer in layers:
         name = layer.names[0]
         if len(layer.a.shape) == 2:
@@ -139,8 +152,6 @@ def _parts(layers: Sequence[Layer]) -> Iterator[_Part]:
             yield _Part(module, module, layer.a, layer.b, layer.rank, layer.alpha)
         elif (match := _OF_EXPERT.fullmatch(name) or _STACK.fullmatch(name)) is not None:
             stacks.setdefault(match["module"], {})[match["part"]] = layer
-        else:
-            problems.append(Problem(name, "is a stack that PEFT knows no parameter for"))
     for module, parts in stacks.items():
         whole = dict(parts)
         if "gate" in parts or "up" in parts:
@@ -153,8 +164,6 @@ def _parts(layers: Sequence[Layer]) -> Iterator[_Part]:
             a, b = one.a.reshape(experts * rank, -1), one.b.reshape(one.b.shape[0], -1)
             path, inner = f"{module}.{name}_proj", len(order) - 1 - at
             yield _Part(module, path, a, b, rank, one.alpha, parameter=True, inner=inner)
-    if problems:
-        raise PlanError(problems)
 
 
 def _fused(like: Layer, gate: Layer | None, up: Layer | None) -> Layer:
