@@ -103,7 +103,7 @@ def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | No
             except Unsupported as why:
                 unfit[name] = str(why)
         elif type(owner).__module__.partition(".")[0] == "flax":
-            unfit[name] = f"belongs to a {type(owner).__name__} of Flax, which computes with arrays; keep it"
+            unfit[name] = f"is a parameter of Flax's {type(owner).__name__}, which computes with arrays; keep it"
     _refuse_tracers(values)
     if rules is None:
         rules = {escape(name): "quant" for name in linears}

@@ -211,7 +211,7 @@ def _stacked(
         if not any(path.endswith(t) for t in config.get("target_parameters") or ()):
             continue
         if path in specs:
-            found = [(path,)]
+            found: list[tuple[str, ...]] = [(path,)]
         else:
             split = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
             found = [tuple(_of_experts(module, part, specs)) for part in split]
