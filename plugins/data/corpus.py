@@ -9,6 +9,7 @@ digests.bin    uint64 [documents]: xxh3 of its tokens, by which a document is he
 import time
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -88,12 +89,16 @@ def tokenized(
 
     def make(folder: Path) -> dict[str, Any]:
         faults = Faults()
-        with _Writer(folder, dtype, f"tokenizing {file.path.name}", file.nbytes) as writer:
-            try:
+        try:
+            with _Writer(folder, dtype, f"tokenizing {file.path.name}", file.nbytes) as writer:
                 for some in documents(faults):
                     writer.add(some)
-            except SourceError as why:
-                faults.add(file.path, str(why).removeprefix(f"{spoken(file.path)}: "))
+        except SourceError as why:
+            faults.add(file.path, str(why).removeprefix(f"{spoken(file.path)}: "))
+        except OSError as why:
+            raise StorageError(
+                f"{folder}: what is made of {spoken(file.path)} cannot be kept: {why.strerror}"
+            ) from None
         faults.check()
         return writer.facts
 
@@ -112,23 +117,20 @@ def _mapped(path: Path, dtype: Any) -> np.ndarray:
 class _Writer:
     def __init__(self, folder: Path, dtype: Any, what: str, nbytes: int):
         self._dtype, self._what, self._nbytes = dtype, what, nbytes
-        self._folder = folder
-        self._tokens, self._answers = (folder / TOKENS).open("wb"), (folder / ANSWERS).open("wb")
+        self._folder, self._open = folder, ExitStack()
+        self._tokens, self._answers = (self._open.enter_context((folder / n).open("wb")) for n in (TOKENS, ANSWERS))
         self._ends, self._digests = array("q"), array("Q")
         self._count, self._answered = 0, False
         self._hash = xxhash.xxh3_64()
         self._start = self._said = time.monotonic()
 
     def add(self, some: Some) -> None:
-        try:
-            raw = np.asarray(some.ids, self._dtype).tobytes()
-            self._tokens.write(raw)
-            self._hash.update(raw)
-            if len(some.answers):
-                self._answered = True
-                self._answers.write(np.asarray(some.answers, np.uint8).tobytes())
-        except OSError as why:
-            raise StorageError(f"{self._folder}: {why.strerror}") from None
+        raw = np.asarray(some.ids, self._dtype).tobytes()
+        self._tokens.write(raw)
+        self._hash.update(raw)
+        if len(some.answers):
+            self._answered = True
+            self._answers.write(np.asarray(some.answers, np.uint8).tobytes())
         self._count += len(some.ids)
         if some.last:
             self._ends.append(self._count)
@@ -152,8 +154,7 @@ class _Writer:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._tokens.close()
-        self._answers.close()
+        self._open.close()
         for name, values in ((ENDS, self._ends), (DIGESTS, self._digests)):
             (self._folder / name).write_bytes(values.tobytes())
 

@@ -30,8 +30,9 @@ def header(path: Path) -> tuple[np.dtype, tuple[int, ...]]:
         magic = stream.content.read(4)
         if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in KINDS or not 1 <= magic[3] <= 8:
             raise SourceError(f"{spoken(path)}: is no IDX file: it begins with {magic!r}")
-        sizes = np.frombuffer(stream.content.read(4 * magic[3]), ">i4")
-        if len(sizes) < magic[3] or (sizes < 0).any():
+        said = stream.content.read(4 * magic[3])
+        sizes = np.frombuffer(said, ">i4") if len(said) == 4 * magic[3] else np.array([-1])
+        if (sizes < 0).any():
             raise SourceError(f"{spoken(path)}: is no IDX file: its header says no sizes")
     dtype, shape = np.dtype(KINDS[magic[2]]), tuple(map(int, sizes))
     if path.suffix != ".gz":

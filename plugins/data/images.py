@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import xxhash
 
 from pipeline.digest import InputFile, small_input
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
-from pipeline.stage import Checkpoint, Results
+from pipeline.stage import NEUTRAL, Checkpoint, Results
 from pipeline.training import DataPlan, Splits
 from plugins.data import idx, sources
 from plugins.data.faults import Faults
@@ -45,6 +45,7 @@ class Idx:
         held_out: share of the images that are for evaluation only.
         classes: labels are from 0 to one less than that.
         mirrored: also train on each image turned around from left to right.
+        origin: where to get the files, for people who have none.
     """
 
     images: str
@@ -54,6 +55,7 @@ class Idx:
     held_out: float = 0.0
     classes: int = 10
     mirrored: bool = False
+    origin: str | None = field(default=None, metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         share(self.held_out)
@@ -101,8 +103,8 @@ class Idx:
             named.append(("held_out_images", self.held_out_images, "held_out_labels", self.held_out_labels))
         pairs = []
         for first, images, second, labels in named:
-            one = sources.found([images], f"data.{first}", faults)
-            two = sources.found([labels], f"data.{second}", faults)
+            one = sources.found([images], f"data.{first}", faults, self.origin)
+            two = sources.found([labels], f"data.{second}", faults, self.origin)
             if one and two:
                 pairs.append((one[0], two[0]))
         return pairs

@@ -21,14 +21,15 @@ CHECKED = 64 << 20  # bytes of a file that a plan reads; the rest is checked whe
 BOM = b"\xef\xbb\xbf"
 
 
-def found(files: Sequence[str], option: str, faults: Faults, hint: str = "") -> tuple[InputFile, ...]:
+def found(files: Sequence[str], option: str, faults: Faults, origin: str | None = None) -> tuple[InputFile, ...]:
     """The files that an option names; what is wrong with the others goes to `faults`.
 
     Args:
         files: paths as people type them.
         option: the config key.
-        hint: where such files come from.
+        origin: where to get them.
     """
+    hint = f"; {origin}" if origin else ""
     if not files:
         faults.add(option, f"no file is named; {option}=[FILE] names one, or several{hint}")
     inputs = []

@@ -13,7 +13,7 @@ import xxhash
 from pipeline.digest import InputFile, described, identity
 from pipeline.errors import ConfigError, Problem, SourceError, did_you_mean
 from pipeline.files import spoken
-from pipeline.stage import Checkpoint, Results
+from pipeline.stage import NEUTRAL, Checkpoint, Results
 from pipeline.training import DataPlan, Splits
 from plugins.data import sources
 from plugins.data.columns import Column, Number, OneHot, Ordinal, Prepare, in_order, statistics
@@ -58,6 +58,7 @@ class Table:
         delimiter: between fields.
         held_out: share of the rows that are for evaluation only.
         held_out_files: files that are for evaluation only.
+        origin: where to get the files, for people who have none.
     """
 
     files: tuple[str, ...]
@@ -71,6 +72,7 @@ class Table:
     delimiter: str = ","
     held_out: float = 0.1
     held_out_files: tuple[str, ...] = ()
+    origin: str | None = field(default=None, metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
         share(self.held_out)
@@ -109,7 +111,7 @@ class Table:
         faults = Faults()
         found, apart = self._found(faults), self._apart(faults)
         faults.check()
-        neutral = ("files", "held_out", "held_out_files", "standardize")
+        neutral = ("files", "held_out", "held_out_files", "standardize", "origin")
         options = {k: v for k, v in described(self).items() if k not in neutral}
         files = [[content(f) for f in some] for some in (found, apart)]
         parts = {"data": "table", "version": VERSION, "files": files, "options": options}
@@ -143,10 +145,14 @@ class Table:
         return 1 if self.classes is None else len(self.classes)
 
     def _found(self, faults: Faults) -> tuple[InputFile, ...]:
-        return sources.found(self.files, "data.files", faults)
+        return sources.found(self.files, "data.files", faults, self.origin)
 
     def _apart(self, faults: Faults) -> tuple[InputFile, ...]:
-        return sources.found(self.held_out_files, "data.held_out_files", faults) if self.held_out_files else ()
+        return (
+            sources.found(self.held_out_files, "data.held_out_files", faults, self.origin)
+            if self.held_out_files
+            else ()
+        )
 
     def _make(self, folder: Path, found: tuple[InputFile, ...], apart: tuple[InputFile, ...]) -> dict[str, Any]:
         faults, reading = Faults(), _Reading(self)

@@ -22,7 +22,6 @@ from plugins.train.objectives import Objective
 from plugins.train.optimizers import AdamW, Optimizer
 from plugins.train.step import make_step
 from plugins.train.trainer import Looking, Saving
-from plugins.train.watch import Metrics
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
 """(model, batch) → the loss of every example, float [B]."""
@@ -60,7 +59,7 @@ class _Mean:
 
     loss: Loss
 
-    def sums(self, model: Any, batch: Mapping[str, Any], key: Any) -> Any:
+    def sums(self, model: Any, batch: Mapping[str, Any], key: Any, teacher: Any = None) -> Any:
         weights = batch["weights"]
         return (self.loss(model, batch) * weights).sum(), weights.sum(), {}
 
@@ -71,7 +70,7 @@ class Fitted:
 
     Attributes:
         step: updates that the model has had.
-        losses: of each update of this process, in order.
+        losses: of each update, in order; of earlier tries too.
         held_out: updates → loss on what is held out.
         stopped: why it ended before the last update; empty: it did not.
     """
@@ -123,19 +122,24 @@ def fit(
     """
     if batch % (micro or batch):
         raise ConfigError(f"micro={micro} does not divide batch={batch}")
-    splits = data if isinstance(data, Splits) else Splits(data if _numbered(data) else Arrays(data))
-    goal = objective if hasattr(objective, "sums") else _Mean(objective)
-    step = make_step(model, goal, optimizer or AdamW(), steps=steps)
+    splits = data if isinstance(data, Splits) else Splits(Arrays(data) if isinstance(data, Mapping) else data)
+    goal: Any = objective if hasattr(objective, "sums") else _Mean(objective)
+    step = make_step(model, goal, AdamW() if optimizer is None else optimizer, steps=steps)
     device = device or jax.devices()[0]
 
     def begin() -> Any:
         own = {name: jnp.array(param.get_value(), jnp.float32, copy=True) for name, param in step.bound.params.items()}
         return jax.device_put(step.init(own), device)
 
-    plan = Plan(steps, batch, micro or batch, seed, save or Saving(), look or Looking(), device)
+    plan = Plan(steps, batch, micro or batch, seed, save or Saving(), look or Looking())
     place = Path(folder).expanduser().absolute() if folder is not None else None
     if place is not None:
         place.mkdir(parents=True, exist_ok=True)
-    found = Loop(plan, Programs(step), splits).run(begin, jax.eval_shape(begin), place, name="fit")
-    step.bound.update(model, found.parameters)
-    return Fitted(found.step, found.losses, found.held_out, found.stopped)
+    with jax.default_device(device):
+        found = Loop(plan, Programs(step), splits).run(
+            begin, step.described(step.bound.params, device), place, name="fit"
+        )
+    step.bound.put(model, found.parameters)
+    losses = tuple(float(r["loss"]) for r in found.rows if r["kind"] == "train")
+    held_out = {int(r["step"]): float(r["loss"]) for r in found.rows if r["kind"] == "held_out"}
+    return Fitted(found.step, losses, held_out, found.stopped)

@@ -6,7 +6,7 @@ that number are all there is to be saved, and whoever goes on from them gets the
 
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -36,9 +36,8 @@ class Plan:
 
     Attributes:
         at_once: examples of a micro-batch.
-        device: a JAX device.
         flops: of a token, or an example, forth and back; 0: not known.
-        peak: FLOP/s of the device; None: not known.
+        peak: FLOP/s of all devices; None: not known.
         sample: (parameters, update) → prompt → text.
     """
 
@@ -48,7 +47,6 @@ class Plan:
     seed: int
     save: Saving
     look: Looking
-    device: Any
     flops: float = 0.0
     peak: float | None = None
     sample: Sampler | None = None
@@ -86,7 +84,8 @@ class Found:
         loss: of the last updates, the mean of a tenth of them.
         progress: what came of it.
         stopped: why it ended before the last update; empty: it did not.
-        seconds: of the updates of this process; `began`, the first of them.
+        seconds: of the updates of this process; `began`, how many there were before them.
+        rows: of metrics, those of earlier tries too.
     """
 
     parameters: Mapping[str, Any]
@@ -96,6 +95,7 @@ class Found:
     stopped: str
     seconds: float
     began: int
+    rows: Sequence[Mapping[str, Any]]
 
 
 class Programs:
@@ -103,7 +103,8 @@ class Programs:
 
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
-        sums: (parameters, frozen, batch) → sum of losses, sum of weights, with nothing random in it.
+        sums: (parameters, frozen, batch [1, B, …]) → sum of losses, sum of weights, with nothing random in it.
+        placed: batches of the host, on the devices.
         frozen: what both take beside the parameters, and nothing changes.
     """
 
@@ -112,10 +113,13 @@ class Programs:
         Args:
             options: for the compiler.
         """
-        self.frozen = dict(frozen or {})
+        self.frozen, self.placed = dict(frozen or {}), step.placed
 
         def sums(parameters: Any, frozen: Any, batch: Any) -> Any:
-            return step.objective.sums(step.bound.model(step.leaves(parameters, frozen, None)), batch, None)[:2]
+            if step.bound.spread is None:
+                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, {})[:2]
+            (loss, weight, _), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, {})
+            return loss * weight, weight
 
         self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
         self.sums = jax.jit(sums, compiler_options=dict(options or {}))
@@ -136,7 +140,7 @@ class Loop:
         """Train, from the latest state that is saved in `folder`, or else from that which `begin` gives.
 
         Args:
-            shapes: of a state.
+            shapes: of a state, and where it lies; see `plugins.train.step.Step.described`.
             folder: where states are saved; None: nowhere.
             files: where rows of metrics go, too.
             picture: where the losses are drawn, however it ends.
@@ -150,11 +154,9 @@ class Loop:
         with ExitStack() as stack:
             saves = _opened(stack, folder, STATES, self.plan.save.keep)
             best = _opened(stack, folder, BEST, 1) if self.plan.look.patience is not None else None
-            where = jax.sharding.SingleDeviceSharding(self.plan.device)
-            like = _described(shapes, lambda leaf: where)
-            found = saves.latest(like) if saves is not None else None
+            found = saves.latest(shapes) if saves is not None else None
             if found is None and resume is not None:
-                found = _taken_over(stack, resume, folder, like)
+                found = _taken_over(stack, resume, folder, shapes)
             held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
             rows = (folder / METRICS, *files) if folder is not None else files
             metrics = Metrics(rows, progress.metrics_nbytes)
@@ -174,14 +176,14 @@ class Loop:
         return {n: a.reshape(-1, plan.at_once, *a.shape[1:]) for n, a in found.items()}, amount
 
     def batches(self, begin: int) -> Iterator[tuple[int, dict[str, Any], int]]:
-        """(updates before it, batch on the device, amount) from `begin`; the next is made while one is at work."""
+        """(updates before it, batch on the devices, amount) from `begin`; the next is made while one is at work."""
         with ThreadPoolExecutor(1) as aside:
             due = aside.submit(self.batch, begin)
             for step in range(begin, self.plan.steps):
                 batch, amount = due.result()
                 if step + 1 < self.plan.steps:
                     due = aside.submit(self.batch, step + 1)
-                yield step, jax.device_put(batch, self.plan.device), amount
+                yield step, self.programs.placed(batch), amount
 
     def held_out(self, parameters: Mapping[str, Any]) -> float | None:
         """The mean loss on what is held out; None: there is nothing."""
@@ -189,8 +191,8 @@ class Loop:
             return None
         loss = weight = 0.0
         for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
-            on_device = jax.device_put(batch, self.plan.device)
-            sums = self.programs.sums(parameters, self.programs.frozen, on_device)
+            placed = self.programs.placed({name: a[None] for name, a in batch.items()})
+            sums = self.programs.sums(parameters, self.programs.frozen, placed)
             loss, weight = loss + float(sums[0]), weight + float(sums[1])
         return loss / weight if weight else None
 
@@ -216,7 +218,7 @@ class _Run:
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
         for before, batch, amount in self.loop.batches(began):
             self.line.begin()
-            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen)
+            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, {})
             losses.append(self._row(before, jax.device_get(figures), amount))
             step = before + 1
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0
@@ -232,10 +234,11 @@ class _Run:
         parameters = self.state["parameters"]
         if self.best is not None and progress.best is not None and progress.best_step != step:
             self.best.wait()
-            if (found := self.best.latest(_described(parameters, lambda leaf: leaf.sharding))) is not None:
+            if (found := self.best.latest(parameters)) is not None:
                 parameters, step = found[0], progress.best_step
         tail = losses[-max(1, len(losses) // 10) :]
-        return Found(parameters, step, float(np.mean(tail)) if tail else float("nan"), progress, stopped, spent, began)
+        loss = float(np.mean(tail)) if tail else float("nan")
+        return Found(parameters, step, loss, progress, stopped, spent, began, self.metrics.rows)
 
     def _row(self, before: int, figures: Mapping[str, Any], amount: int) -> float:
         """Write down what the update after `before` others was like; returns its loss.
@@ -320,12 +323,6 @@ def _opened(stack: ExitStack, folder: Path | None, name: str, keep: int) -> Chec
     found = Checkpoints(folder / name, keep)
     stack.callback(found.close)
     return found
-
-
-def _described(tree: Any, where: Callable[[Any], Any]) -> Any:
-    """Shapes and dtypes, and where each leaf lies."""
-    of = lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=where(a))  # type: ignore[no-untyped-call]  # noqa: E731
-    return jax.tree.map(of, tree)
 
 
 def _through(examples: Examples, most: int | None, at_once: int) -> Iterator[dict[str, np.ndarray]]:

@@ -124,7 +124,7 @@ class Lora:
 
             from plugins.train.adapters import Adapted
 
-            found: dict[str, Any] = bound.held({}, frozen, key)
+            found: dict[str, Any] = bound.leaves({}, frozen, key)
             for i, (name, (at, scale)) in enumerate(chosen.items()):
                 own = jax.random.fold_in(key, i) if self.dropout and key is not None else None
                 dropout = 0.0 if own is None else self.dropout

@@ -29,10 +29,17 @@ class Optimizer(Protocol):
             they are.
     """
 
-    rate: float
-    schedule: Schedule
-    clip: float | None
-    groups: Mapping[str, float]
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def clip(self) -> float | None: ...
+
+    @property
+    def groups(self) -> Mapping[str, float]: ...
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         """An `optax.GradientTransformation` for a rate of 1, decay included, without clipping.
@@ -71,8 +78,135 @@ class AdamW:
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
 
-        mask = {name: not matches(name, self.undecayed) for name in parameters}
+        mask = _decays(parameters, self.undecayed)
         return optax.adamw(1.0, self.b1, self.b2, self.eps, weight_decay=self.decay, mask=mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Momentum made orthogonal for matrices, each expert's by itself (github.com/KellerJordan/Muon); Adam for the rest.
+
+    Updates of matrices have the root mean square that Adam's have (arXiv 2502.16982, 2.2), so that one rate and one
+    decay are for both.
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        momentum: decay of the average of gradients (Nesterov's).
+        steps: of the iteration that makes it orthogonal.
+        b1, b2, eps: see `AdamW`; of Adam.
+        decay, undecayed: see `AdamW`; of all parameters.
+        adam: patterns of the names of parameters that Adam is for, beside those that are no matrices `[out, in]` or
+            stacks of such.
+    """
+
+    rate: float = 1e-3
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    momentum: float = 0.95
+    steps: int = 5
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    decay: float = 0.1
+    undecayed: tuple[str, ...] = UNDECAYED
+    adam: tuple[str, ...] = NO_MATRICES
+
+    def __post_init__(self) -> None:
+        check(self, momentum=(0, 1), steps=(1, None), b1=(0, 1), b2=(0, 1), eps=(0, None), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+        from optax.contrib import MuonDimensionNumbers, muon
+
+        matrices = {name: w for name, w in parameters.items() if self.is_matrix(name, w)}
+        dims = {name: MuonDimensionNumbers(w.ndim - 1, w.ndim - 2) for name, w in matrices.items()}
+        turned = muon(
+            1.0, ns_steps=self.steps, beta=self.momentum, consistent_rms=0.2, muon_weight_dimension_numbers=dims
+        )
+        rest = tuple(name for name in parameters if name not in dims)
+        both = {"muon": (turned, tuple(dims)), "adam": (optax.adam(1.0, self.b1, self.b2, self.eps), rest)}
+
+        def init(params: Any) -> Any:
+            return {kind: one.init({n: params[n] for n in names}) for kind, (one, names) in both.items()}
+
+        def update(changes: Any, state: Any, params: Any = None) -> Any:
+            found: dict[str, Any] = {}
+            kept = {}
+            for kind, (one, names) in both.items():
+                given, own = ({n: tree[n] for n in names} for tree in (changes, params))
+                some, kept[kind] = one.update(given, state[kind], own)
+                found |= some
+            return {name: found[name] for name in changes}, kept
+
+        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
+        return optax.chain(optax.GradientTransformation(init, update), decay)
+
+    def is_matrix(self, name: str, w: Any) -> bool:
+        """Whether Muon is for a parameter."""
+        return w.ndim in (2, 3) and not matches(name, self.adam)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Gradient descent, with momentum if that is above 0.
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        momentum, nesterov: decay of the sum of gradients, and whether the next one is looked ahead to.
+        decay, undecayed: see `AdamW`.
+    """
+
+    rate: float = 1e-2
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    momentum: float = 0.0
+    nesterov: bool = False
+    decay: float = 0.0
+    undecayed: tuple[str, ...] = UNDECAYED
+
+    def __post_init__(self) -> None:
+        check(self, momentum=(0, 1), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+
+        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
+        return optax.chain(optax.sgd(1.0, self.momentum or None, self.nesterov), decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion:
+    """The sign of momentum (arXiv 2302.06675), at a tenth of Adam's rate and ten times its decay.
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        b1, b2: of the average that the sign is of, and of the one that is kept.
+        decay, undecayed: see `AdamW`.
+    """
+
+    rate: float = 1e-4
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    b1: float = 0.9
+    b2: float = 0.99
+    decay: float = 1.0
+    undecayed: tuple[str, ...] = UNDECAYED
+
+    def __post_init__(self) -> None:
+        check(self, b1=(0, 1), b2=(0, 1), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+
+        mask = _decays(parameters, self.undecayed)
+        return optax.lion(1.0, self.b1, self.b2, weight_decay=self.decay, mask=mask)
+
+
+def _decays(parameters: Mapping[str, Any], undecayed: tuple[str, ...]) -> dict[str, bool]:
+    return {name: not matches(name, undecayed) for name in parameters}
 
 
 def matches(name: str, patterns: Any) -> bool:

@@ -87,7 +87,7 @@ class Qat:
                 if method is not None:
                     recipe = asdict(optional(method, MethodHooks, "recipe"))
                     seen[name] = self.kernel(seen[name], method.scheme, **recipe)
-            found: dict[str, Any] = bound.held(seen, frozen, key)
+            found: dict[str, Any] = bound.leaves(seen, frozen, key)
             if options is not None:
                 packed = [name for name, (_, method) in of.items() if method is not None]
                 found |= {name: Rounding(found[name], self.kernel, *options) for name in packed}

@@ -14,7 +14,7 @@ class Schedule:
     """Up to the optimizer's rate, then `shape`, then down to `floor`.
 
     Attributes:
-        shape: after warming up: `constant`; `linear` or `cosine` down to `floor`, where it would be after the last step.
+        shape: after warming up: `constant`; `linear` or `cosine` down to `floor`, reached after the last step.
         warmup, cooldown: steps; below 1 they are a share of all steps. The rate rises linearly while warming up, and
             has its full height at the last step of it. While cooling down, which only `constant` does, it falls
             linearly to `floor`.

@@ -1,7 +1,7 @@
 """From a trainer's options and a checkpoint to a loop on a device, and from what it gives to weights."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from math import exp, prod
 from pathlib import Path
@@ -14,6 +14,7 @@ from pipeline import meter
 from pipeline.figures import Figure
 from pipeline.mesh import Parameter
 from pipeline.ops import Kernel
+from pipeline.planning.layout import lay_out
 from pipeline.reporting.manifest import plain
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
@@ -22,14 +23,17 @@ from pipeline.training import Splits, Trained
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
 from plugins.engine.runtime import COMPILER_OPTIONS
+from plugins.engine.spread import Spread
 from plugins.engine.start import keep_programs, resolved
+from plugins.mesh.devices import arrange
 from plugins.mesh.store import DeviceStore
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 from plugins.train import others
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
-from plugins.train.step import State, make_step
+from plugins.train.samples import Samples
+from plugins.train.step import State, Step, make_step
 from plugins.train.trainer import Trainer
 from plugins.train.watch import PEAKS
 
@@ -44,21 +48,17 @@ def train(
     """See `pipeline.training.Trainer.train`."""
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
-    device, dtype, _ = resolved(engine)
-    family, transform, frozen_by = family_of(checkpoint.config, engine.families), trainer.transform, trainer.freezing
-    parameters, result = family.parameters(checkpoint.config), trainer.result_specs(checkpoint)
-    ops = engine.ops.on(device.platform)
+    device, _, _ = resolved(engine)
+    transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
+    parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
     base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
-    if frozen_by is not None:  # packed tensors stay packed, and plain ones are as they are computed with
-        weights = Weights(base.store.specs, dtype)
-    else:
-        weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}, "f32")
-    model: Decoder = family.build(
-        checkpoint.config, weights, ops if transform is None else transform.ops(ops), DTYPES[dtype]
-    )
-    weights.check()
+    model, spread = _model(trainer, base, parameters)
+    where = device if spread is None else spread.devices
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
-    step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves)
+    step = make_step(
+        model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
+        recompute=trainer.recompute,
+    )  # fmt: skip
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
     if frozen_by is not None:
@@ -70,31 +70,30 @@ def train(
         if frozen_by is not None:
             made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed)), device)
             return made
-        fill(model, checkpoint, device, cast=engine.cast, unpack=engine.unpack)
+        fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
         held = {}
         for param in params_of(model):  # of its own: what the step uses up may be the loader's
             held[param.names[0]] = jax.numpy.array(param.get_value(), copy=True)
             param.set_value(shapes[param.names[0]])
-        state: State = jax.device_put(step.init(held), device)
-        return state
+        state = step.init(held)
+        return jax.device_put(state, device) if spread is None else state
 
-    options = {**COMPILER_OPTIONS.get(device.platform, {})}
-    options |= DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
-    plan = Plan(
-        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, device,
-        flops=flops_of_token(parameters, checkpoint.config), peak=trainer.peak_flops or PEAKS.get(device.device_kind),
-    )  # fmt: skip
     frozen = {}
     if frozen_by is not None:
         fill(model, base, device, cast=engine.cast, unpack=engine.unpack)
         frozen = {p.names[0]: p.get_value() for p in params_of(model)}
-    loop = Loop(plan, Programs(step, options, frozen), data)
-    like = jax.eval_shape(step.init, trained)
+    plan = _plan(trainer, device, flops_of_token(parameters, checkpoint.config), seed)
+    if trainer.look.prompts and tokenizer is not None:
+        plan = replace(plan, sample=_sampler(trainer, step, frozen, tokenizer, seed))
+    loop = Loop(plan, Programs(step, _options(trainer, device), frozen), data)
+    like = step.described(trained, device)
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
     if ctx.unfinished is not None and resume is None:
         others.tell(ctx.unfinished)
-    found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
-    meter.on_device(sum(a.size * a.dtype.itemsize for a in jax.tree.leaves((like, frozen))))
+    with jax.default_device(device):
+        found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
+    of_device = (prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves((like, frozen)))
+    meter.on_device(sum(of_device))
     if frozen_by is not None:
         arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
         if ctx.folder is not None:
@@ -104,6 +103,55 @@ def train(
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])
     return Trained(_Cast(model, result, engine.cast), report(found, loop))
+
+
+def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) -> tuple[Decoder, Spread | None]:
+    """The model of shapes, and the devices that it lies over, if these are several.
+
+    Args:
+        base: whose weights it begins with, or keeps.
+
+    Raises:
+        PlanError: its tensors do not fit the model, or the model not the devices; all problems at once.
+    """
+    engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
+    device, dtype, _ = resolved(engine)
+    if trainer.freezing is not None:  # packed tensors stay packed, and plain ones are as they are computed with
+        weights = Weights(base.store.specs, dtype)
+    else:
+        specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
+        spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
+        weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
+    ops = engine.ops.on(device.platform)
+    family = family_of(base.config, engine.families)
+    ops = ops if trainer.transform is None else trainer.transform.ops(ops)
+    model: Decoder = family.build(base.config, weights, ops, DTYPES[dtype])
+    weights.check()
+    return model, spread
+
+
+def _plan(trainer: Trainer, device: Any, flops: float, seed: int) -> Plan:
+    peak = trainer.peak_flops or PEAKS.get(device.device_kind)
+    return Plan(
+        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, flops=flops,
+        peak=peak and trainer.engine.mesh.size * peak,
+    )  # fmt: skip
+
+
+def _options(trainer: Trainer, device: Any) -> dict[str, Any]:
+    """For the compiler."""
+    fixed = DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
+    return {**COMPILER_OPTIONS.get(device.platform, {}), **fixed}
+
+
+def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer: Any, seed: int) -> Samples:
+    """What writes the texts that `look.prompts` asks for."""
+    look = trainer.look
+
+    def decoder(given: Any, kept: Any) -> Any:
+        return step.bound.model(step.gradients.leaves(given, kept, None))
+
+    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
 
 
 class _Cast:

@@ -14,6 +14,8 @@ from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.mesh import Parameter
+from pipeline.planning.layout import batch_problems, lay_out
+from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
@@ -61,6 +63,9 @@ class Looking:
         examples: of what is held out, at most; null: all.
         patience: evaluations without a new best after which training stops early, and gives the best weights; null: it
             never does.
+        prompts: texts that are continued when it is looked, so that somebody sees what the loss means.
+        tokens: of a continuation.
+        temperature: of its choices; 0: always the likeliest.
         groups: pattern of names → the norms of their gradients together, under the pattern, in every row of metrics.
     """
 
@@ -68,12 +73,19 @@ class Looking:
     examples: int | None = 256
     patience: int | None = None
     groups: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    tokens: int = 32
+    temperature: float = 0.8
 
     def __post_init__(self) -> None:
         if self.every < 0:
             raise ValueError(f"every={self.every}: 0 or more updates are needed")
         if self.examples is not None and self.examples < 1:
             raise ValueError(f"examples={self.examples}: at least 1 is needed, or null for all")
+        if self.tokens < 1:
+            raise ValueError(f"tokens={self.tokens}: at least 1 is needed")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature}: 0 or more is needed")
         if self.patience is not None and (self.patience < 1 or not self.every):
             raise ValueError(f"patience={self.patience}: at least 1 is needed, with every above 0; or null")
 
@@ -91,6 +103,8 @@ class Trainer:
         steps: updates.
         batch: examples of an update, on all devices together.
         micro: of these at once, the others one after another; null: all at once. It divides `batch`.
+        recompute: of a block of the model only what goes in is kept for the way back, and the rest computed again: less
+            memory, more time.
         dtype: of the weights that come out: `keep`, as the checkpoint has them (what its packed ones decode to); or
             `bf16`, `fp32`. Whatever it is, they are trained as fp32.
         deterministic: the same bits every time on devices that would add up in any order otherwise (GPUs), at a price.
@@ -109,6 +123,7 @@ class Trainer:
     batch: int
     micro: int | None = None
     transform: Transform | None = None
+    recompute: bool = False
     dtype: Literal["keep", "bf16", "fp32"] = "keep"
     deterministic: bool = False
     save: Saving = field(default_factory=Saving, metadata=NEUTRAL)
@@ -158,9 +173,8 @@ class Trainer:
         """
         if problems := list(self._problems(checkpoint)):
             raise PlanError(problems)
-        specs = checkpoint.store.specs
         _, ignored = self.engine.weights(checkpoint)
-        values, kept = sum(s.size for n, s in specs.items() if n not in ignored), 0
+        values, kept, ways = self._masters(checkpoint, ignored) // 4, 0, self.engine.mesh.size
         if (freezing := self.freezing) is not None:
             values = sum(map(prod, freezing.trained(self._parameters(checkpoint)).values()))
             held = freezing.base(checkpoint).store.specs
@@ -173,9 +187,10 @@ class Trainer:
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=HOST_NBYTES + state + kept + 4 * values + temporary,
+            host_nbytes=HOST_NBYTES + ways * (state + kept + 4 * values + temporary),
+            devices=ways,
             ignored=ignored,
-            disk_nbytes=saved * (state + SAVED_ENTRIES_NBYTES),
+            disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
             moved_nbytes=3 * 4 * values * amount,
             rate=f"train {self.engine.dtype}",
         )
@@ -193,9 +208,33 @@ class Trainer:
             if spec.dtype not in FLOAT_DTYPES:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
         if self.engine.mesh.size > 1:
-            yield Problem("mesh", f"training runs on one device so far, and the mesh has {self.engine.mesh.size}")
+            yield from self._mesh_problems()
         if self.transform is not None:
             yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+
+    def _mesh_problems(self) -> Iterator[Problem]:
+        mesh = self.engine.mesh
+        yield from self.engine.for_one_device()
+        yield from batch_problems(mesh, {"train.micro" if self.micro else "train.batch": self.at_once})
+        if mesh.processes > 1:
+            yield Problem("mesh.processes", f"{mesh.processes}: training runs in one process so far; 1 is needed")
+        if self.transform is not None:
+            yield Problem("train.transform", f"{type(self.transform).__name__} is for one device so far; mesh=single")
+        if self.look.prompts:
+            yield Problem("train.look.prompts", "texts are written on one device so far; mesh=single, or none of them")
+
+    def _masters(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> int:
+        """Bytes of all parameters as fp32 on a device.
+
+        Raises:
+            PlanError: the mesh does not fit the model.
+        """
+        mesh = self.engine.mesh
+        specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
+        if mesh.size == 1:
+            return sum(s.nbytes for s in specs.values())
+        parameters = self._parameters(checkpoint)
+        return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
         return family_of(checkpoint.config, self.engine.families).parameters(checkpoint.config)

@@ -21,11 +21,12 @@ STEPS = 24
 
 def main(folder: Path, weights: Path) -> None:
     step = trained.step_of("llama")
-    [device, *_] = jax.devices("cpu")
-    plan = Plan(STEPS, 4, 2, 0, Saving(every=2, seconds=None), Looking(), device)
+    plan = Plan(STEPS, 4, 2, 0, Saving(every=2, seconds=None), Looking())
     begin = lambda: step.init(trained.parameters("llama"))  # noqa: E731
     with text_stream.to(print, lambda line: print(line, flush=True)):
-        found = Loop(plan, Programs(step), Splits(Rows())).run(begin, jax.eval_shape(begin), folder)
+        found = Loop(plan, Programs(step), Splits(Rows())).run(
+            begin, step.described(trained.parameters("llama"), jax.devices()[0]), folder
+        )
     np.savez(weights, **found.parameters)
 
 

@@ -1,13 +1,14 @@
 """Toy models of every family to be trained, and batches for them: small, so that a step compiles in a second or two."""
 
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from pipeline.mesh import Layout
+from pipeline.mesh import Mesh
+from pipeline.planning.layout import lay_out
 from pipeline.tensors.spec import TensorSpec
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -37,13 +38,17 @@ CONFIGS: dict[str, dict[str, Any]] = {
 FAMILIES = ("gpt_oss", "llama", "qwen2", "qwen3_moe", "gemma")
 
 
-def model(kind: str, dtype: str = "float32", layouts: Mapping[str, Layout] | None = None, **options: Any) -> Decoder:
+def model(kind: str, dtype: str = "float32", mesh: Mesh | None = None, **options: Any) -> Decoder:
     """Of shapes; `options` are config.json's."""
     config = {**CONFIGS[kind], **options}
     engine = model_runs.engine()
     family = family_of(config, engine.families)
-    parameters = family.parameters(config)
-    specs = {n: TensorSpec(p.shape[1:] if p.stack else p.shape, "F32") for p in parameters for n in p.names}
+    table = family.parameters(config)
+    specs = {n: TensorSpec(p.shape[1:] if p.stack else p.shape, "F32") for p in table for n in p.names}
+    layouts = {}
+    if mesh is not None:
+        used = {"batch", *(axis for p in table for axis in p.axes)}
+        layouts = lay_out(replace(mesh, rules={k: v for k, v in mesh.rules.items() if k in used}), table, specs)
     weights = Weights(specs, layouts=layouts)
     found: Decoder = family.build(config, weights, engine.ops.on("cpu"), dtype)
     weights.check()
@@ -84,6 +89,14 @@ def batches(accumulate: int, rows: int, length: int, seed: int = 0) -> dict[str,
     }  # fmt: skip
 
 
+def spread(mesh: Mesh) -> Any:
+    """Over the first devices that there are."""
+    from plugins.engine.spread import Spread
+    from plugins.mesh.devices import arrange
+
+    return Spread(mesh, arrange(mesh, jax.devices()[: mesh.size]))
+
+
 @cache
 def step_of(kind: str, **options: Any) -> Any:
     """A `plugins.train.step.Step` of AdamW; the same one for all who ask, so that it compiles once."""
@@ -96,3 +109,17 @@ def step_of(kind: str, **options: Any) -> Any:
 
 def key() -> Any:
     return jax.random.key(0)
+
+
+def perceptron(wide: int = 8) -> Any:
+    """Of shapes: `[B, 3]` → `[B, 2]`, with names by path."""
+    from flax import nnx
+
+    class Perceptron(nnx.Module):
+        def __init__(self, rngs: nnx.Rngs):
+            self.into, self.out = nnx.Linear(3, wide, rngs=rngs), nnx.Linear(wide, 2, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.out(jax.nn.tanh(self.into(x)))
+
+    return nnx.eval_shape(lambda: Perceptron(nnx.Rngs(0)))

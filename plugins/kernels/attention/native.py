@@ -18,6 +18,7 @@ from plugins.kernels.attention import xla
 from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.native import ffi, library
 from plugins.kernels.native.scheme import ELEMENTS
+from plugins.kernels.varying import alike
 
 _PLAIN: Mapping[str, str] = MappingProxyType({"float32": "F32", "bfloat16": "BF16"})
 
@@ -42,7 +43,7 @@ def attention(
     k, v = (a if isinstance(a, QTensor) else jnp.asarray(a) for a in (k, v))
     extra = None if sinks is None else jnp.asarray(sinks)
     options = (("scale", scale), ("window", window), ("softcap", softcap), ("causal", causal))
-    return _attention(options, q, k, v, at, slot, extra)
+    return _attention(options, *alike(q, k, v, at, slot, extra))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -146,9 +146,10 @@ def test_weights_come_out_in_the_dtype_that_was_asked_for(tmp_path: Path, fake: 
 
 
 def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
-    one = job(tmp_path / "out", "a", "data.files=[nowhere.txt]", "mesh=data")
+    one = job(tmp_path / "out", "a", "data.files=[nowhere.txt]", "mesh=data", "mesh.axes.data=4", "train.batch=30")
     said = [str(p) for p in plan_run(one.run, one.run_dir).problems]
     assert any("nowhere.txt" in p for p in said)
+    assert any("train.batch" in p and "30" in p for p in said)
 
 
 def test_other_tensors_than_were_promised_are_an_error(

@@ -25,8 +25,7 @@ ROWS = 4
 
 
 def plan(**changed: Any) -> Plan:
-    [device, *_] = jax.devices("cpu")
-    usual = Plan(8, ROWS, ROWS // 2, 0, Saving(every=2, seconds=None), Looking(), device)
+    usual = Plan(8, ROWS, ROWS // 2, 0, Saving(every=2, seconds=None), Looking())
     return replace(usual, **changed)
 
 
@@ -41,7 +40,7 @@ def run(
     step = trained.step_of(KIND)
     loop = Loop(plan(**changed), programs(), Splits(data, held_out))
     begin = lambda: step.init(trained.parameters(KIND))  # noqa: E731
-    return loop.run(begin, jax.eval_shape(begin), folder, resume=resume)
+    return loop.run(begin, step.described(trained.parameters(KIND), jax.devices()[0]), folder, resume=resume)
 
 
 def same(a: Found, b: Found) -> None:

@@ -140,7 +140,7 @@ def test_dropout_is_for_updates_only_and_another_each_time() -> None:
     batch = {n: a[0] for n, a in trained.batches(1, 2, 24).items()}
 
     def loss(key: Any) -> float:
-        model = step.bound.model(step.leaves(begun, frozen("llama"), key))
+        model = step.bound.model(step.gradients.leaves(begun, frozen("llama"), key))
         return float(step.objective.sums(model, batch, key)[0])
 
     keys = [jax.random.key(0), jax.random.key(0), jax.random.key(1), None]

@@ -44,15 +44,14 @@ def test_documents_of_a_row_give_what_each_gives_alone(kind: str) -> None:
 
         return jax.value_and_grad(loss, has_aux=True)(parameters)
 
-    with model_runs.quick_compilation():
-        (loss, logits), gradients = run(parameters, row(LENGTHS))
-        at, alone = 0, []
-        for n in LENGTHS:
-            alone.append(run(parameters, row([n], at)))
-            np.testing.assert_allclose(logits[0, at : at + n], alone[-1][0][1][0, :n], rtol=1e-4, atol=1e-4)
-            at += n
-        one = {**row(LENGTHS), "segments": np.ones((1, ROW), np.int32)}
-        (merged, _), _ = run(parameters, one)
+    (loss, logits), gradients = run(parameters, row(LENGTHS))
+    at, alone = 0, []
+    for n in LENGTHS:
+        alone.append(run(parameters, row([n], at)))
+        np.testing.assert_allclose(logits[0, at : at + n], alone[-1][0][1][0, :n], rtol=1e-4, atol=1e-4)
+        at += n
+    one = {**row(LENGTHS), "segments": np.ones((1, ROW), np.int32)}
+    (merged, _), _ = run(parameters, one)
     assert abs(loss - sum(a[0][0] for a in alone)) < 1e-4 * abs(loss) < abs(loss - merged)
     total = jax.tree.map(lambda *g: sum(g), *(g for _, g in alone))
     for name, gradient in gradients.items():
