@@ -103,8 +103,10 @@ def test_activations_are_rounded_where_weights_are_packed(kind: str) -> None:
     (a, _, _), expected = jax.jit(whole.gradients)(masters, batches, trained.key(), {})
     (b, _, _), found = jax.jit(rounded.gradients)(masters, batches, trained.key(), {})
     assert 0 < abs(float(a - b)) < 0.02
-    for name, gradient in expected.items():
-        assert np.linalg.norm(found[name] - gradient) < 0.2 * np.linalg.norm(gradient), name
+    whole_norm = np.linalg.norm([np.linalg.norm(g) for g in expected.values()])
+    off = np.linalg.norm([np.linalg.norm(found[name] - g) for name, g in expected.items()])
+    assert 0 < off < 0.1 * whole_norm
+    assert all(np.linalg.norm(g) > 0 for g in found.values())
 
 
 def test_what_is_wrong_is_said_at_once() -> None:
