@@ -89,8 +89,6 @@ def dequantize(tree: Any, dtype: Any = jnp.bfloat16) -> Any:
 
 def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | None, again: bool) -> Any:
     found = _copy(module)
-    if isinstance(found, nnx.Linear):
-        return QuantizedLinear.from_linear(found, quant)
     owners, variables = _owners(found), dict(_named(found))
     linears: dict[str, nnx.Linear] = {}
     values, unfit = {}, {}
@@ -116,7 +114,7 @@ def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | No
         else:
             _set(variables[name], value)
     _replace(found, layers)
-    return found
+    return layers.get(id(found), found)
 
 
 def _copy(module: nnx.Module) -> nnx.Module:

@@ -205,6 +205,12 @@ def test_a_module_has_packed_layers_instead() -> None:
     np.testing.assert_allclose(back(ids), found(ids), rtol=1e-5, atol=1e-5)
 
 
+def test_a_layer_by_itself_goes_by_the_rules_too() -> None:
+    linear = nnx.Linear(64, 8, rngs=nnx.Rngs(0))
+    assert quantize(linear, "int8").weight.get_value().scheme == method("int8").scheme
+    assert quantize(linear, "int8", {"kernel": "nf4"}).weight.get_value().scheme == method("nf4").scheme
+
+
 def test_a_parameter_of_its_own_goes_by_the_name_it_has() -> None:
     found = quantize(Gated(nnx.Rngs(0)), "int8", {"own.weight": "quant"})
     assert isinstance(found.own.get_value(), QTensor)
