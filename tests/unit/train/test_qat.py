@@ -87,8 +87,8 @@ def test_gradients_are_those_of_the_rounded_weights() -> None:
     masters = {n: jnp.asarray(w) for n, w in trained.parameters("llama").items()}
     batches = trained.batches(1, 2, 24)
     rounded = jax.jit(step.leaves)(masters, {}, None)
-    mine = jax.jit(step.gradients)(masters, batches, trained.key(), {})
-    theirs = jax.jit(plain.gradients)(rounded, batches, trained.key(), {})
+    mine = jax.jit(step.gradients)(masters, batches, trained.key(), {}, {})
+    theirs = jax.jit(plain.gradients)(rounded, batches, trained.key(), {}, {})
     np.testing.assert_allclose(mine[0][0], theirs[0][0], rtol=1e-6)
     for name, gradient in theirs[1].items():
         np.testing.assert_allclose(mine[1][name], gradient, atol=1e-5 * np.abs(gradient).max(), err_msg=name)
@@ -100,8 +100,8 @@ def test_activations_are_rounded_where_weights_are_packed(kind: str) -> None:
     whole, rounded = step_of(kind, qat(kind, "int8"), "F32"), step_of(kind, qat(kind, "int8", activations=INT8), "F32")
     masters = {n: jnp.asarray(w) for n, w in trained.parameters(kind).items()}
     batches = trained.batches(1, 2, 24)
-    (a, _, _), expected = jax.jit(whole.gradients)(masters, batches, trained.key(), {})
-    (b, _, _), found = jax.jit(rounded.gradients)(masters, batches, trained.key(), {})
+    (a, _, _), expected = jax.jit(whole.gradients)(masters, batches, trained.key(), {}, {})
+    (b, _, _), found = jax.jit(rounded.gradients)(masters, batches, trained.key(), {}, {})
     assert 0 < abs(float(a - b)) < 0.02
     whole_norm = np.linalg.norm([np.linalg.norm(g) for g in expected.values()])
     off = np.linalg.norm([np.linalg.norm(found[name] - g) for name, g in expected.items()])
