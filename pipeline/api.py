@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.config.spine import RunConfig
+    from pipeline.method import Method
     from pipeline.reporting.manifest import Report
 
 
@@ -94,6 +95,26 @@ def load_model(
             raise PlanError(plan.problems)
         taken = plan.nodes[plan.nodes["model"].inputs["checkpoint"]]
         return loads.engine.load(taken.result)  # the caller's alone
+
+
+def quant_method(name: str, overrides: Sequence[str] = ()) -> "Method":
+    """What `quant=NAME` stands for.
+
+    Args:
+        overrides: of its fields and of what they refer to, as on the command line: `["quant.like=torchao"]`.
+
+    Raises:
+        ConfigError, PlanError: as `run`.
+    """
+    from pipeline import backends
+    from pipeline.ops import kernels_of
+
+    # A run has a model; which one is nothing to a method.
+    args = ["+model=gpt_oss", "stages=[load]", f"quant={name}", *overrides]
+    with _composed(args, None, build=("quant",)) as (config, _):
+        found: Method = config.built["quant"]
+    backends.prepare({b for kernel in kernels_of(found) for b in kernel.backends}, lambda said: None)
+    return found
 
 
 def _place(source: str | Path) -> str:

@@ -12,3 +12,4 @@ class Events:
     total: Callable[[int, int], None] = lambda nbytes, chunks: None
     chunk: Callable[[str, int, bool], None] = lambda label, nbytes, reused: None
     text: Callable[[str], None] = lambda text: None
+    live: Callable[[str], None] = lambda line: None

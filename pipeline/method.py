@@ -61,3 +61,7 @@ class MethodHooks:
     scratch: Callable[[tuple[int, ...]], int] | None = None
     """`scratch(shape)`: bytes that `encode` takes beside what goes in and comes out, for any box of a tensor of this
     shape, where what it must see at once is more than a tile."""
+
+    recipe: Any = None
+    """How `encode` makes codes, as options of the op `quantize` (a dataclass): what training for a quantized export
+    does inside compiled programs, and so has to know."""

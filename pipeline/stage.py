@@ -13,8 +13,8 @@ views and return. Three kinds of stage follow from what it returns:
 * `Work[T]`: chunks that become tasks, and a last step that yields the T that later stages see;
 * a stage that has to compute in one piece also defines `plan(*inputs)`, which predicts from the inputs' specs what it
   will give and what that takes (`Prediction`); then `run` is called only when the graph runs. What it gives, unless
-  that is a handle, is kept under its key with the files that its `writes` names, and is not computed again by whatever
-  run needs the same.
+  that is a handle which it cannot `reopen`, is kept under its key with the files that its `writes` names, and is not
+  computed again by whatever run needs the same.
 
 What a stage, its work and its result may have beside what they must is declared here too: `StageHooks`, `WorkHooks`,
 `ResultHooks`.
@@ -61,6 +61,9 @@ class Context:
         recipe: how the stage works, whatever it is given: identity of its config, its code, and what was resolved.
         results: what earlier runs have found; None: nothing is kept.
         models: where models are loaded, and held for the stages after.
+        folder: of a stage that can reopen what it gives, where it writes that; it is kept when `run` is done.
+        unfinished: of such a stage, what it has to go on from when it is killed or fails: found again by whoever makes
+            the same, and gone when that is done.
     """
 
     run_dir: Path
@@ -73,6 +76,8 @@ class Context:
     recipe: str = ""
     results: "Results | None" = None
     models: ModelSlot = field(default_factory=ModelSlot, compare=False, repr=False)
+    folder: Path | None = None
+    unfinished: Path | None = None
 
 
 class Results(Protocol):
@@ -136,6 +141,10 @@ class StageHooks:
     writes: tuple[str, ...] = ()
     """Names of files that it writes into the run's folder, beside those that every run does."""
 
+    reopen: "Callable[..., Checkpoint] | None" = None
+    """`reopen(folder, *inputs)`, of a stage that computes a checkpoint: that one, from the files that `run` wrote into
+    `Context.folder`, wherever that lies now. It is kept under the stage's key then, like other results."""
+
     gang: Gang | None = None
     """Processes in each of which `run` is called alike; the first one's result counts. None: the one that runs it."""
 
@@ -161,6 +170,7 @@ class Checkpoint:
         made_by: name → plugin: what was taken of a stage's fields that are `CHOSEN`.
         outline: no weights are here: this is what config.json alone says of them, for a plan. Nothing can be read.
         placement: how it will lie on devices; None: no stage has said so yet.
+        report: what making it has found, as JSON holds it; with what `ResultHooks` may have, for people.
     """
 
     store: TensorStore
@@ -175,6 +185,7 @@ class Checkpoint:
     made_by: Mapping[str, Any] | None = None
     outline: bool = False
     placement: Placement | None = None
+    report: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

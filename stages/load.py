@@ -88,7 +88,7 @@ class Load:
 
     def _outlined(self, found: Fetched, settings: Path) -> Checkpoint:
         """The checkpoint that a config.json describes, without weights."""
-        beside = _Beside(settings.parent)
+        beside = Beside(settings.parent)
         config = beside.config(settings.name)
         outline, dialect = outlined(settings, config, self.families, self.dialects)
         stored = {name: spec.nbytes for name, spec in outline.specs.items()}
@@ -116,7 +116,7 @@ class Load:
             raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
-        beside = _Beside(folder)
+        beside = Beside(folder)
         config = _checked(dict(leaves.config()), folder / CONFIG) or beside.config(CONFIG)
         for dialect in self.dialects:
             seen = config | beside.objects(dialect.companions)
@@ -221,7 +221,7 @@ def _spoken(dialect: Dialect) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
+class Beside:
     """The JSON files of a folder.
 
     Attributes:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol
 
 from pipeline.errors import SourceError, did_you_mean
@@ -35,6 +36,9 @@ class FamilyHooks:
     published: Path | None = None
     """A folder with the config.json of checkpoints that are known by name, as far as the family reads it:
     `owner/name.json` for `hf://owner/name`."""
+
+    constants: Mapping[str, float] = MappingProxyType({"*norm.weight": 1.0, "*bias": 0.0})
+    """Pattern of tensors' names → the number that all of their values are before any training; others are random."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ TARGETS: Final = (
         "plugins.formats.orbax.Orbax": "plugins.formats.orbax.container.Orbax",
         "plugins.formats.safetensors.SafeTensors": "plugins.formats.safetensors.container.SafeTensors",
         "plugins.quant.mx.MX": "plugins.quant.blockwise.Blockwise",
+        "stages.quantize.Rule": "pipeline.rules.Rule",
     }
     | {f"plugins.kernels.{op}.{old}": f"${{kernels.{op}}}" for op, old in _KERNELS.items()}
 )

@@ -20,7 +20,8 @@ from pipeline.errors import PlanError, Problem, WeightmillError, did_you_mean
 from pipeline.hooks import lacking, misspelt
 
 OWN_PACKAGES = ("stages", "plugins")
-OWN_CLASSES = ("pipeline.mesh.Mesh",)  # plain data, which YAML may name although pipeline holds no plugins
+# Plain data, which YAML may name although pipeline holds no plugins.
+OWN_CLASSES = ("pipeline.mesh.Mesh", "pipeline.rules.Rule")
 _BAD = object()  # stands for a value whose problem has been noted
 
 

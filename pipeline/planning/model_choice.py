@@ -23,6 +23,7 @@ from pipeline.stage import Checkpoint, Context
 def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None = None) -> list[str]:
     """`overrides` with the model as Hydra wants it: `model=NAME` becomes `+model=NAME`, and where there is only
     `model.source=`, the option that is for that checkpoint is added. That of a swept source is left to the jobs.
+    `+experiment=NAME` becomes `experiment=NAME`.
 
     Args:
         fetch: a source that lies elsewhere may be downloaded for it; otherwise its settings and headers must do.
@@ -32,6 +33,7 @@ def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None
         ConfigError: settings of a model and no model; or no option is for what the source holds.
         PlanError: the source cannot be read.
     """
+    overrides = [o[1:] if o.startswith("+experiment=") else o for o in overrides]
     keys = [o.partition("=")[0].lstrip("+") for o in overrides]
     if any(k.partition("@")[0] == "model" for k in keys):
         return [f"+{o}" if o.startswith("model=") else o for o in overrides]

@@ -105,7 +105,12 @@ def progress(enabled: bool) -> Iterator[Events]:
             bar.stop()  # a bar that is drawn again and again would tear the text
             stream(part)
 
-        yield Events(lambda said: bar.console.print(Text(safe(said))), total, chunk, text)
+        def live(said: str) -> None:
+            with lock:
+                bar.start()  # text may have stopped it
+                bar.update(task, description=line(said))
+
+        yield Events(lambda said: bar.console.print(Text(safe(said))), total, chunk, text, live)
 
 
 class _Lines:
@@ -117,7 +122,14 @@ class _Lines:
         self._total = self._done = self._reused = 0
         self._start = self._last = time.monotonic()
         self._lock = threading.Lock()
-        self.events = Events(say, self._set_total, self._chunk, stream)
+        self.events = Events(say, self._set_total, self._chunk, stream, self._live)
+
+    def _live(self, said: str) -> None:
+        with self._lock:
+            now = time.monotonic()
+            if now - self._last >= self.EVERY_S:
+                self._last = now
+                say(line(said))
 
     def _set_total(self, nbytes: int, chunks: int) -> None:
         self._total = nbytes

@@ -34,6 +34,10 @@ MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the consol
 DISTRIBUTIONS = ("weightmill", "numpy", "ml_dtypes", "dask", "distributed", "hydra-core", "omegaconf", "xxhash")
 
 
+METRICS = "metrics.jsonl"
+KINDS = ("stage", "error", "tensor", "figure", "run")  # of rows in it, beside those of stages
+
+
 @dataclass(frozen=True, slots=True)
 class Report:
     """A finished run. JSON-able field by field; `manifest.json` is this.
@@ -146,7 +150,8 @@ def build_report(
         done["reused"] += bool(record.get("reused"))
         chunk = "digest" in record
         for name, tally in record["stages"].items():
-            if not chunk and name in counted:  # a stage in one task read once more what chunks have read already
+            # Another stage in one task has read once more what chunks have read already.
+            if not chunk and name in counted and name != record.get("of"):
                 continue
             row = stages.setdefault(name, _stage_row(name))  # a stage may time parts of its work under names of its own
             for key in ("seconds", "nbytes_in", "nbytes_out"):
@@ -205,8 +210,18 @@ def build_report(
         chosen=chosen(plan),
         found=dict(found or {}),
         exit_code=max((optional(results[n], ResultHooks, "exit_code") for n in plan.nodes), default=0),
-        results={n: plain(results[n]) for n in plan.nodes if not isinstance(results[n], Checkpoint | Exported | None)},
+        results={n: plain(found) for n in plan.nodes if (found := _found(plan, results, n)) is not None},
     )
+
+
+def _found(plan: Plan, results: Mapping[str, Any], name: str) -> Any:
+    """What a stage has to tell: its result, or of a checkpoint that it made the report."""
+    result = results[name]
+    if not isinstance(result, Checkpoint):
+        return None if isinstance(result, Exported) else result
+    given = (results[source] for source in plan.nodes[name].inputs.values())
+    passed_on = any(isinstance(g, Checkpoint) and g.report == result.report for g in given)
+    return result.report if result.report and not passed_on else None
 
 
 def left_out(plan: Plan) -> list[dict[str, Any]]:
@@ -297,7 +312,9 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
             writer = csv.DictWriter(file, columns, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(report.tensors)
-        with (run_dir / "metrics.jsonl").open("w", encoding="utf-8") as file:
+        came = _rows_of_stages(run_dir / METRICS)
+        with (run_dir / METRICS).open("w", encoding="utf-8") as file:
+            file.writelines(came)
             for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
                 for row in rows:
                     file.write(json.dumps({"kind": kind, **row}) + "\n")
@@ -311,6 +328,12 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
     write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
+
+
+def _rows_of_stages(file: Path) -> list[str]:
+    """The lines of a run's metrics that a stage wrote there while it was at work: those of no kind that is ours."""
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+    return [line for line in lines if json.loads(line).get("kind") not in KINDS]
 
 
 def tables(report: Report) -> list[Any]:

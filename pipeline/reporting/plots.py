@@ -6,6 +6,9 @@ from typing import Any
 
 BLUE, GREY = "#2f6db5", "#8a8f98"
 
+Points = tuple[Sequence[float], Sequence[float]]
+"""x and y."""
+
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure  # the object interface: no global state, no backend to choose
@@ -41,4 +44,20 @@ def scatter(path: Path, title: str, x_label: str, y_label: str, points: Sequence
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    figure.savefig(path, dpi=150)
+
+
+def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Points]) -> None:
+    """Named lines, of x and y each, the first thin and in the background; a PNG at `path`."""
+    figure, axes = _figure(8, 4.5)
+    for i, (name, (x, y)) in enumerate(given.items()):
+        style = {"color": GREY, "linewidth": 0.8, "alpha": 0.6} if i == 0 and len(given) > 1 else {"linewidth": 1.6}
+        axes.plot(x, y, label=name, zorder=2 + i, **style)
+    axes.grid(alpha=0.25)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.tick_params(labelsize=8)
+    if len(given) > 1:
+        axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

@@ -26,7 +26,7 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.reporting.manifest import Report, build_report, write_config, write_records
+from pipeline.reporting.manifest import METRICS, Report, build_report, write_config, write_records
 from pipeline.reporting.mesh import draw_placements
 from pipeline.running import peak
 from pipeline.running.description import Description, describe, read_description, refuse
@@ -123,7 +123,7 @@ class Attempt:
         """Write down what the job is, and put in place what is there already."""
         run_dir = self.job.run_dir
         if not self._resuming:
-            for name in ("journal.jsonl", "manifest.json"):
+            for name in ("journal.jsonl", "manifest.json", METRICS):
                 (run_dir / name).unlink(missing_ok=True)
         write_json(run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)

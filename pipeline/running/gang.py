@@ -67,6 +67,8 @@ def _watched(members: Members) -> Any:
             kind, value = heard(channel)
             if kind == "text":
                 text_stream.write(value)
+            elif kind == "live":
+                text_stream.live(value)
             elif kind in ("failed", "ended"):
                 raise _failed(members, rank, kind, value)
             elif kind == "done":

@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -111,7 +112,8 @@ def _serve(fd: int, rank: int) -> NoReturn:
     me = _here = _Member(rank, channel)
     threading.Thread(target=me.listen, daemon=True).start()
     try:
-        with text_stream.to((lambda text: me.say("text", text)) if rank == 0 else (lambda text: None)):
+        sinks = [partial(me.say, kind) for kind in ("text", "live")] if rank == 0 else [lambda text: None]
+        with text_stream.to(*sinks):
             join(rank, address, alone=alone)
             value = call()
         me.say("done", value if rank == 0 else None)

@@ -2,7 +2,8 @@
 
 `<paths.outputs>/.results/KEY/` holds `result.json` (what was found, and the digests of the files beside it), `key.json`
 (what it depends on, for people and for `why`), those files, and in `runs/` who refers to it. A folder comes about under
-another name and is put in place in one rename; whoever computes a key holds its lock, which dies with the process.
+another name and is put in place in one rename; whoever computes a key holds its lock, which dies with the process, and
+may leave in `KEY.unfinished/` what the next one goes on from.
 """
 
 import json
@@ -25,6 +26,7 @@ from pipeline.running.journal import locked
 
 FOLDER = ".results"
 RESULT, PARTS, RUNS = "result.json", "key.json", "runs"
+UNFINISHED = ".unfinished"  # what a key's folder has behind its name
 MOST_NBYTES = 1 << 30  # of a result; an export's has a record for every chunk
 WAIT_S = 0.1
 
@@ -107,6 +109,16 @@ class Results:
         """Put `value` under `key`, whose lock the caller holds; what was there goes."""
         self._made(key, lambda folder: value, parts)
 
+    def unfinished(self, key: str, parts: Mapping[str, Any]) -> Path:
+        """A folder for what whoever makes `key`, whose lock the caller holds, has to go on from when that is killed or
+        fails. It goes once the result is kept."""
+        place = self.folder / f"{key}{UNFINISHED}"
+        with self._kept():
+            place.mkdir(parents=True, exist_ok=True)
+        write_json(place / PARTS, dict(parts))
+        self.refer(place.name)
+        return place
+
     def _made(self, key: str, make: Callable[[Path], Any], parts: Mapping[str, Any]) -> Found:
         place = self.folder / key
         partial = self.folder / f"{key}.partial"  # nobody else's: its lock is ours
@@ -130,7 +142,7 @@ class Results:
             raise StorageError(f"{self.folder}: results cannot be kept: {why.strerror or why}") from None
 
     def _put(self, partial: Path, place: Path, key: str, value: Any, parts: Mapping[str, Any]) -> None:
-        files = sorted(p.name for p in partial.iterdir())
+        files = sorted(p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file())
         digests = {n: digest_file(partial / n, sync=True).xxh3_128 for n in files}
         body = {"key": key, "value": value, "files": digests}
         write_json(partial / RESULT, {"result": body, "xxh3_128": identity(body)})
@@ -140,6 +152,7 @@ class Results:
                 (place / RUNS).rename(partial / RUNS)
             shutil.rmtree(place)
         partial.rename(place)
+        shutil.rmtree(self.folder / f"{key}{UNFINISHED}", ignore_errors=True)
 
     @contextmanager
     def alone(self, key: str) -> Iterator[None]:

@@ -75,7 +75,7 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
                 del begun[i]
                 settle(i, why)
 
-    with ExitStack() as locks, text_stream.to(events.text):
+    with ExitStack() as locks, text_stream.to(events.text, events.live):
         for i in range(len(jobs)):
             try:
                 begun[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests)

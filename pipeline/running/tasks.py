@@ -243,8 +243,10 @@ def settle(keys: Mapping[str, Key], contents: Mapping[str, str], paths: Sequence
 
 
 def keeps(node: Node) -> bool:
-    """Whether what the stage gives is kept under its key: it is found by computing, and no handle."""
-    return node.computes and not isinstance(node.result, Checkpoint) and node.work is None
+    """Whether what the stage gives is kept under its key: it is found by computing, and no handle, or one that the
+    stage can open again."""
+    handle = isinstance(node.result, Checkpoint) and optional(node.stage, StageHooks, "reopen") is None
+    return node.computes and not handle and node.work is None
 
 
 class _Unkept(Exception):
@@ -278,24 +280,27 @@ def run_stage(
     results = ctx.results
     if gives is None or not isinstance(results, Results):
         return replace(_run(name, stage, promised, ctx, models, files, given), key=key)
+    reopen = optional(stage, StageHooks, "reopen") if promised is not None else None
     fresh: list[Made] = []
     writes = tuple(optional(stage, StageHooks, "writes"))
 
     def make(folder: Path) -> Any:
-        made = _run(name, stage, promised, ctx, models, files, given)
-        if not keepable(made.value, gives):
+        here = replace(ctx, folder=folder, unfinished=results.unfinished(key.id, key.parts)) if reopen else ctx
+        made = _run(name, stage, promised, here, models, files, given)
+        if reopen is None and not keepable(made.value, gives):
             raise _Unkept(made)
         for file in (ctx.run_dir / n for n in writes):
             if file.is_file():
                 shutil.copyfile(file, folder / file.name)
         fresh.append(made)
-        return {"value": packed(made.value), "record": made.record}
+        return {"value": None if reopen else packed(made.value), "record": made.record}
 
     try:
         said, folder = results.once(key.id, make, parts=key.parts, again=ctx.overwrite)
+        value = unpacked(said["value"], gives) if reopen is None else timed(reopen(folder, *inputs), name, inputs)
         if fresh:
-            return replace(fresh[0], key=key)
-        if (value := unpacked(said["value"], gives)) is None:  # of an earlier version of that class, under this key
+            return replace(fresh[0], key=key, value=value if reopen else fresh[0].value)
+        if value is None:  # of an earlier version of that class, under this key
             said, folder = results.once(key.id, make, parts=key.parts, again=True)
             return replace(fresh[0], key=key)
     except _Unkept as unkept:
@@ -329,7 +334,7 @@ def _run(
         different = [t for t in {**promised, **given} if promised.get(t) != given.get(t)]
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
         raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
-    return Made(value, {**measured.record(), "process": [os.getpid(), peak.nbytes()]})
+    return Made(value, {**measured.record(), "of": name, "process": [os.getpid(), peak.nbytes()]})
 
 
 def value_of(made: Made) -> Any:

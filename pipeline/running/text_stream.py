@@ -1,26 +1,36 @@
-"""Text that a stage shows while it runs, token by token; nothing by default.
+"""Text that a stage shows while it runs, token by token; nothing by default. And a line that says how far it is.
 
-Whoever runs the graph in this process may listen. It is for people's eyes: results carry the same text.
+Whoever runs the graph in this process may listen. It is for people's eyes: results carry the same.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_sink: Callable[[str], None] | None = None
+Sink = Callable[[str], None]
+_sink: Sink | None = None
+_live: Sink | None = None
 
 
 @contextmanager
-def to(sink: Callable[[str], None]) -> Iterator[None]:
-    """Hand everything that is written meanwhile to `sink`; called from whatever thread the stage runs in."""
-    global _sink
-    before, _sink = _sink, sink
+def to(sink: Sink, live: Sink | None = None) -> Iterator[None]:
+    """Hand everything that is written meanwhile to `sink`, and how far stages are to `live`; called from whatever
+    thread the stage runs in."""
+    global _sink, _live
+    before = _sink, _live
+    _sink, _live = sink, live
     try:
         yield
     finally:
-        _sink = before
+        _sink, _live = before
 
 
 def write(text: str) -> None:
     """Show `text`, if anybody listens."""
     if _sink is not None:
         _sink(text)
+
+
+def live(line: str) -> None:
+    """Show a line in place of the one before it, if anybody listens."""
+    if _live is not None:
+        _live(line)

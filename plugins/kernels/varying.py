@@ -7,6 +7,7 @@ gives. Without it a check would have to be switched off that finds results which
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -25,6 +26,18 @@ def along(axes: tuple[str, ...], value: Any) -> Any:
         return lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(cast, value)
+
+
+def alike(*values: Any) -> tuple[Any, ...]:
+    """All of these as what may differ wherever one of them may. An op whose gradient is written out takes its arguments
+    so: then what JAX adds up for one that does not differ is added up outside of it."""
+    return tuple(along(axes_of(values), values))
+
+
+def zeros(like: Any) -> Any:
+    """Zeros of a `jax.ShapeDtypeStruct`, typed as it is."""
+    kind = like.manual_axis_type  # None outside shard_map
+    return along(() if kind is None else tuple(sorted(kind.varying)), jnp.zeros(like.shape, like.dtype))
 
 
 def typed(result: Any, axes: tuple[str, ...]) -> Any:

@@ -11,6 +11,7 @@ devices along those axes, and JAX's types say so (`check_vma`).
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import jax
@@ -28,49 +29,62 @@ def over(layout: Layout | None, dim: int) -> Axes:
     return () if layout is None else layout.used.axes[dim]
 
 
-def gathered(w: Any, spec: TensorSpec, layout: Layout | None) -> Any:
+def gathered(w: Any, spec: TensorSpec, layout: Layout | None, rows: Axes = ()) -> Any:
     """A weight as the model computes with it, from the part of it that lies here; packed ones stay packed.
 
     Args:
         w: an array or a QTensor.
         spec: of the whole weight.
+        rows: axes along which devices compute different rows. Over these the gradient of `w` is a sum, of which every
+            device gets its part at once; over others all devices have the whole of it already.
     """
     if layout is None or not any(layout.gathered):
         return w
     parts = layouts(spec, layout)
     if not isinstance(w, QTensor):
-        return _gathered(w, parts["values"])
-    found = {name: _gathered(array, parts[name]) for name, array in w.components.items()}
+        return _gathered(w, parts["values"], rows)
+    found = {name: _gathered(array, parts[name], rows) for name, array in w.components.items()}
     return QTensor(scheme=w.scheme, **found)
 
 
-def _gathered(array: Any, layout: Layout) -> Any:
+def _gathered(array: Any, layout: Layout, rows: Axes) -> Any:
     small = jnp.issubdtype(array.dtype, jnp.floating) and array.dtype.itemsize < 4
+    gather = _as_bits if small else _side_by_side
     for dim, axes in enumerate(layout.gathered):
-        if axes:
-            array = _as_bits(array, axes, dim) if small else _side_by_side(array, axes, dim)
+        # Of several axes the first makes the coarsest parts: those of the last are put together first.
+        for apart, some in groupby(reversed(axes), lambda axis: axis in rows):
+            array = gather(array, tuple(reversed(list(some))), dim, apart)
     return array
 
 
-def _side_by_side(array: Any, axes: Axes, dim: int) -> Any:
-    """What all devices along `axes` have, one after the other along `dim`; the same everywhere."""
-    return lax.all_gather(array, axes, axis=dim, tiled=True, to="invarying")
+def _side_by_side(array: Any, axes: Axes, dim: int, apart: bool = False) -> Any:
+    """What all devices along `axes` have, one after the other along `dim`; the same everywhere.
+
+    Args:
+        apart: what is done with it differs from device to device.
+    """
+    return lax.all_gather(array, axes, axis=dim, tiled=True, to="varying" if apart else "invarying")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def _as_bits(array: Any, axes: Axes, dim: int) -> Any:
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
+def _as_bits(array: Any, axes: Axes, dim: int, apart: bool) -> Any:
     """The same of floats of 16 or 8 bits, as integers: XLA's CPU backend gathers such floats as float32, and sends and
     keeps twice or four times the bytes."""
     bits = lax.bitcast_convert_type(array, jnp.dtype(f"uint{8 * array.dtype.itemsize}"))
-    return lax.bitcast_convert_type(_side_by_side(bits, axes, dim), array.dtype)
+    return lax.bitcast_convert_type(_side_by_side(bits, axes, dim, apart), array.dtype)
 
 
-def _forward(array: Any, axes: Axes, dim: int) -> tuple[Any, None]:
-    return _as_bits(array, axes, dim), None
+def _forward(array: Any, axes: Axes, dim: int, apart: bool) -> tuple[Any, None]:
+    return _as_bits(array, axes, dim, apart), None
 
 
-def _backward(axes: Axes, dim: int, kept: None, dy: Any) -> tuple[Any]:
-    """What came from here: `dy`, the same everywhere, holds the sum of all devices already."""
+def _backward(axes: Axes, dim: int, apart: bool, kept: None, dy: Any) -> tuple[Any]:
+    """What came from here; of `dy` that is the same everywhere a part, which holds the sum of all devices already."""
+    if apart:
+        wide = lax.psum_scatter(  # type: ignore[no-untyped-call]
+            dy.astype(jnp.float32), axes, scatter_dimension=dim, tiled=True
+        )
+        return (wide.astype(dy.dtype),)
     n = dy.shape[dim] // lax.axis_size(axes)
     return (lax.dynamic_slice_in_dim(dy, lax.axis_index(axes) * n, n, dim),)
 
@@ -92,6 +106,16 @@ def summed(matmul: Callable[..., Any], x: Any, w: Any, bias: Any, axes: Axes) ->
 def _sum(array: Any, axes: Axes) -> Any:
     """What all devices along `axes` have, added up; the same everywhere."""
     return lax.psum(array, axes)  # type: ignore[no-untyped-call]
+
+
+def summed_over(array: Any, axes: Axes) -> Any:
+    """What all devices along `axes` have, added up."""
+    return _sum(array, axes) if axes else array
+
+
+def highest(array: Any, axes: Axes) -> Any:
+    """The largest of what all devices along `axes` have; without a gradient."""
+    return lax.pmax(array, axes) if axes else array  # type: ignore[no-untyped-call]
 
 
 def embedded(embed: Callable[..., Any], ids: Any, w: Any, axes: Axes, *, dtype: Any) -> Any:

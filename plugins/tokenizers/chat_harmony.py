@@ -39,7 +39,7 @@ class HarmonyChat:
         variables: Mapping[str, Any],
     ) -> list[int]:
         harmony, conversation = Harmony(tokenizer), conversation_of(messages, **variables)
-        return harmony.prompt(conversation) if add_generation_prompt else harmony.render(conversation)
+        return harmony.prompt(conversation) if add_generation_prompt else harmony.training(conversation)
 
 
 def conversation_of(messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[Message]:

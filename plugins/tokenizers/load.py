@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pipeline.digest import digest, digest_file, identity
 from pipeline.errors import ConfigError, SourceError, did_you_mean
 from plugins.tokenizers import chat, huggingface, ranks
 from plugins.tokenizers.chat_harmony import HarmonyChat
@@ -63,7 +64,12 @@ def load_tokenizer(
     for name, token in (("bos_token", bos), ("eos_token", backend.ends[0] if backend.ends else None)):
         if token is not None and name not in settings.about:
             tokens.setdefault(name, backend.decode([token], skip_special=False))
-    return Loaded(backend, bos, eos, _chats(found, tokens, backend, chat_template))
+    chats = _chats(found, tokens, backend, chat_template)
+    beyond = outside(files, kind=kind, vocabulary=vocabulary, chat_template=chat_template)
+    read = {**{name: digest(found.read(name)) for name in files}, **{str(p): digest_file(p).xxh3_128 for p in beyond}}
+    said = [config.get(key) for key in ("model_type", "bos_token_id", "eos_token_id", "text_config")]
+    known_by = identity([kind, encoding, chat_template, said, read])
+    return Loaded(backend, bos, eos, chats, known_by)
 
 
 def outside(

@@ -26,7 +26,7 @@ class Backend(Protocol):
         """Ids that end a generation, as far as the vocabulary itself says."""
         ...
 
-    def encode(self, text: str, special: bool, plain: bool) -> list[int]: ...
+    def encode_batch(self, texts: Sequence[str], special: bool, plain: bool) -> list[list[int]]: ...
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str: ...
 
@@ -58,6 +58,7 @@ class Loaded:
     bos: int | None
     eos: tuple[int, ...]
     chats: Chat
+    identity: str
 
     @property
     def vocab_size(self) -> int:
@@ -72,7 +73,10 @@ class Loaded:
         return self.chats.exists
 
     def encode(self, text: str, *, special: bool = False, plain: bool = False) -> list[int]:
-        return self.backend.encode(text, special, plain)
+        return self.backend.encode_batch([text], special, plain)[0]
+
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False, plain: bool = False) -> list[list[int]]:
+        return self.backend.encode_batch(texts, special, plain)
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
         return self.backend.decode(ids, skip_special)

@@ -85,10 +85,10 @@ class Ranks:
         end = self.id_of(settings.named.get("eos_token", ""))
         self._after = [end] if settings.about.get("add_eos_token") and end is not None else []
 
-    def encode(self, text: str, special: bool, plain: bool) -> list[int]:
+    def encode_batch(self, texts: Sequence[str], special: bool, plain: bool) -> list[list[int]]:
         encode = self._encoding.encode_ordinary if plain else partial(self._encoding.encode, allowed_special="all")
-        ids: list[int] = patiently(self._where, len(text), lambda: encode(text))
-        return [*self._before, *ids, *self._after] if special else ids
+        found = patiently(self._where, sum(map(len, texts)), lambda: [list(encode(text)) for text in texts])
+        return [[*self._before, *ids, *self._after] for ids in found] if special else found
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         return b"".join(self._bytes_of(i, skip_special) for i in ids).decode("utf-8", errors="replace")

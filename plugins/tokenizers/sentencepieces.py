@@ -80,7 +80,10 @@ class SentencePiece:
             )
         return True
 
-    def encode(self, text: str, special: bool, plain: bool) -> list[int]:
+    def encode_batch(self, texts: Sequence[str], special: bool, plain: bool) -> list[list[int]]:
+        return [self._encode(text, special, plain) for text in texts]
+
+    def _encode(self, text: str, special: bool, plain: bool) -> list[int]:
         ids: list[int] = []
         at = 0
         for match in () if plain else self._cut.finditer(text):

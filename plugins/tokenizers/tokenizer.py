@@ -23,6 +23,12 @@ class Tokenizer(Protocol):
     """
 
     @property
+    def identity(self) -> str:
+        """The same for tokenizers that make the same ids of the same text and chat, so that what was made of a text
+        once can be found again; another when anything that they are read from is."""
+        ...
+
+    @property
     def vocab_size(self) -> int:
         """One more than the largest id, added tokens included; the model's vocab_size may be larger."""
         ...
@@ -55,6 +61,10 @@ class Tokenizer(Protocol):
             plain: take all of `text` as text. Otherwise the spelling of a special token in it becomes that token, as in
                 transformers: a rendered chat needs that, text from strangers does not.
         """
+        ...
+
+    def encode_batch(self, texts: Sequence[str], *, special: bool = False, plain: bool = False) -> list[list[int]]:
+        """What `encode` gives for each; on several threads where the library can."""
         ...
 
     def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:

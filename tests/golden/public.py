@@ -23,8 +23,8 @@ from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")
 FUNCTIONS = (
-    "pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract",
-    "plugins.mesh.library.preset", "plugins.mesh.library.shardings",
+    "pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract", "plugins.live.trees.dequantize",
+    "plugins.live.trees.quantize", "plugins.mesh.library.preset", "plugins.mesh.library.shardings",
 )  # fmt: skip
 CONSTANTS = (
     "pipeline.tensors.scheme.ELEMENT_BITS", "pipeline.tensors.scheme.MXFP4",
@@ -51,6 +51,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.tensors.steps": (),
     "pipeline.tensors.views": ("JoinedStore", "MappedStore", "Transform", "stored_leaves"),
     "plugins.engine.engine": ("Tokenizers",),
+    "plugins.live.linear": ("Packed", "QuantizedLinear"),
     "plugins.models.common.decoder": (),
     "plugins.models.common.weights": (),
     "plugins.models.family": ("Family",),
@@ -123,7 +124,7 @@ def targets() -> set[str]:
         for hint in typing.get_type_hints(cls).values():
             for inner in _dataclasses(hint):
                 name = f"{inner.__module__}.{inner.__qualname__}"
-                if name not in found and name.partition(".")[0] in OWN_PACKAGES:
+                if name not in found and (name in OWN_CLASSES or name.partition(".")[0] in OWN_PACKAGES):
                     found.add(name)
                     waiting.append(name)
     return found

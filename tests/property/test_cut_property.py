@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.coded_store import CodedStore
 from pipeline.ops import Kernel
 from pipeline.tensors.blocks import component_box, grain_of
 from pipeline.tensors.chunks import cut
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import MemoryStore, same
 from plugins.quant.blockwise import Blockwise
-from stages.quantize import CodedStore
 from tests.cases.mx import mx_method
 
 METHODS = {

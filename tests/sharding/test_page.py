@@ -2,36 +2,21 @@
 
 import json
 import re
-from contextlib import redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from tests.cases import pages
 from tests.sharding import pictures
 
 PAGE = pictures.PAGE.read_text(encoding="utf-8")
 MOST_NBYTES = 60_000
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
 def test_every_block_runs_and_prints_what_the_page_says() -> None:
-    names: dict[str, Any] = {"__name__": "page"}
-    said, compared = "", 0
-    for kind, text in BLOCK.findall(PAGE):
-        if kind == "text":
-            assert said == text
-            compared, said = compared + 1, ""
-            continue
-        assert (kind, said) == ("python", ""), "what a block prints stands after it"
-        out = StringIO()
-        with redirect_stdout(out):
-            exec(compile(text, "docs/mesh.md", "exec"), names)  # noqa: S102
-        said = out.getvalue()
-    assert (said, compared) == ("", 4)
+    assert pages.run("mesh.md") == 4
 
 
 def test_the_notebook_is_the_page() -> None:
@@ -39,9 +24,9 @@ def test_the_notebook_is_the_page() -> None:
     assert pictures.NOTEBOOK.read_text(encoding="utf-8") == pictures.notebook(PAGE)
     cells = json.loads(pictures.notebook(PAGE))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert code == [text.strip("\n") for kind, text in BLOCK.findall(PAGE) if kind == "python"]
+    assert code == [text.strip("\n") for kind, text in pages.BLOCK.findall(PAGE) if kind == "python"]
     outputs = ["".join(cell["outputs"][0]["text"]) for cell in cells if cell.get("outputs")]
-    assert outputs == [text for kind, text in BLOCK.findall(PAGE) if kind == "text"]
+    assert outputs == [text for kind, text in pages.BLOCK.findall(PAGE) if kind == "text"]
     prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
     assert sorted(re.findall(r"\]\(mesh-(\w+)\.png\)", prose)) == list(pictures.KINDS)
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipeline.coded_store import CodedStore
 from pipeline.formats import Container, Dialect
 from pipeline.mesh import Layout, Mesh, Parameter
 from pipeline.planning.layout import lay_out
@@ -27,7 +28,6 @@ from plugins.models.device import device_spec
 from plugins.models.family import family_of
 from stages.export import Export
 from stages.export_work import ExportWork
-from stages.quantize import CodedStore
 from tests.cases import model_runs
 from tests.cases.quantized import write_folder
 

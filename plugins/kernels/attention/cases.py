@@ -48,6 +48,11 @@ def cases() -> Iterator[Case]:
     yield Case("decode", one, {"scale": 0.4, "sinks": sinks, "window": 4})
     yield Case("decode, bf16", (*(a.astype(BF16) for a in one[:3]), *one[3:]), {"scale": 0.4})
     yield Case("keys of bf16", (q, *(a.astype(BF16) for a in (k, v)), at, slot), {"scale": 0.4, "sinks": sinks})
+    packed_rows = (q, k[:, :queries], v[:, :queries])
+    inside = np.array([[0, 1, 2, 0, 1], [0, 0, 1, 2, -1]], np.int32)
+    segments = np.array([[1, 1, 1, 2, 2], [1, 2, 2, 2, 0]], np.int32)
+    for name, options in {"": {}, ", sinks and window": {"sinks": sinks, "window": 2}}.items():
+        yield Case(f"segments{name}", (*packed_rows, inside, inside), {"scale": 0.4, "segments": segments, **options})
     for element in ("int8", "e4m3"):
         packed = [quantized(Scheme(element, 0, "f32"), a.shape) for a in (k, v)]
         yield Case(f"packed, {element}", (q, *packed, at, slot), {"scale": 0.003, "sinks": sinks, "window": 4})
@@ -55,7 +60,7 @@ def cases() -> Iterator[Case]:
 
 def in_float64(
     q: Any, k: Any, v: Any, q_positions: Any, k_positions: Any, *, scale: float, window: int | None = None,
-    sinks: Any = None, softcap: float | None = None, causal: bool = True,
+    sinks: Any = None, softcap: float | None = None, causal: bool = True, segments: Any = None,
 ) -> Any:  # fmt: skip
     group = q.shape[2] // k.shape[2]
     logits = jnp.einsum("bthd,bshd->bhts", q, jnp.repeat(k, group, axis=2)) * scale
@@ -65,6 +70,8 @@ def in_float64(
     seen = jnp.broadcast_to(slot >= 0, (*logits.shape[:1], 1, *logits.shape[2:]))
     seen = seen & (slot <= at) if causal else seen
     seen = seen & (slot > at - window) if window is not None else seen
+    if segments is not None:
+        seen = seen & (segments[:, None, :, None] == segments[:, None, None, :])
     p = softmax(
         logits, sinks=None if sinks is None else sinks[None, :, None, None], where=jnp.broadcast_to(seen, logits.shape)
     )

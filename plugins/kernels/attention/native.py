@@ -18,6 +18,7 @@ from plugins.kernels.attention import xla
 from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.native import ffi, library
 from plugins.kernels.native.scheme import ELEMENTS
+from plugins.kernels.varying import alike
 
 _PLAIN: Mapping[str, str] = MappingProxyType({"float32": "F32", "bfloat16": "BF16"})
 
@@ -34,13 +35,15 @@ def attention(
     sinks: Any = None,
     softcap: float | None = None,
     causal: bool = True,
+    segments: Any = None,
 ) -> Any:
     """See the op's docstring."""
+    assert segments is None  # declined
     q, at, slot = (jnp.asarray(a) for a in (q, q_positions, k_positions))
     k, v = (a if isinstance(a, QTensor) else jnp.asarray(a) for a in (k, v))
     extra = None if sinks is None else jnp.asarray(sinks)
     options = (("scale", scale), ("window", window), ("softcap", softcap), ("causal", causal))
-    return _attention(options, q, k, v, at, slot, extra)
+    return _attention(options, *alike(q, k, v, at, slot, extra))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -20,6 +20,7 @@ def attention(
     sinks: Any = None,
     softcap: float | None = None,
     causal: bool = True,
+    segments: Any = None,
 ) -> Any:
     """See the op's docstring."""
     q = np.asarray(q)
@@ -28,7 +29,12 @@ def attention(
     out = np.zeros((batch, queries, heads, v.shape[-1]))
     for b, t, h in np.ndindex(batch, queries, heads):
         at = int(q_positions[b][t])
-        seen = [s for s in range(slots) if sees(at, int(k_positions[b][s]), window, causal)]
+        seen = [
+            s
+            for s in range(slots)
+            if sees(at, int(k_positions[b][s]), window, causal)
+            and (segments is None or segments[b][s] == segments[b][t])
+        ]
         keys, seen_values = (a[b, seen, h // (heads // key_heads)].astype(np.float64) for a in (k, v))
         logits = keys @ q[b, t, h].astype(np.float64) * scale
         if softcap is not None:

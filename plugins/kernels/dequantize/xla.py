@@ -29,8 +29,18 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     return dequantized(_dequantize, q, dtype, PIECE, overflow=overflow)
 
 
+def on_device(q: Any, dtype: Any) -> Any:
+    """The values of `q`, all of which is on one device, there: bits are those of the op.
+
+    Args:
+        dtype: jnp.float32 or jnp.bfloat16.
+    """
+    seen = {name: q.components[name] if name == "codes" else np.asarray(a) for name, a in q.components.items()}
+    return _decode(q, dtype, _has_subnormals(QTensor(scheme=q.scheme, **seen)))
+
+
 def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
-    return np.asarray(_decode(QTensor(scheme=q.scheme, **q.components), _DTYPES[dtype], _has_subnormals(q)))
+    return np.asarray(on_device(QTensor(scheme=q.scheme, **q.components), _DTYPES[dtype]))
 
 
 def _has_subnormals(q: Any) -> bool:

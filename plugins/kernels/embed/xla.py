@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from plugins.kernels.gradients import cotangent, given, wanted
 from plugins.kernels.matmul import weights
+from plugins.kernels.varying import alike, along, axes_of
 
 
 def embed(ids: Any, w: Any, *, dtype: Any) -> Any:
     """See the op's docstring."""
-    return _embed(jnp.asarray(ids), w, jnp.dtype(dtype))
+    return _embed(*alike(jnp.asarray(ids), w), jnp.dtype(dtype))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
@@ -32,7 +33,8 @@ def _backward(dtype: Any, kept: Any, dy: Any) -> tuple[None, Any]:
     if not any(asked.flags):
         return None, None
     rows = cotangent(dy).astype(jnp.float32).reshape(-1, w.shape[-1])
-    total = jnp.zeros(w.shape, jnp.float32).at[jnp.clip(ids.reshape(-1), 0, w.shape[0] - 1)].add(rows)
+    room = along(axes_of(rows), jnp.zeros(w.shape, jnp.float32))
+    total = room.at[jnp.clip(ids.reshape(-1), 0, w.shape[0] - 1)].add(rows)
     return None, total.astype(w.dtype)
 
 

@@ -19,6 +19,7 @@ from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.matmul import weights
 from plugins.kernels.matmul.planes import count, planes
 from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
+from plugins.kernels.varying import alike
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
@@ -33,7 +34,8 @@ def with_products(products: Any, x: Any, weights: Sequence[tuple[Any, Any]], out
     lead, n_in = x.shape[:-1], x.shape[-1]
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     found = []
-    ys = _differentiable(x.reshape(math.prod(lead), n_in), tuple(w for w, _ in weights), (products, dtype))
+    given_x, ws = alike(x.reshape(math.prod(lead), n_in), tuple(w for w, _ in weights))
+    ys = _differentiable(given_x, ws, (products, dtype))
     for y, (_, bias) in zip(ys, weights, strict=True):
         if bias is not None:
             y = y + jnp.asarray(bias).astype(jnp.float32)[None]

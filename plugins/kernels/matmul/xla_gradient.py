@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from plugins.kernels.matmul import weights
+from plugins.kernels.varying import along, axes_of
 
 
 def input_gradient(dy: Any, w: Any, dtype: Any, at: Any = None) -> Any:
@@ -56,6 +57,6 @@ def _banded(nbytes: int, dtype: Any, dy: Any, w: Any, at: Any) -> Any:
     if rows >= n_out:
         return one(0, n_out)
     whole = n_out // rows * rows
-    zero = jnp.zeros((dy.shape[0], w.shape[-1]), jnp.float32)
+    zero = along(axes_of(dy, w), jnp.zeros((dy.shape[0], w.shape[-1]), jnp.float32))
     total = lax.fori_loop(0, whole // rows, lambda i, so_far: so_far + one(i * rows, rows), zero)
     return total if whole == n_out else total + one(whole, n_out - whole)

@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from plugins.kernels.gradients import cotangent, given, once, wanted
+from plugins.kernels.moe.pairs import apart
 from plugins.kernels.moe.xla import project
 from plugins.kernels.moe.xla_gradient import gradients
 from plugins.kernels.native import ffi
+from plugins.kernels.varying import alike
 
 
 def moe(
@@ -40,8 +42,9 @@ def over(
 ) -> Any:  # fmt: skip
     """moe with activations of so many bits; see `ffi.grouped`."""
     x, chosen, weights = jnp.asarray(x), jnp.asarray(chosen), jnp.asarray(weights).astype(jnp.float32)
+    activation, w_in, b_in = apart(activation, w_in, b_in, chosen.size)
     how = (activation, jnp.dtype(x.dtype if out_dtype is None else out_dtype), bits)
-    return _moe(how, x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
+    return _moe(how, *alike(x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -18,9 +18,10 @@ from jax import lax
 
 from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.matmul.xla import product
+from plugins.kernels.moe.pairs import apart
 from plugins.kernels.moe.schedule import Schedule
 from plugins.kernels.moe.xla_gradient import gradients
-from plugins.kernels.varying import along, axes_of
+from plugins.kernels.varying import alike, along, axes_of
 
 
 def moe(
@@ -37,8 +38,9 @@ def moe(
 ) -> Any:
     """See the op's docstring."""
     x, chosen, weights = jnp.asarray(x), jnp.asarray(chosen), jnp.asarray(weights).astype(jnp.float32)
+    activation, w_in, b_in = apart(activation, w_in, b_in, chosen.size)
     how = (activation, jnp.dtype(x.dtype if out_dtype is None else out_dtype))
-    return _moe(how, x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out)
+    return _moe(how, *alike(x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

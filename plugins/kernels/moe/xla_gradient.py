@@ -1,8 +1,9 @@
 """The gradients of moe in jnp: every tile is computed again, expert by expert, and turned round.
 
-With e the expert of an assignment, p its weight, h = activation(…) and y = h · w_outᵀ + b_out:
+With e the expert of an assignment, p its weight and h = activation(…):
 
-    dp = dout · y      dh = (p · dout) · w_out      dw_out[e] += (p · dout)ᵀ · h      db_out[e] += p · dout
+    through = dout · w_out      dp = through · h + dout · b_out      dh = p · through
+    dw_out[e] += (p · dout)ᵀ · h      db_out[e] += p · dout
 
 and through the activation the same for every w_in. Sums are float32 and rounded once. An assignment of weight 0 is
 none: its expert is not read, and its dp is 0.
@@ -17,6 +18,7 @@ from jax import lax
 
 from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 from plugins.kernels.moe.schedule import Schedule
+from plugins.kernels.varying import along, axes_of
 
 
 def gradients(
@@ -59,19 +61,24 @@ def gradients(
         tile_x = jnp.where(own, x[token], 0)  # padding may be NaN, and 0 · NaN is that too
         hidden = [project(tile_x, w, b, t.expert) for w, b in zip(w_in, b_in, strict=True)]
         h, turn = jax.vjp(activation, *hidden)
-        y = project(h, w_out, b_out, t.expert, dtype)
-        g = dout[token].astype(jnp.float32)
-        dp = _put(dp, t, jnp.sum(jnp.where(own, y.astype(jnp.float32) * g, 0), axis=1, keepdims=True))
-        dy = jnp.where(own, g * flat[t.assignment][:, None], 0).astype(dtype)
+        g = jnp.where(own, dout[token], 0).astype(jnp.float32)
+        share = flat[t.assignment][:, None]
+        through = input_gradient(g.astype(dtype), w_out, x.dtype, t.expert)
+        gain = jnp.sum(through * h.astype(jnp.float32), axis=1, keepdims=True)
+        if b_out is not None:
+            bias = lax.dynamic_index_in_dim(jnp.asarray(b_out), t.expert, 0).astype(jnp.float32)
+            gain = gain + jnp.sum(g * bias, axis=1, keepdims=True)
+        dp = _put(dp, t, gain)
+        dy = (g * share).astype(dtype)
         dw_out, db_out = _added(dw_out, t, weight_gradient, dy, h), _added(db_out, t, _over_rows, dy)
-        dh = turn(input_gradient(dy, w_out, x.dtype, t.expert).astype(h.dtype))
+        dh = turn((through * share).astype(h.dtype))
         dw_in = tuple(_added(a, t, weight_gradient, d, tile_x) for a, d in zip(dw_in, dh, strict=True))
         db_in = tuple(_added(a, t, _over_rows, d) for a, d in zip(db_in, dh, strict=True))
         if dx is not None:
             dx = _put(dx, t, sum(input_gradient(d, w, x.dtype, t.expert) for d, w in zip(dh, w_in, strict=True)))
         return dx, dp, dw_in, db_in, dw_out, db_out
 
-    dx, dp, dw_in, db_in, dw_out, db_out = lax.fori_loop(0, schedule.tiles, tile, begin)
+    dx, dp, dw_in, db_in, dw_out, db_out = lax.fori_loop(0, schedule.tiles, tile, along(axes_of(args, dout), begin))
     chose = (flat != 0)[:, None]
     if dx is not None:
         dx = jnp.where(chose, schedule.unsorted(dx), 0).reshape(*chosen.shape, -1).sum(axis=1).astype(x.dtype)

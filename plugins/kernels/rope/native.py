@@ -13,13 +13,14 @@ import numpy as np
 from plugins.kernels.gradients import once
 from plugins.kernels.native import ffi, library
 from plugins.kernels.rope import xla
+from plugins.kernels.varying import alike
 
 
 def rope(x: Any, positions: Any, inv_freq: Any, *, concentration: float = 1.0, interleaved: bool = False) -> Any:
     """See the op's docstring."""
     x, positions = jnp.asarray(x), jnp.asarray(positions).astype(jnp.int32)
     inv_freq = jnp.asarray(inv_freq, jnp.float32)
-    return _rope((concentration, interleaved), x, positions, inv_freq)
+    return _rope((concentration, interleaved), *alike(x, positions, inv_freq))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -90,9 +90,12 @@ class CacheView:
     from it. Lives inside a trace; `cache` is what to keep afterwards, once every layer was here.
     """
 
-    def __init__(self, cache: Cache | None, positions: Any, *, fresh: bool):
-        """`positions` [B, T]: of the new tokens; -1 for padding."""
-        self.positions, self.fresh = positions, fresh
+    def __init__(self, cache: Cache | None, positions: Any, *, fresh: bool, segments: Any = None):
+        """`positions` [B, T]: of the new tokens; -1 for padding. `segments` [B, T]: documents of theirs; no cache
+        knows of any."""
+        if cache is not None and segments is not None:
+            raise ValueError("several documents in a row, and a cache, which holds one")
+        self.positions, self.fresh, self.segments = positions, fresh, segments
         self._old = cache
         self._layers: list[KV] = []
         self._slot: dict[int, Any] = {}

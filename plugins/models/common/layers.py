@@ -86,7 +86,7 @@ class Attention(nnx.Module):
         out = ops.attention(
             q, keys, values, memory.positions, key_positions,
             scale=s.head_dim**-0.5 if s.scale is None else s.scale, window=s.window, softcap=s.softcap,
-            sinks=None if self.sinks is None else self.sinks.get_value(),
+            sinks=None if self.sinks is None else self.sinks.get_value(), segments=memory.segments,
         )  # fmt: skip
         return self.o_proj(out.reshape(*lead, -1), ops)
 

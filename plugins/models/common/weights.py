@@ -42,13 +42,17 @@ def _shape(shape: tuple[int, ...], dtype: str) -> Any:
     return jax.ShapeDtypeStruct(shape, numpy_dtype(dtype))  # type: ignore[no-untyped-call]
 
 
-def gather(*parts: nnx.Module | nnx.Param[Any]) -> None:
+def gather(*parts: nnx.Module | nnx.Param[Any], rows: tuple[str, ...] = ()) -> None:
     """Put together the weights of `parts` that lie divided and are used whole, for the rest of a trace: a second time
-    there is nothing left to do."""
+    there is nothing left to do.
+
+    Args:
+        rows: see `plugins.mesh.collectives.gathered`.
+    """
     for part in parts:
         for _, param in nnx.iter_graph(part):
             if isinstance(param, nnx.Param) and param.layout is not None:
-                param.set_value(gathered(param.get_value(), param.spec, param.layout))
+                param.set_value(gathered(param.get_value(), param.spec, param.layout, rows))
                 param.set_metadata(layout=param.layout.used)
 
 

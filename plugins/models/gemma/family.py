@@ -15,6 +15,7 @@ class Gemma:
     model_types: ClassVar[tuple[str, ...]] = ("gemma3_text",)
     tied: ClassVar[bool] = True
 
+    constants: ClassVar[Mapping[str, float]] = {"*norm.weight": 0.0}  # 1 is added to it
     published: ClassVar[Path] = Path(__file__).with_name("published")
 
     def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:

@@ -16,6 +16,8 @@ class GptOss:
     model_types: ClassVar[tuple[str, ...]] = (FAMILY,)
     tied: ClassVar[bool] = False
 
+    # As transformers begins (`GptOssPreTrainedModel._init_weights`): sinks and the router's bias are random.
+    constants: ClassVar[Mapping[str, float]] = {"*norm.weight": 1.0, "*_proj.bias": 0.0, "*_proj_bias": 0.0}
     published: ClassVar[Path] = Path(__file__).with_name("published")
 
     def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:

@@ -26,7 +26,11 @@ from plugins.models.gpt_oss.numbers import Numbers
 
 def swiglu(h: Any, *, alpha: float, limit: float) -> Any:
     """[.., 2F] interleaved gate and up → [.., F]."""
-    gate, up = h[..., ::2], h[..., 1::2]
+    return clamped(h[..., ::2], h[..., 1::2], alpha=alpha, limit=limit)
+
+
+def clamped(gate: Any, up: Any, *, alpha: float, limit: float) -> Any:
+    """[.., F] of gate and up by themselves, [.., F] each."""
     gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
     return gate * jax.nn.sigmoid(alpha * gate) * (up + 1)
 
@@ -40,6 +44,22 @@ class SwiGLU:
 
     def __call__(self, h: Any) -> Any:
         return swiglu(h, alpha=self.alpha, limit=self.limit)
+
+    @property
+    def apart(self) -> "Clamped":
+        """The same of gate and up by themselves; see `plugins.kernels.moe.pairs`."""
+        return Clamped(self.alpha, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Clamped:
+    """`clamped` with its numbers."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: Any, up: Any) -> Any:
+        return clamped(gate, up, alpha=self.alpha, limit=self.limit)
 
 
 class Experts(nnx.Module):

@@ -15,14 +15,17 @@ from pipeline.config.compose import CONF, options
 from pipeline.errors import PlanError
 from pipeline.planning.memory import plan_run
 from plugins.formats.hub.files import Address
+from plugins.models.cnn.family import Cnn
 from plugins.models.gemma.family import Gemma
 from plugins.models.gpt_oss.family import GptOss
 from plugins.models.llama.family import Llama
+from plugins.models.mlp.family import Mlp
 from plugins.models.qwen.family import Qwen
 
 README = (Path(__file__).parents[3] / "README.md").read_text()
 BY_FAMILY = ("gemma3", "llama", "qwen", "qwen_moe", "smollm2")  # these ask for a source
-PUBLISHED = [n for n in options("model") if n not in (*BY_FAMILY, "gpt_oss")]
+OWN = ("gpt_oss", "mlp", "cnn")  # and these have one here
+PUBLISHED = [n for n in options("model") if n not in (*BY_FAMILY, *OWN)]
 
 
 def model(*overrides: str) -> Any:
@@ -63,7 +66,7 @@ def test_each_model_type_that_runs_has_one_option() -> None:
     """As `pipeline.load_model` looks for it: in the files themselves, so that options built on others are none."""
     loaded = {n: OmegaConf.load(CONF / "model" / f"{n}.yaml") for n in options("model")}
     types = [t for node in loaded.values() for t in node.get("model_types", ())]
-    runnable = [t for family in (Gemma, GptOss, Llama, Qwen) for t in family.model_types]
+    runnable = [t for family in (Cnn, Gemma, GptOss, Llama, Mlp, Qwen) for t in family.model_types]
     assert sorted(types) == sorted(runnable)
 
 

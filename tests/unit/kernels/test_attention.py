@@ -67,8 +67,8 @@ def _window_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _no_sinks(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = xla.softmax
-    monkeypatch.setattr(xla, "softmax", lambda x, sinks, where: real(x, where=where))
+    real = xla._of_queries
+    monkeypatch.setattr(xla, "_of_queries", lambda sinks, seen: real(sinks, seen) - jnp.inf)
 
 
 def _empty_slots_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from pipeline.coded_store import CodedStore
 from pipeline.config.resolve import Resolver
 from pipeline.errors import ConfigError, NotLossless, ValueRangeError
 from pipeline.ops import Kernel
@@ -22,7 +23,6 @@ from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
 from plugins.quant.blockwise import Blockwise
-from stages.quantize import CodedStore
 from tests.cases.memory_store import MemoryStore
 from tests.cases.mx import mx_method
 

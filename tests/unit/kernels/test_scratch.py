@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.backends import backends_of
 from pipeline.ops import Kernel
+from pipeline.rules import Rule
 from pipeline.stage import Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import checkpoint
@@ -17,7 +18,6 @@ from plugins.kernels.quantize.scratch import PLAIN, SEARCHING, scratch_nbytes
 from plugins.quant.blockwise import Blockwise
 from stages.export import Export
 from stages.quantize import Quantize as QuantizeStage
-from stages.quantize import Rule
 
 ROW = Scheme("int8", 0, "f32")
 SHAPE = (3, 1 << 20)

@@ -4,7 +4,6 @@ import math
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from pipeline.api import compose_run
 from pipeline.config.compose import CONF, options
 from pipeline.errors import PlanError, SourceError
+from pipeline.hooks import optional
 from pipeline.mesh import COMPUTED, ONLY_STORED, Parameter
 from pipeline.strictjson import read_object
 from pipeline.tensors.scheme import MXFP4
@@ -21,7 +21,7 @@ from plugins.models.common import settings
 from plugins.models.common.layers import ACTIVATIONS
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
-from stages.outline import outlined, published
+from stages.outline import FamilyHooks, outlined, published
 from tests.cases import model_runs
 
 # Every dimension is another number.
@@ -50,6 +50,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3, untied with biases": {"model_type": "gemma3_text", "tie_word_embeddings": False, "attention_bias": True},
     "gpt_oss": GPT_OSS,
     "gpt_oss without biases": {**GPT_OSS, "attention_bias": False},
+    "mlp": {"model_type": "mlp", "inputs": [3, 5], "hidden_sizes": [7, 11], "outputs": 2},
+    "cnn": {"model_type": "cnn", "inputs": [9, 8, 3], "hidden_sizes": [7, 11, 11], "strides": [2, 1, 1], "outputs": 5},
 }  # fmt: skip
 PUBLISHED = [n for n in options("model") if (CONF / "model" / f"{n}.yaml").read_text().find("source: hf://") >= 0]
 
@@ -194,7 +196,8 @@ def test_the_shapes_of_published_checkpoints(name: str) -> None:
 
 
 def test_published_files_are_all_named_by_an_option() -> None:
-    files = {f for family in model_runs.engine().families for f in Path(getattr(family, "published")).rglob("*.json")}  # noqa: B009
+    folders = {optional(family, FamilyHooks, "published") for family in model_runs.engine().families} - {None}
+    files = {f for folder in folders for f in folder.rglob("*.json")}
     assert len(files) == len(PUBLISHED) > 14
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipeline.coded_store import CodedStore
 from pipeline.mesh import Layout, Mesh, Parameter
 from pipeline.planning.layout import lay_out
 from pipeline.planning.reading import bytes_read
@@ -18,7 +19,6 @@ from pipeline.tensors.store import Index
 from pipeline.tensors.views import JoinedStore
 from pipeline.testing.memory import MemoryStore
 from plugins.quant.blockwise import Blockwise
-from stages.quantize import CodedStore
 from tests.unit.planning.test_layout import STORED, layer, specs_of
 
 TWO = Mesh({"x": 2})

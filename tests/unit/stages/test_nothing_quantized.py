@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from pipeline.errors import PlanError
+from pipeline.rules import Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.testing.memory import checkpoint, same
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.none import Unquantized
-from stages.quantize import Quantize, Rule
+from stages.quantize import Quantize
 from stages.transcode import Transcode
 from tests.cases.mx import mx_method
 

@@ -9,7 +9,9 @@ import pytest
 from safetensors.numpy import load_file
 
 import pipeline
+from pipeline.coded_store import CodedStore
 from pipeline.ops import Kernel
+from pipeline.rules import Rule
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.stats import ErrorStats
@@ -19,7 +21,7 @@ from plugins.formats.safetensors.container import SafeTensors
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.none import Unquantized
 from stages.load import Load
-from stages.quantize import CodedStore, Quantize, Rule
+from stages.quantize import Quantize
 from tests.cases import toy_gpt_oss, toy_llama
 
 DEQUANTIZE = Kernel("dequantize", ("reference",))
@@ -85,7 +87,7 @@ def test_codes_made_again_and_their_errors_are_of_the_exact_values(
     store: Any = stage.run(Context(Path()), checkpoint({"w": q})).store
     want, stats = method.encode(values, measure=True)
     said: list[ErrorStats] = []
-    monkeypatch.setattr("stages.quantize.meter.error", lambda name, stats: said.append(stats))
+    monkeypatch.setattr("pipeline.coded_store.meter.error", lambda name, stats: said.append(stats))
     store.read("w")
     assert said == [stats]
     assert said[0].max_abs == ErrorStats.between(values, method.decode(want, "F32")).max_abs

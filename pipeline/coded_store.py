@@ -1,0 +1,131 @@
+"""Tensors that are quantized, or unpacked, where they are read: what `quantize` gives, before anybody reads."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from pipeline import meter
+from pipeline.errors import ValueRangeError
+from pipeline.hooks import optional
+from pipeline.method import Method, MethodHooks
+from pipeline.tensors.blocks import block_grain, common, outward, whole_blocks
+from pipeline.tensors.matrices import ExtremesOf, scanned
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index, TensorStore, checked, normalize
+from pipeline.tensors.store_view import StoreView
+
+
+@dataclass(frozen=True)
+class CodedStore(StoreView):
+    """The lazy view: encode (or, for a method without a scheme, decode) the named tensors box by box.
+
+    Attributes:
+        store: what is read.
+        methods: tensor → its method.
+        measure: add up what encoding loses.
+        plain: what tensors become that are unpacked: `bf16`, or `keep`, the fp32 values that they decode to.
+        extremes: of whole matrices and rows, for methods that need them.
+    """
+
+    store: TensorStore
+    methods: Mapping[str, Method]
+    measure: bool
+    plain: Literal["bf16", "keep"] = "bf16"
+    extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        plain = "F32" if self.plain == "keep" else "BF16"
+        coded = {
+            n: replace(self.store.specs[n], dtype="BF16" if m.scheme is not None else plain, scheme=m.scheme)
+            for n, m in self.methods.items()
+        }
+        return {n: coded.get(n, spec) for n, spec in self.store.specs.items()}
+
+    def grain(self, name: str) -> tuple[int, ...]:
+        """As of the source and of the scheme; whole rows, where a scale that they share wants to see them."""
+        found, method = super().grain(name), self.methods.get(name)
+        if method is None or method.scheme is None:
+            return found
+        shape = self.specs[name].shape
+        found = common(found, block_grain(method.scheme, shape))
+        if (
+            method.scheme.block_elems == 0
+            and method.scheme.block_rows
+            and not optional(method, MethodHooks, "cuts_rows")
+        ):
+            found = (*found[:-1], max(1, shape[-1]))
+        return found
+
+    def scratch(self, name: str) -> int:
+        """What the method takes to make codes, beside what the source does."""
+        method, below = self.methods.get(name), super().scratch(name)
+        asked = optional(method, MethodHooks, "scratch") if method is not None and method.scheme is not None else None
+        return below + (asked(self.specs[name].shape) if asked is not None else 0)
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        """
+        Raises:
+            IndexError: a box that cuts a block.
+            ValueRangeError: a value that the scheme cannot hold; says the tensor and the place.
+        """
+        method = self.methods.get(name)
+        if method is None:
+            return self.store.read(name, index)
+        spec = self.specs[name]
+        box = normalize(index, spec.shape)
+        if spec.scheme is not None:
+            whole_blocks(spec.scheme, spec.shape, box)
+        outer = outward(box, spec.shape, block_grain(self.store.specs[name].scheme, spec.shape))
+        value = self.store.read(name, outer)
+        if isinstance(value, QTensor):
+            # What is encoded again is encoded, and its error measured, from what was held exactly.
+            value = method.decode(value, "F32" if spec.scheme is not None else spec.dtype)
+        if outer != box:  # the source has larger blocks
+            value = value[tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))]
+        if spec.scheme is None:
+            return checked(value, spec, box, name)
+        try:
+            coded = method.encode(value, measure=self.measure, **self._wider(method, name, box))
+        except ValueRangeError as why:
+            at = ",".join(f"{s.start}:{s.stop}" for s in box)
+            raise ValueRangeError(f"{name}[{at}]: {why}") from None
+        if self.measure:
+            coded, stats = coded
+            meter.error(name, stats)
+        return checked(coded, spec, box, name)
+
+    def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
+        """With what is read to see what these boxes are a part of, once a process."""
+        spec, method = self.specs[name], self.methods.get(name)
+        wanted = [normalize(box, spec.shape) for box in boxes]
+        if method is None:
+            return super().read_nbytes(name, wanted)
+        grain = block_grain(self.store.specs[name].scheme, spec.shape)
+        read = [outward(box, spec.shape, grain) for box in wanted]
+        if method.scheme is not None and method.needs_extremes:
+            read += scanned(spec.shape, wanted)
+        if (rows := _rows(method)) is not None:
+            read += scanned(spec.shape, wanted, rows)
+        return super().read_nbytes(name, read)
+
+    def _wider(self, method: Method, name: str, box: tuple[slice, ...]) -> dict[str, Any]:
+        """What a method must know of the whole tensor, when the box is only part of it."""
+        more: dict[str, Any] = {}
+        if method.needs_extremes:
+            more["observed"] = self.extremes.box(self.store, name, box, method.decode)
+        if (rows := _rows(method)) is not None:
+            more["rows"] = self.extremes.bands(self.store, name, box, rows, method.decode)
+        if optional(method, MethodHooks, "needs_place"):
+            more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
+        return more
+
+
+def _rows(method: Method) -> int | None:
+    """How many rows share a scale with all of what they are cut from; None: that is not so, or it sees them whole."""
+    scheme = method.scheme
+    if scheme is None or scheme.block_elems or not optional(method, MethodHooks, "cuts_rows"):
+        return None
+    return scheme.block_rows

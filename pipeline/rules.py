@@ -1,0 +1,78 @@
+"""Rules: which tensors take which method, and which stay as they are; by the names that tensors have."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from pipeline.errors import Problem, did_you_mean
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which tensors take what.
+
+    Attributes:
+        match: shell pattern on the tensor's name; or
+        role: a role of the model, which stands for some patterns.
+        to: `quant` (the method chosen with quant=), `keep`, or the name of another quant option.
+    """
+
+    to: str = "quant"
+    match: str | None = None
+    role: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.match is None) == (self.role is None):
+            raise ValueError("a rule has either match (a name pattern) or role")
+
+    def __str__(self) -> str:
+        return repr(self.match) if self.match is not None else f"role {self.role!r}"
+
+
+def choose(
+    rules: Iterable[Rule], roles: Mapping[str, tuple[str, ...]], methods: Iterable[str], specs: Mapping[str, TensorSpec]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Tensor → the name of its method, for those not kept; and a problem for every rule that cannot apply."""
+    problems, patterns, tos = [], [], []
+    for i, rule in enumerate(rules):
+        where = f"quantize rule {i} ({rule})"
+        if rule.to not in ("keep", *methods):
+            problems.append(Problem(where, f"to {rule.to!r} is no method{did_you_mean(rule.to, ['keep', *methods])}"))
+        if rule.role is not None and rule.role not in roles:
+            problems.append(Problem(where, f"the model has no such role{did_you_mean(rule.role, roles)}"))
+            continue
+        wanted = roles[rule.role] if rule.role is not None else (rule.match or "",)
+        if not any(fnmatchcase(n, w) for n in specs for w in wanted):
+            given = " ".join(wanted)
+            problems.append(Problem(where, f"matches none of the {len(specs)} tensors{did_you_mean(given, specs)}"))
+        patterns.append(wanted)
+        tos.append(rule.to)
+    chosen = {}
+    for name in specs:
+        to = next(
+            (t for t, wanted in zip(tos, patterns, strict=True) if any(fnmatchcase(name, w) for w in wanted)), "keep"
+        )
+        if to != "keep":
+            chosen[name] = to
+    return {n: to for n, to in chosen.items() if to in methods}, problems
+
+
+def misfit(spec: TensorSpec, scheme: Scheme | None, *, again: bool = False) -> str | None:
+    """Why a tensor of `spec` cannot be quantized to `scheme` (None: unpacked), or None.
+
+    Args:
+        again: whether what is packed in another scheme may be quantized once more.
+    """
+    if scheme is None or spec.scheme == scheme:
+        return None
+    if spec.scheme is not None and not again:
+        return (
+            f"is {spec.encoding} already; quantizing it again would lose twice, "
+            "allow_requantize=true does it all the same"
+        )
+    if spec.dtype not in FLOAT_DTYPES:
+        return f"holds {spec.dtype}, which is not floating point; add a rule that keeps it"
+    reason = scheme.problem(spec.shape)
+    return f"{reason}; add a rule that keeps it" if reason else None

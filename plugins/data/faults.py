@@ -1,0 +1,37 @@
+"""What is wrong with data, collected with file and line, so that all of it is said at once and in bounded room."""
+
+from collections import Counter
+from pathlib import Path
+
+from pipeline.errors import PlanError, Problem, SourceError
+from pipeline.files import spoken
+
+MOST = 20  # of a file; the rest is counted
+
+
+class Faults:
+    """Problems in the order in which they were found: of each file the first, and how many more there are."""
+
+    def __init__(self) -> None:
+        self._found: list[Problem] = []
+        self._counts: Counter[str] = Counter()
+
+    def add(self, file: Path | str, message: str, line: int | None = None) -> None:
+        """Note what is wrong with a file, or an option."""
+        where = spoken(file)
+        self._counts[where] += 1
+        if self._counts[where] <= MOST:
+            self._found.append(Problem(where if line is None else f"{where}, line {line:,}", message))
+
+    def __bool__(self) -> bool:
+        return bool(self._found)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        more = ((where, count - MOST) for where, count in self._counts.items() if count > MOST)
+        return (*self._found, *(Problem(where, f"and {count:,} more problems in this file") for where, count in more))
+
+    def check(self) -> None:
+        """Raises PlanError with all of them, where there are any."""
+        if self._found:
+            raise PlanError(self.problems, exit_code=SourceError.exit_code)

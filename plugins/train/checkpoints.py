@@ -1,0 +1,95 @@
+"""States of a training on disk, from which one that was killed goes on: Orbax's, written beside the work.
+
+Orbax writes a state under another name and puts it in place when it is whole, so what a killed process leaves half
+written is nobody's. Each has `progress` beside it: what the loop knows that is no array.
+"""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp  # type: ignore[import-untyped]
+
+from pipeline.errors import StorageError
+from pipeline.running import text_stream
+
+STATE, PROGRESS = "state", "progress"
+
+
+class Checkpoints:
+    """The states of one training in a folder; to be closed, which waits for the last of them."""
+
+    def __init__(self, folder: Path, keep: int | None):
+        """
+        Args:
+            keep: how many of the latest; None: nothing there is touched.
+        """
+        self.folder, self._mine = folder, keep is not None
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep, cleanup_tmp_directories=self._mine, create=self._mine, read_only=not self._mine
+        )
+        try:
+            self._manager = ocp.CheckpointManager(folder, options=options)
+        except OSError as why:
+            raise self._said(why) from None
+
+    def save(self, step: int, state: Any, progress: Mapping[str, Any]) -> None:
+        """Begin to save the state after `step` updates; what was begun before is waited for.
+
+        Raises:
+            StorageError: that, or the one before it, cannot be written.
+        """
+        args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))})
+        try:
+            self._manager.save(step, args=args, force=True)
+        except (OSError, ValueError) as why:
+            raise self._said(why) from None
+
+    def latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
+        """The latest state that can be read, and its progress; None: there is none.
+
+        Args:
+            like: a state of the same shapes, dtypes and devices; arrays, or what describes them.
+
+        Raises:
+            StorageError: there are some, and none can be read as that.
+        """
+        steps = sorted(self._manager.all_steps(), reverse=True)
+        template = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+        said = ""
+        for step in steps:
+            args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(template), PROGRESS: ocp.args.JsonRestore()})
+            try:
+                found = self._manager.restore(step, args=args)
+            except Exception as why:  # whatever the libraries below make of files that are damaged
+                kind, text = type(why).__name__, (str(why).splitlines() or [""])[0]
+                said = f"{self.folder / str(step)}: cannot be gone on from: {kind}: {text}"
+                text_stream.write(f"{said}\n")
+                continue
+            for damaged in (s for s in steps if s > step and self._mine):  # or nothing could be saved in their places
+                self._manager.delete(damaged)
+            return found[STATE], dict(found[PROGRESS])
+        if said:
+            raise StorageError(f"{said}; overwrite=true, or removing {self.folder}, begins anew")
+        return None
+
+    def wait(self) -> None:
+        """Until what was begun is whole.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        try:
+            self._manager.wait_until_finished()
+        except (OSError, ValueError) as why:
+            raise self._said(why) from None
+
+    def close(self) -> None:
+        self._manager.close()
+
+    def _said(self, why: Exception) -> StorageError:
+        said = (why.strerror if isinstance(why, OSError) else None) or str(why).splitlines()[0]
+        free = shutil.disk_usage(self.folder.parent).free
+        return StorageError(f"{self.folder}: the state of the training cannot be saved: {said} ({free:,} bytes free)")

@@ -1,0 +1,335 @@
+"""Updates, one after another, from wherever an earlier try had come: the loop around the step.
+
+All that it does is a function of the update's number: which examples it takes, what is random in it. So a state and
+that number are all there is to be saved, and whoever goes on from them gets the same bits.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline.errors import StageError, shown
+from pipeline.running import text_stream
+from pipeline.training import Examples, Splits, indices
+from plugins.train.checkpoints import Checkpoints
+from plugins.train.step import State, Step
+from plugins.train.trainer import Looking, Saving
+from plugins.train.watch import Line, Metrics, norms_of
+
+STATES, BEST, METRICS = "states", "best", "metrics.jsonl"
+
+Sampler = Callable[[Mapping[str, Any], int], Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a loop goes; see `plugins.train.trainer.Trainer`.
+
+    Attributes:
+        at_once: examples of a micro-batch.
+        flops: of a token, or an example, forth and back; 0: not known.
+        peak: FLOP/s of all devices; None: not known.
+        sample: (parameters, update) → prompt → text.
+    """
+
+    steps: int
+    batch: int
+    at_once: int
+    seed: int
+    save: Saving
+    look: Looking
+    flops: float = 0.0
+    peak: float | None = None
+    sample: Sampler | None = None
+
+
+@dataclass
+class Progress:
+    """What a saved state has beside its arrays.
+
+    Attributes:
+        metrics_nbytes: of the rows up to here.
+        amount: tokens, or examples, that updates went through.
+        first, last, best: losses on what is held out: before the first update, the latest, the least; None: there was
+            no evaluation.
+        best_step: updates before the best.
+        worse: evaluations since.
+    """
+
+    metrics_nbytes: int = 0
+    amount: int = 0
+    first: float | None = None
+    last: float | None = None
+    best: float | None = None
+    best_step: int = 0
+    worse: int = 0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a loop gives.
+
+    Attributes:
+        parameters: name → float32 master.
+        step: updates that they have had.
+        loss: of the last updates, the mean of a tenth of them.
+        progress: what came of it.
+        stopped: why it ended before the last update; empty: it did not.
+        seconds: of the updates of this process; `began`, how many there were before them.
+        rows: of metrics, those of earlier tries too.
+    """
+
+    parameters: Mapping[str, Any]
+    step: int
+    loss: float
+    progress: Progress
+    stopped: str
+    seconds: float
+    began: int
+    rows: Sequence[Mapping[str, Any]]
+
+
+class Programs:
+    """A step and its loss alone, compiled where they are first used.
+
+    Attributes:
+        update: see `plugins.train.step.Step.update`; uses up the state that it is given.
+        sums: (parameters, frozen, batch [1, B, …]) → sum of losses, sum of weights, with nothing random in it.
+        placed: batches of the host, on the devices.
+        frozen: what both take beside the parameters, and nothing changes.
+    """
+
+    def __init__(self, step: Step, options: Mapping[str, Any] | None = None, frozen: Mapping[str, Any] | None = None):
+        """
+        Args:
+            options: for the compiler.
+        """
+        self.frozen, self.placed = dict(frozen or {}), step.placed
+
+        def sums(parameters: Any, frozen: Any, batch: Any) -> Any:
+            if step.bound.spread is None:
+                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, {})[:2]
+            (loss, weight, _), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, {})
+            return loss * weight, weight
+
+        self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
+        self.sums = jax.jit(sums, compiler_options=dict(options or {}))
+
+
+class Loop:
+    """The updates of one training."""
+
+    def __init__(self, plan: Plan, programs: Programs, data: Splits):
+        self.plan, self.programs, self.data = plan, programs, data
+        self.unit = "tokens" if "tokens" in data.train.specs else "examples"
+        self.key = jax.random.key(plan.seed)
+
+    def run(
+        self, begin: Callable[[], State], shapes: State, folder: Path | None = None, files: tuple[Path, ...] = (),
+        picture: Path | None = None, resume: Path | None = None, name: str = "train",
+    ) -> Found:  # fmt: skip
+        """Train, from the latest state that is saved in `folder`, or else from that which `begin` gives.
+
+        Args:
+            shapes: of a state, and where it lies; see `plugins.train.step.Step.described`.
+            folder: where states are saved; None: nowhere.
+            files: where rows of metrics go, too.
+            picture: where the losses are drawn, however it ends.
+            resume: a folder of another training, whose latest state is begun with where `folder` has none.
+            name: for people.
+
+        Raises:
+            StageError: a loss or gradient is not finite.
+            StorageError: states or metrics cannot be saved.
+        """
+        with ExitStack() as stack:
+            saves = _opened(stack, folder, STATES, self.plan.save.keep)
+            best = _opened(stack, folder, BEST, 1) if self.plan.look.patience is not None else None
+            found = saves.latest(shapes) if saves is not None else None
+            if found is None and resume is not None:
+                found = _taken_over(stack, resume, folder, shapes)
+            held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
+            rows = (folder / METRICS, *files) if folder is not None else files
+            metrics = Metrics(rows, progress.metrics_nbytes)
+            stack.callback(metrics.close)
+            if picture is not None:
+                stack.callback(metrics.picture, picture)
+            if found is not None:
+                text_stream.write(f"{name}: going on after update {int(held['step'])}\n")
+            return _Run(self, name, held, progress, metrics, saves, best).updates()
+
+    def batch(self, step: int) -> tuple[dict[str, np.ndarray], int]:
+        """What the update after `step` others goes through, [accumulate, B, …], and how much of the unit that is."""
+        plan = self.plan
+        found = self.data.train.batch(indices(plan.seed, step, plan.batch, len(self.data.train)))
+        live = found.get("segments")
+        amount = plan.batch if live is None else int(np.count_nonzero(live))
+        return {n: a.reshape(-1, plan.at_once, *a.shape[1:]) for n, a in found.items()}, amount
+
+    def batches(self, begin: int) -> Iterator[tuple[int, dict[str, Any], int]]:
+        """(updates before it, batch on the devices, amount) from `begin`; the next is made while one is at work."""
+        with ThreadPoolExecutor(1) as aside:
+            due = aside.submit(self.batch, begin)
+            for step in range(begin, self.plan.steps):
+                batch, amount = due.result()
+                if step + 1 < self.plan.steps:
+                    due = aside.submit(self.batch, step + 1)
+                yield step, self.programs.placed(batch), amount
+
+    def held_out(self, parameters: Mapping[str, Any]) -> float | None:
+        """The mean loss on what is held out; None: there is nothing."""
+        if (examples := self.data.held_out) is None or not len(examples):
+            return None
+        loss = weight = 0.0
+        for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
+            placed = self.programs.placed({name: a[None] for name, a in batch.items()})
+            sums = self.programs.sums(parameters, self.programs.frozen, placed)
+            loss, weight = loss + float(sums[0]), weight + float(sums[1])
+        return loss / weight if weight else None
+
+
+class _Run:
+    """A loop at work."""
+
+    def __init__(
+        self, loop: Loop, name: str, state: State, progress: Progress, metrics: Metrics, saves: Checkpoints | None,
+        best: Checkpoints | None,
+    ):  # fmt: skip
+        self.loop, self.name, self.state, self.progress, self.metrics = loop, name, state, progress, metrics
+        self.saves, self.best = saves, best
+        self.names = sorted(state["parameters"])
+        self.line = Line(name, loop.plan.steps, loop.unit, loop.plan.flops, loop.plan.peak)
+
+    def updates(self) -> Found:
+        """All that are left."""
+        plan, progress, programs = self.loop.plan, self.progress, self.loop.programs
+        began = step = int(self.state["step"])
+        if not step:
+            self._look(0)
+        saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
+        for before, batch, amount in self.loop.batches(began):
+            self.line.begin()
+            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, {})
+            losses.append(self._row(before, jax.device_get(figures), amount))
+            step = before + 1
+            spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0
+            last = step == plan.steps
+            if last or (plan.look.every and step % plan.look.every == 0):
+                stopped = "" if self._look(step) else f"no better for {plan.look.patience} evaluations"
+            if stopped:
+                break
+            due = plan.save.seconds is not None and time.monotonic() - saved >= plan.save.seconds
+            if not last and (due or (plan.save.every and step % plan.save.every == 0)):
+                self._save(step)
+                saved = time.monotonic()
+        parameters = self.state["parameters"]
+        if self.best is not None and progress.best is not None and progress.best_step != step:
+            self.best.wait()
+            if (found := self.best.latest(parameters)) is not None:
+                parameters, step = found[0], progress.best_step
+        tail = losses[-max(1, len(losses) // 10) :]
+        loss = float(np.mean(tail)) if tail else float("nan")
+        return Found(parameters, step, loss, progress, stopped, spent, began, self.metrics.rows)
+
+    def _row(self, before: int, figures: Mapping[str, Any], amount: int) -> float:
+        """Write down what the update after `before` others was like; returns its loss.
+
+        Raises:
+            StageError: it is not finite, or a gradient is not.
+        """
+        norms = dict(zip(self.names, map(float, figures["gradient_norms"]), strict=True))
+        numbers = {n: float(v) for n, v in figures.items() if np.ndim(v) == 0}
+        said = {**numbers, **norms_of(self.loop.plan.look.groups, norms)}
+        speed = self.line.update(before + 1, numbers, amount)
+        self.metrics.row("train", step=before + 1, **said, **{self.loop.unit: amount}, **speed)
+        if not (isfinite(numbers["loss"]) and isfinite(numbers["gradient_norm"])):
+            self._not_finite(before, numbers, norms)
+        self.progress.amount += amount
+        return numbers["loss"]
+
+    def _not_finite(self, before: int, numbers: Mapping[str, float], norms: Mapping[str, float]) -> None:
+        kept = ""
+        if self.saves is not None:  # the step has left the state as it was before
+            self._save(before)
+            self.saves.wait()
+            kept = f"; the state after update {before} is kept in {self.saves.folder}"
+        bad = [f"{name}: {norm}" for name, norm in norms.items() if not isfinite(norm)]
+        where = f"; gradients that are not finite: {', '.join(shown(bad))}" if bad else "; all gradients are finite"
+        raise StageError(
+            f"{self.name}: update {before + 1}: the loss is {numbers['loss']}, the norm of all gradients "
+            f"{numbers['gradient_norm']}{where}{kept}. A lower rate, a longer warmup or clipping may help"
+        )
+
+    def _look(self, step: int) -> bool:
+        """Evaluate; returns whether it is worth going on."""
+        progress, plan = self.progress, self.loop.plan
+        parameters = self.state["parameters"]
+        if (loss := self.loop.held_out(parameters)) is not None:
+            self.metrics.row("held_out", step=step, loss=loss)
+            text_stream.write(f"{self.name}: after update {step}: held-out loss {loss:.4f}\n")
+            progress.first = loss if step == 0 else progress.first
+            progress.last = loss
+            if progress.best is None or loss < progress.best:
+                progress.best, progress.best_step, progress.worse = loss, step, 0
+                if self.best is not None:
+                    self.best.save(step, parameters, {})
+            else:
+                progress.worse += 1
+        if plan.sample is not None:
+            for prompt, text in plan.sample(parameters, step).items():
+                self.metrics.row("sample", step=step, prompt=prompt, text=text)
+                text_stream.write(f"{self.name}: after update {step}: {prompt}{text}\n")
+        return plan.look.patience is None or progress.worse < plan.look.patience
+
+    def _save(self, step: int) -> None:
+        if self.saves is not None:
+            self.progress.metrics_nbytes = self.metrics.nbytes
+            if self.best is not None:
+                self.best.wait()  # what a state calls the best is there
+            self.saves.save(step, self.state, asdict(self.progress))
+
+
+def _taken_over(stack: ExitStack, resume: Path, folder: Path | None, like: State) -> tuple[State, dict[str, Any]]:
+    """The latest state of another training, and its rows of metrics in `folder`.
+
+    Raises:
+        StageError: it has none.
+        StorageError: none of them is of such parameters and such an optimizer.
+    """
+    found = None
+    if (resume / STATES).is_dir():
+        other = Checkpoints(resume / STATES, None)
+        stack.callback(other.close)
+        found = other.latest(like)
+    if found is None:
+        raise StageError(f"train.resume={resume}: no state of a training is there")
+    if folder is not None:
+        shutil.copyfile(resume / METRICS, folder / METRICS)
+    return found
+
+
+def _opened(stack: ExitStack, folder: Path | None, name: str, keep: int) -> Checkpoints | None:
+    if folder is None:
+        return None
+    found = Checkpoints(folder / name, keep)
+    stack.callback(found.close)
+    return found
+
+
+def _through(examples: Examples, most: int | None, at_once: int) -> Iterator[dict[str, np.ndarray]]:
+    """Examples in batches of one shape; what fills the last one up has no weight."""
+    count = len(examples) if most is None else min(most, len(examples))
+    for begin in range(0, count, at_once):
+        at = np.arange(begin, begin + at_once)
+        batch = examples.batch(np.minimum(at, count - 1))
+        batch["weights"] = np.where((at < count).reshape(-1, *[1] * (batch["weights"].ndim - 1)), batch["weights"], 0)
+        yield batch

@@ -1,0 +1,251 @@
+"""Optimizers as nodes, which know no framework: what they are called and take is optax's, which `build` imports.
+
+Each gives updates for a rate of 1; the step multiplies them by the rate of its schedule and of the parameter's group.
+So the rate is a number of the step's own, and a population has as many as members.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from pipeline.errors import PlanError, Problem, did_you_mean
+from plugins.train.schedules import Schedule
+
+UNDECAYED = ("*norm.weight", "*bias", "*sinks")
+"""What weight decay leaves alone: norms, biases, sinks."""
+NO_MATRICES = ("*embed_tokens.weight", "lm_head.weight", "*norm.weight", "*bias", "*sinks")
+"""What Muon leaves to Adam: what is no matrix that turns one hidden state into another."""
+
+
+class Optimizer(Protocol):
+    """A plugin node.
+
+    Attributes:
+        rate: of learning, at its highest.
+        schedule: how it goes over a run.
+        clip: the global norm of all gradients together, above which they are scaled down to it; null: they never are.
+        groups: pattern of parameters' names → factor on their rate; the first that matches counts, 0 leaves them as
+            they are.
+    """
+
+    @property
+    def rate(self) -> float: ...
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def clip(self) -> float | None: ...
+
+    @property
+    def groups(self) -> Mapping[str, float]: ...
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        """An `optax.GradientTransformation` for a rate of 1, decay included, without clipping.
+
+        Args:
+            parameters: name → array, or its shape and dtype.
+        """
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW:
+    """Adam with decoupled weight decay (arXiv 1711.05101).
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        b1, b2: decay of the averages of gradients and of their squares.
+        eps: beside the root of the latter.
+        decay: of weights, times the rate.
+        undecayed: patterns of the names of parameters that do not decay.
+    """
+
+    rate: float = 1e-3
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    decay: float = 0.1
+    undecayed: tuple[str, ...] = UNDECAYED
+
+    def __post_init__(self) -> None:
+        check(self, b1=(0, 1), b2=(0, 1), eps=(0, None), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+
+        mask = _decays(parameters, self.undecayed)
+        return optax.adamw(1.0, self.b1, self.b2, self.eps, weight_decay=self.decay, mask=mask)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muon:
+    """Momentum made orthogonal for matrices, each expert's by itself (github.com/KellerJordan/Muon); Adam for the rest.
+
+    Updates of matrices have the root mean square that Adam's have (arXiv 2502.16982, 2.2), so that one rate and one
+    decay are for both.
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        momentum: decay of the average of gradients (Nesterov's).
+        steps: of the iteration that makes it orthogonal.
+        b1, b2, eps: see `AdamW`; of Adam.
+        decay, undecayed: see `AdamW`; of all parameters.
+        adam: patterns of the names of parameters that Adam is for, beside those that are no matrices `[out, in]` or
+            stacks of such.
+    """
+
+    rate: float = 1e-3
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    momentum: float = 0.95
+    steps: int = 5
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    decay: float = 0.1
+    undecayed: tuple[str, ...] = UNDECAYED
+    adam: tuple[str, ...] = NO_MATRICES
+
+    def __post_init__(self) -> None:
+        check(self, momentum=(0, 1), steps=(1, None), b1=(0, 1), b2=(0, 1), eps=(0, None), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+        from optax.contrib import MuonDimensionNumbers, muon
+
+        matrices = {name: w for name, w in parameters.items() if self.is_matrix(name, w)}
+        dims = {name: MuonDimensionNumbers(w.ndim - 1, w.ndim - 2) for name, w in matrices.items()}
+        turned = muon(
+            1.0, ns_steps=self.steps, beta=self.momentum, consistent_rms=0.2, muon_weight_dimension_numbers=dims
+        )
+        rest = tuple(name for name in parameters if name not in dims)
+        both = {"muon": (turned, tuple(dims)), "adam": (optax.adam(1.0, self.b1, self.b2, self.eps), rest)}
+
+        def init(params: Any) -> Any:
+            return {kind: one.init({n: params[n] for n in names}) for kind, (one, names) in both.items()}
+
+        def update(changes: Any, state: Any, params: Any = None) -> Any:
+            found: dict[str, Any] = {}
+            kept = {}
+            for kind, (one, names) in both.items():
+                given, own = ({n: tree[n] for n in names} for tree in (changes, params))
+                some, kept[kind] = one.update(given, state[kind], own)
+                found |= some
+            return {name: found[name] for name in changes}, kept
+
+        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
+        return optax.chain(optax.GradientTransformation(init, update), decay)
+
+    def is_matrix(self, name: str, w: Any) -> bool:
+        """Whether Muon is for a parameter."""
+        return w.ndim in (2, 3) and not matches(name, self.adam)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Gradient descent, with momentum if that is above 0.
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        momentum, nesterov: decay of the sum of gradients, and whether the next one is looked ahead to.
+        decay, undecayed: see `AdamW`.
+    """
+
+    rate: float = 1e-2
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    momentum: float = 0.0
+    nesterov: bool = False
+    decay: float = 0.0
+    undecayed: tuple[str, ...] = UNDECAYED
+
+    def __post_init__(self) -> None:
+        check(self, momentum=(0, 1), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+
+        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
+        return optax.chain(optax.sgd(1.0, self.momentum or None, self.nesterov), decay)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lion:
+    """The sign of momentum (arXiv 2302.06675), at a tenth of Adam's rate and ten times its decay.
+
+    Attributes:
+        rate, schedule, clip, groups: see `Optimizer`.
+        b1, b2: of the average that the sign is of, and of the one that is kept.
+        decay, undecayed: see `AdamW`.
+    """
+
+    rate: float = 1e-4
+    schedule: Schedule = field(default_factory=Schedule)
+    clip: float | None = 1.0
+    groups: Mapping[str, float] = field(default_factory=dict)
+    b1: float = 0.9
+    b2: float = 0.99
+    decay: float = 1.0
+    undecayed: tuple[str, ...] = UNDECAYED
+
+    def __post_init__(self) -> None:
+        check(self, b1=(0, 1), b2=(0, 1), decay=(0, None))
+
+    def build(self, parameters: Mapping[str, Any]) -> Any:
+        import optax
+
+        mask = _decays(parameters, self.undecayed)
+        return optax.lion(1.0, self.b1, self.b2, weight_decay=self.decay, mask=mask)
+
+
+def _decays(parameters: Mapping[str, Any], undecayed: tuple[str, ...]) -> dict[str, bool]:
+    return {name: not matches(name, undecayed) for name in parameters}
+
+
+def matches(name: str, patterns: Any) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check(optimizer: Any, **limits: tuple[float, float | None]) -> None:
+    """Raise PlanError unless the numbers named lie within their limits: from the first, to below the second."""
+    limits = {"rate": (0, None), **limits}
+    problems = []
+    for name, (least, below) in limits.items():
+        value = getattr(optimizer, name)
+        if not (least <= value and (below is None or value < below)):
+            allowed = f"from {least}" + ("" if below is None else f" to below {below}")
+            problems.append(Problem(name, f"{value}: a number {allowed} is needed"))
+    if optimizer.clip is not None and not optimizer.clip > 0:
+        problems.append(Problem("clip", f"{optimizer.clip}: a norm above 0 is needed, or null"))
+    problems += [
+        Problem(f"groups.{pattern}", f"{factor}: a factor from 0 is needed")
+        for pattern, factor in optimizer.groups.items()
+        if not factor >= 0
+    ]
+    if problems:
+        raise PlanError(problems)
+
+
+def factors(optimizer: Optimizer, names: Any) -> dict[str, float]:
+    """Parameter → factor on its rate.
+
+    Raises:
+        PlanError: a group that no parameter is in.
+    """
+    if problems := list(_unused(optimizer, list(names))):
+        raise PlanError(problems)
+    groups = optimizer.groups.items()
+    return {n: next((factor for pattern, factor in groups if fnmatchcase(n, pattern)), 1.0) for n in names}
+
+
+def _unused(optimizer: Optimizer, names: list[str]) -> Iterator[Problem]:
+    for pattern in optimizer.groups:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            yield Problem(f"groups.{pattern}", f"matches no parameter{did_you_mean(pattern, names)}")

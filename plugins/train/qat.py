@@ -1,0 +1,100 @@
+"""Training for a quantized export: what the model computes with is what the export will decode to, bit for bit.
+
+Weights are rounded to the dtype that they will be written in, quantized by the rules and methods of the run, and
+decoded; gradients go straight through to the float32 masters (Bengio et al., arXiv 1308.3432).
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+from pipeline.errors import Problem
+from pipeline.hooks import optional
+from pipeline.mesh import Parameter
+from pipeline.method import Method, MethodHooks
+from pipeline.ops import Kernel
+from pipeline.tensors.spec import TensorSpec
+from plugins.train.packing import Packing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qat:
+    """A `plugins.train.transform.Transform`.
+
+    Attributes:
+        packing: what the export will be like.
+        activations: what the inputs of packed weights are rounded to, as a method whose scales are of one row; null:
+            they stay as they are.
+        kernel: the op that quantizes and decodes inside compiled programs.
+    """
+
+    packing: Packing
+    activations: Method | None = None
+    kernel: Kernel = field(default_factory=partial(Kernel, "quantize_dequantize", ("xla",)))
+
+    freezes: ClassVar[bool] = False
+
+    def problems(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> Iterator[Problem]:
+        """Rules that do not fit, methods that no compiled program knows, stacks of tensors that rules take apart."""
+        methods, problems = self.packing.chosen(specs)
+        yield from problems
+        for name, method in methods.items():
+            if why := self._obstacle(method, specs[name]):
+                yield Problem(name, why)
+        for p in parameters:
+            if len({_encoding(methods.get(n)) for n in p.names}) > 1:
+                yield Problem(p.name, f"{len(p.names)} tensors are computed with as one, and rules pack them unlike")
+        if self.activations is not None:
+            scheme = self.activations.scheme
+            if scheme is None or scheme.block_rows != 1 or scheme.second is not None:
+                yield Problem("activations", "scales that are of one row alone are needed")
+            elif why := self._obstacle(self.activations, TensorSpec((1, scheme.block_elems or 8), "F32")):
+                yield Problem("activations", why)
+            else:
+                for name in methods:
+                    if why := scheme.problem(specs[name].shape):
+                        yield Problem(name, f"its input as {_encoding(self.activations)}: {why}")
+
+    def _obstacle(self, method: Method, spec: TensorSpec) -> str | None:
+        recipe = optional(method, MethodHooks, "recipe")
+        if recipe is None:
+            return f"{type(method).__name__} does not say its recipe, so no compiled program can do as it does"
+        given = {"x": TensorSpec(spec.shape, "F32"), "scheme": method.scheme, **asdict(recipe)}
+        choice = self.kernel.choose(given)
+        return None if choice.backend else f"cannot be trained for ({choice.reasons})"
+
+    def ops(self, ops: Any) -> Any:
+        """See `Transform.ops`."""
+        from plugins.train.adapters import adapting
+
+        return ops if self.activations is None else adapting(ops)
+
+    def leaves(
+        self, bound: Any, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]
+    ) -> Callable[..., Any]:
+        """See `Transform.leaves`."""
+        methods, _ = self.packing.chosen(specs)
+        of = {p.name: (specs[p.names[0]].dtype, methods.get(p.names[0])) for p in parameters}
+        x = self.activations
+        options: Any = None if x is None else (x.scheme, optional(x, MethodHooks, "recipe"))
+
+        def leaves(trained: Mapping[str, Any], frozen: Mapping[str, Any], key: Any) -> dict[str, Any]:
+            from plugins.train.rounding import Rounding, as_written
+
+            seen = {name: as_written(w, of[name][0]) for name, w in trained.items()}
+            for name, (_, method) in of.items():
+                if method is not None:
+                    recipe = asdict(optional(method, MethodHooks, "recipe"))
+                    seen[name] = self.kernel(seen[name], method.scheme, **recipe)
+            found: dict[str, Any] = bound.leaves(seen, frozen, key)
+            if options is not None:
+                packed = [name for name, (_, method) in of.items() if method is not None]
+                found |= {name: Rounding(found[name], self.kernel, *options) for name in packed}
+            return found
+
+        return leaves
+
+
+def _encoding(method: Method | None) -> str | None:
+    return None if method is None else TensorSpec((), "BF16", method.scheme).encoding

@@ -1,0 +1,77 @@
+"""Rounding inside a compiled program, which gradients go straight through."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pipeline.ops import Kernel
+from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import numpy_dtype
+from plugins.kernels.quantize.recipe import Recipe
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def as_written(w: Any, dtype: str) -> Any:
+    """float32 `w` as it is once it was written as `dtype` (F32, BF16 or F16)."""
+    if dtype == "F32":
+        return w
+    # XLA may leave out a conversion and its inverse (xla_allow_excess_precision), but for the barrier.
+    narrow = jax.lax.optimization_barrier(w.astype(numpy_dtype(dtype)))  # type: ignore[no-untyped-call]
+    return narrow.astype(jnp.float32)
+
+
+def _forward(w: Any, dtype: str) -> tuple[Any, None]:
+    return as_written(w, dtype), None
+
+
+def _backward(dtype: str, kept: None, dy: Any) -> tuple[Any]:
+    return (dy,)
+
+
+as_written.defvjp(_forward, _backward)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["base"], meta_fields=["kernel", "scheme", "recipe"])
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What a parameter holds whose input is to be rounded.
+
+    Attributes:
+        base: the weights.
+        kernel, scheme, recipe: the op `quantize_dequantize`, and what it is to do.
+    """
+
+    base: Any
+    kernel: Kernel
+    scheme: Scheme
+    recipe: Recipe
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.base.shape)
+
+    @property
+    def dtype(self) -> Any:
+        return self.base.dtype
+
+    def seen(self, x: Any) -> Any:
+        """x `[…, n]`, each row rounded by itself."""
+        rounded = self.kernel(x.astype(jnp.float32), self.scheme, **asdict(self.recipe))
+        return rounded.astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Then:
+    """An activation, and rounding after it; equal ones are equal."""
+
+    activation: Callable[..., Any]
+    kernel: Kernel
+    scheme: Scheme
+    recipe: Recipe
+
+    def __call__(self, *hidden: Any) -> Any:
+        return Rounding(None, self.kernel, self.scheme, self.recipe).seen(self.activation(*hidden))

@@ -1,0 +1,218 @@
+"""From a trainer's options and a checkpoint to a loop on a device, and from what it gives to weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from math import exp, prod
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from pipeline import meter
+from pipeline.figures import Figure
+from pipeline.mesh import Parameter
+from pipeline.ops import Kernel
+from pipeline.planning.layout import lay_out
+from pipeline.reporting.manifest import plain
+from pipeline.stage import Checkpoint, Context, Table
+from pipeline.tensors.spec import TensorSpec, numpy_dtype
+from pipeline.tensors.store import Index
+from pipeline.training import Splits, Trained
+from plugins.engine.load import fill
+from plugins.engine.load import parameters as params_of
+from plugins.engine.runtime import COMPILER_OPTIONS
+from plugins.engine.spread import Spread
+from plugins.engine.start import keep_programs, resolved
+from plugins.mesh.devices import arrange
+from plugins.mesh.store import DeviceStore
+from plugins.models.common.decoder import Decoder
+from plugins.models.common.weights import Weights
+from plugins.models.family import family_of
+from plugins.train import others
+from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
+from plugins.train.samples import Samples
+from plugins.train.step import State, Step, make_step
+from plugins.train.trainer import Trainer
+from plugins.train.watch import PEAKS
+
+PICTURE = "loss.png"
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+DETERMINISTIC = {"gpu": {"xla_gpu_exclude_nondeterministic_ops": True}}
+
+
+def train(
+    trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int
+) -> Trained:
+    """See `pipeline.training.Trainer.train`."""
+    engine = trainer.engine
+    keep_programs(engine.programs, engine.programs_most)
+    device, _, _ = resolved(engine)
+    transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
+    parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
+    base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
+    model, spread = _model(trainer, base, parameters)
+    where = device if spread is None else spread.devices
+    leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
+    step = make_step(
+        model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
+        recompute=trainer.recompute,
+    )  # fmt: skip
+    shapes = {p.names[0]: p.get_value() for p in params_of(model)}
+    trained = shapes
+    if frozen_by is not None:
+        of = jax.ShapeDtypeStruct
+        trained = {n: of(s, "float32") for n, s in frozen_by.trained(parameters).items()}  # type: ignore[no-untyped-call]
+
+    def begin() -> State:
+        """The state before the first update."""
+        if frozen_by is not None:
+            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed)), device)
+            return made
+        fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
+        held = {}
+        for param in params_of(model):  # of its own: what the step uses up may be the loader's
+            held[param.names[0]] = jax.numpy.array(param.get_value(), copy=True)
+            param.set_value(shapes[param.names[0]])
+        state = step.init(held)
+        return jax.device_put(state, device) if spread is None else state
+
+    frozen = {}
+    if frozen_by is not None:
+        fill(model, base, device, cast=engine.cast, unpack=engine.unpack)
+        frozen = {p.names[0]: p.get_value() for p in params_of(model)}
+    plan = _plan(trainer, device, flops_of_token(parameters, checkpoint.config), seed)
+    if trainer.look.prompts and tokenizer is not None:
+        plan = replace(plan, sample=_sampler(trainer, step, frozen, tokenizer, seed))
+    loop = Loop(plan, Programs(step, _options(trainer, device), frozen), data)
+    like = step.described(trained, device)
+    resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
+    if ctx.unfinished is not None and resume is None:
+        others.tell(ctx.unfinished)
+    with jax.default_device(device):
+        found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
+    of_device = (prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves((like, frozen)))
+    meter.on_device(sum(of_device))
+    if frozen_by is not None:
+        arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
+        if ctx.folder is not None:
+            frozen_by.write(ctx.folder, arrays, checkpoint, parameters)
+        store = frozen_by.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
+        return Trained(store, report(found, loop))
+    for param in params_of(model):
+        param.set_value(found.parameters[param.names[0]])
+    return Trained(_Cast(model, result, engine.cast), report(found, loop))
+
+
+def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) -> tuple[Decoder, Spread | None]:
+    """The model of shapes, and the devices that it lies over, if these are several.
+
+    Args:
+        base: whose weights it begins with, or keeps.
+
+    Raises:
+        PlanError: its tensors do not fit the model, or the model not the devices; all problems at once.
+    """
+    engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
+    device, dtype, _ = resolved(engine)
+    if trainer.freezing is not None:  # packed tensors stay packed, and plain ones are as they are computed with
+        weights = Weights(base.store.specs, dtype)
+    else:
+        specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
+        spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
+        weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
+    ops = engine.ops.on(device.platform)
+    family = family_of(base.config, engine.families)
+    ops = ops if trainer.transform is None else trainer.transform.ops(ops)
+    model: Decoder = family.build(base.config, weights, ops, DTYPES[dtype])
+    weights.check()
+    return model, spread
+
+
+def _plan(trainer: Trainer, device: Any, flops: float, seed: int) -> Plan:
+    peak = trainer.peak_flops or PEAKS.get(device.device_kind)
+    return Plan(
+        trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, flops=flops,
+        peak=peak and trainer.engine.mesh.size * peak,
+    )  # fmt: skip
+
+
+def _options(trainer: Trainer, device: Any) -> dict[str, Any]:
+    """For the compiler."""
+    fixed = DETERMINISTIC.get(device.platform, {}) if trainer.deterministic else {}
+    return {**COMPILER_OPTIONS.get(device.platform, {}), **fixed}
+
+
+def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer: Any, seed: int) -> Samples:
+    """What writes the texts that `look.prompts` asks for."""
+    look = trainer.look
+
+    def decoder(given: Any, kept: Any) -> Any:
+        return step.bound.model(step.gradients.leaves(given, kept, None))
+
+    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
+
+
+class _Cast:
+    """What a model holds, in the dtypes that it is to be written in; a `TensorStore`."""
+
+    def __init__(self, model: Decoder, specs: Mapping[str, TensorSpec], cast: Kernel):
+        held = DeviceStore.of_parameters(params_of(model))
+        self._held, self._cast = held, cast
+        self.specs = {name: specs[name] for name in specs if name in held.specs}
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return {}
+
+    def read(self, name: str, index: Index = ()) -> Any:
+        value, dtype = self._held.read(name, index), self.specs[name].dtype
+        return value if numpy_dtype(dtype) == value.dtype else self._cast(value, dtype)
+
+
+def flops_of_token(parameters: Sequence[Parameter], config: Mapping[str, Any]) -> float:
+    """Of the products of one token with the weights, forth (2 each) and back (4): of experts those that it is sent to.
+    What attention takes beside them is not counted, nor what is computed again."""
+    values = 0.0
+    for parameter in parameters:
+        if parameter.axes[0] == "vocab" and parameter.name.endswith("embed_tokens.weight") and not _tied(config):
+            continue
+        share = 1.0
+        if parameter.axes[0] == "experts":
+            chosen = config.get("num_experts_per_tok") or config.get("experts_per_token") or parameter.shape[0]
+            share = int(chosen) / parameter.shape[0]
+        values += prod(parameter.shape) * share if len(parameter.shape) > 1 else 0
+    return 6 * values
+
+
+def _tied(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("tie_word_embeddings"))
+
+
+def report(found: Found, loop: Loop) -> dict[str, Any]:
+    """What a loop found, with tables and figures for people; as JSON holds it."""
+    progress, tokens = found.progress, loop.unit == "tokens"
+    rows: list[tuple[str, Any]] = [
+        ("updates", Figure(found.step, form=",d")),
+        (loop.unit, Figure(progress.amount, form=",d")),
+        ("loss, of the last tenth of updates", Figure(found.loss, form=".4f")),
+    ]
+    figures: dict[str, Any] = {"training loss": Figure(found.loss, form=".4f")}
+    for name, loss in (("before", progress.first), ("after", progress.last), ("best", progress.best)):
+        if loss is not None and (name != "best" or loss != progress.last):
+            more = f" (perplexity {exp(loss):.3f})" if tokens else ""
+            at = f", after update {progress.best_step}" if name == "best" else ""
+            rows.append((f"held-out loss {name}", f"{loss:.4f}{more}{at}"))
+    if progress.last is not None:
+        figures["held-out loss"] = Figure(progress.last, form=".4f")
+    updates = found.step - found.began - 1
+    if found.seconds > 0 and updates > 0:
+        rows.append(("an update", Figure(found.seconds / updates, "s", ".3f")))
+    if found.stopped:
+        rows.append(("stopped early", found.stopped))
+    said = {
+        "step": found.step, "loss": found.loss, "stopped": found.stopped, **asdict(progress),
+        "figures": figures, "tables": (Table("Training", ("", ""), tuple(rows)),),
+    }  # fmt: skip
+    return plain(said)  # type: ignore[no-any-return]

@@ -1,0 +1,252 @@
+"""The trainer as a plugin node: what is to become small, by which updates, how many, and what is looked at meanwhile.
+
+It knows no framework: plans are made of specs alone. `plugins.train.loop` does the work, and is imported when there is
+some.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, Literal, cast
+
+from pipeline.digest import InputFile
+from pipeline.engine import EngineHooks
+from pipeline.errors import PlanError, Problem
+from pipeline.hooks import optional
+from pipeline.mesh import Parameter
+from pipeline.planning.layout import batch_problems, lay_out
+from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+from pipeline.training import DataPlan, Splits, Trained
+from plugins.engine.engine import Engine
+from plugins.models.device import device_nbytes
+from plugins.models.family import family_of
+from plugins.train.objectives import Objective
+from plugins.train.optimizers import Optimizer
+from plugins.train.transform import Freezing, Transform
+
+DTYPES = {"bf16": "BF16", "fp32": "F32"}
+HOST_NBYTES = 780 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
+SAVED_ENTRIES_NBYTES = 1 << 20  # what a saved state has beside its arrays
+
+
+@dataclass(frozen=True)
+class Saving:
+    """When the state is saved, from which a run that was killed goes on.
+
+    Attributes:
+        every: updates; 0: only where the run ends early.
+        seconds: or when so many have passed since it was saved last; null: never by time.
+        keep: how many of the latest are kept, the best one beside them where there is an evaluation.
+    """
+
+    every: int = 0
+    seconds: float | None = 300.0
+    keep: int = 2
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ValueError(f"every={self.every}: 0 or more updates are needed")
+        if self.seconds is not None and not self.seconds > 0:
+            raise ValueError(f"seconds={self.seconds}: more than 0 are needed, or null")
+        if self.keep < 1:
+            raise ValueError(f"keep={self.keep}: at least 1 is needed")
+
+
+@dataclass(frozen=True)
+class Looking:
+    """What is looked at while training.
+
+    Attributes:
+        every: updates between evaluations on what is held out; 0: only before the first update and after the last.
+        examples: of what is held out, at most; null: all.
+        patience: evaluations without a new best after which training stops early, and gives the best weights; null: it
+            never does.
+        prompts: texts that are continued when it is looked, so that somebody sees what the loss means.
+        tokens: of a continuation.
+        temperature: of its choices; 0: always the likeliest.
+        groups: pattern of names → the norms of their gradients together, under the pattern, in every row of metrics.
+    """
+
+    every: int = 0
+    examples: int | None = 256
+    patience: int | None = None
+    groups: tuple[str, ...] = ()
+    prompts: tuple[str, ...] = ()
+    tokens: int = 32
+    temperature: float = 0.8
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ValueError(f"every={self.every}: 0 or more updates are needed")
+        if self.examples is not None and self.examples < 1:
+            raise ValueError(f"examples={self.examples}: at least 1 is needed, or null for all")
+        if self.tokens < 1:
+            raise ValueError(f"tokens={self.tokens}: at least 1 is needed")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature}: 0 or more is needed")
+        if self.patience is not None and (self.patience < 1 or not self.every):
+            raise ValueError(f"patience={self.patience}: at least 1 is needed, with every above 0; or null")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """Trains all of a model's parameters, or what is added to them; a `pipeline.training.Trainer`.
+
+    Attributes:
+        engine: has the families, the kernels, the tokenizer, the device and the dtype of activations.
+        objective: what is to become small.
+        optimizer: how parameters change, and how fast.
+        transform: what stands between what is trained and what the model computes with: adapters, or rounding as a
+            quantized export will; null: nothing.
+        steps: updates.
+        batch: examples of an update, on all devices together.
+        micro: of these at once, the others one after another; null: all at once. It divides `batch`.
+        recompute: of a block of the model only what goes in is kept for the way back, and the rest computed again: less
+            memory, more time.
+        dtype: of the weights that come out: `keep`, as the checkpoint has them (what its packed ones decode to); or
+            `bf16`, `fp32`. Whatever it is, they are trained as fp32.
+        deterministic: the same bits every time on devices that would add up in any order otherwise (GPUs), at a price.
+        save: when the state is saved.
+        resume: a folder of another training that was not finished, whose latest state is begun with: parameters, the
+            optimizer's state, and the number of updates. None: this training's own, where there is one.
+        look: what is looked at meanwhile.
+        peak_flops: of one device, per second, for the share that training makes use of (MFU); null: what is known of
+            the device, or nothing.
+    """
+
+    engine: Engine
+    objective: Objective
+    optimizer: Optimizer
+    steps: int
+    batch: int
+    micro: int | None = None
+    transform: Transform | None = None
+    recompute: bool = False
+    dtype: Literal["keep", "bf16", "fp32"] = "keep"
+    deterministic: bool = False
+    save: Saving = field(default_factory=Saving, metadata=NEUTRAL)
+    look: Looking = field(default_factory=Looking)
+    resume: str | None = None
+    peak_flops: float | None = field(default=None, metadata=NEUTRAL)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps={self.steps}: at least 1 update is needed")
+        if self.batch < 1:
+            raise ValueError(f"batch={self.batch}: at least 1 example is needed")
+        if self.micro is not None and (self.micro < 1 or self.batch % self.micro):
+            legal = ", ".join(str(n) for n in range(1, self.batch + 1) if self.batch % n == 0)
+            raise ValueError(f"micro={self.micro}: the {self.batch} examples of an update divide into {legal} at once")
+
+    @property
+    def at_once(self) -> int:
+        """Examples of a micro-batch."""
+        return self.batch if self.micro is None else self.micro
+
+    @property
+    def freezing(self) -> Freezing | None:
+        """`transform` where the checkpoint's weights stay what they are."""
+        return cast(Freezing, self.transform) if self.transform is not None and self.transform.freezes else None
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        found: Gang | None = optional(self.engine, EngineHooks, "gang")
+        return found
+
+    def tokenizer(self, checkpoint: Checkpoint) -> Any | None:
+        """See `pipeline.training.Trainer.tokenizer`."""
+        return self.engine.tokenizer.load(checkpoint) if self.engine.tokenizer.exists(checkpoint) else None
+
+    def inputs(self, checkpoint: Checkpoint) -> tuple[InputFile, ...]:
+        """See `pipeline.training.Trainer.inputs`."""
+        return self.engine.tokenizer.inputs(checkpoint)
+
+    def plan(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[Mapping[str, TensorSpec], Footprint]:
+        """See `pipeline.training.Trainer.plan`. Masters, two moments and gradients as fp32, the weights in the dtype of
+        activations, and what a micro-batch leaves for the way back.
+
+        Raises:
+            PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
+        """
+        if problems := list(self._problems(checkpoint)):
+            raise PlanError(problems)
+        _, ignored = self.engine.weights(checkpoint)
+        values, kept, ways = self._masters(checkpoint, ignored) // 4, 0, self.engine.mesh.size
+        if (freezing := self.freezing) is not None:
+            values = sum(map(prod, freezing.trained(self._parameters(checkpoint)).values()))
+            held = freezing.base(checkpoint).store.specs
+            kept = device_nbytes(held, ignored, "bf16" if self.engine.dtype == "bf16" else "f32")
+        state, amount = 12 * values, self.steps * self.batch * data.tokens_of_example
+        temporary = (
+            4 * values + self._activations(checkpoint, data) + (2 * values if self.engine.dtype == "bf16" else 0)
+        )
+        saved = self.save.keep + 1 + (self.look.patience is not None)
+        takes = Footprint(
+            device_nbytes=state + kept,
+            temporary_nbytes=temporary,
+            host_nbytes=HOST_NBYTES + ways * (state + kept + 4 * values + temporary),
+            devices=ways,
+            ignored=ignored,
+            disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
+            moved_nbytes=3 * 4 * values * amount,
+            rate=f"train {self.engine.dtype}",
+        )
+        return self.result_specs(checkpoint), takes
+
+    def result_specs(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+        """What comes out: every tensor that the model has, plain."""
+        _, ignored = self.engine.weights(checkpoint)
+        held = {n: s for n, s in checkpoint.store.specs.items() if n not in ignored}
+        as_held = DTYPES.get(self.dtype)
+        return {n: TensorSpec(s.shape, as_held or s.dtype) for n, s in held.items()}
+
+    def _problems(self, checkpoint: Checkpoint) -> Iterator[Problem]:
+        for name, spec in checkpoint.store.specs.items():
+            if spec.dtype not in FLOAT_DTYPES:
+                yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
+        if self.engine.mesh.size > 1:
+            yield from self._mesh_problems()
+        if self.transform is not None:
+            yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+
+    def _mesh_problems(self) -> Iterator[Problem]:
+        mesh = self.engine.mesh
+        yield from self.engine.for_one_device()
+        yield from batch_problems(mesh, {"train.micro" if self.micro else "train.batch": self.at_once})
+        if mesh.processes > 1:
+            yield Problem("mesh.processes", f"{mesh.processes}: training runs in one process so far; 1 is needed")
+        if self.transform is not None:
+            yield Problem("train.transform", f"{type(self.transform).__name__} is for one device so far; mesh=single")
+        if self.look.prompts:
+            yield Problem("train.look.prompts", "texts are written on one device so far; mesh=single, or none of them")
+
+    def _masters(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> int:
+        """Bytes of all parameters as fp32 on a device.
+
+        Raises:
+            PlanError: the mesh does not fit the model.
+        """
+        mesh = self.engine.mesh
+        specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
+        if mesh.size == 1:
+            return sum(s.nbytes for s in specs.values())
+        parameters = self._parameters(checkpoint)
+        return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
+
+    def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
+        return family_of(checkpoint.config, self.engine.families).parameters(checkpoint.config)
+
+    def _activations(self, checkpoint: Checkpoint, data: DataPlan) -> int:
+        """Bytes that a micro-batch leaves for the way back: of every matrix what goes in and comes out, as fp32."""
+        tokens = self.at_once * data.tokens_of_example
+        wide = sum(sum(s.shape[-2:]) for n, s in checkpoint.store.specs.items() if len(s.shape) > 1)
+        return 4 * tokens * wide
+
+    def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
+        """See `pipeline.training.Trainer.train`."""
+        from plugins.train.start import train
+
+        return train(self, ctx, checkpoint, data, tokenizer, seed)

@@ -1,0 +1,124 @@
+"""Train: from a checkpoint and data to another checkpoint, which all that follows takes like any."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline import meter
+from pipeline.errors import PlanError, WeightmillError
+from pipeline.files import read_whole, write_json
+from pipeline.formats import Container
+from pipeline.running.results import FOLDER, Results
+from pipeline.stage import Checkpoint, Context, Gang, Prediction
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import TensorStore
+from pipeline.training import DataPlan, Dataset, Trainer
+from pipeline.units import parse_bytes
+
+REPORT = "training.json"  # beside the weights
+PICTURE, METRICS = "loss.png", "metrics.jsonl"
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train a checkpoint's weights on data. What comes out are plain tensors of its names and shapes.
+
+    The weights belong to the stage's key: whatever run needs the same training finds it, and the jobs of a sweep that
+    differ in later stages only share one. One that was killed goes on where it last saved its state.
+
+    Attributes:
+        trainer: how.
+        data: on what.
+        container: of the weights' files.
+        max_shard_size: largest of these, such as `5GB`.
+    """
+
+    trainer: Trainer
+    data: Dataset
+    container: Container
+    max_shard_size: str = "5GB"
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        """See `pipeline.stage.StageHooks`: metrics as they come, and a picture of the loss."""
+        return METRICS, PICTURE
+
+    @property
+    def gang(self) -> Gang | None:
+        """See `pipeline.stage.StageHooks`."""
+        return self.trainer.gang
+
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        """
+        Raises:
+            PlanError: all that is wrong with data and trainer.
+        """
+        problems = list(self.data.check(checkpoint))
+        said = DataPlan(None, {})
+        try:
+            said = said if problems else self.data.plan(checkpoint)
+            specs, takes = self.trainer.plan(checkpoint, said)
+        except PlanError as why:
+            raise PlanError([*problems, *why.problems], exit_code=why.exit_code) from None
+        if problems:
+            raise PlanError(problems)
+        written = sum(s.nbytes for s in specs.values())
+        takes = replace(
+            takes,
+            host_nbytes=takes.host_nbytes + said.host_nbytes,
+            disk_nbytes=takes.disk_nbytes + said.disk_nbytes + written,
+            inputs=tuple(dict.fromkeys((*takes.inputs, *self.trainer.inputs(checkpoint), *self.data.inputs()))),
+        )
+        return Prediction(_trained(checkpoint, _Promised(specs)), takes)
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        """
+        Raises:
+            PlanError: data that only reading it finds to be wrong.
+            StageError: a loss or gradient that is not finite.
+            StorageError: what has to be kept cannot be.
+        """
+        assert ctx.folder is not None
+        tokenizer = self.trainer.tokenizer(checkpoint)
+        splits = self.data.open(ctx.results or Results(ctx.run_dir / FOLDER), tokenizer)
+        found = self.trainer.train(ctx, checkpoint, splits, tokenizer, ctx.seed)
+        self._write(ctx.folder, found.store)
+        write_json(ctx.folder / REPORT, dict(found.report))
+        return self.reopen(ctx.folder, checkpoint)
+
+    def reopen(self, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
+        """See `pipeline.stage.StageHooks`."""
+        report = json.loads(read_whole(folder / REPORT))
+        return replace(_trained(checkpoint, self.container.open(folder)), source=folder, report=report)
+
+    def _write(self, folder: Path, store: TensorStore) -> None:
+        layout = self.container.layout(store.specs, {}, parse_bytes(self.max_shard_size, "train.max_shard_size"))
+        self.container.begin(folder, layout)
+        for name in store.specs:
+            self.container.write(folder, layout, name, (), store.read(name))
+        self.container.verify(folder, layout)
+        meter.wrote(layout.nbytes)
+
+
+@dataclass(frozen=True)
+class _Promised:
+    """Specs of what training will give."""
+
+    specs: Mapping[str, TensorSpec]
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return {}
+
+    def read(self, name: str, index: Any = ()) -> Any:
+        raise WeightmillError(f"{name}: is not trained yet")
+
+
+def _trained(checkpoint: Checkpoint, store: TensorStore) -> Checkpoint:
+    """The checkpoint with other weights, all of them plain."""
+    return replace(
+        checkpoint, store=store, stored={n: s.nbytes for n, s in store.specs.items()}, ignored={}, outline=False,
+        origin="trained", made_by=None,
+    )  # fmt: skip
