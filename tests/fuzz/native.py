@@ -3,8 +3,8 @@
 Sizes are no multiple of anything, arrays lie anyhow, every instruction set of the machine takes its turn; whatever a
 kernel declines is left out, so that what it learns is fuzzed at once; COUNT calls of each op are made. Then all are
 made again by several threads at a time. Prints how many ran, by op and format, which functions of the libraries were
-called, and a digest of what they gave. Meant for libraries that were compiled with sanitizers (tests/unit/kernels/test_native_fuzz.py), which end the process where
-they find something.
+called, and a digest of what they gave. Meant for libraries that were compiled with sanitizers
+(tests/unit/kernels/test_native_fuzz.py), which end the process where they find something.
 """
 
 import ctypes
@@ -57,7 +57,9 @@ FORMATS: Mapping[str, Scheme] = {
 }
 
 
-ENTRY = re.compile(r"(?:^WM_API[\w\s*]*?\b|extern \"C\" WM_API[\w\s*]*?\b|DEFINE_HANDLER_SYMBOL\()(wm_\w+)", re.MULTILINE)
+ENTRY = re.compile(
+    r"(?:^WM_API[\w\s*]*?\b|extern \"C\" WM_API[\w\s*]*?\b|DEFINE_HANDLER_SYMBOL\()(wm_\w+)", re.MULTILINE
+)
 
 
 def entry_points() -> set[str]:

@@ -93,7 +93,14 @@ def test_they_would_find_what_is_wrong(tmp_path: Path, wrong: int, said: str) ->
 @pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
 def test_threads_do_not_race_for_work(tmp_path: Path, planted: bool) -> None:
     """The sanitizer of threads has to see all of them, which XLA's it does not: so a program of its own."""
-    words = ["-std=c++17", "-O1", "-g1", "-fsanitize=thread", f"-I{build.SOURCES}", str(ROOT / "tests/cases/threads.cc")]
+    words = [
+        "-std=c++17",
+        "-O1",
+        "-g1",
+        "-fsanitize=thread",
+        f"-I{build.SOURCES}",
+        str(ROOT / "tests/cases/threads.cc"),
+    ]
     command = [*compiler.command(), *words, "-o", str(tmp_path / "threads")]
     made = subprocess.run(command, capture_output=True, text=True)
     if made.returncode and "tsan" in made.stderr:
