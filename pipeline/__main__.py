@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from pipeline import backends, terminal
 from pipeline.config.compose import CONF, load_run, register, unresolved
-from pipeline.config.overrides import as_typed, for_jobs
+from pipeline.config.overrides import VERBS, as_typed, for_jobs
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
@@ -37,7 +37,6 @@ from pipeline.running.results import FOLDER, Results, remove, unreferred
 from pipeline.running.runner import execute
 from pipeline.running.why import done_already, reasons
 
-VERBS = ("plan", "graph", "why", "gc", "tune", "new-stage")
 _verb = "run"
 _debug = False
 _outcome: Any = None  # of a single run: its report, or the error that ended it

@@ -43,9 +43,9 @@ def normal(rng: np.random.Generator, *shape: int, dtype: Any = np.float32) -> An
 
 
 def not_finite(scheme: Scheme, rows: int, shape: tuple[int, ...] = (6,)) -> tuple[Any, Any]:
-    """x of ones, zeros and, once, NaN; weights `[*shape, in]` with infinite scales in the last block of a row, and NaN in
-    a first one. Rows are three blocks: they fill no registers. All codes are of one sign, as the sum of a block may meet
-    its scale, which makes infinities of both signs one."""
+    """x of ones, zeros and, once, NaN; weights `[*shape, in]` with infinite scales in the last block of a row, and NaN
+    in a first one. Rows are three blocks: they fill no registers. All codes are of one sign, because the sum of a block
+    may meet its scale, and is an infinity then where the definition has NaN."""
     n = 3 * (scheme.block_elems or 8)
     w = quantized(scheme, (*shape, n))
     w.codes[...] = 0x11

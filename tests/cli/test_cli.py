@@ -80,7 +80,7 @@ TYPOS = [
     ([], ["model.source=DIR", "model=NAME", "gpt_oss"]),
     (["model.rules=[]"], ["model.rules=[]: no model chosen", "gpt_oss"]),
     ([MODEL, "export.container.stem=x"], ["'export.container' is null, so it has no fields"]),
-    (["plna", MODEL], ["'plna'", "did you mean 'plan'?"]),
+    (["tnue", MODEL], ["'tnue'", "did you mean 'tune'?"]),
     (["gpt_oss"], ["'gpt_oss': an override is written key=value"]),
     ([MODEL, "dask.memory=2GIG"], ["dask.memory='2GIG' is not a size", "2GiB"]),
     ([MODEL, "export.max_shard_size=big"], ["export.max_shard_size='big' is not a size"]),

@@ -1,13 +1,17 @@
 """What is installed is what is in the tree: packages, conf, the embedded checkpoint, and nothing else."""
 
+import json
+import os
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from pathlib import Path, PurePosixPath
 
 import pytest
 
+from tests.cases.native import needs_compiler
 from tests.cli.run import MAIN, ROOT
 
 SHIPPED = ("pipeline", "stages", "plugins", "conf", "hydra_plugins")
@@ -15,13 +19,15 @@ SHIPPED = ("pipeline", "stages", "plugins", "conf", "hydra_plugins")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built from a copy, so that no build folder is left in the tree, by the setuptools that is installed."""
-    tree = tmp_path_factory.mktemp("tree")
+    return built(tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("wheel"))
+
+
+def built(tree: Path, out: Path, **env: str) -> Path:
+    """From a copy, so that no build folder is left in the tree, by the setuptools that is installed."""
     for path in tracked():
         target = tree / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes((ROOT / path).read_bytes())
-    out = tmp_path_factory.mktemp("wheel")
     command = [
         sys.executable,
         "-m",
@@ -35,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out,
         tree,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = out.glob("*.whl")
     return found
@@ -43,7 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tracked() -> list[Path]:
     """The files that a build looks at: what git knows or would take, or everything where there is no git."""
-    wanted = ("pyproject.toml", "README.md", "LICENSE", *SHIPPED)
+    wanted = ("pyproject.toml", "setup.py", "README.md", "LICENSE", *SHIPPED)
     git = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *wanted]
     done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode == 0 and done.stdout:
@@ -70,9 +76,45 @@ def test_every_package_is_listed() -> None:
 
 def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     """Unpacked into a folder of its own, found before the sources, run from another folder."""
-    site, cwd = tmp_path / "site", tmp_path / "cwd"
+    site, cwd = unpacked(wheel, tmp_path)
+    for args in (("plan", *MAIN), MAIN):
+        done = ran(site, cwd, *args)
+        assert done.returncode == 0, done.stderr
+        assert str(ROOT) not in done.stdout
+    assert (cwd / "outputs/gpt_oss-mxfp4/model/config.json").exists()
+    manifest = (cwd / "outputs/gpt_oss-mxfp4/manifest.json").read_text()
+    assert str(site) in manifest  # the embedded checkpoint that was read is the wheel's
+    assert f'"{ROOT}/' not in manifest
+
+
+@needs_compiler
+def test_a_wheel_with_compiled_kernels_needs_no_compiler(tmp_path: Path) -> None:
+    """It brings what the tests have compiled. Where it runs nothing is compiled, and native kernels run."""
+    wheel = built(tmp_path / "tree", tmp_path / "out", WEIGHTMILL_PREBUILT="1")
+    assert wheel.name.endswith(f"-py3-none-{sysconfig.get_platform().replace('-', '_')}.whl")
+    site, cwd = unpacked(wheel, tmp_path)
+    args = (*MAIN, "flow=convert", "kernels=native")
+    env = {"PATH": "", "CXX": "", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = ran(site, cwd, *args, "paths.run=run", **env)
+    assert done.returncode == 0, done.stderr
+    assert ["quantize", "native"] in json.loads((cwd / "run/manifest.json").read_text())["backends"]
+    assert not [*(tmp_path / "cache").rglob("*.so")]
+    (file,) = site.glob("plugins/kernels/native/shipped/quantize-*.so")
+    file.write_bytes(b"")  # as good as one of another machine
+    done = ran(site, cwd, *args, "paths.run=again", **env)
+    assert done.returncode != 0
+    assert "no C++ compiler" in done.stderr
+
+
+def unpacked(wheel: Path, folder: Path) -> tuple[Path, Path]:
+    """A folder of packages, and an empty one to run in."""
+    site, cwd = folder / "site", folder / "cwd"
     zipfile.ZipFile(wheel).extractall(site)
     cwd.mkdir()
+    return site, cwd
+
+
+def ran(site: Path, cwd: Path, *args: str, **env: str) -> subprocess.CompletedProcess[str]:
     # -S leaves out the path hooks of an editable install; the libraries are added by hand.
     libraries = [p for p in sys.path if p.endswith("site-packages")]
     code = f"""
@@ -85,16 +127,8 @@ sys.argv = ["weightmill", *sys.argv[1:]]
 from pipeline.__main__ import main
 main()
 """
-    for args in (("plan", *MAIN), MAIN):
-        done = subprocess.run(
-            [sys.executable, "-S", "-c", code, *args], cwd=cwd, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert str(ROOT) not in done.stdout
-    assert (cwd / "outputs/gpt_oss-mxfp4/model/config.json").exists()
-    manifest = (cwd / "outputs/gpt_oss-mxfp4/manifest.json").read_text()
-    assert str(site) in manifest  # the embedded checkpoint that was read is the wheel's
-    assert f'"{ROOT}/' not in manifest
+    command = [sys.executable, "-S", "-c", code, *args]
+    return subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
 
 
 def test_the_console_script(wheel: Path) -> None:

@@ -2,9 +2,9 @@
 
 Sizes are no multiple of anything, arrays lie anyhow, every instruction set of the machine takes its turn; whatever a
 kernel declines is left out, so that what it learns is fuzzed at once; COUNT calls of each op are made. Then all are
-made again by several threads at a time. Prints how many ran, by op and format, and a digest of what they gave. Meant
-for libraries that were compiled with sanitizers (tests/unit/kernels/test_native_fuzz.py), which end the process where
-they find something.
+made again by several threads at a time. Prints how many ran, by op and format, which functions of the libraries were
+called, and a digest of what they gave. Meant for libraries that were compiled with sanitizers
+(tests/unit/kernels/test_native_fuzz.py), which end the process where they find something.
 """
 
 import ctypes
@@ -12,6 +12,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import import_module
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,9 +37,10 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case, difference, outcome
 from pipeline.testing.memory import quantized, random_bytes
 from pipeline.testing.model_op import agree, unit_of
+from plugins.bench import machine
 from plugins.kernels.cases import SCHEMES
 from plugins.kernels.moe.cases import glu
-from plugins.kernels.native import library
+from plugins.kernels.native import build, library
 
 PAGE = mmap.PAGESIZE
 FLOATS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
@@ -52,6 +55,41 @@ FORMATS: Mapping[str, Scheme] = {
     "q8_0": Scheme("int8", 32, "f16"),
     "fp8 in bands": Scheme("e4m3", 128, "f32", block_rows=128),
 }
+
+
+ENTRY = re.compile(
+    r"(?:^WM_API[\w\s*]*?\b|extern \"C\" WM_API[\w\s*]*?\b|DEFINE_HANDLER_SYMBOL\()(wm_\w+)", re.MULTILINE
+)
+
+
+def entry_points() -> set[str]:
+    """`unit.function` of everything that the libraries may be asked for, as their sources have it."""
+    return {f"{unit}.{n}" for unit in build.units() for n in ENTRY.findall((build.SOURCES / f"{unit}.cc").read_text())}
+
+
+class Watched(ctypes.CDLL):
+    """A library of which is known what was called. Handlers are XLA's to call: they count once they are registered."""
+
+    entered: set[str] = set()  # noqa: RUF012  one for all
+
+    def __getitem__(self, name: Any) -> Any:
+        found = super().__getitem__(name)
+        if not str(name).startswith("wm_"):
+            return found
+        said = f"{Path(self._name).name.partition('-')[0]}.{name}"
+        is_handler = "DEFINE_HANDLER" in (build.SOURCES / f"{said.partition('.')[0]}.cc").read_text()
+
+        class Function(type(found)):  # type: ignore[misc]
+            _flags_, _restype_ = type(found)._flags_, type(found)._restype_
+
+            def __call__(self, *args: Any) -> Any:
+                Watched.entered.add(said)
+                return super().__call__(*args)
+
+        if is_handler:
+            Watched.entered.add(said)
+            return found
+        return Function((name, self))
 
 
 def anyhow(x: Any, rng: np.random.Generator) -> Any:
@@ -103,7 +141,8 @@ def formats(rng: np.random.Generator) -> tuple[str, Scheme]:
 
 
 def quantize(rng: np.random.Generator) -> Case:
-    name, scheme = formats(rng) if rng.integers(2) else ("mxfp4", FORMATS["mxfp4"])
+    some = ("mxfp4", "nvfp4")[rng.integers(2)]
+    name, scheme = formats(rng) if rng.integers(2) else (some, FORMATS[some])
     x = values(rng, shaped(rng, scheme), FLOATS[rng.integers(3)])
     if rng.integers(4) == 0 and x.size:
         x.reshape(-1)[rng.integers(x.size)] = np.nan
@@ -268,7 +307,16 @@ def check(op: str, backend: str, case: Case, found: Any) -> None:
         agree(expected, found, unit=max(unit_of(expected.dtype), about(backend).unit))
 
 
+def limits(rng: np.random.Generator) -> None:
+    """The functions that benchmarks measure with, over an array that ends where nobody may read."""
+    x, found = guarded(rng.integers(0, 256, 64 * int(rng.integers(1, 99)), np.uint8)), np.zeros(1, np.float32)
+    machine.limits().wm_limit_read(library.isa(), x.ctypes.data, x.nbytes)
+    machine.limits().wm_limit_multiply_add(library.isa(), 3, 0.5, found.ctypes.data)
+    machine.limits().wm_limit_dot_int8(library.isa(), 3, 0.5, found.ctypes.data)
+
+
 def main(seed: int, count: int) -> None:
+    ctypes.CDLL = Watched  # type: ignore[misc]
     jax.config.update("jax_disable_most_optimizations", True)  # programs that run twice
     isas = (*library.ISAS[: library.isa() + 1], "")  # at last with whatever the machine has beside its instruction set
     made, done = [], Counter[str]()
@@ -285,11 +333,12 @@ def main(seed: int, count: int) -> None:
     with ThreadPoolExecutor(3) as pool:
         for isa in isas:
             os.environ[library.ISA] = isa
+            limits(np.random.default_rng([seed, len(isa)]))
             mine = [one for one in made if one[0] == isa]
             for (_, _, before, said), found in zip(mine, pool.map(lambda one: one[1](), mine), strict=True):
                 assert content(found) == before, f"other numbers at another time: {said}"
     digest = hashlib.sha256(b"".join(before for _, _, before, _ in made)).hexdigest()
-    print(json.dumps({"done": done, "digest": digest}))
+    print(json.dumps({"done": done, "entered": sorted(Watched.entered), "digest": digest}))
 
 
 if __name__ == "__main__":

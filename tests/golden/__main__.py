@@ -1,6 +1,7 @@
-"""`python -m tests.golden [CASE …]` writes digests.json and public.json anew, and says what changed.
+"""`python -m tests.golden [CASE …]` writes digests.json, public.json and the table of docs/kernels.md anew, and says
+what changed.
 
-Cases are those of `tests.golden.CASES`, and `public`; none named: all of them.
+Cases are those of `tests.golden.CASES`, `public` and `kernels`; none named: all of them.
 """
 
 import json
@@ -8,17 +9,21 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tests.golden import CASES, DIGESTS, digests, expected, public
+from tests.golden import CASES, DIGESTS, digests, expected, kernels, public
 
-asked = sys.argv[1:] or ["public", *CASES]
-if unknown := set(asked) - {"public", *CASES}:
-    sys.exit(f"no such case: {', '.join(sorted(unknown))}; there are public, {', '.join(CASES)}")
+asked = sys.argv[1:] or ["public", "kernels", *CASES]
+if unknown := set(asked) - {"public", "kernels", *CASES}:
+    sys.exit(f"no such case: {', '.join(sorted(unknown))}; there are public, kernels, {', '.join(CASES)}")
 if "public" in asked:
     before, now = public.expected() if public.PUBLIC.exists() else {}, public.now()
     if gone := public.unexplained(before, now):
         sys.exit("public.json is as it was: pipeline/config/moved.py says nothing of\n  " + "\n  ".join(gone))
     public.PUBLIC.write_text(json.dumps(now, indent=1, ensure_ascii=False) + "\n")
     print(f"public: {'unchanged' if before == now else 'CHANGED'}")
+if "kernels" in asked:
+    text = kernels.PAGE.read_text()
+    kernels.PAGE.write_text(kernels.page(text))
+    print(f"kernels: {'unchanged' if kernels.page(text) == text else 'CHANGED'}")
 held = expected() if DIGESTS.exists() else {}
 for case in CASES:
     if case in asked:

@@ -3,8 +3,10 @@
 Each `src/<unit>.cc` is a library of its own, called after a hash of all that it is made of, so that a changed source is
 a new library and an old one is never taken for it. It is compiled for the architecture, not for this machine:
 instruction sets are chosen when it runs (src/targets.h), and a cache folder that several machines share serves them
-all. Plans ask whether there are native kernels (`missing`) and compile nothing; a run compiles first (`prepare`), so
-that what will not compile is known before it is planned.
+all. A wheel may have brought the libraries along (setup.py); they are taken where they are of these sources and can be
+loaded, so that machines without a compiler have native kernels too. Plans ask whether there are native kernels
+(`missing`) and compile nothing; a run compiles first (`prepare`), so that what will not compile is known before it is
+planned.
 """
 
 import ctypes
@@ -31,6 +33,8 @@ from pipeline.places import hindrance
 from plugins.kernels.native import compiler
 
 SOURCES: Final = Path(__file__).parent / "src"
+SHIPPED: Final = Path(__file__).parent / "shipped"
+"""Libraries that came in a wheel."""
 # No -march: the sources say which function has which instructions. -ffp-contract: a product and a sum are fused where
 # it is written so, and nowhere else.
 FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=off", "-fvisibility=hidden")
@@ -75,6 +79,17 @@ def library(unit: str = "core") -> Path:
     return _place(unit)
 
 
+def ship(to: Path) -> None:
+    """Put all libraries where a wheel has them (`SHIPPED`), compiled first if they are not there.
+
+    Raises:
+        as `library`.
+    """
+    to.mkdir(parents=True, exist_ok=True)
+    for unit in units():
+        shutil.copyfile(library(unit), to / _shipped_name(unit))
+
+
 @cache
 def missing() -> str | None:
     """Why there are no native kernels here; None when there are, or can be made. Nothing is compiled or started."""
@@ -117,10 +132,23 @@ def _found(unit: str) -> Path | None:
     try:
         place = _place(unit)
     except Unsupported:
-        if made := sorted(folder().glob(f"{unit}-{_made_of(unit)}-*.so")):
-            return made[0]
-        raise
-    return place if place.exists() else None
+        found = [*sorted(folder().glob(f"{unit}-{_made_of(unit, _libc())}-*.so")), *_shipped(unit)]
+        if not found:
+            raise
+        return found[0]
+    return place if place.exists() else next(iter(_shipped(unit)), None)
+
+
+def _shipped(unit: str) -> list[Path]:
+    """The library that a wheel brought, if it did and it loads: it may be of a machine with another C library."""
+    if not SHIPPED.is_dir():
+        return []
+    file = SHIPPED / _shipped_name(unit)
+    return [file] if file.exists() and _unloadable(file) is None else []
+
+
+def _shipped_name(unit: str) -> str:
+    return f"{unit}-{_made_of(unit, None)}.so"
 
 
 def _place(unit: str) -> Path:
@@ -130,16 +158,16 @@ def _place(unit: str) -> Path:
         Unsupported: there is none.
     """
     by = identity(compiler.stamp(compiler.command()))[:8]
-    return folder() / f"{unit}-{_made_of(unit)}-{by}.so"
+    return folder() / f"{unit}-{_made_of(unit, _libc())}-{by}.so"
 
 
-def _made_of(unit: str) -> str:
+def _made_of(unit: str, libc: str | None) -> str:
     """What the library is made of and for, the compiler aside."""
     texts = [
         (p.name, p.read_bytes().decode())
         for p in (*_sources(unit), *(h for i in _include(unit) for h in i.rglob("*.h")))
     ]
-    return identity([sorted(texts), _flags(), platform.machine(), _libc()])[:16]
+    return identity([sorted(texts), _flags(), platform.machine(), libc])[:16]
 
 
 def _sources(unit: str) -> list[Path]:

@@ -26,12 +26,12 @@ WORTH: Final = 0.03  # a candidate that is faster by less than this share may be
 
 
 def tune(say: Callable[[str], None]) -> list[tuple[str, int, int, float]]:
-    """(setting, what it was by default, what it is now, how much faster that is) of all; they are kept.
+    """(setting, what it is where nothing was measured, what it is now, how much faster that is) of all; they are kept.
 
     Raises:
         StorageError: they cannot be.
     """
-    default = tuned = Tuned()
+    default = tuned = tuning.known()
     found = []
     for name, candidates in CANDIDATES.items():
         say(f"timing {name}: {', '.join(map(str, candidates))}")

@@ -1,8 +1,8 @@
 """How native kernels divide their work: what was measured here, else what is known of such CPUs, else what suits most.
 
 Only speed depends on it: numbers are equal, whatever is chosen, so that no result's key knows of it. `tuned.json` has
-the families of CPUs that were measured; `python -m pipeline tune` measures this machine (`tune.py`), and nothing else
-ever does.
+the families of CPUs that were measured: what `python -m pipeline tune` (`tune.py`) kept on a quiet one of them. It
+measures this machine, and nothing else ever does.
 """
 
 import json
@@ -63,7 +63,12 @@ CANDIDATES: Final[Mapping[str, tuple[int, ...]]] = {
 @cache
 def best() -> Tuned:
     """What is taken on this machine."""
-    return _read(kept(), cpu.model()) or _read(TABLE, cpu.family()) or Tuned()
+    return _read(kept(), cpu.model()) or known()
+
+
+def known() -> Tuned:
+    """What is taken where nothing was measured."""
+    return _read(TABLE, cpu.family()) or Tuned()
 
 
 def kept() -> Path:

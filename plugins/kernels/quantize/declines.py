@@ -29,9 +29,7 @@ def xla(request: Request) -> str | None:
 
 
 def native(request: Request) -> str | None:
-    scheme, x = request.get("scheme"), request.get("x")
-    if scheme is not None and scheme.second == "dynamic8":
-        return "native codes a matrix at a time, and scales of dynamic8 are coded across the whole tensor"
+    x = request.get("x")
     if request.get("search", "none") != "none" or request.get("stochastic"):
         return "native neither searches nor rounds at random"
     if x is not None and x.dtype not in FLOATS:

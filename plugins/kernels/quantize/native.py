@@ -2,10 +2,12 @@
 
 Schemes and recipes become numbers here (`_described`), and src/quantize_block.h knows nothing else of them. The library
 reads any layout where it lies; rows that are neighbours in memory go 32 at a time. It takes no memory but its result
-and, for scales that whole rows or a whole matrix share, reads them twice.
+and, for scales that whole rows or a whole matrix share, reads them twice. Scales that are themselves quantized
+(dynamic8) are so at the end, in NumPy: there is one for many elements, but errors are known only then.
 """
 
 import ctypes
+from dataclasses import replace
 from functools import cache
 from typing import Any, Final
 
@@ -16,7 +18,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import dtype_name, numpy_dtype
 from pipeline.tensors.stats import ErrorStats
-from plugins.kernels.codecs import scales
+from plugins.kernels.codecs import dynamic8, scales
 from plugins.kernels.codecs.blocks import as_matrices
 from plugins.kernels.codecs.elements import FLOATS as SMALL_FLOATS
 from plugins.kernels.codecs.elements import element
@@ -24,6 +26,7 @@ from plugins.kernels.codecs.rounding import boundaries
 from plugins.kernels.native import build, library
 from plugins.kernels.native.scheme import SCALES, SECONDS, ZEROS
 from plugins.kernels.quantize.declines import FLOATS
+from plugins.kernels.quantize.numpy import measured
 from plugins.kernels.quantize.reach import reaches, refuse_infinities, unstorable
 from plugins.kernels.quantize.recipe import Recipe, checked
 
@@ -62,18 +65,31 @@ def quantize(
     recipe = checked(x.shape, scheme, options)
     if not x.flags.aligned or any(s % x.itemsize for s in x.strides) or not x.dtype.isnative:
         x = np.array(x, x.dtype.newbyteorder("="), order="C")  # a copy: what is contiguous may be misaligned
-    shapes, dtypes = scheme.components(x.shape), scheme.dtypes
-    q = QTensor(scheme=scheme, **{c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in shapes.items()})
-    call, stats = _described(scheme, recipe), np.zeros(4)
-    call.dtype, call.stats = FLOATS.index(dtype_name(x.dtype)), stats.ctypes.data if measure else None
+    twice = scheme.second == "dynamic8"
+    here = replace(scheme, scale="f32", second=None) if twice else scheme
+    shapes, dtypes = here.components(x.shape), here.dtypes
+    q = QTensor(scheme=here, **{c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in shapes.items()})
+    call, stats = _described(here, recipe), np.zeros(4)
+    call.dtype, call.stats = FLOATS.index(dtype_name(x.dtype)), stats.ctypes.data if measure and not twice else None
     before = 0
     for lead, matrix in as_matrices(x):
         if matrix.size:
             _matrix(call, q, lead if x.ndim > 1 else (), matrix, (observed, rows), before)
         before += matrix.size
+    if twice:
+        return _scales_coded(x, q, scheme, measure, recipe)
     if recipe.overflow == "error" and reaches(np.int32(call.reach).view(np.float32), scheme):
         refuse_infinities(x, q)
     return (q, ErrorStats(int(stats[0]), *map(float, stats[1:]))) if measure else q
+
+
+def _scales_coded(x: Any, q: QTensor, scheme: Scheme, measure: bool, recipe: Recipe) -> Any:
+    """The result with its scales coded across the whole tensor; what values are is known then, and not before."""
+    stored, second = dynamic8.encode(q.scales)
+    q = QTensor(q.codes, stored, scheme, second=second)
+    if recipe.overflow == "error":
+        refuse_infinities(x, q)
+    return (q, measured(x, q)) if measure else q
 
 
 def _matrix(call: _Call, q: QTensor, at: Any, matrix: Any, given: tuple[Any, Any], before: int) -> None:

@@ -11,25 +11,19 @@ import pytest
 
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import ELEMENT_BITS, MXFP4, SCALE_DTYPES, Scheme
+from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.facts import codebooks
 from plugins.kernels.dequantize import native, reference
 from plugins.kernels.dequantize import numpy as numpy_dequantize
-from tests.cases.native import needs_compiler
+from tests.cases.native import kinds, needs_compiler
 
 pytestmark = needs_compiler
 
 
 def schemes() -> list[Scheme]:
-    """Every element with every scale, zero point and second-level scale that it may have, and every kind of block."""
-    found = []
-    for element, scale in itertools.product(ELEMENT_BITS, SCALE_DTYPES):
-        if scale == "e8m0" and element.startswith("uint"):
-            continue
-        zeros = ("int", "min_f16") if element.startswith("uint") else (None,)
-        seconds = {"e8m0": (None,), "dynamic8": ("dynamic8",)}.get(scale, (None, "f32", "inverse_f32"))
-        found += [Scheme(element, 32, scale, zero=z, second=s) for z, s in itertools.product(zeros, seconds)]
+    """Every kind, and every kind of block."""
+    found = kinds()
     for element, (down, across) in itertools.product(
         ("e2m1", "int3", "uint4", "e4m3", "nf4"), [(1, 16), (1, 8), (1, 0), (0, 0), (4, 64), (16, 1), (3, 24)]
     ):

@@ -70,12 +70,14 @@ def finite(scheme: Scheme, shape: tuple[int, ...], seed: int) -> Any:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
-@pytest.mark.parametrize("n", [8, 40, 192, 1280])
-def test_every_format(isa: str, n: int, dtype: Any) -> None:
-    """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths.
+@pytest.mark.parametrize(("n", "few"), [(8, True), (40, True), (192, True), (192, False), (1280, True)])
+def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths. Rows
+    count as few, whose products are taken from codes, or as many, for which weights are decoded first.
 
     The bound is that of a float32 sum of n products in 8 or 16 lanes, as loose as 32 roundings.
     """
+    monkeypatch.setattr(ffi, "FEW_ROWS", ffi.FEW_ROWS if few else 0)
     rng = np.random.default_rng(n)
     x = rng.standard_normal((6, n)).astype(dtype)
     expert = rng.permutation(np.repeat([-1, 0, 1, 2, 3, 5], [2, 1, 2, 3, 4, 6]).astype(np.int32))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from pipeline import cpu
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import quantized
-from plugins.kernels.native import build, ffi, tune, tuning
+from plugins.kernels.native import ffi, tune, tuning
 from plugins.kernels.native.tuning import Gemm, Gemv, Tuned
 from tests.cases.native import needs_compiler
 
@@ -44,8 +45,9 @@ def test_what_was_measured_here_comes_before_what_is_known(here: Path) -> None:
     said = {"gemv": {"piece_nbytes": 65536, "worth_nbytes": 131072}, "gemm": {"pieces": 8, "least_strips": 4}}
     (here / "table.json").write_text(json.dumps({cpu.family(): said, "another": {}}))
     tuning.best.cache_clear()
-    assert tuning.best() == known
+    assert tuning.best() == tuning.known() == known
     tuning.keep(measured)
+    assert tuning.known() == known
     assert tuning.best() == measured
 
 
@@ -63,8 +65,15 @@ def test_another_machine_does_not_count(here: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_the_table_has_what_can_be() -> None:
-    said = json.loads((Path(build.__file__).parent / "tuned.json").read_text())
-    assert all(tuning._read(Path(build.__file__).parent / "tuned.json", family) for family in said)
+    said = json.loads(tuning.TABLE.read_text())
+    assert said
+    for family, settings in said.items():
+        found = tuning._read(tuning.TABLE, family)
+        assert found is not None
+        assert asdict(found) == settings, "and nothing else"
+        for name, candidates in tuning.CANDIDATES.items():
+            group, setting = name.split(".")
+            assert settings[group][setting] in candidates
 
 
 def test_the_fastest_is_kept_and_noise_is_not(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,7 @@ ffi::Error attention(ffi::ThreadPool pool, int64_t isa, int64_t element, float s
   if (out->element_count() == 0) return ffi::Error::Success();
   if (k.dimensions()[2] == 0 || dims[2] % k.dimensions()[2])
     return ffi::Error::InvalidArgument("query heads are no multiple of key heads");
-#if WM_X86
-  if (isa == WM_ISA_AVX512) WM_RUN(avx512)
-  if (isa == WM_ISA_AVX2) WM_RUN(avx2)
-#endif
-  WM_RUN(portable)
+  WM_BY_ISA(isa, WM_RUN)
 }
 
 }  // namespace

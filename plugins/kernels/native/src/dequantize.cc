@@ -29,9 +29,5 @@ extern "C" WM_API int64_t wm_dequantize(int isa, int element, int scale, int zer
                                         const float* seconds, int dtype, int clamp, void* out, float* value) {
   const Weights w{WmElement(element), WmScale(scale), WmZero(zero), WmSecond(second), matrices, rows,   n,
                   block_rows,         block_elems,    codes,        scales,           zeros,    seconds, nullptr};
-#if WM_X86
-  if (isa == WM_ISA_AVX512) WM_DEQUANTIZE(avx512)
-  if (isa == WM_ISA_AVX2) WM_DEQUANTIZE(avx2)
-#endif
-  WM_DEQUANTIZE(portable)
+  WM_BY_ISA(isa, WM_DEQUANTIZE)
 }

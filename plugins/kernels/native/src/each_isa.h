@@ -1,5 +1,6 @@
 // Includes WM_KERNELS, a file of kernels, once for each instruction set, in a namespace of its name. WM_SIMD is the width of
-// its registers in bits, 0 where nothing is known of them.
+// its registers in bits, 0 where nothing is known of them. WM_BY_ISA(isa, run) is run(namespace) of the one that `isa` names,
+// and run returns.
 #if WM_X86
 #include <immintrin.h>
 #endif
@@ -24,4 +25,16 @@ WM_TARGET_BEGIN(WM_AVX512)
 WM_TARGET_END
 }
 #undef WM_SIMD
+#endif
+
+#undef WM_BY_ISA
+#if WM_X86
+#define WM_BY_ISA(isa, run)                  \
+  {                                          \
+    if (isa == WM_ISA_AVX512) run(avx512);   \
+    if (isa == WM_ISA_AVX2) run(avx2);       \
+    run(portable);                           \
+  }
+#else
+#define WM_BY_ISA(isa, run) run(portable);
 #endif

@@ -9,17 +9,6 @@
 #define WM_API __attribute__((visibility("default")))
 
 #if WM_X86
-#define WM_BY_ISA(call)                         \
-  {                                             \
-    if (isa == WM_ISA_AVX512) return avx512::call; \
-    if (isa == WM_ISA_AVX2) return avx2::call;     \
-    return portable::call;                      \
-  }
-#else
-#define WM_BY_ISA(call) return portable::call;
-#endif
-
-#if WM_X86
 namespace {
 WM_TARGET_BEGIN(WM_AVX512_VNNI)
 int64_t dots_of_bytes(int64_t rounds, float by, float* result) {
@@ -53,21 +42,20 @@ WM_API int64_t wm_limit_dot_int8(int isa, int64_t rounds, float by, float* resul
   return 0;
 }
 
-WM_API uint64_t wm_limit_read(int isa, const uint8_t* x, int64_t bytes) { WM_BY_ISA(read_all(x, bytes)) }
+WM_API uint64_t wm_limit_read(int isa, const uint8_t* x, int64_t bytes) {
+#define WM_RUN(space) return space::read_all(x, bytes)
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
+}
 
 // Does 2 · 12 · lanes · rounds operations, and returns how many that were.
 WM_API int64_t wm_limit_multiply_add(int isa, int64_t rounds, float by, float* result) {
-#if WM_X86
-  if (isa == WM_ISA_AVX512) {
-    *result = avx512::multiply_adds(rounds, by);
-    return 2 * rounds * avx512::CHAINS * avx512::LANES;
+#define WM_RUN(space)                                       \
+  {                                                         \
+    *result = space::multiply_adds(rounds, by);             \
+    return 2 * rounds * space::CHAINS * space::LANES;       \
   }
-  if (isa == WM_ISA_AVX2) {
-    *result = avx2::multiply_adds(rounds, by);
-    return 2 * rounds * avx2::CHAINS * avx2::LANES;
-  }
-#endif
-  *result = portable::multiply_adds(rounds, by);
-  return 2 * rounds * portable::CHAINS * portable::LANES;
+  WM_BY_ISA(isa, WM_RUN)
+#undef WM_RUN
 }
 }

@@ -48,11 +48,7 @@ ffi::Error rope(ffi::ThreadPool pool, int64_t isa, float concentration, int64_t 
   if (2 * int64_t(inv_freq.element_count()) > dims[3])
     return ffi::Error::InvalidArgument("there are more frequencies than pairs of dims");
   if (x.element_count() == 0) return ffi::Error::Success();
-#if WM_X86
-  if (isa == WM_ISA_AVX512) WM_RUN(avx512)
-  if (isa == WM_ISA_AVX2) WM_RUN(avx2)
-#endif
-  WM_RUN(portable)
+  WM_BY_ISA(isa, WM_RUN)
 }
 
 }  // namespace

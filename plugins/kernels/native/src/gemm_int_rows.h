@@ -1,0 +1,52 @@
+// Activations of gemm_int.h: blocks of float32 or bfloat16 as integers in a unit of their own, in order for its tiles.
+// Included there, once for each instruction set.
+
+// LANES columns of activations as lanes of a strip have them.
+template <bool QUADS>
+WM_INLINE void narrow(Ints v, int32_t* lanes) {
+#if WM_SIMD == 512
+  if (QUADS) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), _mm_shuffle_epi8(_mm512_cvtepi32_epi8((__m512i)v), order));
+  } else {
+    const __m128i one = _mm_setr_epi8(0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15);
+    const __m256i halves = _mm512_cvtepi32_epi16((__m512i)v);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(one)));
+  }
+#else
+  typedef int16_t Halves __attribute__((vector_size(2 * LANES)));
+  const Halves half = __builtin_convertvector(v, Halves);
+  std::memcpy(lanes, &half, sizeof half);
+#endif
+}
+
+// Rows first … first + m of q, columns k … k + depth: [block][lane of BLOCK / PER][m] of integers, and [block][m] of
+// units and of what sums begin with.
+template <int BITS>
+static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, int32_t* out, float* units,
+                    int32_t* begin) {
+  using W = Width<BITS>;
+  for (int64_t i = 0; i < m; ++i) {
+    const void* x = q.x_of(first + i);
+    for (int64_t b = 0; b * BLOCK < depth; ++b) {
+      Ints part[BLOCK / LANES], largest = {};
+      for (int c = 0; c < BLOCK; c += LANES) {
+        part[c / LANES] = depth - b * BLOCK > c ? gemm::columns(x, q.bf16, k + b * BLOCK + c, depth - b * BLOCK - c) : Ints{};
+        largest = larger(largest, part[c / LANES] & 0x7FFFFFFF);
+      }
+      Floats unit, inverse;
+      Ints total = {};
+      const Ints top = everywhere(most(largest)), finite = top < 0x7F800000;
+      unit_of(top, W::MOST_X, &unit, &inverse);
+      int32_t lanes[BLOCK / W::PER];
+      for (int c = 0; c < BLOCK; c += LANES) {
+        const Ints v = rounded((Floats)part[c / LANES] * inverse) & finite;  // else the unit is NaN, and they are anything
+        narrow<W::QUADS>(v, lanes + c / W::PER);
+        total += v;
+      }
+      for (int t = 0; t < BLOCK / W::PER; ++t) out[(b * (BLOCK / W::PER) + t) * m + i] = lanes[t];
+      units[b * m + i] = unit[0];
+      begin[b * m + i] = W::QUADS ? -128 * sum_of(total) : 0;
+    }
+  }
+}
