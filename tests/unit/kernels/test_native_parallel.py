@@ -1,5 +1,5 @@
-"""How native kernels share work (src/parallel.h), by a program of its own (tests/cases/parallel.cc): under the sanitizer
-that finds races, where the compiler has it."""
+"""How native kernels share work (src/parallel.h), by a program of its own (tests/cases/parallel.cc): under the
+sanitizer that finds races, where the compiler has it."""
 
 import subprocess
 from pathlib import Path
@@ -25,7 +25,14 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def counted(
-    program: Path, callers: int, threads: int, pieces: int, *, comes: bool = True, turns: bool = False, pause_us: int = 0
+    program: Path,
+    callers: int,
+    threads: int,
+    pieces: int,
+    *,
+    comes: bool = True,
+    turns: bool = False,
+    pause_us: int = 0,
 ) -> tuple[int, int]:
     """Pieces that were not done once; and how often, in one call, a piece had another thread than the one before it."""
     given = (callers, threads, pieces, int(comes), int(turns), pause_us)
