@@ -75,10 +75,7 @@ class Bound:
         layout = None if param is None else param.get_metadata().get("layout")
         if param is None or layout is None:
             return jax.tree.map(lambda _: P(), value)  # type: ignore[no-untyped-call]
-        parts = {
-            component: P(*(axes or None for axes in lies.axes))  # type: ignore[no-untyped-call]
-            for component, lies in layouts(param.spec, layout).items()
-        }
+        parts = {component: _spec(lies.axes) for component, lies in layouts(param.spec, layout).items()}
         return QTensor(scheme=value.scheme, **parts) if isinstance(value, QTensor) else parts["values"]
 
     def shardings(self, held: Mapping[str, Any]) -> Any:
@@ -87,6 +84,12 @@ class Bound:
             return jax.tree.map(lambda _: None, held)
         devices = self.spread.devices
         return jax.tree.map(lambda s: NamedSharding(devices, s), self.specs(held), is_leaf=lambda s: isinstance(s, P))
+
+
+def _spec(dims: tuple[tuple[str, ...], ...]) -> P:
+    """As JAX says of results how they lie: without what is not divided at the end."""
+    last = max((i for i, axes in enumerate(dims, 1) if axes), default=0)
+    return P(*(axes or None for axes in dims[:last]))  # type: ignore[no-untyped-call]
 
 
 def _name(path: tuple[Any, ...], param: Any) -> str:

@@ -12,7 +12,6 @@ from plugins.train.optimizers import AdamW, Muon
 from plugins.train.step import Step, make_step
 from tests.cases import model_runs, trained
 from tests.sharding import toys
-from tests.sharding.models import sent
 
 MESHES: dict[str, Any] = {
     "data": toys.mesh("data", data=4), "fsdp": toys.mesh("fsdp", fsdp=4), "tensor": toys.mesh("tensor", tensor=2),
@@ -93,15 +92,3 @@ def test_what_an_optimizer_keeps_lies_as_the_parameters_do(optimizer: Any) -> No
     kept = [a for a in jax.tree.leaves(several["optimizer"]) if a.ndim]
     held = sum(a.addressable_shards[0].data.nbytes for a in kept)
     assert held < 0.4 * sum(a.nbytes for a in kept)  # a fourth, and some of it a half
-
-
-def test_what_is_sent_for_a_step_over_rows() -> None:
-    """Of four devices each sends its gradients around a ring twice, once for all micro-batches, and a few figures."""
-    step = made("llama", "data")
-    parameters = trained.parameters("llama")
-    program = jax.jit(step.gradients).lower(parameters, step.placed(trained.batches(2, 4, 16)), trained.key(), {}, {})
-    with model_runs.quick_compilation():
-        found = sent(program.compile())
-    nbytes = sum(w.nbytes for w in parameters.values())
-    assert set(found) == {"all-reduce"}
-    assert 2 * nbytes * 3 // 4 <= found["all-reduce"] < 2 * nbytes * 3 // 4 + 64
