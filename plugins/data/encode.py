@@ -16,8 +16,8 @@ from pipeline.errors import SourceError, did_you_mean
 from plugins.data.documents import Part
 from plugins.tokenizers.tokenizer import Tokenizer
 
-PART_CHARS = 1 << 16
-BATCH_CHARS = 1 << 20  # encoded at once, on all cores
+PART_CHARS = 1 << 15
+BATCH_CHARS = 1 << 18  # encoded at once, on all cores
 WINDOW_CHARS = 64  # of text on each side of a cut; longer than tokens and what a pattern looks at
 TRIES = 32  # places of each kind, nearest first
 # Where a cut may change nothing, best first: before the first letter of a line, before a word, anywhere.

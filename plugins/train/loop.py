@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,11 @@ import jax
 import numpy as np
 
 from pipeline.errors import StageError, shown
+from pipeline.hooks import optional
 from pipeline.running import text_stream
 from pipeline.training import Examples, Splits, indices
 from plugins.train.checkpoints import Checkpoints
+from plugins.train.objectives import ObjectiveHooks
 from plugins.train.step import State, Step
 from plugins.train.trainer import Looking, Saving
 from plugins.train.watch import Line, Metrics, norms_of
@@ -63,6 +65,7 @@ class Progress:
             no evaluation.
         best_step: updates before the best.
         worse: evaluations since.
+        shown: what else the latest evaluation found.
     """
 
     metrics_nbytes: int = 0
@@ -72,6 +75,7 @@ class Progress:
     best: float | None = None
     best_step: int = 0
     worse: int = 0
+    shown: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,8 @@ class Programs:
 
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
-        sums: (parameters, frozen, batch [1, B, …]) → sum of losses, sum of weights, with nothing random in it.
+        sums: (parameters, frozen, batch [1, B, …]) → what the objective gives, with nothing random in it.
+        shown: see `plugins.train.objectives.ObjectiveHooks`.
         placed: batches of the host, on the devices.
         frozen: what both take beside the parameters, and nothing changes.
     """
@@ -114,12 +119,13 @@ class Programs:
             options: for the compiler.
         """
         self.frozen, self.placed = dict(frozen or {}), step.placed
+        self.shown = optional(step.gradients.objective, ObjectiveHooks, "shown")
 
         def sums(parameters: Any, frozen: Any, batch: Any) -> Any:
             if step.bound.spread is None:
-                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, {})[:2]
-            (loss, weight, _), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, {})
-            return loss * weight, weight
+                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, {})
+            (loss, weight, seen), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, {})
+            return loss * weight, weight, seen
 
         self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
         self.sums = jax.jit(sums, compiler_options=dict(options or {}))
@@ -185,16 +191,19 @@ class Loop:
                     due = aside.submit(self.batch, step + 1)
                 yield step, self.programs.placed(batch), amount
 
-    def held_out(self, parameters: Mapping[str, Any]) -> float | None:
-        """The mean loss on what is held out; None: there is nothing."""
+    def held_out(self, parameters: Mapping[str, Any]) -> dict[str, float]:
+        """The mean `loss` on what is held out, and what else the objective shows; empty: nothing is held out."""
         if (examples := self.data.held_out) is None or not len(examples):
-            return None
-        loss = weight = 0.0
+            return {}
+        totals: dict[str, np.ndarray] = {}
         for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
             placed = self.programs.placed({name: a[None] for name, a in batch.items()})
-            sums = self.programs.sums(parameters, self.programs.frozen, placed)
-            loss, weight = loss + float(sums[0]), weight + float(sums[1])
-        return loss / weight if weight else None
+            loss, weight, seen = jax.device_get(self.programs.sums(parameters, self.programs.frozen, placed))
+            for name, sums in {"loss": (loss, weight), **seen}.items():
+                totals[name] = totals.get(name, np.zeros(2)) + np.asarray(sums, np.float64)
+        means = {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
+        shown = means if self.programs.shown is None else {"loss": means["loss"], **self.programs.shown(means)}
+        return shown if "loss" in means else {}
 
 
 class _Run:
@@ -273,9 +282,12 @@ class _Run:
         """Evaluate; returns whether it is worth going on."""
         progress, plan = self.progress, self.loop.plan
         parameters = self.state["parameters"]
-        if (loss := self.loop.held_out(parameters)) is not None:
-            self.metrics.row("held_out", step=step, loss=loss)
-            text_stream.write(f"{self.name}: after update {step}: held-out loss {loss:.4f}\n")
+        if found := self.loop.held_out(parameters):
+            loss = found["loss"]
+            self.metrics.row("held_out", step=step, **found)
+            said = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
+            text_stream.write(f"{self.name}: after update {step}: held-out {said}\n")
+            progress.shown = {name: value for name, value in found.items() if name != "loss"}
             progress.first = loss if step == 0 else progress.first
             progress.last = loss
             if progress.best is None or loss < progress.best:

@@ -4,11 +4,12 @@ Each gives (sum of losses, sum of weights, name → (sum, weight) of what else i
 devices add up before anything is divided.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pipeline.errors import PlanError, Problem
+from pipeline.hooks import hooks_of
 
 Sums = tuple[Any, Any, dict[str, tuple[Any, Any]]]
 
@@ -26,6 +27,14 @@ class Objective(Protocol):
             teacher: another model with weights, where the step has one.
         """
         ...
+
+
+@hooks_of(Objective)
+class ObjectiveHooks:
+    """What an objective may have beside that."""
+
+    shown: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
+    """Of means over all examples, `loss` too: what is to be shown beside the loss; None: all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +139,11 @@ class Regression:
     """Squared error of one number a row; batches have inputs `[B, …]`, targets `[B]` float32 and weights `[B]`; a model
     gives `[B]` or `[B, 1]`. R² = 1 - loss / (target_squared - target²), of the figures of as many rows as you like.
     """
+
+    def shown(self, means: Mapping[str, float]) -> dict[str, float]:
+        """See `ObjectiveHooks`."""
+        variance = means["target_squared"] - means["target"] ** 2
+        return {"R²": 1 - means["loss"] / variance if variance > 0 else 0.0, "absolute error": means["absolute_error"]}
 
     def sums(self, model: Any, batch: Mapping[str, Any], key: Any, teacher: Any = None) -> Sums:
         import jax.numpy as jnp

@@ -206,6 +206,9 @@ def report(found: Found, loop: Loop) -> dict[str, Any]:
             rows.append((f"held-out loss {name}", f"{loss:.4f}{more}{at}"))
     if progress.last is not None:
         figures["held-out loss"] = Figure(progress.last, form=".4f")
+    for name, value in progress.shown.items():
+        figures[f"held-out {name}"] = Figure(value, form=".4f")
+        rows.append((f"held-out {name} after", Figure(value, form=".4f")))
     updates = found.step - found.began - 1
     if found.seconds > 0 and updates > 0:
         rows.append(("an update", Figure(found.seconds / updates, "s", ".3f")))
