@@ -46,10 +46,10 @@ def test_gradients_are_what_losses_change_by(kind: str) -> None:
         gradient = np.asarray(state["optimizer"][0].mu[name]) / 0.1 / scale
         np.testing.assert_allclose(np.linalg.norm(gradient), norms[name], rtol=1e-3)
         losses = []
-        for far in (-0.01, 0.01):
+        for far in (-1e-3, 1e-3):  # so little that no token comes to other experts, where losses jump
             moved = {**before, name: before[name] + (far / norms[name] * gradient).astype(np.float32)}
             losses.append(float(step(step.init(moved), batches, trained.key())[1]["loss"]))
-        np.testing.assert_allclose((losses[1] - losses[0]) / 0.02, norms[name], rtol=0.02, err_msg=name)
+        np.testing.assert_allclose((losses[1] - losses[0]) / 2e-3, norms[name], rtol=0.02, err_msg=name)
 
 
 def test_micro_batches_are_one_batch() -> None:
