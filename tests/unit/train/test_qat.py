@@ -63,7 +63,7 @@ def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> No
         losses.append(float(seen["loss"]))
         assert (np.asarray(seen["gradient_norms"]) > 0).all()
     assert losses[-1] < losses[0]
-    saw = jax.jit(step.leaves)(state["parameters"], {}, None)
+    saw = jax.jit(step.gradients.leaves)(state["parameters"], {}, None)
     cast, written = Kernel("cast", ("numpy",)), {}
     for p in parameters_of(kind):  # as `train` writes it, and then `quantize` reads it
         value = np.asarray(state["parameters"][p.name])
@@ -86,7 +86,7 @@ def test_gradients_are_those_of_the_rounded_weights() -> None:
     step, plain = step_of("llama", qat("llama", "mxfp4"), "BF16"), trained.step_of("llama")
     masters = {n: jnp.asarray(w) for n, w in trained.parameters("llama").items()}
     batches = trained.batches(1, 2, 24)
-    rounded = jax.jit(step.leaves)(masters, {}, None)
+    rounded = jax.jit(step.gradients.leaves)(masters, {}, None)
     mine = jax.jit(step.gradients)(masters, batches, trained.key(), {}, {})
     theirs = jax.jit(plain.gradients)(rounded, batches, trained.key(), {}, {})
     np.testing.assert_allclose(mine[0][0], theirs[0][0], rtol=1e-6)
@@ -105,7 +105,7 @@ def test_activations_are_rounded_where_weights_are_packed(kind: str) -> None:
     assert 0 < abs(float(a - b)) < 0.02
     whole_norm = np.linalg.norm([np.linalg.norm(g) for g in expected.values()])
     off = np.linalg.norm([np.linalg.norm(found[name] - g) for name, g in expected.items()])
-    assert 0 < off < 0.1 * whole_norm
+    assert 0 < off < 0.2 * whole_norm  # a token may go to another expert
     assert all(np.linalg.norm(g) > 0 for g in found.values())
 
 
