@@ -55,8 +55,9 @@ SLOW = (
     "unit/kernels/test_native_quantize.py", "unit/stages/test_export_durable.py", "unit/stages/test_rounded_once.py",
     "unit/kernels/test_quantize_dequantize.py", "unit/kernels/test_mx_codec.py", "unit/planning/test_sweep.py",
     "unit/running/test_exports.py", "unit/running/test_sweep.py", "unit/tokenizers/test_chat_templates.py",
-    "unit/planning/test_holding.py", "unit/running/test_learning.py", "unit/running/test_why.py",
-    "unit/train/test_killed.py",
+    "unit/live/test_linear.py", "unit/live/test_page.py", "unit/planning/test_holding.py",
+    "unit/running/test_learning.py", "unit/running/test_why.py", "unit/train/test_adapted_run.py",
+    "unit/train/test_adapters.py", "unit/train/test_killed.py", "unit/train/test_lora.py", "unit/train/test_qat.py",
 )  # fmt: skip
 
 

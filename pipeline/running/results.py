@@ -142,7 +142,7 @@ class Results:
             raise StorageError(f"{self.folder}: results cannot be kept: {why.strerror or why}") from None
 
     def _put(self, partial: Path, place: Path, key: str, value: Any, parts: Mapping[str, Any]) -> None:
-        files = sorted(p.name for p in partial.iterdir())
+        files = sorted(p.relative_to(partial).as_posix() for p in partial.rglob("*") if p.is_file())
         digests = {n: digest_file(partial / n, sync=True).xxh3_128 for n in files}
         body = {"key": key, "value": value, "files": digests}
         write_json(partial / RESULT, {"result": body, "xxh3_128": identity(body)})

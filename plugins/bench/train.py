@@ -94,7 +94,7 @@ def theirs(rows: int, length: int, experts: str) -> Callable[[], Any]:
 
     settings = transformers.GptOssConfig.from_pretrained(FOLDER)
     settings._attn_implementation, settings._experts_implementation = "eager", experts
-    model = transformers.GptOssForCausalLM(settings).float().train()
+    model = transformers.GptOssForCausalLM(settings).float().train()  # type: ignore[no-untyped-call]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     ids = torch.tensor(tokens(rows, length), dtype=torch.int64)
 
@@ -104,7 +104,7 @@ def theirs(rows: int, length: int, experts: str) -> Callable[[], Any]:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        loss.item()  # type: ignore[no-untyped-call]
+        loss.item()
 
     return call
 

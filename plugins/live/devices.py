@@ -88,9 +88,10 @@ def unpacked(q: QTensor, dtype: Any) -> Any:
     if isinstance(q.codes, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(q.shape, dtype, sharding=lie)  # type: ignore[no-untyped-call]
     assert lie is not None
+    placed = _components(TensorSpec(tuple(q.shape), "BF16", q.scheme), lie)
     on: dict[Any, dict[str, Any]] = {}
     for component, array in q.components.items():
-        for shard in array.addressable_shards:
+        for shard in jax.device_put(array, placed[component]).addressable_shards:  # as the codes lie, if it does not
             on.setdefault(shard.device, {})[component] = shard.data
     parts = [on_device(QTensor(scheme=q.scheme, **components), dtype) for components in on.values()]
     return jax.make_array_from_single_device_arrays(q.shape, lie, parts)

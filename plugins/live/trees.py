@@ -89,8 +89,6 @@ def dequantize(tree: Any, dtype: Any = jnp.bfloat16) -> Any:
 
 def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | None, again: bool) -> Any:
     found = _copy(module)
-    if isinstance(found, nnx.Linear):
-        return QuantizedLinear.from_linear(found, quant)
     owners, variables = _owners(found), dict(_named(found))
     linears: dict[str, nnx.Linear] = {}
     values, unfit = {}, {}
@@ -103,7 +101,7 @@ def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | No
             except Unsupported as why:
                 unfit[name] = str(why)
         elif type(owner).__module__.partition(".")[0] == "flax":
-            unfit[name] = f"belongs to a {type(owner).__name__} of Flax, which computes with arrays; keep it"
+            unfit[name] = f"is a parameter of Flax's {type(owner).__name__}, which computes with arrays; keep it"
     _refuse_tracers(values)
     if rules is None:
         rules = {escape(name): "quant" for name in linears}
@@ -116,7 +114,7 @@ def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | No
         else:
             _set(variables[name], value)
     _replace(found, layers)
-    return found
+    return layers.get(id(found), found)
 
 
 def _copy(module: nnx.Module) -> nnx.Module:

@@ -74,10 +74,13 @@ class MatMul(Kernel):
         return y.astype(x.dtype if out_dtype is None else out_dtype)
 
     def together(self, *calls: tuple[Any, ...]) -> list[Any]:
-        """With what is added put in afterwards; of several that round the same x, the first does."""
-        if isinstance(first := calls[0][1], Rounding):
-            x = first.seen(calls[0][0])
-            calls = tuple((x, w.base if isinstance(w, Rounding) else w, *bias) for _, w, *bias in calls)
+        """With what is added put in afterwards; where all round the same x, the first does it for them."""
+        rounding = [isinstance(w, Rounding) for _, w, *_ in calls]
+        if any(rounding):
+            if not all(rounding):
+                return [self(*call) for call in calls]
+            x = calls[0][1].seen(calls[0][0])
+            calls = tuple((x, w.base, *bias) for _, w, *bias in calls)
         found = super().together(*((x, w.base if isinstance(w, Adapted) else w, *bias) for x, w, *bias in calls))
         return [
             (y.astype(jnp.float32) + self._added(x, w)).astype(y.dtype) if isinstance(w, Adapted) else y
@@ -98,8 +101,10 @@ class MoE(Kernel):
     ) -> Any:  # fmt: skip
         if isinstance(w_out, Rounding):
             activation, w_out = Then(activation, w_out.kernel, w_out.scheme, w_out.recipe), w_out.base
-        if isinstance(w_in[0], Rounding):
-            x, w_in = w_in[0].seen(x), [w.base if isinstance(w, Rounding) else w for w in w_in]
+        if any(isinstance(w, Rounding) for w in w_in):
+            if not all(isinstance(w, Rounding) for w in w_in):
+                raise StageError("moe: experts round their input for all projections into them, or for none")
+            x, w_in = w_in[0].seen(x), [w.base for w in w_in]
         if not any(isinstance(w, Adapted) for w in (*w_in, w_out)):
             return super().__call__(
                 x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, out_dtype=out_dtype

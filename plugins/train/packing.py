@@ -21,19 +21,21 @@ class Packing:
         rules: the first that matches a tensor decides; a tensor that none matches is kept.
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
+        allow_requantize: also what is packed in another scheme, which loses twice.
     """
 
     method: Method
     rules: tuple[Rule, ...]
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
+    allow_requantize: bool = False
 
     def chosen(self, specs: Mapping[str, TensorSpec]) -> tuple[dict[str, Method], list[Problem]]:
         """Tensor → the method that it is to take, of those that are not in its scheme; and all that is wrong."""
         known = {"quant": self.method, **self.methods}
         found, problems = choose(self.rules, self.roles, known, specs)
         for name, to in found.items():
-            if why := misfit(specs[name], known[to].scheme):
+            if why := misfit(specs[name], known[to].scheme, again=self.allow_requantize):
                 problems.append(Problem(name, why))
         if not problems and not any(known[to].scheme for to in found.values()):
             problems.append(Problem("quant", "packs no tensor, and training is to be for a packed export: quant=NAME"))

@@ -77,7 +77,7 @@ class Qat:
         methods, _ = self.packing.chosen(specs)
         of = {p.name: (specs[p.names[0]].dtype, methods.get(p.names[0])) for p in parameters}
         x = self.activations
-        options = None if x is None else (x.scheme, optional(x, MethodHooks, "recipe"))
+        options: Any = None if x is None else (x.scheme, optional(x, MethodHooks, "recipe"))
 
         def leaves(trained: Mapping[str, Any], frozen: Mapping[str, Any], key: Any) -> dict[str, Any]:
             from plugins.train.rounding import Rounding, as_written

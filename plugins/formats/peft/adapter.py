@@ -22,7 +22,7 @@ from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.files import write_json
 from pipeline.strictjson import read_object
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from plugins.formats.safetensors.container import SafeTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -107,6 +107,9 @@ class Peft:
                 problems.append(Problem(name, "is no part of an adapter that is read"))
                 continue
             key = match["module"], match["inner"].count(".base_layer")
+            if len(store.specs[name].shape) != 2 or store.specs[name].dtype not in FLOAT_DTYPES:
+                problems.append(Problem(name, f"{store.specs[name]}: a matrix of floats is needed"))
+                continue
             found.setdefault(key, {})[match["part"]] = np.asarray(store.read(name)).astype(np.float32)
         layers: list[Layer] = []
         for (module, inner), pair in found.items():
@@ -115,7 +118,7 @@ class Peft:
                 continue
             try:
                 layers += _layers(module, inner, pair["A"], pair["B"], config, specs)
-            except ValueError as why:
+            except (ValueError, re.error) as why:
                 problems.append(Problem(module, str(why)))
         if problems:
             raise PlanError(problems)
@@ -206,12 +209,14 @@ def _stacked(
 ) -> tuple[str, list[tuple[str, ...]]]:
     """The parameter of experts that an adapter of these dimensions is for, and the tensors that it is: one stack, or
     those of all experts; of a fused one first those of gate, then those of up."""
+    given = config.get("target_parameters")
+    targets = [t for t in given if isinstance(t, str)] if isinstance(given, list) else []
     for name in ("gate_up_proj", "down_proj"):
         path = f"{module}.{name}"
-        if not any(path.endswith(t) for t in config.get("target_parameters") or ()):
+        if not any(path.endswith(target) for target in targets):
             continue
         if path in specs:
-            found = [(path,)]
+            found: list[tuple[str, ...]] = [(path,)]
         else:
             split = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
             found = [tuple(_of_experts(module, part, specs)) for part in split]
@@ -229,10 +234,14 @@ def _of_experts(module: str, part: str, specs: Mapping[str, TensorSpec]) -> Iter
 
 def _value(patterns: str, usual: str, path: str, config: Mapping[str, Any]) -> Any:
     """As PEFT looks it up (`get_pattern_key`): the first pattern that is the path's end, from a dot on."""
-    for pattern, value in (config.get(patterns) or {}).items():
+    value, given = config.get(usual), config.get(patterns) or {}
+    for pattern, other in given.items() if isinstance(given, Mapping) else ():
         if re.match(rf"(.*\.)?({pattern})$", path):
-            return value
-    return config[usual]
+            value = other
+            break
+    if not isinstance(value, int | float) or not 0 < value < float("inf"):
+        raise ValueError(f"{CONFIG} {usual} is {value!r:.80}; a number above 0 is needed")
+    return value
 
 
 def _usual(values: Any) -> Any:

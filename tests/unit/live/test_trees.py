@@ -93,6 +93,13 @@ def test_each_device_keeps_its_part(name: str) -> None:
     np.testing.assert_array_equal(back, dequantize([whole], jnp.float32)[0])
 
 
+def test_scales_may_lie_otherwise_than_codes() -> None:
+    """As whoever restored them had them lie."""
+    found = quantize([lying(values(4, 128), "m", None, m=4)], "mxfp4")[0]
+    q = QTensor(found.codes, jax.device_put(found.scales, jax.devices()[1]), found.scheme)
+    np.testing.assert_array_equal(*(dequantize(q, jnp.float32) for q in (q, found)))
+
+
 def test_what_is_wrong_is_said_at_once() -> None:
     tree = {
         "cut": lying(values(8, 128), None, "m", m=4),
@@ -198,6 +205,12 @@ def test_a_module_has_packed_layers_instead() -> None:
     np.testing.assert_allclose(back(ids), found(ids), rtol=1e-5, atol=1e-5)
 
 
+def test_a_layer_by_itself_goes_by_the_rules_too() -> None:
+    linear = nnx.Linear(64, 8, rngs=nnx.Rngs(0))
+    assert quantize(linear, "int8").weight.get_value().scheme == method("int8").scheme
+    assert quantize(linear, "int8", {"kernel": "nf4"}).weight.get_value().scheme == method("nf4").scheme
+
+
 def test_a_parameter_of_its_own_goes_by_the_name_it_has() -> None:
     found = quantize(Gated(nnx.Rngs(0)), "int8", {"own.weight": "quant"})
     assert isinstance(found.own.get_value(), QTensor)
@@ -210,6 +223,6 @@ def test_layers_that_compute_with_arrays_are_refused_with_the_rest() -> None:
     with pytest.raises(PlanError) as caught:
         quantize(Gated(nnx.Rngs(0)), "mxfp4", {"embed*": "quant", "twice*": "quant"})
     assert str(caught.value).splitlines() == [
-        "embed.embedding: belongs to a Embed of Flax, which computes with arrays; keep it",
-        "twice.0.bias: belongs to a Linear of Flax, which computes with arrays; keep it",
+        "embed.embedding: is a parameter of Flax's Embed, which computes with arrays; keep it",
+        "twice.0.bias: is a parameter of Flax's Linear, which computes with arrays; keep it",
     ]

@@ -85,7 +85,7 @@ def test_a_misspelt_hook_of_a_stage_is_a_problem() -> None:
         in first
     )
     assert "member 'resource'" in second
-    assert "did you mean 'resources'?" in second
+    assert "did you mean 'resources' or 'reopen'?" in second
 
 
 def test_a_misspelt_member_of_work_and_of_a_store_is_a_problem() -> None:

@@ -29,6 +29,8 @@ def counted(calls: list[int], value: Any = 1) -> Any:
     def make(folder: Path) -> Any:
         calls.append(1)
         (folder / "extra.bin").write_bytes(b"extra")
+        (folder / "inner").mkdir()
+        (folder / "inner" / "more.bin").write_bytes(b"more")
         return {"value": value}
 
     return make
@@ -54,6 +56,7 @@ def test_what_is_damaged_or_lacks_a_file_is_made_again(results: Results) -> None
     for damage in (
         lambda: (folder / "extra.bin").write_bytes(b"eXtra"),
         lambda: (folder / "extra.bin").unlink(),
+        lambda: (folder / "inner" / "more.bin").write_bytes(b"less"),
         lambda: record.write_text(record.read_text().replace('"value": 1', '"value": 7')),
         lambda: record.write_text("{"),
     ):  # fmt: skip

@@ -104,6 +104,7 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     other = [
         Layer(("model.layers.0.self_attn.x_proj.weight",), normal(3, 64), normal(10, 3), 6.0),
         Layer(("model.layers.0.self_attn.q_proj.weight",), normal(3, 32), normal(10, 3), 6.0),
+        Layer(("model.layers.0.self_attn.o_proj.weight",), normal(3, 64), normal(12, 3), 6.0),
     ]
     Peft().write(tmp_path, other, dropout=0.0)
     config = tmp_path / "adapter_config.json"
@@ -111,6 +112,9 @@ def test_what_is_wrong_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(PlanError) as caught:
         adapt(tmp_path).run(Context(tmp_path), checkpoint())
     said = str(caught.value)
+    config.write_text(config.read_text().replace('"lora_alpha": 6.0', '"lora_alpha": "six"'))
+    with pytest.raises(PlanError, match="lora_alpha is 'six'; a number above 0 is needed"):
+        adapt(tmp_path).run(Context(tmp_path), checkpoint())
     assert len(said.splitlines()) == 4
     for part in (
         "use_dora: is not understood",

@@ -141,7 +141,7 @@ def test_dropout_is_for_updates_only_and_another_each_time() -> None:
 
     def loss(key: Any) -> float:
         model = step.bound.model(step.gradients.leaves(begun, frozen("llama"), key))
-        return float(step.objective.sums(model, batch, key)[0])
+        return float(step.gradients.objective.sums(model, batch, key)[0])
 
     keys = [jax.random.key(0), jax.random.key(0), jax.random.key(1), None]
     a, b, c, without = map(loss, keys)

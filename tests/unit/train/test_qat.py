@@ -36,12 +36,10 @@ def specs_of(kind: str, dtype: str) -> dict[str, TensorSpec]:
     return {name: TensorSpec(shape, dtype) for name, shape in shapes.items()}
 
 
-def qat(name: str, **options: Any) -> Qat:
+def qat(kind: str, name: str, **options: Any) -> Qat:
     """Projections of attention by an option, experts and the MLP as INT8 by rows."""
-    rules = (
-        Rule(match="*self_attn*_proj.weight"),
-        Rule("rows", match="*mlp*_proj*[!s]"),
-    )
+    inner = "*.experts.*_proj" if kind == "gpt_oss" else "*mlp*_proj.weight"
+    rules = Rule(match="*self_attn*_proj.weight"), Rule("rows", match=inner)
     return Qat(packing=Packing(quant_method(name), rules, methods={"rows": INT8}), **options)
 
 
@@ -56,7 +54,7 @@ def step_of(kind: str, how: Qat, dtype: str) -> Step:
     ("kind", "name", "dtype"), [("llama", "mxfp4", "BF16"), ("gpt_oss", "int4", "F32"), ("qwen3_moe", "q4_1", "BF16")]
 )
 def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> None:
-    how = qat(name)
+    how = qat(kind, name)
     step = step_of(kind, how, dtype)
     assert list(how.problems(parameters_of(kind), specs_of(kind, dtype))) == []
     state, losses = step.init(trained.parameters(kind)), []
@@ -65,7 +63,7 @@ def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> No
         losses.append(float(seen["loss"]))
         assert (np.asarray(seen["gradient_norms"]) > 0).all()
     assert losses[-1] < losses[0]
-    saw = jax.jit(step.leaves)(state["parameters"], {}, None)
+    saw = jax.jit(step.gradients.leaves)(state["parameters"], {}, None)
     cast, written = Kernel("cast", ("numpy",)), {}
     for p in parameters_of(kind):  # as `train` writes it, and then `quantize` reads it
         value = np.asarray(state["parameters"][p.name])
@@ -85,12 +83,12 @@ def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> No
 
 def test_gradients_are_those_of_the_rounded_weights() -> None:
     """Straight through: as if the masters were what they are rounded to."""
-    step, plain = step_of("llama", qat("mxfp4"), "BF16"), trained.step_of("llama")
+    step, plain = step_of("llama", qat("llama", "mxfp4"), "BF16"), trained.step_of("llama")
     masters = {n: jnp.asarray(w) for n, w in trained.parameters("llama").items()}
     batches = trained.batches(1, 2, 24)
-    rounded = jax.jit(step.leaves)(masters, {}, None)
-    mine = jax.jit(step.gradients)(masters, batches, trained.key(), {})
-    theirs = jax.jit(plain.gradients)(rounded, batches, trained.key(), {})
+    rounded = jax.jit(step.gradients.leaves)(masters, {}, None)
+    mine = jax.jit(step.gradients)(masters, batches, trained.key(), {}, {})
+    theirs = jax.jit(plain.gradients)(rounded, batches, trained.key(), {}, {})
     np.testing.assert_allclose(mine[0][0], theirs[0][0], rtol=1e-6)
     for name, gradient in theirs[1].items():
         np.testing.assert_allclose(mine[1][name], gradient, atol=1e-5 * np.abs(gradient).max(), err_msg=name)
@@ -99,14 +97,16 @@ def test_gradients_are_those_of_the_rounded_weights() -> None:
 @pytest.mark.parametrize("kind", ["llama", "gpt_oss"])
 def test_activations_are_rounded_where_weights_are_packed(kind: str) -> None:
     """With scales of whole rows, of 8 bits: the loss changes, and not much; nothing's gradient is lost."""
-    whole, rounded = step_of(kind, qat("int8"), "F32"), step_of(kind, qat("int8", activations=INT8), "F32")
+    whole, rounded = step_of(kind, qat(kind, "int8"), "F32"), step_of(kind, qat(kind, "int8", activations=INT8), "F32")
     masters = {n: jnp.asarray(w) for n, w in trained.parameters(kind).items()}
     batches = trained.batches(1, 2, 24)
-    (a, _, _), expected = jax.jit(whole.gradients)(masters, batches, trained.key(), {})
-    (b, _, _), found = jax.jit(rounded.gradients)(masters, batches, trained.key(), {})
+    (a, _, _), expected = jax.jit(whole.gradients)(masters, batches, trained.key(), {}, {})
+    (b, _, _), found = jax.jit(rounded.gradients)(masters, batches, trained.key(), {}, {})
     assert 0 < abs(float(a - b)) < 0.02
-    for name, gradient in expected.items():
-        assert np.linalg.norm(found[name] - gradient) < 0.2 * np.linalg.norm(gradient), name
+    whole_norm = np.linalg.norm([np.linalg.norm(g) for g in expected.values()])
+    off = np.linalg.norm([np.linalg.norm(found[name] - g) for name, g in expected.items()])
+    assert 0 < off < 0.2 * whole_norm  # a token may go to another expert
+    assert all(np.linalg.norm(g) > 0 for g in found.values())
 
 
 def test_what_is_wrong_is_said_at_once() -> None:

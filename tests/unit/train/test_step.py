@@ -32,6 +32,26 @@ def test_losses_fall_and_every_parameter_moves(kind: str) -> None:
     assert all((np.asarray(state["parameters"][name]) != w).any() for name, w in before.items())
 
 
+@pytest.mark.parametrize("kind", trained.FAMILIES)
+def test_gradients_are_what_losses_change_by(kind: str) -> None:
+    """Of some parameters of every kind, along their gradients; Adam's first average holds a tenth of these."""
+    step, batches, before = trained.step_of(kind), trained.batches(2, 2, 24), trained.parameters(kind)
+    state, seen = step(begun(kind), batches, trained.key())
+    scale = min(1.0, 1 / float(seen["gradient_norm"]))
+    norms = dict(zip(sorted(before), np.asarray(seen["gradient_norms"]), strict=True))
+    parts = ("embed_tokens.weight", "sinks", "q_norm.weight", "router.weight", "mlp.gate.weight", "gate_up_proj")
+    some = [name for name in before if name.endswith(parts) and "layers.1" not in name]
+    assert some
+    for name in some:
+        gradient = np.asarray(state["optimizer"][0].mu[name]) / 0.1 / scale
+        np.testing.assert_allclose(np.linalg.norm(gradient), norms[name], rtol=1e-3)
+        losses = []
+        for far in (-0.01, 0.01):
+            moved = {**before, name: before[name] + (far / norms[name] * gradient).astype(np.float32)}
+            losses.append(float(step(step.init(moved), batches, trained.key())[1]["loss"]))
+        np.testing.assert_allclose((losses[1] - losses[0]) / 0.02, norms[name], rtol=0.02, err_msg=name)
+
+
 def test_micro_batches_are_one_batch() -> None:
     """Those of few and of many counted tokens alike: sums are divided once."""
     step, batches = trained.step_of("llama"), trained.batches(2, 2, 24)
