@@ -23,6 +23,7 @@ from pipeline.errors import PlanError, Problem, SourceError
 from pipeline.files import write_json
 from pipeline.strictjson import read_object
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+from plugins.facts.gpt_oss import TURNS
 from plugins.formats.safetensors.container import SafeTensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -211,15 +212,14 @@ def _stacked(
     those of all experts; of a fused one first those of gate, then those of up."""
     given = config.get("target_parameters")
     targets = [t for t in given if isinstance(t, str)] if isinstance(given, list) else []
-    for name in ("gate_up_proj", "down_proj"):
+    for name, parts in TURNS.items():
         path = f"{module}.{name}"
         if not any(path.endswith(target) for target in targets):
             continue
         if path in specs:
             found: list[tuple[str, ...]] = [(path,)]
         else:
-            split = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
-            found = [tuple(_of_experts(module, part, specs)) for part in split]
+            found = [tuple(_of_experts(module, part, specs)) for part in parts]
         if all(found) and (specs[found[0][0]].shape[-2] * len(found), specs[found[0][0]].shape[-1]) == (n_out, n_in):
             return path, found
     raise ValueError(f"the checkpoint has no tensor for an adapter from {n_in} to {n_out}")

@@ -20,6 +20,8 @@ from plugins.train.trainer import Looking, Saving
 from tests.cases import trained
 from tests.cases.toy_rows import Rows
 
+# Orbax closes its event loop where a state cannot be read, before all that it had begun to read has come.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 KIND = "llama"
 ROWS = 4
 
