@@ -94,8 +94,9 @@ def test_gradients_are_those_of_the_rounded_weights() -> None:
         np.testing.assert_allclose(mine[1][name], gradient, atol=1e-5 * np.abs(gradient).max(), err_msg=name)
 
 
-def test_activations_are_rounded_where_weights_are_packed(kind: str = "gpt_oss") -> None:
+def test_activations_are_rounded_where_weights_are_packed() -> None:
     """With scales of whole rows, of 8 bits: the loss changes, and not much; nothing's gradient is lost."""
+    kind = "gpt_oss"
     whole, rounded = step_of(kind, qat(kind, "int8"), "F32"), step_of(kind, qat(kind, "int8", activations=INT8), "F32")
     masters = {n: jnp.asarray(w) for n, w in trained.parameters(kind).items()}
     batches = trained.batches(1, 2, 24)
