@@ -1,5 +1,6 @@
 """What people do with a model works on a mesh as on one device: generate, score, look inside, replace tensors."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -172,6 +173,11 @@ def test_a_mesh_takes_all_devices_or_none() -> None:
         engine.load(models.checkpoint("llama"))
 
 
+def operations(program: Any) -> list[str]:
+    """Of a compiled program, without where in the source they come from: that differs by who called."""
+    return [re.sub(r", metadata=\{[^}]*\}", "", line) for line in program.as_text().splitlines() if " = " in line]
+
+
 def test_one_device_runs_the_program_without_a_mesh() -> None:
     """Whatever its axes are called."""
     one = Mesh({"data": 1, "tensor": 1}, {"batch": "data", "heads": "tensor", "mlp": "tensor"})
@@ -183,6 +189,7 @@ def test_one_device_runs_the_program_without_a_mesh() -> None:
         runtime.forward(IDS, POSITIONS)
         [program] = models.programs(runtime, "forward")
         assert not list(models.collectives(program))
-        texts.append(program.as_text())
+        texts.append(operations(program))
     assert texts[0] == texts[1]
-    assert "shard_map" not in texts[0]
+    assert texts[0]
+    assert "shard_map" not in str(texts[0])
