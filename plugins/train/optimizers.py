@@ -7,7 +7,7 @@ So the rate is a number of the step's own, and a population has as many as membe
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from pipeline.errors import PlanError, Problem, did_you_mean
 from plugins.train.schedules import Schedule
@@ -51,13 +51,11 @@ class Optimizer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdamW:
-    """Adam with decoupled weight decay (arXiv 1711.05101).
+class Common:
+    """What the optimizers here have in common.
 
     Attributes:
         rate, schedule, clip, groups: see `Optimizer`.
-        b1, b2: decay of the averages of gradients and of their squares.
-        eps: beside the root of the latter.
         decay: of weights, times the rate.
         undecayed: patterns of the names of parameters that do not decay.
     """
@@ -66,54 +64,85 @@ class AdamW:
     schedule: Schedule = field(default_factory=Schedule)
     clip: float | None = 1.0
     groups: Mapping[str, float] = field(default_factory=dict)
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
     decay: float = 0.1
     undecayed: tuple[str, ...] = UNDECAYED
 
+    limits: ClassVar[Mapping[str, tuple[float, float | None]]] = {}
+    """Number → the least that it may be, and what it has to be below."""
+
     def __post_init__(self) -> None:
-        check(self, b1=(0, 1), b2=(0, 1), eps=(0, None), decay=(0, None))
+        if problems := list(self._problems()):
+            raise PlanError(problems)
+
+    def _problems(self) -> Iterator[Problem]:
+        for name, (least, below) in {"rate": (0, None), "decay": (0, None), **self.limits}.items():
+            value = getattr(self, name)
+            if not (least <= value and (below is None or value < below)):
+                allowed = f"from {least}" + ("" if below is None else f" to below {below}")
+                yield Problem(name, f"{value}: a number {allowed} is needed")
+        if self.clip is not None and not self.clip > 0:
+            yield Problem("clip", f"{self.clip}: a norm above 0 is needed, or null")
+        for pattern, factor in self.groups.items():
+            if not factor >= 0:
+                yield Problem(f"groups.{pattern}", f"{factor}: a factor from 0 is needed")
+
+    def decays(self, parameters: Mapping[str, Any]) -> dict[str, bool]:
+        """Parameter → whether it decays."""
+        return {name: not matches(name, self.undecayed) for name in parameters}
+
+    def decaying(self, transformation: Any, parameters: Mapping[str, Any]) -> Any:
+        """An `optax.GradientTransformation` that has no decay of its own, with this one."""
+        import optax
+
+        # Updates are negative.
+        return optax.chain(transformation, optax.add_decayed_weights(-self.decay, self.decays(parameters)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamW(Common):
+    """Adam with decoupled weight decay (arXiv 1711.05101).
+
+    Attributes:
+        b1, b2: decay of the averages of gradients and of their squares.
+        eps: beside the root of the latter.
+    """
+
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+
+    limits: ClassVar = {"b1": (0, 1), "b2": (0, 1), "eps": (0, None)}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
 
-        mask = _decays(parameters, self.undecayed)
+        mask = self.decays(parameters)
         return optax.adamw(1.0, self.b1, self.b2, self.eps, weight_decay=self.decay, mask=mask)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muon:
+class Muon(Common):
     """Momentum made orthogonal for matrices, each expert's by itself (github.com/KellerJordan/Muon); Adam for the rest.
 
     Updates of matrices have the root mean square that Adam's have (arXiv 2502.16982, 2.2), so that one rate and one
     decay are for both.
 
     Attributes:
-        rate, schedule, clip, groups: see `Optimizer`.
         momentum: decay of the average of gradients (Nesterov's).
         steps: of the iteration that makes it orthogonal.
         b1, b2, eps: see `AdamW`; of Adam.
-        decay, undecayed: see `AdamW`; of all parameters.
         adam: patterns of the names of parameters that Adam is for, beside those that are no matrices `[out, in]` or
             stacks of such.
     """
 
-    rate: float = 1e-3
-    schedule: Schedule = field(default_factory=Schedule)
-    clip: float | None = 1.0
-    groups: Mapping[str, float] = field(default_factory=dict)
     momentum: float = 0.95
     steps: int = 5
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
-    decay: float = 0.1
-    undecayed: tuple[str, ...] = UNDECAYED
     adam: tuple[str, ...] = NO_MATRICES
 
-    def __post_init__(self) -> None:
-        check(self, momentum=(0, 1), steps=(1, None), b1=(0, 1), b2=(0, 1), eps=(0, None), decay=(0, None))
+    limits: ClassVar = {"momentum": (0, 1), "steps": (1, None), "b1": (0, 1), "b2": (0, 1), "eps": (0, None)}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
@@ -139,8 +168,7 @@ class Muon:
                 found |= some
             return {name: found[name] for name in changes}, kept
 
-        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
-        return optax.chain(optax.GradientTransformation(init, update), decay)
+        return self.decaying(optax.GradientTransformation(init, update), parameters)
 
     def is_matrix(self, name: str, w: Any) -> bool:
         """Whether Muon is for a parameter."""
@@ -148,89 +176,50 @@ class Muon:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGD:
+class SGD(Common):
     """Gradient descent, with momentum if that is above 0.
 
     Attributes:
-        rate, schedule, clip, groups: see `Optimizer`.
         momentum, nesterov: decay of the sum of gradients, and whether the next one is looked ahead to.
-        decay, undecayed: see `AdamW`.
     """
 
     rate: float = 1e-2
-    schedule: Schedule = field(default_factory=Schedule)
-    clip: float | None = 1.0
-    groups: Mapping[str, float] = field(default_factory=dict)
     momentum: float = 0.0
     nesterov: bool = False
     decay: float = 0.0
-    undecayed: tuple[str, ...] = UNDECAYED
 
-    def __post_init__(self) -> None:
-        check(self, momentum=(0, 1), decay=(0, None))
+    limits: ClassVar = {"momentum": (0, 1)}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
 
-        decay = optax.add_decayed_weights(-self.decay, _decays(parameters, self.undecayed))  # updates are negative
-        return optax.chain(optax.sgd(1.0, self.momentum or None, self.nesterov), decay)
+        return self.decaying(optax.sgd(1.0, self.momentum or None, self.nesterov), parameters)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lion:
+class Lion(Common):
     """The sign of momentum (arXiv 2302.06675), at a tenth of Adam's rate and ten times its decay.
 
     Attributes:
-        rate, schedule, clip, groups: see `Optimizer`.
         b1, b2: of the average that the sign is of, and of the one that is kept.
-        decay, undecayed: see `AdamW`.
     """
 
     rate: float = 1e-4
-    schedule: Schedule = field(default_factory=Schedule)
-    clip: float | None = 1.0
-    groups: Mapping[str, float] = field(default_factory=dict)
     b1: float = 0.9
     b2: float = 0.99
     decay: float = 1.0
-    undecayed: tuple[str, ...] = UNDECAYED
 
-    def __post_init__(self) -> None:
-        check(self, b1=(0, 1), b2=(0, 1), decay=(0, None))
+    limits: ClassVar = {"b1": (0, 1), "b2": (0, 1)}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
 
-        mask = _decays(parameters, self.undecayed)
+        mask = self.decays(parameters)
         return optax.lion(1.0, self.b1, self.b2, weight_decay=self.decay, mask=mask)
-
-
-def _decays(parameters: Mapping[str, Any], undecayed: tuple[str, ...]) -> dict[str, bool]:
-    return {name: not matches(name, undecayed) for name in parameters}
 
 
 def matches(name: str, patterns: Any) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def check(optimizer: Any, **limits: tuple[float, float | None]) -> None:
-    """Raise PlanError unless the numbers named lie within their limits: from the first, to below the second."""
-    limits = {"rate": (0, None), **limits}
-    problems = []
-    for name, (least, below) in limits.items():
-        value = getattr(optimizer, name)
-        if not (least <= value and (below is None or value < below)):
-            allowed = f"from {least}" + ("" if below is None else f" to below {below}")
-            problems.append(Problem(name, f"{value}: a number {allowed} is needed"))
-    if optimizer.clip is not None and not optimizer.clip > 0:
-        problems.append(Problem("clip", f"{optimizer.clip}: a norm above 0 is needed, or null"))
-    problems += [
-        Problem(f"groups.{pattern}", f"{factor}: a factor from 0 is needed")
-        for pattern, factor in optimizer.groups.items()
-        if not factor >= 0
-    ]
-    if problems:
-        raise PlanError(problems)
 
 
 def factors(optimizer: Optimizer, names: Any) -> dict[str, float]:
