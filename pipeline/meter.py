@@ -48,6 +48,7 @@ class Meter:
     written: int = 0
     device_nbytes: int = 0
     took: bool = False
+    repeated: tuple[float, float] = (0.0, 0.0)
     # One entry for every stage now running: [seconds spent in nested stages, bytes they gave].
     _nested: list[list[float]] = field(default_factory=list)
 
@@ -66,6 +67,7 @@ class Meter:
             "written": self.written,
             "device_nbytes": self.device_nbytes,
             "took": self.took,
+            "repeated": list(self.repeated),
         }
 
 
@@ -173,3 +175,11 @@ def took() -> None:
     meter = _current.get()
     if meter is not None:
         meter.took = True
+
+
+def repeated(seconds: float, times: float) -> None:
+    """Note that a stage took so many seconds for what it did so often (`Footprint.times`); the rest of its time it
+    would have taken for any number."""
+    meter = _current.get()
+    if meter is not None:
+        meter.repeated = (seconds, times)

@@ -242,6 +242,9 @@ class Footprint:
         disk_nbytes: written at most, beside what the work of later stages writes.
         moved_nbytes: bytes that its computing goes through in all (weights, once for each token that they are applied
             to): with the rate at which this machine has done so before, its time. 0: it takes none worth saying.
+        times: of a stage that does one thing again and again, how often: `moved_nbytes` is what it goes through once,
+            and what it does beside that has a time of its own. It says what it measured (`pipeline.meter.repeated`).
+            0: all of it goes by `moved_nbytes`.
         rate: what that rate depends on beside the stage's class: device, dtypes, encodings.
         inputs: files that it reads beside those of the checkpoints it takes.
         ignored: tensors that the model does not read, with the reasons.
@@ -262,6 +265,7 @@ class Footprint:
     kept_nbytes: int = 0
     disk_nbytes: int = 0
     moved_nbytes: int = 0
+    times: float = 0.0
     rate: str = ""
     devices: int = 1
     temporary_nbytes: int = 0

@@ -78,6 +78,7 @@ class DataPlan:
     Attributes:
         examples: how many there will be to train on, about; None: nothing can be said.
         specs: see `Examples.specs`.
+        held_out: how many there will be beside them, about.
         tokens: in all of them, about; 0: they are not made of tokens.
         disk_nbytes: what `open` writes, at most.
         host_nbytes: memory that opening them and making a batch takes, at most.
@@ -88,6 +89,7 @@ class DataPlan:
     tokens: int = 0
     disk_nbytes: int = 0
     host_nbytes: int = 0
+    held_out: int = 0
 
     @property
     def tokens_of_example(self) -> int:
@@ -133,6 +135,14 @@ class Dataset(Protocol):
 
 
 @dataclass(frozen=True)
+class Teacher:
+    """A checkpoint that another is to learn of: what the stage `teacher` gives. No stage takes it for what it is to
+    work on."""
+
+    checkpoint: Checkpoint
+
+
+@dataclass(frozen=True)
 class Trained:
     """What a trainer gives.
 
@@ -165,15 +175,24 @@ class Trainer(Protocol):
         """The files that `tokenizer` reads beside those of the checkpoint."""
         ...
 
-    def plan(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[Mapping[str, TensorSpec], Footprint]:
+    def plan(
+        self, checkpoint: Checkpoint, data: DataPlan, teacher: Checkpoint | None
+    ) -> tuple[Mapping[str, TensorSpec], Footprint]:
         """The tensors that `train` will give, and what that takes, data aside.
+
+        Args:
+            data: without `specs`, where something is wrong with the data.
+            teacher: another checkpoint to learn of; None: there is none.
 
         Raises:
             PlanError: that cannot be; all problems at once.
         """
         ...
 
-    def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
+    def train(
+        self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int,
+        teacher: Checkpoint | None,
+    ) -> Trained:  # fmt: skip
         """Train. What is in `ctx.unfinished` it goes on from.
 
         Raises:

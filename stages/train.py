@@ -1,12 +1,13 @@
 """Train: from a checkpoint and data to another checkpoint, which all that follows takes like any."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import meter
+from pipeline.digest import InputFile
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
@@ -14,7 +15,7 @@ from pipeline.running.results import FOLDER, Results
 from pipeline.stage import Checkpoint, Context, Gang, Prediction
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
-from pipeline.training import DataPlan, Dataset, Trainer
+from pipeline.training import DataPlan, Dataset, Teacher, Trainer
 from pipeline.units import parse_bytes
 
 REPORT = "training.json"  # beside the weights
@@ -50,7 +51,7 @@ class Train:
         """See `pipeline.stage.StageHooks`."""
         return self.trainer.gang
 
-    def plan(self, checkpoint: Checkpoint) -> Prediction:
+    def plan(self, checkpoint: Checkpoint, teacher: Teacher | None = None) -> Prediction:
         """
         Raises:
             PlanError: all that is wrong with data and trainer.
@@ -59,7 +60,7 @@ class Train:
         said = DataPlan(None, {})
         try:
             said = said if problems else self.data.plan(checkpoint)
-            specs, takes = self.trainer.plan(checkpoint, said)
+            specs, takes = self.trainer.plan(checkpoint, said, _of(teacher))
         except PlanError as why:
             raise PlanError([*problems, *why.problems], exit_code=why.exit_code) from None
         if problems:
@@ -69,11 +70,16 @@ class Train:
             takes,
             host_nbytes=takes.host_nbytes + said.host_nbytes,
             disk_nbytes=takes.disk_nbytes + said.disk_nbytes + written,
-            inputs=tuple(dict.fromkeys((*takes.inputs, *self.trainer.inputs(checkpoint), *self.data.inputs()))),
+            inputs=tuple(dict.fromkeys((*takes.inputs, *self._inputs(checkpoint, teacher)))),
         )
         return Prediction(_trained(checkpoint, _Promised(specs)), takes)
 
-    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+    def _inputs(self, checkpoint: Checkpoint, teacher: Teacher | None) -> Iterator[InputFile]:
+        yield from self.trainer.inputs(checkpoint)
+        yield from self.data.inputs()
+        yield from () if teacher is None else teacher.checkpoint.inputs
+
+    def run(self, ctx: Context, checkpoint: Checkpoint, teacher: Teacher | None = None) -> Checkpoint:
         """
         Raises:
             PlanError: data that only reading it finds to be wrong.
@@ -83,12 +89,12 @@ class Train:
         assert ctx.folder is not None
         tokenizer = self.trainer.tokenizer(checkpoint)
         splits = self.data.open(ctx.results or Results(ctx.run_dir / FOLDER), tokenizer)
-        found = self.trainer.train(ctx, checkpoint, splits, tokenizer, ctx.seed)
+        found = self.trainer.train(ctx, checkpoint, splits, tokenizer, ctx.seed, _of(teacher))
         self._write(ctx.folder, found.store)
         write_json(ctx.folder / REPORT, dict(found.report))
         return self.reopen(ctx.folder, checkpoint)
 
-    def reopen(self, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
+    def reopen(self, folder: Path, checkpoint: Checkpoint, teacher: Teacher | None = None) -> Checkpoint:
         """See `pipeline.stage.StageHooks`."""
         report = json.loads(read_whole(folder / REPORT))
         return replace(_trained(checkpoint, self.container.open(folder)), source=folder, report=report)
@@ -114,6 +120,10 @@ class _Promised:
 
     def read(self, name: str, index: Any = ()) -> Any:
         raise WeightmillError(f"{name}: is not trained yet")
+
+
+def _of(teacher: Teacher | None) -> Checkpoint | None:
+    return None if teacher is None else teacher.checkpoint
 
 
 def _trained(checkpoint: Checkpoint, store: TensorStore) -> Checkpoint:

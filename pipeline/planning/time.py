@@ -1,13 +1,16 @@
 """How long a plan will take: the bytes of every part of it, at the rates at which this machine has done such before."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.ops import kernels_of
 from pipeline.planning.rates import Rates, cores
 from pipeline.planning.sharing import SharedStore
 from pipeline.planning.wiring import Node, Plan, store_of
+
+BESIDE = "beside"  # what a stage does once, of one that does another thing again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Part:
         kind: what its rate goes by.
         nbytes: how much there is to do.
         lanes: in how many tasks at once.
+        times: how often.
         seconds: that it will take; None: no rate was measured yet.
         finish: the last step of work, once all its chunks are done.
     """
@@ -27,6 +31,7 @@ class Part:
     kind: str
     nbytes: int
     lanes: int = 1
+    times: float = 1.0
     seconds: float | None = None
     finish: bool = False
 
@@ -64,9 +69,7 @@ def time_plan(plan: Plan, rates: Rates, workers: int) -> TimePlan:
     found = []
     for part in parts(plan, workers):
         seconds = rates.seconds(part.kind, part.nbytes)
-        found.append(
-            Part(part.stage, part.kind, part.nbytes, part.lanes, seconds and seconds / part.lanes, part.finish)
-        )
+        found.append(replace(part, seconds=seconds and seconds * part.times / part.lanes))
     return TimePlan(tuple(found))
 
 
@@ -79,7 +82,9 @@ def parts(plan: Plan, workers: int) -> Iterator[Part]:
         if node.takes is not None:
             if node.takes.moved_nbytes:
                 kind = " ".join(filter(None, (_class(node.stage), node.takes.rate, _backends(node.stage))))
-                yield Part(node.name, kind, node.takes.moved_nbytes)
+                if times := node.takes.times:
+                    yield Part(node.name, f"{kind} {BESIDE}", 1)
+                yield Part(node.name, kind, node.takes.moved_nbytes, times=times or 1.0)
         elif node.work is not None and node.work.chunks:
             lanes = max(1, min(workers, cores(), len(node.work.chunks)))
             for one in [*_views(plan, node), node]:
@@ -96,7 +101,7 @@ def parts(plan: Plan, workers: int) -> Iterator[Part]:
 
 def learn(
     rates: Rates, plan: Plan, workers: int, records: Sequence[Mapping[str, Any]], computed: Mapping[str, float],
-    finished: Mapping[str, float],
+    finished: Mapping[str, float], repeated: Mapping[str, tuple[float, float]] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Take in what a run has measured: none of a run that went on from an earlier one, which did part of the work.
 
@@ -104,6 +109,7 @@ def learn(
         records: of the chunks.
         computed: seconds of the stages that compute.
         finished: seconds of the last steps of works.
+        repeated: of stages that do one thing again and again, the seconds that this took, of all of theirs, and times.
     """
     if any(r.get("reused") for r in records):
         return
@@ -115,6 +121,12 @@ def learn(
     for part in parts(plan, workers):
         if part.finish:
             rates.learn(part.kind, part.nbytes, finished.get(part.stage, 0.0))
+        elif part.stage in plan.takes and plan.takes[part.stage].times:
+            seconds, times = repeated.get(part.stage, (0.0, 0.0))
+            if part.kind.endswith(BESIDE):
+                rates.learn(part.kind, part.nbytes, computed.get(part.stage, 0.0) - seconds)
+            elif times:
+                rates.learn(part.kind, part.nbytes, seconds / times)
         elif part.stage in plan.takes:
             rates.learn(part.kind, part.nbytes, computed.get(part.stage, 0.0))
         else:

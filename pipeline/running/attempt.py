@@ -185,6 +185,12 @@ class Attempt:
         mine = {n: m.record for n, m in self._made.items() if not m.found and not m.record["took"]}
         return {n: sum(t["seconds"] for t in r["stages"].values()) for n, r in mine.items() if n in self.plan.takes}
 
+    @property
+    def repeated(self) -> dict[str, tuple[float, float]]:
+        """Of these stages, what they did again and again: seconds, and how often."""
+        found = {n: self._made[n].record.get("repeated", (0.0, 0.0)) for n in self.computed}
+        return {n: (seconds, times) for n, (seconds, times) in found.items() if times}
+
     def report(self) -> Report:
         """What was done, written down; the job is complete then."""
         run, run_dir, plan, there = self.job.run, self.job.run_dir, self.plan, self.exports.there

@@ -111,6 +111,7 @@ def _learn(sweep: Sweep, jobs: Mapping[int, Attempt], graph: Graph, ended: Mappi
     whole = sweep.whole
     chunks: list[Mapping[str, Any]] = []
     computed: dict[str, float] = {}
+    repeated: dict[str, tuple[float, float]] = {}
     for i, one in jobs.items():
         names = {name: sweep.names[node] for name, node in sweep.plans[i].nodes.items()}
         if one.exports.there or one.known:
@@ -119,12 +120,13 @@ def _learn(sweep: Sweep, jobs: Mapping[int, Attempt], graph: Graph, ended: Mappi
             {**r, "stages": {names.get(n, n): t for n, t in r["stages"].items()}} for r in one.records if "digest" in r
         ]
         computed |= {names[n]: s for n, s in one.computed.items()}
+        repeated |= {names[n]: s for n, s in one.repeated.items()}
     finished = {}
     for task in (t for t in graph.tasks if t.fn is finish and t.key in ended):
         before = [ended[a.key] for a in task.args if isinstance(a, Ref) and a.key in ended]
         finished[task.key] = ended[task.key] - max(before, default=ended[task.key])
     rates = Rates.load()
-    learn(rates, whole, tasks_at_once(sweep.jobs[0].run.spine.dask), chunks, computed, finished)
+    learn(rates, whole, tasks_at_once(sweep.jobs[0].run.spine.dask), chunks, computed, finished, repeated)
     if why := rates.save():
         events.say(why)
 

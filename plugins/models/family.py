@@ -44,6 +44,11 @@ class Family(Protocol):
         ...
 
 
+def vocabulary(parameters: Sequence[Parameter]) -> int | None:
+    """How many tokens a language model knows; None: it is none, and takes rows of numbers."""
+    return next((p.shape[0] for p in parameters if p.axes[0] == "vocab"), None)
+
+
 def family_of(config: Mapping[str, Any], families: Sequence[Family]) -> Family:
     """The family whose `model_types` name the config's.
 

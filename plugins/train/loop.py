@@ -40,6 +40,7 @@ class Plan:
         at_once: examples of a micro-batch.
         flops: of a token, or an example, forth and back; 0: not known.
         peak: FLOP/s of all devices; None: not known.
+        look_share: what an evaluation takes, in updates.
         sample: (parameters, update) → prompt → text.
     """
 
@@ -51,6 +52,7 @@ class Plan:
     look: Looking
     flops: float = 0.0
     peak: float | None = None
+    look_share: float = 0.0
     sample: Sampler | None = None
 
 
@@ -88,7 +90,9 @@ class Found:
         loss: of the last updates, the mean of a tenth of them.
         progress: what came of it.
         stopped: why it ended before the last update; empty: it did not.
-        seconds: of the updates of this process; `began`, how many there were before them.
+        seconds: of the updates of this process but its first, which is compiled meanwhile; `began`, how many there
+            were before it.
+        repeated: these seconds with those of evaluations, and how many updates that is.
         rows: of metrics, those of earlier tries too.
     """
 
@@ -99,6 +103,7 @@ class Found:
     stopped: str
     seconds: float
     began: int
+    repeated: tuple[float, float]
     rows: Sequence[Mapping[str, Any]]
 
 
@@ -107,24 +112,27 @@ class Programs:
 
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
-        sums: (parameters, frozen, batch [1, B, …]) → what the objective gives, with nothing random in it.
+        sums: (parameters, frozen, taught, batch [1, B, …]) → what the objective gives, with nothing random in it.
         shown: see `plugins.train.objectives.ObjectiveHooks`.
         placed: batches of the host, on the devices.
-        frozen: what both take beside the parameters, and nothing changes.
+        frozen, taught: what both take beside the parameters, and nothing changes; the latter are a teacher's weights.
     """
 
-    def __init__(self, step: Step, options: Mapping[str, Any] | None = None, frozen: Mapping[str, Any] | None = None):
+    def __init__(
+        self, step: Step, options: Mapping[str, Any] | None = None, frozen: Mapping[str, Any] | None = None,
+        taught: Mapping[str, Any] | None = None,
+    ):  # fmt: skip
         """
         Args:
             options: for the compiler.
         """
-        self.frozen, self.placed = dict(frozen or {}), step.placed
+        self.frozen, self.taught, self.placed = dict(frozen or {}), dict(taught or {}), step.placed
         self.shown = optional(step.gradients.objective, ObjectiveHooks, "shown")
 
-        def sums(parameters: Any, frozen: Any, batch: Any) -> Any:
+        def sums(parameters: Any, frozen: Any, taught: Any, batch: Any) -> Any:
             if step.bound.spread is None:
-                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, {})
-            (loss, weight, seen), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, {})
+                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, taught)
+            (loss, weight, seen), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, taught)
             return loss * weight, weight, seen
 
         self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
@@ -198,7 +206,8 @@ class Loop:
         totals: dict[str, np.ndarray] = {}
         for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
             placed = self.programs.placed({name: a[None] for name, a in batch.items()})
-            loss, weight, seen = jax.device_get(self.programs.sums(parameters, self.programs.frozen, placed))
+            own = self.programs
+            loss, weight, seen = jax.device_get(own.sums(parameters, own.frozen, own.taught, placed))
             for name, sums in {"loss": (loss, weight), **seen}.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(sums, np.float64)
         means = {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
@@ -216,6 +225,7 @@ class _Run:
         self.loop, self.name, self.state, self.progress, self.metrics = loop, name, state, progress, metrics
         self.saves, self.best = saves, best
         self.names = sorted(state["parameters"])
+        self._looked: list[float] = []  # seconds of evaluations
         self.line = Line(name, loop.plan.steps, loop.unit, loop.plan.flops, loop.plan.peak)
 
     def updates(self) -> Found:
@@ -227,7 +237,7 @@ class _Run:
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
         for before, batch, amount in self.loop.batches(began):
             self.line.begin()
-            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, {})
+            self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, programs.taught)
             losses.append(self._row(before, jax.device_get(figures), amount))
             step = before + 1
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0
@@ -247,7 +257,9 @@ class _Run:
                 parameters, step = found[0], progress.best_step
         tail = losses[-max(1, len(losses) // 10) :]
         loss = float(np.mean(tail)) if tail else float("nan")
-        return Found(parameters, step, loss, progress, stopped, spent, began, self.metrics.rows)
+        looked = self._looked[1:]  # the first is compiled meanwhile
+        repeated = spent + sum(looked), max(0, len(losses) - 1) + len(looked) * plan.look_share
+        return Found(parameters, step, loss, progress, stopped, spent, began, repeated, self.metrics.rows)
 
     def _row(self, before: int, figures: Mapping[str, Any], amount: int) -> float:
         """Write down what the update after `before` others was like; returns its loss.
@@ -281,7 +293,7 @@ class _Run:
     def _look(self, step: int) -> bool:
         """Evaluate; returns whether it is worth going on."""
         progress, plan = self.progress, self.loop.plan
-        parameters = self.state["parameters"]
+        parameters, start = self.state["parameters"], time.perf_counter()
         if found := self.loop.held_out(parameters):
             loss = found["loss"]
             self.metrics.row("held_out", step=step, **found)
@@ -300,6 +312,7 @@ class _Run:
             for prompt, text in plan.sample(parameters, step).items():
                 self.metrics.row("sample", step=step, prompt=prompt, text=text)
                 text_stream.write(f"{self.name}: after update {step}: {prompt}{text}\n")
+        self._looked.append(time.perf_counter() - start)
         return plan.look.patience is None or progress.worse < plan.look.patience
 
     def _save(self, step: int) -> None:

@@ -6,12 +6,16 @@ devices add up before anything is divided.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Protocol
 
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import hooks_of
 
 Sums = tuple[Any, Any, dict[str, tuple[Any, Any]]]
+LANGUAGE: Mapping[str, str] = {"tokens": "int32", "targets": "int32"}
+CLASSES: Mapping[str, str] = {"inputs": "float32", "targets": "int32"}
+NUMBERS: Mapping[str, str] = {"inputs": "float32", "targets": "float32"}
 
 
 class Objective(Protocol):
@@ -36,6 +40,12 @@ class ObjectiveHooks:
     shown: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
     """Of means over all examples, `loss` too: what is to be shown beside the loss; None: all of them."""
 
+    reads: Mapping[str, str] = MappingProxyType({})
+    """Name of an array → its dtype: of a batch, those that there have to be."""
+
+    wants_teacher: bool = False
+    """Whether there has to be a teacher."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CausalLM:
@@ -48,6 +58,8 @@ class CausalLM:
 
     z_loss: float = 0.0
     logits_nbytes: int = 32 << 20
+
+    reads: ClassVar = LANGUAGE
 
     def __post_init__(self) -> None:
         if not self.z_loss >= 0:
@@ -76,6 +88,9 @@ class Distillation:
     teaching: float = 1.0
     temperature: float = 1.0
     logits_nbytes: int = 32 << 20
+
+    reads: ClassVar = LANGUAGE
+    wants_teacher: ClassVar = True
 
     def __post_init__(self) -> None:
         problems = []
@@ -117,6 +132,8 @@ class Classification:
 
     smoothing: float = 0.0
 
+    reads: ClassVar = CLASSES
+
     def __post_init__(self) -> None:
         if not 0 <= self.smoothing < 1:
             raise PlanError([Problem("smoothing", f"{self.smoothing}: a share is needed, from 0 to below 1")])
@@ -139,6 +156,8 @@ class Regression:
     """Squared error of one number a row; batches have inputs `[B, …]`, targets `[B]` float32 and weights `[B]`; a model
     gives `[B]` or `[B, 1]`. R² = 1 - loss / (target_squared - target²), of the figures of as many rows as you like.
     """
+
+    reads: ClassVar = NUMBERS
 
     def shown(self, means: Mapping[str, float]) -> dict[str, float]:
         """See `ObjectiveHooks`."""

@@ -35,6 +35,7 @@ from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
 from plugins.train.samples import Samples
 from plugins.train.step import State, Step, make_step
 from plugins.train.trainer import Trainer
+from plugins.train.transform import Transform
 from plugins.train.watch import PEAKS
 
 PICTURE = "loss.png"
@@ -43,9 +44,14 @@ DETERMINISTIC = {"gpu": {"xla_gpu_exclude_nondeterministic_ops": True}}
 
 
 def train(
-    trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int
-) -> Trained:
-    """See `pipeline.training.Trainer.train`."""
+    trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int,
+    teacher: Checkpoint | None,
+) -> Trained:  # fmt: skip
+    """See `pipeline.training.Trainer.train`.
+
+    Args:
+        teacher: whom the objective learns of, if it does.
+    """
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
     device, _, _ = resolved(engine)
@@ -55,9 +61,10 @@ def train(
     model, spread = _model(trainer, base, parameters)
     where = device if spread is None else spread.devices
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
+    teaches = None if teacher is None else _frozen_model(trainer, teacher, None)
     step = make_step(
         model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
-        recompute=trainer.recompute,
+        recompute=trainer.recompute, teacher=teaches,
     )  # fmt: skip
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
@@ -78,21 +85,26 @@ def train(
         state = step.init(held)
         return jax.device_put(state, device) if spread is None else state
 
-    frozen = {}
-    if frozen_by is not None:
-        fill(model, base, device, cast=engine.cast, unpack=engine.unpack)
-        frozen = {p.names[0]: p.get_value() for p in params_of(model)}
-    plan = _plan(trainer, device, flops_of_token(parameters, checkpoint.config), seed)
+    def held(of: Decoder, weights: Checkpoint) -> dict[str, Any]:
+        fill(of, weights, device, cast=engine.cast, unpack=engine.unpack)
+        return {p.names[0]: p.get_value() for p in params_of(of)}
+
+    frozen = {} if frozen_by is None else held(model, base)
+    taught = {} if teacher is None or teaches is None else held(teaches, teacher)
+    plan = _plan(trainer, device, trainer.flops_of_token(checkpoint), seed, len(data.held_out or ()))
     if trainer.look.prompts and tokenizer is not None:
         plan = replace(plan, sample=_sampler(trainer, step, frozen, tokenizer, seed))
-    loop = Loop(plan, Programs(step, _options(trainer, device), frozen), data)
+    loop = Loop(plan, Programs(step, _options(trainer, device), frozen, taught), data)
     like = step.described(trained, device)
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
     if ctx.unfinished is not None and resume is None:
         others.tell(ctx.unfinished)
     with jax.default_device(device):
         found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
-    of_device = (prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves((like, frozen)))
+    meter.repeated(*found.repeated)
+    of_device = (
+        prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves((like, frozen, taught))
+    )
     meter.on_device(sum(of_device))
     if frozen_by is not None:
         arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
@@ -115,26 +127,37 @@ def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) 
         PlanError: its tensors do not fit the model, or the model not the devices; all problems at once.
     """
     engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
+    if trainer.freezing is not None:
+        return _frozen_model(trainer, base, trainer.transform), None
+    device, _, _ = resolved(engine)
+    specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
+    spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
+    weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
+    return _built(trainer, base, weights, trainer.transform), spread
+
+
+def _frozen_model(trainer: Trainer, checkpoint: Checkpoint, transform: Transform | None) -> Decoder:
+    """One whose weights are not trained: packed tensors stay packed, and plain ones are as they are computed with."""
+    _, dtype, _ = resolved(trainer.engine)
+    return _built(trainer, checkpoint, Weights(checkpoint.store.specs, dtype), transform)
+
+
+def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform: Transform | None) -> Decoder:
+    engine = trainer.engine
     device, dtype, _ = resolved(engine)
-    if trainer.freezing is not None:  # packed tensors stay packed, and plain ones are as they are computed with
-        weights = Weights(base.store.specs, dtype)
-    else:
-        specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
-        spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
-        weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
     ops = engine.ops.on(device.platform)
-    family = family_of(base.config, engine.families)
-    ops = ops if trainer.transform is None else trainer.transform.ops(ops)
-    model: Decoder = family.build(base.config, weights, ops, DTYPES[dtype])
+    ops = ops if transform is None else transform.ops(ops)
+    family = family_of(checkpoint.config, engine.families)
+    model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
     weights.check()
-    return model, spread
+    return model
 
 
-def _plan(trainer: Trainer, device: Any, flops: float, seed: int) -> Plan:
+def _plan(trainer: Trainer, device: Any, flops: float, seed: int, held_out: int) -> Plan:
     peak = trainer.peak_flops or PEAKS.get(device.device_kind)
     return Plan(
         trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, flops=flops,
-        peak=peak and trainer.engine.mesh.size * peak,
+        peak=peak and trainer.engine.mesh.size * peak, look_share=trainer.look_share(held_out),
     )  # fmt: skip
 
 
@@ -169,25 +192,6 @@ class _Cast:
     def read(self, name: str, index: Index = ()) -> Any:
         value, dtype = self._held.read(name, index), self.specs[name].dtype
         return value if numpy_dtype(dtype) == value.dtype else self._cast(value, dtype)
-
-
-def flops_of_token(parameters: Sequence[Parameter], config: Mapping[str, Any]) -> float:
-    """Of the products of one token with the weights, forth (2 each) and back (4): of experts those that it is sent to.
-    What attention takes beside them is not counted, nor what is computed again."""
-    values = 0.0
-    for parameter in parameters:
-        if parameter.axes[0] == "vocab" and parameter.name.endswith("embed_tokens.weight") and not _tied(config):
-            continue
-        share = 1.0
-        if parameter.axes[0] == "experts":
-            chosen = config.get("num_experts_per_tok") or config.get("experts_per_token") or parameter.shape[0]
-            share = int(chosen) / parameter.shape[0]
-        values += prod(parameter.shape) * share if len(parameter.shape) > 1 else 0
-    return 6 * values
-
-
-def _tied(config: Mapping[str, Any]) -> bool:
-    return bool(config.get("tie_word_embeddings"))
 
 
 def report(found: Found, loop: Loop) -> dict[str, Any]:

@@ -20,14 +20,15 @@ from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
-from plugins.models.device import device_nbytes
-from plugins.models.family import family_of
-from plugins.train.objectives import Objective
+from plugins.models.device import WeightsDtype, device_nbytes
+from plugins.models.family import vocabulary
+from plugins.train import teaching
+from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
+from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.optimizers import Optimizer
 from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
-HOST_NBYTES = 780 << 20  # JAX, Flax, Orbax and compiling, measured with toys; see tests/real
 SAVED_ENTRIES_NBYTES = 1 << 20  # what a saved state has beside its arrays
 
 
@@ -164,37 +165,75 @@ class Trainer:
         """See `pipeline.training.Trainer.inputs`."""
         return self.engine.tokenizer.inputs(checkpoint)
 
-    def plan(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[Mapping[str, TensorSpec], Footprint]:
+    def plan(
+        self, checkpoint: Checkpoint, data: DataPlan, teacher: Checkpoint | None
+    ) -> tuple[Mapping[str, TensorSpec], Footprint]:
         """See `pipeline.training.Trainer.plan`. Masters, two moments and gradients as fp32, the weights in the dtype of
         activations, and what a micro-batch leaves for the way back.
 
         Raises:
             PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
         """
-        if problems := list(self._problems(checkpoint)):
+        if problems := list(self._problems(checkpoint, data, teacher)):
             raise PlanError(problems)
         _, ignored = self.engine.weights(checkpoint)
-        values, kept, ways = self._masters(checkpoint, ignored) // 4, 0, self.engine.mesh.size
+        parameters, ways = self._parameters(checkpoint), self.engine.mesh.size
+        values, kept = self._masters(checkpoint, ignored) // 4, 0
+        held: WeightsDtype = "bf16" if self.engine.dtype == "bf16" else "f32"
         if (freezing := self.freezing) is not None:
-            values = sum(map(prod, freezing.trained(self._parameters(checkpoint)).values()))
-            held = freezing.base(checkpoint).store.specs
-            kept = device_nbytes(held, ignored, "bf16" if self.engine.dtype == "bf16" else "f32")
-        state, amount = 12 * values, self.steps * self.batch * data.tokens_of_example
-        temporary = (
-            4 * values + self._activations(checkpoint, data) + (2 * values if self.engine.dtype == "bf16" else 0)
-        )
+            values = sum(map(prod, freezing.trained(parameters).values()))
+            kept = device_nbytes(freezing.base(checkpoint).store.specs, ignored, held)
+        if (teacher := self.teacher(checkpoint, teacher)) is not None:
+            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], held)
+        state, tokens = 12 * values, self.at_once * data.tokens_of_example
+        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
+        temporary += 2 * values if self.engine.dtype == "bf16" else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=HOST_NBYTES + ways * (state + kept + 4 * values + temporary),
+            host_nbytes=host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
             devices=ways,
             ignored=ignored,
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
-            moved_nbytes=3 * 4 * values * amount,
-            rate=f"train {self.engine.dtype}",
+            moved_nbytes=round(self._update_flops(checkpoint, data, teacher)),
+            times=self._updates(data),
+            rate=self._kind(checkpoint),
         )
         return self.result_specs(checkpoint), takes
+
+    def flops_of_token(self, checkpoint: Checkpoint) -> float:
+        """Of products of a token, or a row, with weights, forth and back, without what is computed again: two each. Of
+        weights that stay as they are no gradient is taken."""
+        forth_and_back = FORTH + (BACK if self.freezing is None else BACK / 2)
+        return 2 * forth_and_back * products(self._parameters(checkpoint), checkpoint.config)
+
+    def _update_flops(self, checkpoint: Checkpoint, data: DataPlan, teacher: Checkpoint | None) -> float:
+        own = products(self._parameters(checkpoint), checkpoint.config)
+        again = 2 * FORTH * own if self.recompute else 0
+        theirs = 2 * FORTH * products(self._parameters(teacher), teacher.config) if teacher is not None else 0
+        return (self.flops_of_token(checkpoint) + again + theirs) * self.batch * data.tokens_of_example
+
+    def _updates(self, data: DataPlan) -> float:
+        """How many there are, with evaluations and texts as so many updates; the first of each is compiled meanwhile,
+        and does not count."""
+        looks = 1 + ((self.steps - 1) // self.look.every if self.look.every else 0)
+        return self.steps - 1 + looks * self.look_share(data.held_out)
+
+    def look_share(self, held_out: int) -> float:
+        """What an evaluation takes, in updates, where so many examples are held out."""
+        return min(held_out, self.look.examples or held_out) / self.batch * FORTH / (FORTH + BACK)
+
+    def _kind(self, checkpoint: Checkpoint) -> str:
+        """What the time of an update goes by, beside its products."""
+        parts = self.objective, self.optimizer, self.transform
+        names = [type(part).__name__ for part in parts if part is not None]
+        return " ".join([str(checkpoint.config.get("model_type")), self.engine.dtype, *names])
+
+    def teacher(self, checkpoint: Checkpoint, given: Checkpoint | None) -> Checkpoint | None:
+        """Whom the objective learns of: a checkpoint that is given, or else the one that is trained, as it was before.
+        None: of nobody."""
+        return (given or checkpoint) if optional(self.objective, ObjectiveHooks, "wants_teacher") else None
 
     def result_specs(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
         """What comes out: every tensor that the model has, plain."""
@@ -203,7 +242,7 @@ class Trainer:
         as_held = DTYPES.get(self.dtype)
         return {n: TensorSpec(s.shape, as_held or s.dtype) for n, s in held.items()}
 
-    def _problems(self, checkpoint: Checkpoint) -> Iterator[Problem]:
+    def _problems(self, checkpoint: Checkpoint, data: DataPlan, teacher: Checkpoint | None) -> Iterator[Problem]:
         for name, spec in checkpoint.store.specs.items():
             if spec.dtype not in FLOAT_DTYPES:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
@@ -211,6 +250,41 @@ class Trainer:
             yield from self._mesh_problems()
         if self.transform is not None:
             yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+        if data.specs:
+            yield from self._misfits(checkpoint, data)
+        if self.look.prompts and not (checkpoint.outline or self.engine.tokenizer.exists(checkpoint)):
+            yield Problem("train.look.prompts", "texts need a tokenizer, and the checkpoint has none")
+        yield from self._teacher_problems(checkpoint, teacher)
+
+    def _misfits(self, checkpoint: Checkpoint, data: DataPlan) -> Iterator[Problem]:
+        """Objective, data and model that are not for each other."""
+        reads = optional(self.objective, ObjectiveHooks, "reads")
+        name, kind = type(self.objective).__name__, checkpoint.config.get("model_type")
+        lacks = [f"{array} of {dtype}" for array, dtype in reads.items() if data.specs.get(array, ((), ""))[1] != dtype]
+        if lacks:
+            has = ", ".join(f"{array} of {dtype}" for array, (_, dtype) in data.specs.items() if array != "weights")
+            text = f"{name} takes {' and '.join(lacks)}, and the data have {has}; of train/objective=, causal_lm and "
+            text += "distillation are for texts, classification for classes, regression for numbers"
+            yield Problem("train.objective", text)
+        words = vocabulary(self._parameters(checkpoint))
+        if "tokens" in data.specs and words is None:
+            yield Problem("data", f"are texts, and {kind!r} is a model for rows of numbers; data=table, images, digits")
+        if "inputs" in data.specs and words is not None:
+            yield Problem("data", f"are rows of numbers, and {kind!r} is a language model; data=text, chat")
+
+    def _teacher_problems(self, checkpoint: Checkpoint, given: Checkpoint | None) -> Iterator[Problem]:
+        found = self.teacher(checkpoint, given)
+        if found is None and given is not None:
+            text = f"{type(self.objective).__name__} learns of no teacher; train/objective=distillation does"
+            yield Problem(teaching.WHERE, text)
+        same = self.transform is None or (
+            self.freezing is not None and self.freezing.base(checkpoint).store is checkpoint.store
+        )
+        if found is checkpoint and same:
+            text = "needs a teacher other than what is trained: stages=[load,teacher,train,…] +teacher=DIR; train=qat "
+            yield Problem("train.objective", f"{text}and train=qlora learn of what they round, without one")
+        elif found is not None:
+            yield from teaching.problems(self.engine, checkpoint, found)
 
     def _mesh_problems(self) -> Iterator[Problem]:
         mesh = self.engine.mesh
@@ -237,16 +311,13 @@ class Trainer:
         return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
-        return family_of(checkpoint.config, self.engine.families).parameters(checkpoint.config)
+        return teaching.parameters(self.engine, checkpoint)
 
-    def _activations(self, checkpoint: Checkpoint, data: DataPlan) -> int:
-        """Bytes that a micro-batch leaves for the way back: of every matrix what goes in and comes out, as fp32."""
-        tokens = self.at_once * data.tokens_of_example
-        wide = sum(sum(s.shape[-2:]) for n, s in checkpoint.store.specs.items() if len(s.shape) > 1)
-        return 4 * tokens * wide
-
-    def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
+    def train(
+        self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int,
+        teacher: Checkpoint | None,
+    ) -> Trained:  # fmt: skip
         """See `pipeline.training.Trainer.train`."""
         from plugins.train.start import train
 
-        return train(self, ctx, checkpoint, data, tokenizer, seed)
+        return train(self, ctx, checkpoint, data, tokenizer, seed, self.teacher(checkpoint, teacher))

@@ -114,6 +114,7 @@ class Line:
         self.name, self.steps, self.unit, self.flops, self.peak = name, steps, unit, flops, peak
         self._loss = self._of = 0.0
         self._seconds: float | None = None
+        self._compiled = False
         self._last = time.perf_counter()
 
     def begin(self) -> None:
@@ -121,14 +122,19 @@ class Line:
         self._last = time.perf_counter()
 
     def update(self, step: int, figures: Mapping[str, float], amount: int) -> dict[str, float]:
-        """Show the update `step`, which went through `amount` of the unit; returns seconds, speed and share."""
+        """Show the update `step`, which went through `amount` of the unit; returns seconds, speed and share. Of the
+        first, which is compiled meanwhile, seconds alone."""
         now = time.perf_counter()
         seconds, self._last = now - self._last, now
-        self._seconds = seconds if self._seconds is None else RECENT * self._seconds + (1 - RECENT) * seconds
         self._loss, self._of = SMOOTH * self._loss + figures["loss"], SMOOTH * self._of + 1
+        said = [f"{self.name} {step}/{self.steps}", f"loss {self._loss / self._of:.3f}", f"rate {figures['rate']:.2g}"]
+        if not self._compiled:
+            self._compiled = True
+            text_stream.live(" · ".join([*said, f"compiled and computed in {show_seconds(seconds)}"]))
+            return {"seconds": seconds}
+        self._seconds = seconds if self._seconds is None else RECENT * self._seconds + (1 - RECENT) * seconds
         speed = amount / seconds
         found = {"seconds": seconds, f"{self.unit}_per_s": speed}
-        said = [f"{self.name} {step}/{self.steps}", f"loss {self._loss / self._of:.3f}", f"rate {figures['rate']:.2g}"]
         said.append(f"{amount / self._seconds:,.0f} {self.unit}/s")
         if self.peak is not None:
             found["mfu"] = speed * self.flops / self.peak

@@ -54,9 +54,9 @@ def learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Learnt]:
     found: list[Learnt] = []
     real = runner.learn
 
-    def watched(rates: Any, plan: Any, workers: int, chunks: Any, computed: Any, finished: Any) -> None:
+    def watched(rates: Any, plan: Any, workers: int, chunks: Any, computed: Any, finished: Any, repeated: Any) -> None:
         found.append(Learnt([*plan.nodes], chunks, computed, finished))
-        real(rates, plan, workers, chunks, computed, finished)
+        real(rates, plan, workers, chunks, computed, finished, repeated)
 
     monkeypatch.setattr(runner, "learn", watched)
     return found

@@ -45,8 +45,9 @@ class Fake:
         self.went_on = False
 
     def __call__(
-        self, trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any, seed: int
-    ) -> Trained:
+        self, trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any, seed: int,
+        teacher: Checkpoint | None,
+    ) -> Trained:  # fmt: skip
         assert len(data.train) > 0
         assert ctx.unfinished is not None
         self.seeds.append(seed)
