@@ -11,8 +11,9 @@ from pipeline.digest import InputFile
 from pipeline.errors import PlanError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
+from pipeline.reporting.manifest import plain
 from pipeline.running.results import FOLDER, Results
-from pipeline.stage import Checkpoint, Context, Gang, Prediction
+from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
 from pipeline.training import DataPlan, Dataset, Teacher, Trainer
@@ -97,6 +98,9 @@ class Train:
     def reopen(self, folder: Path, checkpoint: Checkpoint, teacher: Teacher | None = None) -> Checkpoint:
         """See `pipeline.stage.StageHooks`."""
         report = json.loads(read_whole(folder / REPORT))
+        places = [("weights", folder), *((p.name, p) for p in sorted(folder.iterdir()) if p.is_dir())]
+        table = Table("Where it lies", ("", ""), tuple((name, str(path)) for name, path in places))
+        report["tables"] = [*report.get("tables", ()), plain(table)]
         return replace(_trained(checkpoint, self.container.open(folder)), source=folder, report=report)
 
     def _write(self, folder: Path, store: TensorStore) -> None:

@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.digest import InputFile
-from pipeline.errors import ConfigError, Problem, SourceError, did_you_mean
-from pipeline.stage import Checkpoint, Results
-from pipeline.training import DataPlan, Splits
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.stage import Results
 from plugins.data import sources
 from plugins.data.answers import ASSISTANT, SPOKEN, chat_tokens
 from plugins.data.corpus import Some, Tokenized, tokenized
 from plugins.data.documents import check_end
 from plugins.data.faults import Faults
-from plugins.data.language import check_length, plan, split
-from plugins.data.shares import share
+from plugins.data.language import Language
 from plugins.tokenizers.tokenizer import Tokenizer
 
 MESSAGES, PROMPT, COMPLETION, TOOLS = "messages", "prompt", "completion", "tools"
@@ -22,67 +20,32 @@ FIELDS = (MESSAGES, PROMPT, COMPLETION, TOOLS)
 
 
 @dataclass(frozen=True)
-class Chats:
-    """Conversations, packed into rows; what the assistant says is learned, the rest is given.
+class Chats(Language):
+    """Conversations; what the assistant says is learned, the rest is given.
 
     A line is `{"messages": [{"role": …, "content": …}, …]}`, with `tools` where there are some, or `{"prompt": …,
     "completion": …}`: texts, which are a user's and the assistant's, or lists of messages.
 
     Attributes:
-        files: paths; .gz is decompressed.
-        length: tokens that a row has, at most. What a longer conversation has beyond begins another piece.
         variables: for the chat template: enable_thinking, date, …
-        held_out: share of the conversations that are for evaluation only.
-        held_out_files: files that are for evaluation only.
     """
 
-    files: tuple[str, ...]
     length: int = 1024
     variables: Mapping[str, Any] = field(default_factory=dict)
-    held_out: float = 0.0
-    held_out_files: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        check_length(self.length)
-        share(self.held_out)
+    def _look(self, file: InputFile, faults: Faults) -> None:
+        with sources.streamed(file.path) as stream:
+            for line, found in sources.objects(stream, faults, sources.CHECKED):
+                _messages(found, file, line, faults)
+        check_end(file.path, faults)
 
-    def inputs(self) -> tuple[InputFile, ...]:
-        """See `pipeline.training.Dataset`, for all of these."""
-        return (*self._found(Faults()), *self._apart(Faults()))
-
-    def check(self, checkpoint: Checkpoint | None) -> tuple[Problem, ...]:
-        faults = Faults()
-        for file in (*self._found(faults), *self._apart(faults)):
-            try:
-                with sources.streamed(file.path) as stream:
-                    for line, found in sources.objects(stream, faults, sources.CHECKED):
-                        _messages(found, file, line, faults)
-                check_end(file.path, faults)
-            except SourceError as why:
-                faults.add("data.files", str(why))
-        return faults.problems
-
-    def plan(self, checkpoint: Checkpoint | None) -> DataPlan:
-        return plan(sum(f.nbytes for f in self.inputs()), self.length)
-
-    def open(self, results: Results, tokenizer: Tokenizer | None) -> Splits:
+    def _able(self, tokenizer: Tokenizer | None) -> Tokenizer:
         if tokenizer is None or not tokenizer.has_chat_template:
             raise ConfigError(
                 "data: chats need a tokenizer with a chat template, and the checkpoint has none; "
                 "tokenizer.chat_template=FILE names one"
             )
-        faults = Faults()
-        found, apart = self._found(faults), self._apart(faults)
-        faults.check()
-        files = [self._tokenized(results, file, tokenizer) for file in found]
-        kept = [self._tokenized(results, file, tokenizer) for file in apart]
-        return split(files, kept, self.held_out, self.length)
-
-    def _found(self, faults: Faults) -> tuple[InputFile, ...]:
-        return sources.found(self.files, "data.files", faults)
-
-    def _apart(self, faults: Faults) -> tuple[InputFile, ...]:
-        return sources.found(self.held_out_files, "data.held_out_files", faults) if self.held_out_files else ()
+        return tokenizer
 
     def _tokenized(self, results: Results, file: InputFile, tokenizer: Tokenizer) -> Tokenized:
         options = {"kind": "chats", "tokenizer": tokenizer.identity, "variables": dict(self.variables)}

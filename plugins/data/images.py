@@ -17,7 +17,7 @@ from plugins.data import idx, sources
 from plugins.data.faults import Faults
 from plugins.data.rows import Rows, numbers
 from plugins.data.shares import is_held_out, share
-from plugins.data.supervised import fits, split
+from plugins.data.supervised import divided, fits
 
 BLOCK = 4096  # images at once
 
@@ -78,13 +78,15 @@ class Idx:
         return faults.problems
 
     def plan(self, checkpoint: Checkpoint | None) -> DataPlan:
-        pair = next(iter(self._pairs(faults := Faults())), None)
+        pairs = self._pairs(faults := Faults())
         faults.check()
-        assert pair is not None
-        _, shape = idx.header(pair[0].path)
-        count = max(1, round(shape[0] * (1 - self.held_out))) * (1 + self.mirrored)
+        shape, *apart = (idx.header(images.path)[1] for images, _ in pairs)
+        part = round(shape[0] * self.held_out)
+        count = max(1, shape[0] - part) * (1 + self.mirrored)
         nbytes = sum(int(np.prod(idx.header(f.path)[1])) for f in self.inputs() if f.path.suffix == ".gz")
-        return DataPlan(count, numbers(_channels(shape[1:]), "int32"), 0, nbytes, 64 << 20)
+        return DataPlan(
+            count, numbers(_channels(shape[1:]), "int32"), 0, nbytes, 64 << 20, sum(s[0] for s in apart) + part
+        )
 
     def open(self, results: Results, tokenizer: Any | None) -> Splits:
         faults = Faults()
@@ -94,7 +96,7 @@ class Idx:
             self._checked(images.path, labels.path, faults)
         faults.check()
         values, *apart = ((idx.mapped(results, one), idx.labels(two.path).astype(np.int32)) for one, two in pairs)
-        return splitted(*values, self.held_out, self.mirrored, apart)
+        return standardized(*values, self.held_out, self.mirrored, apart)
 
     def _pairs(self, faults: Faults) -> list[tuple[InputFile, InputFile]]:
         """Images and labels to train on, and those that are held out, as far as they are there."""
@@ -153,7 +155,8 @@ class Digits:
         return faults.problems
 
     def plan(self, checkpoint: Checkpoint | None) -> DataPlan:
-        return DataPlan(round(1797 * (1 - self.held_out)), numbers((8, 8, 1), "int32"), 0, 0, 1 << 20)
+        part = round(1797 * self.held_out)
+        return DataPlan(1797 - part, numbers((8, 8, 1), "int32"), 0, 0, 1 << 20, part)
 
     def open(self, results: Results, tokenizer: Any | None) -> Splits:
         file = self._file()
@@ -161,7 +164,7 @@ class Digits:
             raise PlanError([Problem("data", self.installed)], exit_code=SourceError.exit_code)
         with sources.streamed(file) as stream:
             found = np.loadtxt(stream.content, np.uint8, delimiter=",")
-        return splitted(found[:, :-1].reshape(-1, 8, 8), found[:, -1].astype(np.int32), self.held_out)
+        return standardized(found[:, :-1].reshape(-1, 8, 8), found[:, -1].astype(np.int32), self.held_out)
 
     def _file(self) -> Path | None:
         """Where scikit-learn has them; it is not imported, which would take a second."""
@@ -170,7 +173,7 @@ class Digits:
         return next((f for p in places if (f := Path(p, "datasets/data/digits.csv.gz")).is_file()), None)
 
 
-def splitted(
+def standardized(
     images: np.ndarray,
     labels: np.ndarray,
     held_out: float,
@@ -184,7 +187,7 @@ def splitted(
         out = is_held_out(held_out)(digests)
     mean, deviation = _moments(images, np.flatnonzero(~out))
     rows = Rows(images, labels, Scale(mean, deviation), _channels(images.shape[1:]), mirrored=mirrored)
-    splits = split(rows, out, {"mean": mean, "deviation": deviation})
+    splits = divided(rows, out, {"mean": mean, "deviation": deviation})
     if not apart:
         return splits
     kept = replace(rows, inputs=apart[0][0], targets=apart[0][1], mirrored=False)

@@ -16,7 +16,7 @@ from plugins.data.rows import Rows
 INPUTS, OUTPUTS = "inputs", "outputs"  # of a config.json, what a model of rows takes and gives
 
 
-def split(rows: Rows, out: np.ndarray, facts: Mapping[str, Any]) -> Splits:
+def divided(rows: Rows, out: np.ndarray, facts: Mapping[str, Any]) -> Splits:
     """Those rows to train on for which `out` is not set, and the others.
 
     Raises:

@@ -21,7 +21,7 @@ from plugins.data.faults import Faults
 from plugins.data.rows import Rows, numbers
 from plugins.data.shares import is_held_out, share
 from plugins.data.sources import content
-from plugins.data.supervised import fits, split
+from plugins.data.supervised import divided, fits
 
 VERSION = 1
 VALUES, DIGESTS, APART = "values.bin", "digests.bin", "apart.bin"
@@ -96,16 +96,20 @@ class Table:
         return faults.problems
 
     def plan(self, checkpoint: Checkpoint | None) -> DataPlan:
-        faults, reading, rows = Faults(), _Reading(self), 0
-        for file in self._found(faults):
-            seen = at = 0
-            for row in reading.rows(file.path, faults, sources.CHECKED):
-                seen, at = seen + 1, row.at
-            rows += seen * file.nbytes // max(1, at)
+        faults, reading, counts = Faults(), _Reading(self), []
+        for files in (self._found(faults), self._apart(faults)):
+            counts.append(0)
+            for file in files:
+                seen = at = 0
+                for row in reading.rows(file.path, faults, sources.CHECKED):
+                    seen, at = seen + 1, row.at
+                counts[-1] += seen * file.nbytes // max(1, at)
         faults.check()
+        rows, apart = counts
+        part = round(self.held_out * rows)
         specs = numbers((reading.prepare().width,), self._dtype)
-        nbytes = rows * 4 * (len(reading.columns) + 3)
-        return DataPlan(max(1, round(rows * (1 - self.held_out))), specs, 0, nbytes, 32 << 20)
+        nbytes = (rows + apart) * 4 * (len(reading.columns) + 3)
+        return DataPlan(max(1, rows - part), specs, 0, nbytes, 32 << 20, apart + part)
 
     def open(self, results: Results, tokenizer: Any | None) -> Splits:
         faults = Faults()
@@ -134,7 +138,7 @@ class Table:
         targets = ((values[:, -1] - mean[-1]) / deviation[-1]).astype(self._dtype)
         facts = {n: {"mean": float(m), "deviation": float(d)} for n, m, d in zip(names, mean, deviation, strict=True)}
         rows = Rows(values[:, :-1], targets, prepare, (prepare.width,))
-        return split(rows, out, {"columns": facts | {n: {"values": sorted(found)} for n, found in one_hot.items()}})
+        return divided(rows, out, {"columns": facts | {n: {"values": sorted(found)} for n, found in one_hot.items()}})
 
     @property
     def _dtype(self) -> str:

@@ -24,7 +24,7 @@ from plugins.engine.footprint import Running
 from plugins.models.calls import calls
 from plugins.models.common.ops import Ops
 from plugins.models.device import WeightsDtype, device_nbytes, device_spec, left_out, unused
-from plugins.models.family import Family, family_of
+from plugins.models.family import Family, family_of, vocabulary
 
 
 class Tokenizers(Protocol):
@@ -137,10 +137,11 @@ class Engine:
         problems: list[Problem] = []
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
+            problems += self._mute(checkpoint) if text or plain else ()
         except PlanError as why:
             problems += why.problems
         # What has no weights here need not have its tokenizer here either; one that is here is looked at.
-        if text and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
+        if text and not problems and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
             try:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
@@ -153,6 +154,18 @@ class Engine:
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
         running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host, native)
         return replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
+
+    def _mute(self, checkpoint: Checkpoint) -> Iterator[Problem]:
+        """A problem where the model knows no words."""
+        try:
+            words = vocabulary(family_of(checkpoint.config, self.families).parameters(checkpoint.config))
+        except (PlanError, SourceError):
+            return  # whoever builds it says more
+        if words is None:
+            kind = checkpoint.config.get("model_type")
+            yield Problem(
+                "model", f"{kind!r} takes rows of numbers and knows no words, so no text is scored or continued"
+            )
 
     @property
     def gang(self) -> Gang | None:

@@ -196,8 +196,11 @@ class _Cast:
 
 def report(found: Found, loop: Loop) -> dict[str, Any]:
     """What a loop found, with tables and figures for people; as JSON holds it."""
-    progress, tokens = found.progress, loop.unit == "tokens"
+    progress, tokens, data = found.progress, loop.unit == "tokens", loop.data
+    counted = {"examples to train on": len(data.train), "examples held out": len(data.held_out or ())}
+    counted |= {name: n for name, n in data.facts.items() if isinstance(n, int | float)}
     rows: list[tuple[str, Any]] = [
+        *((name, Figure(n, form=",d") if isinstance(n, int) else Figure(n, form=".3f")) for name, n in counted.items()),
         ("updates", Figure(found.step, form=",d")),
         (loop.unit, Figure(progress.amount, form=",d")),
         ("loss, of the last tenth of updates", Figure(found.loss, form=".4f")),
@@ -219,7 +222,7 @@ def report(found: Found, loop: Loop) -> dict[str, Any]:
     if found.stopped:
         rows.append(("stopped early", found.stopped))
     said = {
-        "step": found.step, "loss": found.loss, "stopped": found.stopped, **asdict(progress),
+        "step": found.step, "loss": found.loss, "stopped": found.stopped, **asdict(progress), "data": data.facts,
         "figures": figures, "tables": (Table("Training", ("", ""), tuple(rows)),),
     }  # fmt: skip
     return plain(said)  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ def test_harmony_and_variables(tmp_path):
     file = written(tmp_path, {"messages": [USER, ANSWER]})
     texts = []
     for effort in ("low", "high"):
-        data = Chats((file,), 4096, {"date": "2026-01-01", "reasoning_effort": effort})
+        data = Chats((file,), 4096, variables={"date": "2026-01-01", "reasoning_effort": effort})
         train = opened(data, tmp_path, tokenizer).train
         batch = train.batch(np.arange(len(train)))
         texts.append(tokenizer.decode(batch["tokens"][0].tolist(), skip_special=False))
