@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline import meter
 from pipeline.digest import InputFile
-from pipeline.errors import PlanError, WeightmillError
+from pipeline.errors import PlanError, SourceError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
 from pipeline.reporting.manifest import plain
@@ -64,8 +64,8 @@ class Train:
             specs, takes = self.trainer.plan(checkpoint, said, _of(teacher))
         except PlanError as why:
             raise PlanError([*problems, *why.problems], exit_code=why.exit_code) from None
-        if problems:
-            raise PlanError(problems)
+        if problems:  # with the data, and nothing else
+            raise PlanError(problems, exit_code=SourceError.exit_code)
         written = sum(s.nbytes for s in specs.values())
         takes = replace(
             takes,

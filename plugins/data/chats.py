@@ -34,9 +34,12 @@ class Chats(Language):
     variables: Mapping[str, Any] = field(default_factory=dict)
 
     def _look(self, file: InputFile, faults: Faults) -> None:
+        before, count = len(faults.problems), 0
         with sources.streamed(file.path) as stream:
             for line, found in sources.objects(stream, faults, sources.CHECKED):
-                _messages(found, file, line, faults)
+                count += bool(_messages(found, file, line, faults))
+        if not count and len(faults.problems) == before:
+            faults.add(file.path, "has no chats in it")
         check_end(file.path, faults)
 
     def _able(self, tokenizer: Tokenizer | None) -> Tokenizer:

@@ -77,7 +77,11 @@ def check(path: Path, form: Format, field: str, separator: str | None, faults: F
     Returns:
         How many documents that has shown.
     """
-    count = sum(part.last for part in parts(path, form, field, separator, faults, CHECKED))
+    before, count, blank = len(faults.problems), 0, True
+    for part in parts(path, form, field, separator, faults, CHECKED):
+        count, blank = count + part.last, blank and not part.text.strip()
+    if blank and len(faults.problems) == before:
+        faults.add(path, "has no text in it")
     if format_of(path, form) == "jsonl":
         check_end(path, faults)
     return count

@@ -11,6 +11,7 @@ import xxhash
 
 from pipeline.digest import InputFile, small_input
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.files import spoken
 from pipeline.stage import NEUTRAL, Checkpoint, Results
 from pipeline.training import DataPlan, Splits
 from plugins.data import idx, sources
@@ -123,7 +124,8 @@ class Idx:
                 faults.add(labels, f"has {len(found):,} labels for {shape[0]:,} images in {images.name}")
             _in_range(found, self.classes, labels, faults)
         except SourceError as why:
-            faults.add(images if str(images) in str(why) else labels, str(why).rpartition(f"{images}: ")[2])
+            path = images if str(why).startswith(f"{spoken(images)}: ") else labels
+            faults.add(path, str(why).removeprefix(f"{spoken(path)}: "))
         return shape[1:]
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pipeline.digest import InputFile
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.files import spoken
 from pipeline.stage import Checkpoint, Results
 from pipeline.training import DataPlan, Splits
 from plugins.data import sources
@@ -49,7 +50,7 @@ class Language:
             try:
                 self._look(file, faults)
             except SourceError as why:
-                faults.add("data.files", str(why))
+                faults.add(file.path, str(why).removeprefix(f"{spoken(file.path)}: "))
         return faults.problems
 
     def plan(self, checkpoint: Checkpoint | None) -> DataPlan:
@@ -101,7 +102,7 @@ def packed(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: floa
     apart = Packed(Corpus.of(files, out).with_all(held_out), length)
     problems = []
     if not len(train):
-        problems.append(Problem("data.files", f"{_all(train.corpus)} to train on; a prediction takes two"))
+        problems.append(Problem("data.files", f"{_all(train.corpus)} to train on; a prediction takes two tokens"))
     if (part or held_out) and not len(apart):
         text = (
             f"{_all(apart.corpus)} are held out; data.held_out=SHARE takes more, data.held_out_files=[FILE] whole "
@@ -120,4 +121,5 @@ def packed(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: floa
 
 
 def _all(corpus: Corpus) -> str:
-    return f"{len(corpus.lengths):,} documents with {int(corpus.lengths.sum()):,} tokens"
+    counts = {"document": len(corpus.lengths), "token": int(corpus.lengths.sum())}
+    return " with ".join(f"{n:,} {what}{'' if n == 1 else 's'}" for what, n in counts.items())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.digest import InputFile, small_input
-from pipeline.errors import SourceError, did_you_mean
+from pipeline.errors import SourceError, did_you_mean, nearest
 from pipeline.files import opened, placed, spoken
 from pipeline.strictjson import parse_object
 from plugins.data.faults import Faults
@@ -42,8 +42,9 @@ def found(files: Sequence[str], option: str, faults: Faults, origin: str | None 
                     option, f"{spoken(name)}: a folder; its files are named one by one{did_you_mean('', inside)}"
                 )
             elif not path.exists():
-                near = sorted(os.listdir(path.parent)) if path.parent.is_dir() else []
-                faults.add(option, f"{spoken(name)}: no such file{did_you_mean(path.name, near)}{hint}")
+                near = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else []
+                like = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+                faults.add(option, f"{spoken(name)}: no such file{like}{hint}")
             elif (file := small_input(path)).nbytes == 0:
                 faults.add(path, "is empty")
             else:
@@ -88,7 +89,9 @@ def streamed(path: Path) -> Iterator[Stream]:
                 return
             with gzip.GzipFile(fileobj=raw) as unpacked:
                 yield Stream(path, io.BufferedReader(unpacked), raw)
-    except (EOFError, zlib.error, OSError) as why:
+    except EOFError:
+        raise SourceError(f"{spoken(path)}: cannot be read: what is compressed is cut off") from None
+    except (zlib.error, OSError) as why:
         raise SourceError(f"{spoken(path)}: cannot be read: {why}") from None
 
 
@@ -113,6 +116,9 @@ def objects(stream: Stream, faults: Faults, most: int | None = None) -> Iterator
             yield number, parse_object(line, "")
         except SourceError as why:
             cut = "" if line.endswith(b"\n") else "; the file ends within this line, as one does that was cut off"
+            if number == 1 and line.strip() in (b"[", b"{", b"[{"):
+                faults.add(stream.path, "is one JSON value over several lines; of JSON Lines each line is an object", 1)
+                return
             faults.add(stream.path, f"{str(why).removeprefix(': ')}{cut}", number)
         if most is not None and stream.at > most:
             return

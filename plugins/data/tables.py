@@ -233,6 +233,8 @@ class _Reading:
             if name not in names
         ]
         wrong += ["two columns have the same name"] if len(set(names)) < len(names) else []
+        if wrong and len(names) == 1 and (other := next((d for d in ";\t|," if d in names[0]), "")):
+            wrong = [f"has one column, {names[0]!r:.80}; data.delimiter={other!r} seems to be what is between fields"]
         for text in wrong:
             faults.add(path, text, 1)
         if wrong:

@@ -197,7 +197,7 @@ class _Cast:
 def report(found: Found, loop: Loop) -> dict[str, Any]:
     """What a loop found, with tables and figures for people; as JSON holds it."""
     progress, tokens, data = found.progress, loop.unit == "tokens", loop.data
-    counted = {"examples to train on": len(data.train), "examples held out": len(data.held_out or ())}
+    counted: dict[str, int | float] = {"examples": len(data.train), "examples held out": len(data.held_out or ())}
     counted |= {name: n for name, n in data.facts.items() if isinstance(n, int | float)}
     rows: list[tuple[str, Any]] = [
         *((name, Figure(n, form=",d") if isinstance(n, int) else Figure(n, form=".3f")) for name, n in counted.items()),
