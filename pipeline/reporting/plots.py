@@ -61,3 +61,22 @@ def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[st
     if len(given) > 1:
         axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)
+
+
+def bands(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Named lines, of x, y, and the least and largest y that the band around each reaches to; a PNG at `path`."""
+    figure, axes = _figure(8, 4.5)
+    for i, (name, (x, y, least, largest)) in enumerate(given.items()):
+        axes.plot(x, y, label=name, color=f"C{i % 10}", linewidth=1.6, marker="." if len(x) < 30 else None)
+        if least != largest:
+            axes.fill_between(x, least, largest, color=f"C{i % 10}", alpha=0.15, linewidth=0)
+    axes.grid(alpha=0.25)
+    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    axes.tick_params(labelsize=8)
+    # A loss falls by magnitudes at first; what settings differ in comes later.
+    if all(v > 0 for _, y, _, _ in given.values() for v in y):
+        axes.set_yscale("log")
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)

@@ -113,7 +113,7 @@ class Programs:
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
         sums: (parameters, frozen, taught, batch [1, B, …]) → what the objective gives, with nothing random in it.
-        shown: see `plugins.train.objectives.ObjectiveHooks`.
+        shown, perplexity: see `plugins.train.objectives.ObjectiveHooks`.
         placed: batches of the host, on the devices.
         frozen, taught: what both take beside the parameters, and nothing changes; the latter are a teacher's weights.
     """
@@ -127,6 +127,7 @@ class Programs:
             options: for the compiler.
         """
         self.frozen, self.taught, self.placed = dict(frozen or {}), dict(taught or {}), step.placed
+        self.perplexity = optional(step.gradients.objective, ObjectiveHooks, "perplexity")
         self.shown = optional(step.gradients.objective, ObjectiveHooks, "shown")
 
         def sums(parameters: Any, frozen: Any, taught: Any, batch: Any) -> Any:
