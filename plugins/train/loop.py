@@ -268,9 +268,11 @@ class _Run:
         Raises:
             StageError: it is not finite, or a gradient is not.
         """
-        norms = dict(zip(self.names, map(float, figures["gradient_norms"]), strict=True))
-        numbers = {n: float(v) for n, v in figures.items() if np.ndim(v) == 0}
-        said = {**numbers, **norms_of(self.loop.plan.look.groups, norms)}
+        norms, changes = (
+            dict(zip(self.names, map(float, figures[f"{of}_norms"]), strict=True)) for of in ("gradient", "update")
+        )
+        numbers, groups = {n: float(v) for n, v in figures.items() if np.ndim(v) == 0}, self.loop.plan.look.groups
+        said = numbers | norms_of(groups, norms, "gradient") | norms_of(groups, changes, "update")
         speed = self.line.update(before + 1, numbers, amount)
         self.metrics.row("train", step=before + 1, **said, **{self.loop.unit: amount}, **speed)
         if not (isfinite(numbers["loss"]) and isfinite(numbers["gradient_norm"])):

@@ -67,7 +67,8 @@ class Looking:
         prompts: texts that are continued when it is looked, so that somebody sees what the loss means.
         tokens: of a continuation.
         temperature: of its choices; 0: always the likeliest.
-        groups: pattern of names → the norms of their gradients together, under the pattern, in every row of metrics.
+        groups: patterns of names → the norms of their gradients together, and of their updates, under the pattern, in
+            every row of metrics.
     """
 
     every: int = 0
