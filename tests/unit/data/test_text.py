@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -45,7 +46,7 @@ def test_the_tokens_of_a_text_are_those_of_all_of_it_at_once(kind, tmp_path, mon
     [
         ("a.txt", "", "a.txt: is empty"), ("a.txt.gz", "", "a.txt.gz: has no text in it"),
         ("a.txt", " \n\n", "a.txt: has no text in it"), ("a.jsonl", "\n\n", "a.jsonl: has no text in it"),
-        ("a.json", '[\n {"text": "x"}\n]', "line 1: is one JSON value over several lines; of JSON Lines each line is an"),
+        ("a.json", '[\n {"text": "x"}\n]', "line 1: is one JSON value over several lines; of JSON Lines"),
     ],
 )  # fmt: skip
 def test_files_without_anything_to_learn(name, content, said, tmp_path):
@@ -55,8 +56,7 @@ def test_files_without_anything_to_learn(name, content, said, tmp_path):
 
 def test_what_is_compressed_and_cut_off(tmp_path):
     path = written(tmp_path, "a.jsonl.gz", jsonl(*[{"text": f"a fox {i}"} for i in range(999)]))
-    whole = open(path, "rb").read()
-    open(path, "wb").write(whole[: len(whole) // 2])
+    os.truncate(path, os.path.getsize(path) // 2)
     problem = problems(Text((path,)))[-1]
     assert str(problem) == f"{path}: cannot be read: what is compressed is cut off"
 
