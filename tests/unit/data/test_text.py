@@ -86,6 +86,8 @@ def test_parquet(tmp_path):
     splits = opened(Text((str(path),), length=64, end=None), tmp_path, tokenizer)
     assert sorted(rows(splits.train)) == sorted(tokenizer.encode(t) for t in ("one fox", "two dogs"))
     assert "has no column 'txt'" in str(problems(Text((str(path),), field="txt"))[0])
+    parquet.write_table(pyarrow.table({"text": ["one fox", None]}), path)
+    assert str(problems(Text((str(path),)))[0]) == f"{path}, row 2: the field 'text' is None; a text is expected"
     bad = written(tmp_path, "b.parquet", "no parquet")
     assert "cannot be read as Parquet" in str(problems(Text((bad,)))[0])
 
