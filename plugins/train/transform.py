@@ -16,8 +16,8 @@ from pipeline.tensors.store import TensorStore
 
 Shapes = Mapping[str, tuple[int, ...]]
 Inputs = Callable[[Sequence[str], int], Mapping[str, Any]]
-"""(names of parameters, count) → name → float32 `[in]`, how large each input is (root mean square) in so many examples of
-the training data, where that can be known."""
+"""(names of parameters, count) → name → float32 `[in]`, the root mean square of each input in so many examples of the
+training data, where that can be known."""
 
 
 class Transform(Protocol):
