@@ -26,11 +26,15 @@ class Qat:
         packing: what the export will be like.
         activations: what the inputs of packed weights are rounded to, as a method whose scales are of one row; null:
             they stay as they are.
+        on_host: weights whose method no compiled program knows (scales that are searched for, double quantization,
+            methods without a recipe) are rounded by the method itself, on the host, in every micro-batch; false: they
+            are refused.
         kernel: the op that quantizes and decodes inside compiled programs.
     """
 
     packing: Packing
     activations: Method | None = None
+    on_host: bool = False
     kernel: Kernel = field(default_factory=partial(Kernel, "quantize_dequantize", ("xla",)))
 
     freezes: ClassVar[bool] = False
@@ -40,8 +44,12 @@ class Qat:
         methods, problems = self.packing.chosen(specs)
         yield from problems
         for name, method in methods.items():
-            if why := self._obstacle(method, specs[name]):
-                yield Problem(name, why)
+            if optional(method, MethodHooks, "needs_place"):
+                yield Problem(
+                    name, "cannot be trained for: what is rounded at random has no gradient that goes through"
+                )
+            elif not self.on_host and (why := self._obstacle(method, specs[name])):
+                yield Problem(name, f"{why}; train.transform.on_host=true rounds it on the host, which takes longer")
         for p in parameters:
             if len({_encoding(methods.get(n)) for n in p.names}) > 1:
                 yield Problem(p.name, f"{len(p.names)} tensors are computed with as one, and rules pack them unlike")
@@ -74,17 +82,24 @@ class Qat:
         self, bound: Any, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]
     ) -> Callable[..., Any]:
         """See `Transform.leaves`."""
+        from plugins.train.rounding import Hosted, Rounding, as_written, through_host
+
         methods, _ = self.packing.chosen(specs)
         of = {p.name: (specs[p.names[0]].dtype, methods.get(p.names[0])) for p in parameters}
+        hosted = {
+            p.name: Hosted(method, p.stack)
+            for p in parameters
+            if (method := of[p.name][1]) is not None and self._obstacle(method, specs[p.names[0]]) is not None
+        }
         x = self.activations
         options: Any = None if x is None else (x.scheme, optional(x, MethodHooks, "recipe"))
 
         def leaves(trained: Mapping[str, Any], frozen: Mapping[str, Any], key: Any) -> dict[str, Any]:
-            from plugins.train.rounding import Rounding, as_written
-
             seen = {name: as_written(w, of[name][0]) for name, w in trained.items()}
             for name, (_, method) in of.items():
-                if method is not None:
+                if name in hosted:
+                    seen[name] = through_host(seen[name], hosted[name])
+                elif method is not None:
                     recipe = asdict(optional(method, MethodHooks, "recipe"))
                     seen[name] = self.kernel(seen[name], method.scheme, **recipe)
             found: dict[str, Any] = bound.leaves(seen, frozen, key)

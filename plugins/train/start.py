@@ -20,7 +20,7 @@ from pipeline.reporting.manifest import plain
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index
-from pipeline.training import Splits, Trained
+from pipeline.training import Splits, Trained, indices
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
 from plugins.engine.runtime import COMPILER_OPTIONS
@@ -32,6 +32,7 @@ from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 from plugins.train import others
+from plugins.train.inputs import sizes
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
 from plugins.train.samples import Samples
 from plugins.train.step import State, Step, make_step
@@ -76,7 +77,8 @@ def train(
     def begin() -> State:
         """The state before the first update."""
         if frozen_by is not None:
-            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed)), device)
+            inputs = partial(_inputs, trainer, step, frozen, data, seed)
+            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed, checkpoint, inputs)), device)
             return made
         fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
         held = {}
@@ -153,6 +155,15 @@ def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform
     model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
     weights.check()
     return model
+
+
+def _inputs(
+    trainer: Trainer, step: Step, frozen: Mapping[str, Any], data: Splits, seed: int, names: Sequence[str], count: int
+) -> Mapping[str, Any]:
+    """See `plugins.train.transform.Inputs`; of the examples that come first."""
+    at = indices(seed, 0, min(count, len(data.train)), len(data.train))
+    rows = trainer.at_once if len(at) % trainer.at_once == 0 else 1
+    return sizes(step, frozen, names, [data.train.batch(some) for some in at.reshape(-1, rows)])
 
 
 def _plan(trainer: Trainer, device: Any, flops: float, seed: int, held_out: int) -> Plan:

@@ -15,6 +15,9 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
 
 Shapes = Mapping[str, tuple[int, ...]]
+Inputs = Callable[[Sequence[str], int], Mapping[str, Any]]
+"""(names of parameters, count) → name → float32 `[in]`, the root mean square of each input in so many examples of the
+training data, where that can be known."""
 
 
 class Transform(Protocol):
@@ -60,8 +63,14 @@ class Freezing(Transform, Protocol):
         """Name → shape of what is trained."""
         ...
 
-    def begin(self, parameters: Sequence[Parameter], seed: int) -> Mapping[str, Any]:
-        """The numbers that training begins with, float32, of all that is `trained`."""
+    def begin(
+        self, parameters: Sequence[Parameter], seed: int, checkpoint: Checkpoint, inputs: Inputs
+    ) -> Mapping[str, Any]:
+        """The numbers that training begins with, float32, of all that is `trained`.
+
+        Args:
+            checkpoint: the one that `base` was made of.
+        """
         ...
 
     def weights(
