@@ -81,3 +81,8 @@ def test_a_vocabulary_is_sorted_only_where_thousands_may_be_kept() -> None:
 def test_of_equal_logits_the_first_is_likeliest() -> None:
     x = jnp.asarray([[0.0, 2.0, 1.0, 2.0], [-1.0, -1.0, -2.0, -1.0]])
     assert samplers.likeliest(x).tolist() == jnp.argmax(x, axis=-1).tolist() == [1, 0]
+
+
+def test_logits_that_are_no_numbers_still_give_a_token() -> None:
+    x = jnp.asarray([[jnp.nan] * 3, [-jnp.inf] * 3])
+    assert samplers.likeliest(x).tolist() == [0, 0]

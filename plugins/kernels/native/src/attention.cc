@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "floats.h"
+#include "lines.h"
 #include "parallel.h"
 #include "targets.h"
 #include "weights.h"
@@ -20,7 +21,7 @@ namespace ffi = xla::ffi;
 namespace {
 
 constexpr int64_t PART = 1024;              // slots that one thread goes through for a block of rows
-constexpr int64_t WORTH_PRODUCTS = 1 << 18;  // for each thread: waking one takes as long as some of them
+constexpr int64_t WORTH_PRODUCTS = 1 << 14;  // for each thread: telling one takes as long as some of them
 constexpr int64_t NO_WINDOW = 1 << 30;       // as far as positions go
 
 // Queries and slots of one of the batch that a block of rows has to do with.
@@ -66,22 +67,22 @@ void run(ffi::ThreadPool& pool, const Call& c, int64_t most_rows, int64_t found_
   const bool whole = blocks.size() * size_t(c.key_heads) > 64;  // enough to share out as it is
   if (whole) parts = 1;
   const int64_t tasks = int64_t(blocks.size()) * c.key_heads;
-  std::vector<float> results(whole ? 0 : size_t(tasks * parts * found_floats));
+  const Lines results(whole ? 0 : tasks * parts * found_floats);
   const int64_t threads = slots * c.key_heads * (c.dims + c.value_dims) / WORTH_PRODUCTS;
   parallel(pool, threads, tasks * parts, [&](int64_t i) {
     const int64_t task = i / parts, part = i % parts, head = task % c.key_heads;
     const Block& block = blocks[size_t(task / c.key_heads)];
     const int64_t count = int64_t(block.slots.size()), begin = whole ? 0 : std::min(count, part * PART);
     const int64_t end = whole ? count : std::min(count, begin + PART);
-    std::vector<float> scratch(size_t(scratch_floats + (whole ? found_floats : 0)));
-    float* found = whole ? scratch.data() + scratch_floats : results.data() + i * found_floats;
-    attend(c, block.batch, head, block.first, block.rows, block.slots.data() + begin, end - begin, found, scratch.data());
+    const Lines scratch(scratch_floats + (whole ? found_floats : 0));
+    float* found = whole ? scratch.data + scratch_floats : results.data + i * found_floats;
+    attend(c, block.batch, head, block.first, block.rows, block.slots.data() + begin, end - begin, found, scratch.data);
     if (whole) finish(c, block.batch, head, block.first, block.rows, found, 1);
   });
   if (whole) return;
   for (int64_t task = 0; task < tasks; ++task) {
     const Block& block = blocks[size_t(task / c.key_heads)];
-    finish(c, block.batch, task % c.key_heads, block.first, block.rows, results.data() + task * parts * found_floats,
+    finish(c, block.batch, task % c.key_heads, block.first, block.rows, results.data + task * parts * found_floats,
            parts);
   }
 }

@@ -211,22 +211,29 @@ struct Tile {
   int32_t* slot;
 };
 
+// Keys and values of slots come into cache while others are computed. They lie apart, and whatever finds out by itself
+// what is read next does not.
+static void will_read(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count) {
+  const int64_t bits = bits_of(c.element), k_row = c.dims * bits / 8, v_row = c.value_dims * bits / 8;
+  for (int64_t i = 0; i < count && i < SLOTS; ++i) {
+    const int64_t at = (b * c.slots + index[i]) * c.key_heads + head;
+    for (int64_t byte = 0; byte < k_row; byte += 64) __builtin_prefetch(c.k + at * k_row + byte);
+    for (int64_t byte = 0; byte < v_row; byte += 64) __builtin_prefetch(c.v + at * v_row + byte);
+  }
+}
+
+// The tile's `wide` slots, of which `count` are there.
 template <WmElement E>
-static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t left, Tile t) {
+static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
   constexpr int64_t BITS = decoding::bits(E);
   const int64_t k_row = c.dims * BITS / 8, v_row = c.value_dims * BITS / 8, first = b * c.slots;
   const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
-  for (int64_t i = 0; i < SLOTS; ++i) {
+  for (int64_t i = 0; i < wide; ++i) {
     t.slot[i] = i < count ? c.slot[first + index[i]] : -1;
     if (c.k_scales) t.k_scales[i] = i < count ? c.k_scales[at(i)] : 0.0f;
     if (c.v_scales) t.v_scales[i] = i < count ? c.v_scales[at(i)] : 0.0f;
   }
-  for (int64_t i = count; i < count + SLOTS && i < left; ++i)  // the next tile's
-    for (int64_t byte = 0; byte < k_row || byte < v_row; byte += 64) {
-      if (byte < k_row) __builtin_prefetch(c.k + at(i) * k_row + byte);
-      if (byte < v_row) __builtin_prefetch(c.v + at(i) * v_row + byte);
-    }
-  for (int64_t i = 0; i < SLOTS; i += LANES)
+  for (int64_t i = 0; i < wide; i += LANES)
     for (int64_t d = 0; d < c.dims; d += LANES) {
       Floats square[LANES];
       for (int l = 0; l < LANES; ++l)
@@ -240,21 +247,23 @@ static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, i
             d < c.value_dims ? decoding::some<E>(c.v + at(i) * v_row + d * BITS / 8, c.value_dims - d) : Floats{});
 }
 
-static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t left, Tile t) {
+static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
   switch (c.element) {
-    case WM_F32: return fill<WM_F32>(c, b, head, index, count, left, t);
-    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, left, t);
-    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, left, t);
-    default: return fill<WM_INT8>(c, b, head, index, count, left, t);
+    case WM_F32: return fill<WM_F32>(c, b, head, index, count, wide, t);
+    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, wide, t);
+    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, wide, t);
+    default: return fill<WM_INT8>(c, b, head, index, count, wide, t);
   }
 }
 
-// Of one row: logits of a tile become weights, in place. Returns what the sums so far are to be multiplied with.
-static float weigh(const Call& c, const Tile& t, int32_t at, float* logits, float* largest_so_far, float* sum) {
+// Of one row: logits of a tile of `wide` slots become weights, in place. Returns what the sums so far are to be
+// multiplied with.
+static float weigh(const Call& c, const Tile& t, int64_t wide, int32_t at, float* logits, float* largest_so_far,
+                   float* sum) {
   const int32_t last = c.causal ? at : INT32_MAX - 1, first = c.window ? int32_t(at - c.window + 1) : 0;
   Floats top = everywhere(-__builtin_inff());
   Ints nan = {};  // negative where there is one
-  for (int j = 0; j < SLOTS; j += LANES) {
+  for (int j = 0; j < wide; j += LANES) {
     Floats x = load(logits + j) * c.scale;
     if (c.k_scales) x = x * load(t.k_scales + j);
     if (c.softcap != 0) x = c.softcap * hyperbolic_tangent(x / c.softcap);
@@ -274,11 +283,11 @@ static float weigh(const Call& c, const Tile& t, int32_t at, float* logits, floa
   const float before = *largest_so_far, there = largest(top) + total(strange);
   const float now = there <= before ? before : there;  // NaN, once it is there
   if (now == -__builtin_inff()) {  // nothing seen yet
-    for (int j = 0; j < SLOTS; j += LANES) store(logits + j, Floats{});
+    for (int j = 0; j < wide; j += LANES) store(logits + j, Floats{});
     return 1;
   }
   Floats weights = {};
-  for (int j = 0; j < SLOTS; j += LANES) {
+  for (int j = 0; j < wide; j += LANES) {
     const Floats x = load(logits + j);
     Floats w = exponential(x - now);
     Ints bits, seen;
@@ -307,6 +316,7 @@ static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_
   t.v_scales = t.k_scales + SLOTS;
   t.slot = reinterpret_cast<int32_t*>(t.v_scales + SLOTS);
   float *sum = found + most * wide, *top = sum + most;
+  will_read(c, b, head, index, count);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t query = (first + r) / group, h = head * group + (first + r) % group;
     std::memcpy(q + r * c.dims, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
@@ -315,11 +325,12 @@ static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_
     top[r] = -__builtin_inff();
   }
   for (int64_t i = 0; i < count; i += SLOTS) {
-    const int64_t here = count - i < SLOTS ? count - i : SLOTS;
-    fill_any(c, b, head, index + i, here, count - i, t);
-    multiply_all(q, c.dims, t.keys, SLOTS, rows, c.dims, SLOTS, nullptr, logits, SLOTS);
+    const int64_t here = count - i < SLOTS ? count - i : SLOTS, columns = (here + WIDE - 1) / WIDE * WIDE;
+    will_read(c, b, head, index + i + here, count - i - here);
+    fill_any(c, b, head, index + i, here, columns, t);
+    multiply_all(q, c.dims, t.keys, SLOTS, rows, c.dims, columns, nullptr, logits, SLOTS);
     for (int64_t r = 0; r < rows; ++r)
-      kept[r] = weigh(c, t, c.at[b * c.queries + (first + r) / group], logits + r * SLOTS, top + r, sum + r);
+      kept[r] = weigh(c, t, columns, c.at[b * c.queries + (first + r) / group], logits + r * SLOTS, top + r, sum + r);
     multiply_all(logits, SLOTS, t.values, wide, rows, here, wide, kept, found, wide);
   }
 }

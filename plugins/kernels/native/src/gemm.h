@@ -60,38 +60,42 @@ static inline int64_t first_of(int64_t rows, int64_t parts, int64_t i) {
   return rows / parts * i + least(rows % parts, i);
 }
 
-// LANES columns of a row of activations, of which `count` are there.
-WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t count) {
+// LANES columns of a row of activations, of which `left` are there.
+WM_INLINE Ints columns(const void* x, bool bf16, int64_t at, int64_t left) {
   Ints v = {};
   if (!bf16) {
-    const float* from = static_cast<const float*>(x) + at;
-    if (count >= LANES) std::memcpy(&v, from, sizeof v);
-    else std::memcpy(&v, from, size_t(count) * 4);
+    std::memcpy(&v, static_cast<const float*>(x) + at, left >= LANES ? sizeof v : size_t(left) * 4);
     return v;
   }
   uint16_t half __attribute__((vector_size(2 * LANES))) = {};
-  const uint16_t* from = static_cast<const uint16_t*>(x) + at;
-  if (count >= LANES) std::memcpy(&half, from, sizeof half);
-  else std::memcpy(&half, from, size_t(count) * 2);
+  std::memcpy(&half, static_cast<const uint16_t*>(x) + at, left >= LANES ? sizeof half : size_t(left) * 2);
   return __builtin_convertvector(half, Ints) << 16;
 }
 
-// Columns k … k + depth of m rows of activations → [depth][m].
-template <bool BF16>
-static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int64_t depth, float* out) {
+// Tile i of the rows of activations, TALL rows at most: `deep` columns at a time, as numbers of EACH columns, [number][m]
+// for m rows; the columns at an end are rounded up to `whole` of them. Tiles lie one after another for the columns that
+// are decoded first, and so on. read(row, column, left): LANES numbers, of which only those of `left` columns are there.
+template <int TALL, int EACH, typename Read>
+WM_INLINE void arrange_rows(const GemmRows& q, int64_t i, int64_t deep, int64_t whole, float* out, const Read& read) {
+  const int64_t tiles = (q.count + TALL - 1) / TALL, first = first_of(q.count, tiles, i), m = share(q.count, tiles, i);
   const void* from[LANES];
-  for (int64_t i = 0; i < LANES; ++i) from[i] = q.x_of(first + least(i, m - 1));
-  for (int64_t c = 0; c < depth; c += LANES) {
-    Ints v[LANES];
-    if (depth - c >= LANES)
-      for (int i = 0; i < LANES; ++i) v[i] = columns(from[i], BF16, k + c, LANES);
-    else
-      for (int i = 0; i < LANES; ++i) v[i] = columns(from[i], BF16, k + c, depth - c);
-    transpose(v);
-    for (int64_t j = 0; j < least(LANES, depth - c); ++j) {
-      float* to = out + (c + j) * m;  // what lies behind is written next, but for what is another tile's
-      if ((c + j) * m + LANES <= depth * m) store(to, (Floats)v[j]);
-      else std::memcpy(to, &v[j], size_t(m) * 4);
+  for (int64_t l = 0; l < LANES; ++l) from[l] = q.x_of(first + least(l, m - 1));
+  for (int64_t k = 0; k < q.n; k += deep) {
+    const int64_t numbers = (least(deep, q.n - k) + whole - 1) / whole * whole / EACH;
+    float* part = out + k / EACH * q.count + first * numbers;
+    for (int64_t c = 0; c < numbers; c += LANES) {
+      const int64_t at = k + c * EACH, left = q.n - at;
+      Ints v[LANES];
+      if (left >= EACH * LANES)
+        for (int l = 0; l < LANES; ++l) v[l] = read(from[l], at, EACH * LANES);
+      else
+        for (int l = 0; l < LANES; ++l) v[l] = read(from[l], at, left);
+      transpose(v);
+      for (int64_t j = 0; j < least(LANES, numbers - c); ++j) {
+        float* to = part + (c + j) * m;  // what lies behind is written next, but for what is another tile's
+        if ((c + j) * m + LANES <= numbers * m) store(to, (Floats)v[j]);
+        else std::memcpy(to, &v[j], size_t(m) * 4);
+      }
     }
   }
 }
@@ -100,14 +104,13 @@ static inline int64_t depth_of(int64_t n) { return even_depth(n, MOST_DEPTH, 8);
 
 static int64_t arranged(int64_t n) { return n; }
 
-// Tiles lie one after another for the columns that are decoded first, and so on.
-static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
-  const int64_t tiles = (q.count + MOST - 1) / MOST, m = first_of(q.count, tiles, i), height = share(q.count, tiles, i);
-  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
-    const int64_t depth = least(deep, q.n - k);
-    (q.bf16 ? arrange<true> : arrange<false>)(q, m, height, k, depth, out + k * q.count + m * depth);
-  }
+template <bool BF16>
+static void arrange(const GemmRows& q, int64_t i, float* out) {
+  arrange_rows<MOST, 1>(q, i, depth_of(q.n), 1, out,
+                        [](const void* x, int64_t at, int64_t left) { return columns(x, BF16, at, left); });
 }
+
+static void arrange_tile(const GemmRows& q, int64_t i, float* out) { (q.bf16 ? arrange<true> : arrange<false>)(q, i, out); }
 
 // The lines of a row of a strip come into cache while others are computed.
 WM_INLINE void will_write(float* y) {
