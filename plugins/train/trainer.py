@@ -215,10 +215,9 @@ class Trainer:
         return (self.flops_of_token(checkpoint) + again + theirs) * self.batch * data.tokens_of_example
 
     def _updates(self, data: DataPlan) -> float:
-        """How many there are, with evaluations as so many of them; the first of each is compiled meanwhile, and does
-        not count."""
+        """How many there are, with evaluations as so many of them, but for the first, before which it is compiled."""
         looks = 1 + ((self.steps - 1) // self.look.every if self.look.every else 0)
-        return self.steps - 1 + looks * self.look_share(data.held_out)
+        return self.steps + looks * self.look_share(data.held_out)
 
     def look_share(self, held_out: int) -> float:
         """What an evaluation takes, in updates, where so many examples are held out."""
