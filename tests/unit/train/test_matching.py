@@ -112,6 +112,15 @@ def test_an_objective_is_for_some_data_and_some_models(tmp_path: Path) -> None:
     assert problem == "train.look.prompts: texts need a tokenizer, and the checkpoint has none"
 
 
+def test_schedules_and_groups_are_for_this_training(tmp_path: Path) -> None:
+    args = ("+model=gpt_oss", "stages=[load,train]", *TEXT, "train.steps=9", "train.optimizer.schedule.warmup=10")
+    found = said(tmp_path, *args, "+train.optimizer.groups={*router*: 0.5, *rooter*: 2}", "train.look.groups=['*sink']")
+    assert found[0].startswith("train.optimizer.schedule.warmup: 10 steps, and 0 of cooldown: more than the 9")
+    assert [p.partition(":")[0] for p in found[1:]] == ["train.optimizer.groups.*rooter*", "train.look.groups.*sink"]
+    adapters = ("train=lora", "train.look.groups=['*.lora_A.weight']")
+    assert said(tmp_path, *args[:-1], *adapters) == []
+
+
 def test_what_knows_no_words_is_neither_scored_nor_continued(tmp_path: Path) -> None:
     mlp = ("+model=mlp", f"++stages.init.config={MLP}")
     for stage in ("evaluate", "generate"):
