@@ -57,7 +57,8 @@ SLOW = (
     "unit/running/test_exports.py", "unit/running/test_sweep.py", "unit/tokenizers/test_chat_templates.py",
     "unit/live/test_linear.py", "unit/live/test_page.py", "unit/planning/test_holding.py",
     "unit/running/test_learning.py", "unit/running/test_why.py", "unit/train/test_adapted_run.py",
-    "unit/train/test_adapters.py", "unit/train/test_killed.py", "unit/train/test_lora.py", "unit/train/test_qat.py",
+    "unit/train/test_adapters.py", "unit/train/test_distilled_run.py",
+    "unit/train/test_killed.py", "unit/train/test_lora.py", "unit/train/test_qat.py",
 )  # fmt: skip
 
 

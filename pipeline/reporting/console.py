@@ -152,8 +152,9 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     import csv
 
     lines = [{"job": label, **_figures(result)} for label, result in rows]
+    errors = [c for c in ERRORS if any(c in line for line in lines)]  # nothing may be quantized
     columns = list(
-        dict.fromkeys(["job", *SIZES, *ERRORS, *(c for line in lines for c in line if c not in LAST), *LAST])
+        dict.fromkeys(["job", *SIZES, *errors, *(c for line in lines for c in line if c not in LAST), *LAST])
     )
     units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
     numeric = [i for i, c in enumerate(columns) if units[c] is not None or c in (*SIZES, *ERRORS, AFTER)]

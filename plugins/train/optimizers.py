@@ -4,7 +4,7 @@ Each gives updates for a rate of 1; the step multiplies them by the rate of its 
 So the rate is a number of the step's own, and a population has as many as members.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, Protocol
@@ -228,13 +228,14 @@ def factors(optimizer: Optimizer, names: Any) -> dict[str, float]:
     Raises:
         PlanError: a group that no parameter is in.
     """
-    if problems := list(_unused(optimizer, list(names))):
+    if problems := list(unused("groups", optimizer.groups, list(names))):
         raise PlanError(problems)
     groups = optimizer.groups.items()
     return {n: next((factor for pattern, factor in groups if fnmatchcase(n, pattern)), 1.0) for n in names}
 
 
-def _unused(optimizer: Optimizer, names: list[str]) -> Iterator[Problem]:
-    for pattern in optimizer.groups:
+def unused(where: str, patterns: Iterable[str], names: Collection[str]) -> Iterator[Problem]:
+    """Patterns that match no parameter."""
+    for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            yield Problem(f"groups.{pattern}", f"matches no parameter{did_you_mean(pattern, names)}")
+            yield Problem(f"{where}.{pattern}", f"matches no parameter{did_you_mean(pattern, names)}")

@@ -24,7 +24,7 @@ from plugins.models.device import WeightsDtype, device_nbytes
 from plugins.train import matching
 from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
-from plugins.train.optimizers import Optimizer
+from plugins.train.optimizers import Optimizer, unused
 from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -215,10 +215,9 @@ class Trainer:
         return (self.flops_of_token(checkpoint) + again + theirs) * self.batch * data.tokens_of_example
 
     def _updates(self, data: DataPlan) -> float:
-        """How many there are, with evaluations as so many of them; the first of each is compiled meanwhile, and does
-        not count."""
+        """How many there are, with evaluations as so many of them, but for the first, before which it is compiled."""
         looks = 1 + ((self.steps - 1) // self.look.every if self.look.every else 0)
-        return self.steps - 1 + looks * self.look_share(data.held_out)
+        return self.steps + looks * self.look_share(data.held_out)
 
     def look_share(self, held_out: int) -> float:
         """What an evaluation takes, in updates, where so many examples are held out."""
@@ -257,6 +256,12 @@ class Trainer:
         if self.look.prompts and not (checkpoint.outline or self.engine.tokenizer.exists(checkpoint)):
             yield Problem("train.look.prompts", "texts need a tokenizer, and the checkpoint has none")
         yield from self._teacher_problems(checkpoint, teacher)
+        for problem in self.optimizer.schedule.problems(self.steps):
+            yield Problem(f"train.optimizer.schedule.{problem.where}", problem.message)
+        table = self._parameters(checkpoint)
+        names = [p.name for p in table] if self.freezing is None else [*self.freezing.trained(table)]
+        yield from unused("train.optimizer.groups", self.optimizer.groups, names)
+        yield from unused("train.look.groups", self.look.groups, names)
 
     def _teacher_problems(self, checkpoint: Checkpoint, given: Checkpoint | None) -> Iterator[Problem]:
         found = self.teacher(checkpoint, given)

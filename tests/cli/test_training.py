@@ -111,31 +111,21 @@ def cells(run: Path, stage: str = "train") -> dict[str, Any]:
     return {row[0]: row[1]["value"] if isinstance(row[1], dict) else row[1] for t in tables for row in t["rows"]}
 
 
-@pytest.mark.slow
-def test_what_is_quantized_learns_of_itself_as_it_was(tmp_path: Path) -> None:
-    args = ("+model=gpt_oss", "stages=[load,train,quantize,export]", "train=qat", "train/objective=distillation", *TEXT)
+def test_another_checkpoint_teaches(tmp_path: Path) -> None:
+    """The embedded one teaches a layer of fresh weights; Muon by its name."""
+    args = ("+model=gpt_oss", "flow=distill", "stages=[init,teacher,train,export]", f"teacher={TINY}", *TEXT)
+    config = "++stages.init.config={num_hidden_layers: 1, layer_types: [full_attention]}"
     run = tmp_path / "run"
-    found = done(*args, "quant=int4", "train.steps=12", "train.optimizer.rate=1e-3", f"paths.run={run}", cwd=tmp_path)
+    found = done(*args, config, "train/optimizer=muon", "train.steps=8", f"paths.run={run}", cwd=tmp_path)
     first, last = rows(run, "held_out")
-    assert 0 < last["divergence"] < first["divergence"] < 1  # in nats, of rounding alone
-    assert first["agreement"] > 0.7
+    assert last["divergence"] < 0.95 * first["divergence"]
     assert {"divergence", "agreement", "gradient_norm"} <= rows(run, "train")[0].keys()
     planned = {row["what"]: (row["planned"], row["measured"]) for row in found["predicted"]}
     assert planned["device"][0] == planned["device"][1]  # the teacher's weights too
     said = cells(run)
     assert said["examples"] + said["examples held out"] >= 60 * 9 // 16
     assert Path(said["weights"]).is_dir()
-
-
-@pytest.mark.slow
-def test_another_checkpoint_teaches(tmp_path: Path) -> None:
-    """The embedded one teaches one of fresh weights; Muon by its name."""
-    args = ("+model=gpt_oss", "flow=distill", "stages=[init,teacher,train,export]", f"teacher={TINY}", *TEXT)
-    config = "++stages.init.config={num_hidden_layers: 2, layer_types: [sliding_attention, full_attention]}"
-    run = tmp_path / "run"
-    done(*args, config, "train/optimizer=muon", "train.steps=8", f"paths.run={run}", cwd=tmp_path)
-    first, last = rows(run, "held_out")
-    assert last["divergence"] < 0.95 * first["divergence"]
+    assert "perplexity" not in said["held-out loss after"]  # a divergence has none
 
 
 def test_parts_of_ones_own_are_a_dataclass_and_a_file_each(tmp_path: Path) -> None:

@@ -266,7 +266,7 @@ BAD = {
         "a.jsonl", b'{"text": "a"}\n{"text": 3}\n[1]\n{"text": ""}\n{"text": null}\n',
         [("line 2", "is 3; a text"), ("line 3", "expected a JSON object"), ("line 4", "is empty"), ("line 5", "None")],
     ),
-    "not compressed": ("a.txt.gz", None, [("data.files", "cannot be read: Not a gzipped file")]),
+    "not compressed": ("a.txt.gz", None, [("a.txt.gz", "cannot be read: Not a gzipped file")]),
     "another encoding": ("a.jsonl", b'{"text": "\xe9"}\n', [("a.jsonl, line 1", "not UTF-8 at byte 10")]),
 }  # fmt: skip
 

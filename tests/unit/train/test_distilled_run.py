@@ -1,0 +1,30 @@
+"""A run in which what is quantized learns of itself as it was."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.api import compose_run
+from pipeline.events import Events
+from pipeline.running.runner import execute
+from tests.cases.model_runs import quick_compilation
+
+
+def test_rounding_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text.txt").write_text(
+        "\n\n".join(f"The people of {n} states have elected a sailor." for n in range(60))
+    )
+    given = ["+model=gpt_oss", "stages=[load,train,quantize,export]", "quant=int4", "train=qat"]
+    given += ["train/objective=distillation", "train.steps=8", "train.batch=4", "train.optimizer.rate=3e-4"]
+    given += ["data.files=[text.txt]", "data.separator=", "data.length=16", "data.held_out=0.3"]
+    given += [f"paths.outputs={tmp_path / 'out'}", f"paths.run={tmp_path / 'run'}"]
+    with quick_compilation():
+        report = execute(compose_run(given), tmp_path / "run", [], Events())
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    first, last = (row for row in lines if row["kind"] == "held_out")
+    assert 0 < last["divergence"] < first["divergence"] < 1  # in nats, at first of rounding alone
+    assert first["agreement"] > 0.7
+    device = next(row for row in report.predicted if row["what"] == "device")
+    assert device["planned"] == device["measured"]  # two models
