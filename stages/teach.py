@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from pipeline.errors import SourceError
 from pipeline.stage import Context
 from pipeline.training import Teacher
 from stages.load import Load
@@ -22,4 +23,7 @@ class Teach:
         Raises:
             SourceError, PlanError: see `stages.load.Load.run`.
         """
-        return Teacher(self.load.run(ctx))
+        try:
+            return Teacher(self.load.run(ctx))
+        except SourceError as why:
+            raise SourceError(str(why).replace("model.source=", "teacher=", 1)) from None

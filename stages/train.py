@@ -12,7 +12,7 @@ from pipeline.errors import PlanError, SourceError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
 from pipeline.reporting.manifest import plain
-from pipeline.running.results import FOLDER, Results
+from pipeline.running.results import FOLDER, RUNS, Results
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
@@ -98,7 +98,10 @@ class Train:
     def reopen(self, folder: Path, checkpoint: Checkpoint, teacher: Teacher | None = None) -> Checkpoint:
         """See `pipeline.stage.StageHooks`."""
         report = json.loads(read_whole(folder / REPORT))
-        places = [("weights", folder), *((p.name, p) for p in sorted(folder.iterdir()) if p.is_dir())]
+        places = [
+            ("weights", folder),
+            *((p.name, p) for p in sorted(folder.iterdir()) if p.is_dir() and p.name != RUNS),
+        ]
         table = Table("Where it lies", ("", ""), tuple((name, str(path)) for name, path in places))
         report["tables"] = [*report.get("tables", ()), plain(table)]
         return replace(_trained(checkpoint, self.container.open(folder)), source=folder, report=report)

@@ -152,8 +152,9 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
     import csv
 
     lines = [{"job": label, **_figures(result)} for label, result in rows]
+    errors = [c for c in ERRORS if any(c in line for line in lines)]  # nothing may be quantized
     columns = list(
-        dict.fromkeys(["job", *SIZES, *ERRORS, *(c for line in lines for c in line if c not in LAST), *LAST])
+        dict.fromkeys(["job", *SIZES, *errors, *(c for line in lines for c in line if c not in LAST), *LAST])
     )
     units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
     numeric = [i for i, c in enumerate(columns) if units[c] is not None or c in (*SIZES, *ERRORS, AFTER)]
@@ -166,11 +167,11 @@ def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
             for line in lines:
                 cells = (line.get(c, "") for c in columns)
                 writer.writerow([v.value if isinstance(v, Figure) else hide(v) for v in cells])
-        picture = _picture(rows, folder)
+        picture = [*_picture(rows, folder), *_losses(rows, folder)]
     except OSError as why:
         out(drawn)
         raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
-    out(drawn, *picture, f"{folder}")
+    out(drawn, *_over_seeds(rows), *picture, f"{folder}")
 
 
 AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
@@ -199,6 +200,30 @@ def _found(report: Any) -> dict[str, Cell]:
     from pipeline.reporting.manifest import figures_of
 
     return {name: value for result in report.results.values() for name, value in figures_of(result).items()}
+
+
+def _over_seeds(rows: Sequence[tuple[str, Any]]) -> list[Any]:
+    """Jobs that differ in their seed alone, together."""
+    from pipeline.reporting.manifest import Report
+    from pipeline.reporting.trainings import over_seeds
+
+    done = [(name, _found(report)) for name, report in rows if isinstance(report, Report)]
+    columns, lines = over_seeds([name for name, _ in done], [found for _, found in done])
+    return [table("Over seeds", columns, lines, right=range(1, len(columns)), overflow="fold")] if lines else []
+
+
+def _losses(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
+    """losses.png: how the jobs that trained something went."""
+    from pipeline.reporting.manifest import Report
+    from pipeline.reporting.trainings import curve, picture
+
+    found = [(name, *curve(Path(report.run))) for name, report in rows if isinstance(report, Report)]
+    drawn = [(name, points) for name, _, points in found if points]
+    labels = {label for _, label, points in found if points}
+    if len(drawn) < 2 or len(labels) > 1:
+        return []
+    picture(folder / "losses.png", [name for name, _ in drawn], [points for _, points in drawn], labels.pop())
+    return [str(folder / "losses.png")]
 
 
 def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:

@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 BLUE, GREY = "#2f6db5", "#8a8f98"
+FEW = 30  # points of a line
+MAGNITUDES = 20  # of the largest value, the share that would be hard to see
 
 Points = tuple[Sequence[float], Sequence[float]]
 """x and y."""
@@ -51,13 +53,35 @@ def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[st
     """Named lines, of x and y each, the first thin and in the background; a PNG at `path`."""
     figure, axes = _figure(8, 4.5)
     for i, (name, (x, y)) in enumerate(given.items()):
-        style = {"color": GREY, "linewidth": 0.8, "alpha": 0.6} if i == 0 and len(given) > 1 else {"linewidth": 1.6}
+        style = {"color": GREY, "linewidth": 0.8, "alpha": 0.6} if i == 0 and len(given) > 1 else _style(x)
         axes.plot(x, y, label=name, zorder=2 + i, **style)
+    _finish(figure, axes, path, (title, x_label, y_label), [v for _, y in given.values() for v in y])
+
+
+def bands(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Sequence[Sequence[float]]]) -> None:
+    """Named lines, of x, y, and the least and largest y that the band around each reaches to; a PNG at `path`."""
+    figure, axes = _figure(8, 4.5)
+    for i, (name, (x, y, least, largest)) in enumerate(given.items()):
+        axes.plot(x, y, label=name, color=f"C{i % 10}", **_style(x))
+        axes.fill_between(x, least, largest, color=f"C{i % 10}", alpha=0.15, linewidth=0)
+    _finish(figure, axes, path, (title, x_label, y_label), [v for _, y, _, _ in given.values() for v in y])
+
+
+def _style(x: Sequence[float]) -> dict[str, Any]:
+    """Of a line: where points are few, they are to be seen, as what is between them was not measured."""
+    return {"linewidth": 1.0, "linestyle": "--", "marker": "o", "markersize": 4} if len(x) < FEW else {"linewidth": 1.6}
+
+
+def _finish(figure: Any, axes: Any, path: Path, labels: tuple[str, str, str], values: Sequence[float]) -> None:
+    """Labels, a legend, and an axis by magnitudes where values have several."""
+    title, x_label, y_label = labels
+    if values and min(values) > 0 and max(values) > MAGNITUDES * min(values):
+        axes.set_yscale("log")
     axes.grid(alpha=0.25)
     axes.set_title(title, loc="left", fontsize=10)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.tick_params(labelsize=8)
-    if len(given) > 1:
+    if len(axes.get_lines()) > 1:
         axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=150)

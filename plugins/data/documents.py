@@ -96,16 +96,22 @@ def check_end(path: Path, faults: Faults) -> None:
             faults.add(path, f"its last line{why}; the file seems to be cut off")
 
 
-def text_of(found: dict[str, Any], field: str, path: Path, line: int, faults: Faults) -> str | None:
-    """The text in a field of an object; None where there is none, which goes to `faults`."""
+def text_of(found: dict[str, Any], field: str, path: Path, line: int, faults: Faults, unit: str = "line") -> str | None:
+    """The text in a field of an object; None where there is none, which goes to `faults`.
+
+    Args:
+        unit: what `line` counts.
+    """
     text = found.get(field)
     if isinstance(text, str) and text:
         return text
     if field not in found:
-        faults.add(path, f"has no field {field!r}; data.field=NAME names another{did_you_mean(field, found)}", line)
+        faults.add(
+            path, f"has no field {field!r}; data.field=NAME names another{did_you_mean(field, found)}", line, unit
+        )
     else:
         what = "is empty" if text == "" else f"is {text!r:.60}; a text is expected"
-        faults.add(path, f"the field {field!r} {what}", line)
+        faults.add(path, f"the field {field!r} {what}", line, unit)
     return None
 
 
@@ -158,7 +164,7 @@ def _parquet(path: Path, field: str, faults: Faults, most: int | None) -> Iterat
                 for value in batch.column(0):
                     row += 1
                     at = nbytes * row // rows
-                    if (text := text_of({field: value.as_py()}, field, path, row, faults)) is not None:
+                    if (text := text_of({field: value.as_py()}, field, path, row, faults, "row")) is not None:
                         yield Part(row, text, True, at)
                 if most is not None and at > most:
                     return

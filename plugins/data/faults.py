@@ -16,12 +16,12 @@ class Faults:
         self._found: list[Problem] = []
         self._counts: Counter[str] = Counter()
 
-    def add(self, file: Path | str, message: str, line: int | None = None) -> None:
-        """Note what is wrong with a file, or an option."""
+    def add(self, file: Path | str, message: str, line: int | None = None, unit: str = "line") -> None:
+        """Note what is wrong with a file, or an option; `unit`: what `line` counts."""
         where = spoken(file)
         self._counts[where] += 1
         if self._counts[where] <= MOST:
-            self._found.append(Problem(where if line is None else f"{where}, line {line:,}", message))
+            self._found.append(Problem(where if line is None else f"{where}, {unit} {line:,}", message))
 
     def __bool__(self) -> bool:
         return bool(self._found)

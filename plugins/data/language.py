@@ -114,7 +114,7 @@ def packed(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: floa
     facts = {
         "documents": len(train.corpus.lengths),
         "documents of one token, left out": sum(int((p.corpus.lengths < 2).sum()) for p in (train, apart)),
-        "tokens": train.packing.used,
+        "tokens to train on": train.packing.used,
         "share of padding": train.packing.waste,
     }
     return Splits(train, apart if len(apart) else None, facts)

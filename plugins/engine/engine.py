@@ -135,18 +135,19 @@ class Engine:
             PlanError: no family knows the model, or (with `text`) there is no tokenizer.
         """
         problems: list[Problem] = []
+        mute: tuple[Problem, ...] = ()
         try:
             weights, ignored = self.weights(checkpoint, plain=plain)
-            problems += self._mute(checkpoint) if text or plain else ()
+            mute = tuple(self._mute(checkpoint)) if text or plain else ()
         except PlanError as why:
             problems += why.problems
         # What has no weights here need not have its tokenizer here either; one that is here is looked at.
-        if text and not problems and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
+        if text and not mute and not (checkpoint.outline and not self.tokenizer.exists(checkpoint)):
             try:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
                 problems.append(Problem("tokenizer", str(why)))
-        if problems:
+        if problems := [*problems, *mute]:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
         placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
         dtype = self._dtype(plain=plain)

@@ -113,7 +113,7 @@ class Programs:
     Attributes:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
         sums: (parameters, frozen, taught, batch [1, B, …]) → what the objective gives, with nothing random in it.
-        shown: see `plugins.train.objectives.ObjectiveHooks`.
+        shown, perplexity: see `plugins.train.objectives.ObjectiveHooks`.
         placed: batches of the host, on the devices.
         frozen, taught: what both take beside the parameters, and nothing changes; the latter are a teacher's weights.
     """
@@ -127,6 +127,7 @@ class Programs:
             options: for the compiler.
         """
         self.frozen, self.taught, self.placed = dict(frozen or {}), dict(taught or {}), step.placed
+        self.perplexity = optional(step.gradients.objective, ObjectiveHooks, "perplexity")
         self.shown = optional(step.gradients.objective, ObjectiveHooks, "shown")
 
         def sums(parameters: Any, frozen: Any, taught: Any, batch: Any) -> Any:
@@ -267,9 +268,11 @@ class _Run:
         Raises:
             StageError: it is not finite, or a gradient is not.
         """
-        norms = dict(zip(self.names, map(float, figures["gradient_norms"]), strict=True))
-        numbers = {n: float(v) for n, v in figures.items() if np.ndim(v) == 0}
-        said = {**numbers, **norms_of(self.loop.plan.look.groups, norms)}
+        norms, changes = (
+            dict(zip(self.names, map(float, figures[f"{of}_norms"]), strict=True)) for of in ("gradient", "update")
+        )
+        numbers, groups = {n: float(v) for n, v in figures.items() if np.ndim(v) == 0}, self.loop.plan.look.groups
+        said = numbers | norms_of(groups, norms, "gradient") | norms_of(groups, changes, "update")
         speed = self.line.update(before + 1, numbers, amount)
         self.metrics.row("train", step=before + 1, **said, **{self.loop.unit: amount}, **speed)
         if not (isfinite(numbers["loss"]) and isfinite(numbers["gradient_norm"])):

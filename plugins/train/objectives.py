@@ -40,6 +40,9 @@ class ObjectiveHooks:
     shown: Callable[[Mapping[str, float]], Mapping[str, float]] | None = None
     """Of means over all examples, `loss` too: what is to be shown beside the loss; None: all of them."""
 
+    perplexity: bool = False
+    """Whether exp(loss) is a perplexity."""
+
     reads: Mapping[str, str] = MappingProxyType({})
     """Name of an array → its dtype: of a batch, those that there have to be."""
 
@@ -60,6 +63,11 @@ class CausalLM:
     logits_nbytes: int = 32 << 20
 
     reads: ClassVar = LANGUAGE
+
+    @property
+    def perplexity(self) -> bool:
+        """See `ObjectiveHooks`."""
+        return not self.z_loss
 
     def __post_init__(self) -> None:
         if not self.z_loss >= 0:

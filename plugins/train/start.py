@@ -14,6 +14,7 @@ from pipeline import meter
 from pipeline.figures import Figure
 from pipeline.mesh import Parameter
 from pipeline.ops import Kernel
+from pipeline.places import nbytes_on_disk
 from pipeline.planning.layout import lay_out
 from pipeline.reporting.manifest import plain
 from pipeline.stage import Checkpoint, Context, Table
@@ -102,6 +103,7 @@ def train(
     with jax.default_device(device):
         found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
     meter.repeated(*found.repeated)
+    meter.wrote(0 if ctx.unfinished is None else nbytes_on_disk(ctx.unfinished))
     of_device = (
         prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves((like, frozen, taught))
     )
@@ -196,19 +198,19 @@ class _Cast:
 
 def report(found: Found, loop: Loop) -> dict[str, Any]:
     """What a loop found, with tables and figures for people; as JSON holds it."""
-    progress, tokens, data = found.progress, loop.unit == "tokens", loop.data
+    progress, data = found.progress, loop.data
     counted: dict[str, int | float] = {"examples": len(data.train), "examples held out": len(data.held_out or ())}
     counted |= {name: n for name, n in data.facts.items() if isinstance(n, int | float)}
     rows: list[tuple[str, Any]] = [
         *((name, Figure(n, form=",d") if isinstance(n, int) else Figure(n, form=".3f")) for name, n in counted.items()),
         ("updates", Figure(found.step, form=",d")),
-        (loop.unit, Figure(progress.amount, form=",d")),
+        (f"{loop.unit}, in all updates", Figure(progress.amount, form=",d")),
         ("loss, of the last tenth of updates", Figure(found.loss, form=".4f")),
     ]
     figures: dict[str, Any] = {"training loss": Figure(found.loss, form=".4f")}
     for name, loss in (("before", progress.first), ("after", progress.last), ("best", progress.best)):
         if loss is not None and (name != "best" or loss != progress.last):
-            more = f" (perplexity {exp(loss):.3f})" if tokens else ""
+            more = f" (perplexity {exp(loss):.3f})" if loop.programs.perplexity else ""
             at = f", after update {progress.best_step}" if name == "best" else ""
             rows.append((f"held-out loss {name}", f"{loss:.4f}{more}{at}"))
     if progress.last is not None:

@@ -109,7 +109,8 @@ class Step:
         self, state: State, batches: Mapping[str, Any], key: Any, frozen: Mapping[str, Any], taught: Mapping[str, Any],
         rate: Any = None,
     ) -> tuple[State, dict[str, Any]]:  # fmt: skip
-        """The next state, and figures: float32 numbers, and `gradient_norms` of each parameter in order of names.
+        """The next state, and figures: float32 numbers, and of each parameter in order of names `gradient_norms`,
+        and `update_norms` of what was added to it.
 
         Nothing changes, and `step` does not count, where the loss or a gradient is not finite.
 
@@ -132,11 +133,13 @@ class Step:
         rate = (self.optimizer.rate if rate is None else rate) * self.optimizer.schedule.share(step, self.steps)
         changes, kept = self.optimizer.build(parameters).update(gradients, state["optimizer"], parameters)
         factor = factors(self.optimizer, parameters)
-        changed = optax.apply_updates(parameters, {n: c * (rate * factor[n]) for n, c in changes.items()})
+        changes = {n: c * (rate * factor[n]) for n, c in changes.items()}
+        changed = optax.apply_updates(parameters, changes)
         new = {"parameters": changed, "optimizer": kept, "step": step + 1}
         figures = {name: total / jnp.maximum(of, 1e-9) for name, (total, of) in seen.items()}
         figures |= {"loss": loss, "weight": weight, "rate": rate, "gradient_norm": norm}
         figures["gradient_norms"] = jnp.stack(list(norms.values()))
+        figures["update_norms"] = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(changes[n]))) for n in norms])
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state), figures
 
 

@@ -21,8 +21,7 @@ from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
 from plugins.models.device import WeightsDtype, device_nbytes
-from plugins.models.family import vocabulary
-from plugins.train import teaching
+from plugins.train import matching
 from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.optimizers import Optimizer
@@ -67,7 +66,8 @@ class Looking:
         prompts: texts that are continued when it is looked, so that somebody sees what the loss means.
         tokens: of a continuation.
         temperature: of its choices; 0: always the likeliest.
-        groups: pattern of names → the norms of their gradients together, under the pattern, in every row of metrics.
+        groups: patterns of names → the norms of their gradients together, and of their updates, under the pattern, in
+            every row of metrics.
     """
 
     every: int = 0
@@ -196,7 +196,7 @@ class Trainer:
             devices=ways,
             ignored=ignored,
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
-            moved_nbytes=round(self._update_flops(checkpoint, data, teacher)),
+            moved_nbytes=round(2 * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
             times=self._updates(data),
             rate=self._kind(checkpoint),
         )
@@ -215,10 +215,9 @@ class Trainer:
         return (self.flops_of_token(checkpoint) + again + theirs) * self.batch * data.tokens_of_example
 
     def _updates(self, data: DataPlan) -> float:
-        """How many there are, with evaluations and texts as so many updates; the first of each is compiled meanwhile,
-        and does not count."""
+        """How many there are, with evaluations as so many of them, but for the first, before which it is compiled."""
         looks = 1 + ((self.steps - 1) // self.look.every if self.look.every else 0)
-        return self.steps - 1 + looks * self.look_share(data.held_out)
+        return self.steps + looks * self.look_share(data.held_out)
 
     def look_share(self, held_out: int) -> float:
         """What an evaluation takes, in updates, where so many examples are held out."""
@@ -228,7 +227,9 @@ class Trainer:
         """What the time of an update goes by, beside its products."""
         parts = self.objective, self.optimizer, self.transform
         names = [type(part).__name__ for part in parts if part is not None]
-        return " ".join([str(checkpoint.config.get("model_type")), self.engine.dtype, *names])
+        axes = [f"{axis}={n}" for axis, n in self.engine.mesh.axes.items() if n > 1]
+        kind = str(checkpoint.config.get("model_type"))
+        return " ".join([kind, self.engine.platform, self.engine.dtype, *axes, *names])
 
     def teacher(self, checkpoint: Checkpoint, given: Checkpoint | None) -> Checkpoint | None:
         """Whom the objective learns of: a checkpoint that is given, or else the one that is trained, as it was before.
@@ -251,40 +252,26 @@ class Trainer:
         if self.transform is not None:
             yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
         if data.specs:
-            yield from self._misfits(checkpoint, data)
+            yield from matching.misfits(self.objective, checkpoint, self._parameters(checkpoint), data)
         if self.look.prompts and not (checkpoint.outline or self.engine.tokenizer.exists(checkpoint)):
             yield Problem("train.look.prompts", "texts need a tokenizer, and the checkpoint has none")
         yield from self._teacher_problems(checkpoint, teacher)
-
-    def _misfits(self, checkpoint: Checkpoint, data: DataPlan) -> Iterator[Problem]:
-        """Objective, data and model that are not for each other."""
-        reads = optional(self.objective, ObjectiveHooks, "reads")
-        name, kind = type(self.objective).__name__, checkpoint.config.get("model_type")
-        lacks = [f"{array} of {dtype}" for array, dtype in reads.items() if data.specs.get(array, ((), ""))[1] != dtype]
-        if lacks:
-            has = ", ".join(f"{array} of {dtype}" for array, (_, dtype) in data.specs.items() if array != "weights")
-            text = f"{name} takes {' and '.join(lacks)}, and the data have {has}; of train/objective=, causal_lm and "
-            text += "distillation are for texts, classification for classes, regression for numbers"
-            yield Problem("train.objective", text)
-        words = vocabulary(self._parameters(checkpoint))
-        if "tokens" in data.specs and words is None:
-            yield Problem("data", f"are texts, and {kind!r} is a model for rows of numbers; data=table, images, digits")
-        if "inputs" in data.specs and words is not None:
-            yield Problem("data", f"are rows of numbers, and {kind!r} is a language model; data=text, chat")
 
     def _teacher_problems(self, checkpoint: Checkpoint, given: Checkpoint | None) -> Iterator[Problem]:
         found = self.teacher(checkpoint, given)
         if found is None and given is not None:
             text = f"{type(self.objective).__name__} learns of no teacher; train/objective=distillation does"
-            yield Problem(teaching.WHERE, text)
-        same = self.transform is None or (
-            self.freezing is not None and self.freezing.base(checkpoint).store is checkpoint.store
-        )
-        if found is checkpoint and same:
+            yield Problem(matching.TEACHER, text)
+        if found is checkpoint and not self._rounds(checkpoint):
             text = "needs a teacher other than what is trained: stages=[load,teacher,train,…] +teacher=DIR; train=qat "
             yield Problem("train.objective", f"{text}and train=qlora learn of what they round, without one")
         elif found is not None:
-            yield from teaching.problems(self.engine, checkpoint, found)
+            yield from matching.teaching(self.engine, checkpoint, found)
+
+    def _rounds(self, checkpoint: Checkpoint) -> bool:
+        """Whether what is trained computes with other weights than the checkpoint's from the beginning."""
+        base = checkpoint if self.freezing is None else self.freezing.base(checkpoint)
+        return self.transform is not None and (self.freezing is None or base.store is not checkpoint.store)
 
     def _mesh_problems(self) -> Iterator[Problem]:
         mesh = self.engine.mesh
@@ -311,7 +298,7 @@ class Trainer:
         return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
-        return teaching.parameters(self.engine, checkpoint)
+        return matching.parameters(self.engine, checkpoint)
 
     def train(
         self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int,

@@ -144,10 +144,14 @@ class Line:
         return found
 
 
-def norms_of(groups: Sequence[str], norms: Mapping[str, float]) -> dict[str, float]:
-    """For each pattern of names `gradient_norm PATTERN`, the norm of those gradients together."""
+def norms_of(groups: Sequence[str], norms: Mapping[str, float], of: str) -> dict[str, float]:
+    """For each pattern of names `OF_norm PATTERN`, the norm of all of these together.
+
+    Args:
+        of: what the norms are of: `gradient`, or `update`.
+    """
     found = {}
     for pattern in groups:
         some = [norm for name, norm in norms.items() if fnmatchcase(name, pattern)]
-        found[f"gradient_norm {pattern}"] = math.sqrt(sum(norm * norm for norm in some))
+        found[f"{of}_norm {pattern}"] = math.sqrt(sum(norm * norm for norm in some))
     return found

@@ -179,3 +179,16 @@ def test_what_was_made_is_found_again(tmp_path, monkeypatch):
     assert len(again["inputs"]) < len(first["inputs"])
     with pytest.raises(TypeError):
         opened(table(file, log=("price",)), tmp_path)
+
+
+def test_another_delimiter_is_seen(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("a;b;price\n1;2;3\n")
+    (problem,) = Table((str(path),), "price").check(None)
+    assert str(problem).endswith("has one column, 'a;b;price'; data.delimiter=';' seems to be what is between fields")
+
+
+def test_a_plan_says_what_is_held_out(tmp_path):
+    files = [written(tmp_path, n, some(200)) for n in ("a.csv", "b.csv")]
+    plan = table(files[0], held_out=0.25, held_out_files=(files[1],)).plan(None)
+    assert (plan.examples, plan.held_out) == (pytest.approx(150, abs=8), pytest.approx(250, abs=14))

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import threading
 from dataclasses import replace
 
@@ -40,6 +41,41 @@ def test_the_tokens_of_a_text_are_those_of_all_of_it_at_once(kind, tmp_path, mon
     assert rows(splits.train) == [tokenizer.encode(text, plain=True)] * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.txt", "", "a.txt: is empty"), ("a.txt.gz", "", "a.txt.gz: has no text in it"),
+        ("a.txt", " \n\n", "a.txt: has no text in it"), ("a.jsonl", "\n\n", "a.jsonl: has no text in it"),
+        ("a.json", '[\n {"text": "x"}\n]', "line 1: is one JSON value over several lines; of JSON Lines"),
+    ],
+)  # fmt: skip
+def test_files_without_anything_to_learn(name, content, said, tmp_path):
+    (problem,) = problems(Text((written(tmp_path, name, content),)))
+    assert said in str(problem)
+
+
+def test_what_is_compressed_and_cut_off(tmp_path):
+    path = written(tmp_path, "a.jsonl.gz", jsonl(*[{"text": f"a fox {i}"} for i in range(999)]))
+    os.truncate(path, os.path.getsize(path) // 2)
+    problem = problems(Text((path,)))[-1]
+    assert str(problem) == f"{path}: cannot be read: what is compressed is cut off"
+
+
+def test_documents_that_predict_nothing_are_counted(tmp_path):
+    path = written(tmp_path, "a.jsonl", jsonl({"text": "a"}, {"text": "b"}, {"text": "one fox"}))
+    facts = opened(Text((path,), 16, end=None), tmp_path, cases.tokenizer("byte_level")).facts
+    assert (facts["documents"], facts["documents of one token, left out"]) == (3, 2)
+    alone = written(tmp_path, "b.jsonl", jsonl({"text": "a"}))
+    with pytest.raises(PlanError, match="1 document with 1 token to train on; a prediction takes two tokens"):
+        opened(Text((alone,), 16, end=None), tmp_path, cases.tokenizer("byte_level"))
+
+
+def test_a_plan_says_what_is_held_out(tmp_path):
+    files = [written(tmp_path, n, LINES * 40) for n in ("a.txt", "b.txt")]
+    plan = Text((files[0],), 16, held_out=0.25, held_out_files=(files[1],)).plan(None)
+    assert plan.held_out == pytest.approx(1.25 * plan.examples, rel=0.02)
+
+
 def test_parquet(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     import pyarrow
@@ -50,6 +86,8 @@ def test_parquet(tmp_path):
     splits = opened(Text((str(path),), length=64, end=None), tmp_path, tokenizer)
     assert sorted(rows(splits.train)) == sorted(tokenizer.encode(t) for t in ("one fox", "two dogs"))
     assert "has no column 'txt'" in str(problems(Text((str(path),), field="txt"))[0])
+    parquet.write_table(pyarrow.table({"text": ["one fox", None]}), path)
+    assert str(problems(Text((str(path),)))[0]) == f"{path}, row 2: the field 'text' is None; a text is expected"
     bad = written(tmp_path, "b.parquet", "no parquet")
     assert "cannot be read as Parquet" in str(problems(Text((bad,)))[0])
 

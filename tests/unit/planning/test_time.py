@@ -51,6 +51,29 @@ def test_what_a_run_measured_is_what_the_next_plan_says() -> None:
     assert time.unknown == ()
 
 
+class Repeats(Slow):
+    """Does one thing again and again."""
+
+    def __init__(self, times: float):
+        self._times = times
+
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        return Prediction(None, Footprint(moved_nbytes=1000, times=self._times, rate="cpu f32"))
+
+
+def test_what_is_done_again_and_again_is_predicted_from_once(tmp_path: Path) -> None:
+    def plan(times: float) -> Plan:
+        return make_plan({"load": Source(("v", "w")), "slow": Repeats(times)}, CTX)
+
+    rates = Rates()
+    learn(rates, plan(4), 1, [], {"slow": 12.0}, {}, {"slow": (2.0, 3.0)})  # it stopped early, after 10 s of compiling
+    assert time_plan(plan(4), rates, 1).of("slow") == pytest.approx(10 + 4 * 2 / 3)
+    assert time_plan(plan(600), rates, 1).of("slow") == pytest.approx(10 + 600 * 2 / 3)
+    assert time_plan(plan(4), Rates(), 1).unknown == ("load", "slow")
+    learn(rates, plan(4), 1, [], {"slow": 12.0}, {}, {})  # which did not say
+    assert time_plan(plan(600), rates, 1).of("slow") < 500
+
+
 def test_tasks_at_once_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tasks on two cores take half; four tasks on two cores waited for each other while they were measured."""
     monkeypatch.setattr("pipeline.planning.time.cores", lambda: 2)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,22 @@ def test_norms_of_groups_are_in_the_rows(tmp_path: Path) -> None:
     [row] = rows(tmp_path)
     assert row["gradient_norm *"] == pytest.approx(row["gradient_norm"], rel=1e-6)
     assert 0 < row["gradient_norm *norm.weight"] < row["gradient_norm"]
+    before, after = trained.parameters(KIND), run(Rows(), steps=1).parameters
+    for pattern in ("*", "*norm.weight"):
+        changes = [np.asarray(after[n]) - w for n, w in before.items() if fnmatchcase(n, pattern)]
+        total = sum(float(np.square(c, dtype=np.float64).sum()) for c in changes) ** 0.5
+        assert row[f"update_norm {pattern}"] == pytest.approx(total, rel=1e-3)
+
+
+def test_what_a_run_measures_again_and_again_leaves_compiling_out(tmp_path: Path) -> None:
+    found = run(Rows(), tmp_path, Rows(4, seed=9), look=Looking(every=4), look_share=0.5)
+    seconds, times = found.repeated
+    assert times == 7 + 2 * 0.5  # 8 updates and 3 evaluations, the first of each compiled meanwhile
+    said = rows(tmp_path)
+    assert found.seconds == pytest.approx(sum(r["seconds"] for r in said[1:]))
+    assert found.seconds < seconds
+    assert "tokens_per_s" not in said[0]
+    assert all(r["tokens_per_s"] > 0 for r in said[1:])
 
 
 def test_another_training_goes_on_from_where_one_had_come(tmp_path: Path) -> None:
