@@ -12,13 +12,14 @@ import numpy as np
 
 from pipeline import meter
 from pipeline.figures import Figure
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter
 from pipeline.ops import Kernel
-from pipeline.planning.layout import lay_out
 from pipeline.reporting.manifest import plain
+from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index
+from pipeline.tensors.store_view import StoreView
 from pipeline.training import Splits, Trained
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
@@ -26,6 +27,7 @@ from plugins.engine.runtime import COMPILER_OPTIONS
 from plugins.engine.spread import Spread
 from plugins.engine.start import keep_programs, resolved
 from plugins.mesh.devices import arrange
+from plugins.mesh.processes import check
 from plugins.mesh.store import DeviceStore
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -52,12 +54,13 @@ def train(
     transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
     parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
     base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
-    model, spread = _model(trainer, base, parameters)
+    model, spread, layouts = _model(trainer, checkpoint, base)
     where = device if spread is None else spread.devices
+    beside = {} if frozen_by is None or spread is None else frozen_by.lies(parameters, layouts)
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
     step = make_step(
         model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
-        recompute=trainer.recompute,
+        recompute=trainer.recompute, beside=beside,
     )  # fmt: skip
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
@@ -68,8 +71,8 @@ def train(
     def begin() -> State:
         """The state before the first update."""
         if frozen_by is not None:
-            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed)), device)
-            return made
+            made = step.init(frozen_by.begin(parameters, seed))
+            return jax.device_put(made, device) if spread is None else made  # type: ignore[no-any-return]
         fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
         held = {}
         for param in params_of(model):  # of its own: what the step uses up may be the loader's
@@ -80,7 +83,7 @@ def train(
 
     frozen = {}
     if frozen_by is not None:
-        fill(model, base, device, cast=engine.cast, unpack=engine.unpack)
+        fill(model, base, where, cast=engine.cast, unpack=engine.unpack)
         frozen = {p.names[0]: p.get_value() for p in params_of(model)}
     plan = _plan(trainer, device, flops_of_token(parameters, checkpoint.config), seed)
     if trainer.look.prompts and tokenizer is not None:
@@ -90,13 +93,14 @@ def train(
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
     if ctx.unfinished is not None and resume is None:
         others.tell(ctx.unfinished)
-    with jax.default_device(device):
+    with jax.default_device(jax.local_devices(backend=device.platform)[0] if spread is not None else device):
         found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
     of_device = (prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves((like, frozen)))
     meter.on_device(sum(of_device))
     if frozen_by is not None:
-        arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
-        if ctx.folder is not None:
+        whole = spread.gathered() if spread is not None and spread.mesh.processes > 1 else lambda a: a
+        arrays = {name: np.asarray(whole(a)) for name, a in found.parameters.items()}
+        if ctx.folder is not None and member.first():
             frozen_by.write(ctx.folder, arrays, checkpoint, parameters)
         store = frozen_by.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
         return Trained(store, report(found, loop))
@@ -105,8 +109,10 @@ def train(
     return Trained(_Cast(model, result, engine.cast), report(found, loop))
 
 
-def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) -> tuple[Decoder, Spread | None]:
-    """The model of shapes, and the devices that it lies over, if these are several.
+def _model(
+    trainer: Trainer, checkpoint: Checkpoint, base: Checkpoint
+) -> tuple[Decoder, Spread | None, Mapping[str, Layout]]:
+    """The model of shapes, and the devices that it lies over, if these are several, and how.
 
     Args:
         base: whose weights it begins with, or keeps.
@@ -116,18 +122,20 @@ def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) 
     """
     engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
     device, dtype, _ = resolved(engine)
+    layouts: Mapping[str, Layout] = {}
+    if mesh.size > 1:
+        check(mesh)
+        layouts, spread = trainer.layouts(checkpoint), Spread(mesh, arrange(mesh, jax.devices(device.platform)))
     if trainer.freezing is not None:  # packed tensors stay packed, and plain ones are as they are computed with
-        weights = Weights(base.store.specs, dtype)
+        weights = Weights(base.store.specs, dtype, layouts=layouts)
     else:
-        specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
-        spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
-        weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
+        weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}, "f32", layouts=layouts)
     ops = engine.ops.on(device.platform)
     family = family_of(base.config, engine.families)
     ops = ops if trainer.transform is None else trainer.transform.ops(ops)
     model: Decoder = family.build(base.config, weights, ops, DTYPES[dtype])
     weights.check()
-    return model, spread
+    return model, spread, layouts
 
 
 def _plan(trainer: Trainer, device: Any, flops: float, seed: int) -> Plan:
@@ -151,23 +159,24 @@ def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer:
     def decoder(given: Any, kept: Any) -> Any:
         return step.bound.model(step.gradients.leaves(given, kept, None))
 
-    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
+    everywhere = step.bound.everywhere
+    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed, everywhere)
 
 
-class _Cast:
+class _Cast(StoreView):
     """What a model holds, in the dtypes that it is to be written in; a `TensorStore`."""
 
     def __init__(self, model: Decoder, specs: Mapping[str, TensorSpec], cast: Kernel):
         held = DeviceStore.of_parameters(params_of(model))
-        self._held, self._cast = held, cast
-        self.specs = {name: specs[name] for name in specs if name in held.specs}
+        self.store, self._cast = held, cast
+        self._specs = {name: specs[name] for name in specs if name in held.specs}
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        return {}
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self._specs
 
     def read(self, name: str, index: Index = ()) -> Any:
-        value, dtype = self._held.read(name, index), self.specs[name].dtype
+        value, dtype = self.store.read(name, index), self.specs[name].dtype
         return value if numpy_dtype(dtype) == value.dtype else self._cast(value, dtype)
 
 

@@ -13,14 +13,14 @@ from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
-from plugins.models.device import device_nbytes
+from plugins.models.device import device_nbytes, device_spec
 from plugins.models.family import family_of
 from plugins.train.objectives import Objective
 from plugins.train.optimizers import Optimizer
@@ -174,11 +174,7 @@ class Trainer:
         if problems := list(self._problems(checkpoint)):
             raise PlanError(problems)
         _, ignored = self.engine.weights(checkpoint)
-        values, kept, ways = self._masters(checkpoint, ignored) // 4, 0, self.engine.mesh.size
-        if (freezing := self.freezing) is not None:
-            values = sum(map(prod, freezing.trained(self._parameters(checkpoint)).values()))
-            held = freezing.base(checkpoint).store.specs
-            kept = device_nbytes(held, ignored, "bf16" if self.engine.dtype == "bf16" else "f32")
+        (values, kept), ways = self._on_device(checkpoint, ignored), self.engine.mesh.size
         state, amount = 12 * values, self.steps * self.batch * data.tokens_of_example
         temporary = (
             4 * values + self._activations(checkpoint, data) + (2 * values if self.engine.dtype == "bf16" else 0)
@@ -187,7 +183,7 @@ class Trainer:
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=HOST_NBYTES + ways * (state + kept + 4 * values + temporary),
+            host_nbytes=self.engine.mesh.processes * HOST_NBYTES + ways * (state + kept + 4 * values + temporary),
             devices=ways,
             ignored=ignored,
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
@@ -208,33 +204,53 @@ class Trainer:
             if spec.dtype not in FLOAT_DTYPES:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
         if self.engine.mesh.size > 1:
-            yield from self._mesh_problems()
+            yield from self.engine.for_one_device()
+            rows = {"train.micro" if self.micro else "train.batch": self.at_once}
+            yield from batch_problems(self.engine.mesh, rows)
         if self.transform is not None:
-            yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+            parameters, specs = self._parameters(checkpoint), self.result_specs(checkpoint)
+            wrong = list(self.transform.problems(parameters, specs))
+            yield from wrong
+            if self.engine.mesh.size > 1 and not wrong:
+                layouts = self.layouts(checkpoint)
+                yield from self.transform.mesh_problems(parameters, specs, layouts, self.engine.mesh.ways)
 
-    def _mesh_problems(self) -> Iterator[Problem]:
-        mesh = self.engine.mesh
-        yield from self.engine.for_one_device()
-        yield from batch_problems(mesh, {"train.micro" if self.micro else "train.batch": self.at_once})
-        if mesh.processes > 1:
-            yield Problem("mesh.processes", f"{mesh.processes}: training runs in one process so far; 1 is needed")
+    def held(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+        """Tensor → how it lies on devices while it is trained: as a fp32 master; or, where it stays what it is, as the
+        model computes with it."""
+        _, ignored = self.engine.weights(checkpoint)
+        if (freezing := self.freezing) is None:
+            return {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
+        specs, dtype = freezing.base(checkpoint).store.specs, "bf16" if self.engine.dtype == "bf16" else "f32"
+        return {n: device_spec(s, dtype) for n, s in specs.items() if n not in ignored}
+
+    def layouts(self, checkpoint: Checkpoint) -> dict[str, Layout]:
+        """How the model's parameters lie over the mesh.
+
+        Raises:
+            PlanError: it does not fit the model.
+        """
+        parameters = self._parameters(checkpoint)
         if self.transform is not None:
-            yield Problem("train.transform", f"{type(self.transform).__name__} is for one device so far; mesh=single")
-        if self.look.prompts:
-            yield Problem("train.look.prompts", "texts are written on one device so far; mesh=single, or none of them")
+            parameters = self.transform.uncut(parameters, self.result_specs(checkpoint))
+        return lay_out(self.engine.mesh, parameters, self.held(checkpoint))
 
-    def _masters(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> int:
-        """Bytes of all parameters as fp32 on a device.
+    def _on_device(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> tuple[int, int]:
+        """Numbers that are trained, and bytes of weights that stay as they are, on each device.
 
         Raises:
             PlanError: the mesh does not fit the model.
         """
-        mesh = self.engine.mesh
-        specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
+        mesh, freezing, parameters = self.engine.mesh, self.freezing, self._parameters(checkpoint)
+        specs = self.held(checkpoint)
         if mesh.size == 1:
-            return sum(s.nbytes for s in specs.values())
-        parameters = self._parameters(checkpoint)
-        return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
+            held = device_nbytes(specs, ignored)
+            return (held // 4, 0) if freezing is None else (sum(map(prod, freezing.trained(parameters).values())), held)
+        layouts = self.layouts(checkpoint)
+        held = weights_nbytes(mesh, parameters, specs, layouts)
+        if freezing is None:
+            return held // 4, 0
+        return sum(prod(lies.local_shape(mesh)) for lies in freezing.lies(parameters, layouts).values()), held
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
         return family_of(checkpoint.config, self.engine.families).parameters(checkpoint.config)
