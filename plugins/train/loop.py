@@ -196,7 +196,7 @@ class Loop:
             return {}
         totals: dict[str, np.ndarray] = {}
         at_once = self.plan.at_once
-        for batch in _through(examples, self.plan.look.examples, at_once, self.programs.rows(at_once)):
+        for batch in through(examples, self.plan.look.examples, at_once, self.programs.rows(at_once)):
             placed = self.programs.placed({name: a[None] for name, a in batch.items()}, at_once)
             loss, weight, seen = jax.device_get(self.programs.sums(parameters, self.programs.frozen, placed))
             for name, sums in {"loss": (loss, weight), **seen}.items():
@@ -339,7 +339,7 @@ def _opened(stack: ExitStack, folder: Path | None, name: str, keep: int) -> Chec
     return found
 
 
-def _through(examples: Examples, most: int | None, at_once: int, rows: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+def through(examples: Examples, most: int | None, at_once: int, rows: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
     """Examples in batches of one shape, of which these rows; what fills the last one up has no weight."""
     count = len(examples) if most is None else min(most, len(examples))
     for begin in range(0, count, at_once):

@@ -113,7 +113,7 @@ class Step:
             here = np.arange(a.shape[1]) if count is None else self.rows(count)
             shape = (a.shape[0], len(here) if count is None else count, *a.shape[2:])
 
-            def part(box: tuple[slice, ...]) -> Any:
+            def part(box: Any) -> Any:
                 first, last, _ = box[1].indices(shape[1])
                 at = int(np.searchsorted(here, first))
                 return a[:, at : at + last - first]
@@ -170,7 +170,7 @@ class Step:
         figures["amount"] = _amount(batches)
         figures["gradient_norms"] = jnp.stack(list(norms.values()))
         if self.bound.spread is not None:  # every process reads them
-            figures = jax.lax.with_sharding_constraint(figures, self._whole)
+            figures = jax.lax.with_sharding_constraint(figures, self._whole)  # type: ignore[no-untyped-call]
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state), figures
 
 
