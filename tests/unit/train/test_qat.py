@@ -137,6 +137,9 @@ def test_what_is_wrong_is_said_at_once() -> None:
     assert "train.transform.on_host=true rounds it on the host" in said
     assert "model.norm.weight: a vector has no rows" in said
     assert "activations: scales that are of one row alone are needed" in said
+    hosted = Qat(packing=Packing(searched, rules[:1]), on_host=True)
+    assert list(hosted.problems(parameters_of("llama"), specs_of("llama", "BF16"))) == []
+    assert "on_host: true is for one device so far" in str(next(hosted.mesh_problems((), {}, {}, len)))
     nothing = Qat(packing=Packing(quant_method("none"), (Rule(match="*q_proj.weight"),)))
     assert "packs no tensor" in str(next(iter(nothing.problems(parameters_of("llama"), specs_of("llama", "BF16")))))
     unlike = (Rule(match="*.experts.0.up_proj.weight"),)
