@@ -29,9 +29,7 @@ INT8 = Blockwise("int8", 0, "f32", scale_rule="amax")
 # What no compiled program knows; of the second also experts, each a tensor of its own in files.
 ON_HOST = {
     "searched": Blockwise("e2m1", 16, "e8m0", search="mse"),
-    "twice": Blockwise(
-        "nf4", 16, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded"
-    ),
+    "twice": Blockwise("nf4", 8, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded"),
 }
 
 
