@@ -105,6 +105,10 @@ class FreshStore:
     def metadata(self) -> Mapping[str, Any]:
         return {}
 
+    def seeded(self, seed: int) -> "FreshStore":
+        """See `StoreHooks.seeded`."""
+        return replace(self, seed=seed)
+
     def read(self, name: str, index: Index = ()) -> Any:
         """See `TensorStore.read`."""
         spec = self.specs[name]

@@ -8,6 +8,7 @@ asked for, a device's part of one tensor at a time.
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from math import prod
 from typing import Any
 
 import jax
@@ -89,7 +90,7 @@ def packed(name: str, value: Any, method: Method) -> Any:
         return _shapes(target, lie)
     assert lie is not None
     placed = _components(target, lie)
-    if unmade(value, method) is not None:
+    if unmade(value, method) is not None or not prod(spec.shape):
         return _on_host(name, value, method, placed)
     x = unpacked(value, jnp.float32) if isinstance(value, QTensor) else value
     q, refused = program(scheme, optional(method, MethodHooks, "recipe"), tuple(placed.items()))(x)

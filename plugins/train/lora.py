@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.adapters import AdapterFormat, Layer, MergedStore, scale_of
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
@@ -91,6 +91,31 @@ class Lora:
             yield from self.format.problems(p.names for p in self._chosen(parameters))
         if not self._chosen(parameters):
             yield Problem("targets", f"match no weight{did_you_mean(self.targets[0], matrices)}")
+
+    def uncut(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> tuple[Parameter, ...]:
+        """See `Transform.uncut`."""
+        return tuple(parameters)
+
+    def mesh_problems(
+        self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout],
+        ways: Callable[[Sequence[str]], int],
+    ) -> Iterator[Problem]:  # fmt: skip
+        """See `Transform.mesh_problems`: adapters lie wherever weights do, and inputs are looked at on one device."""
+        if self.init == "error" and self.packing is not None:
+            yield Problem("train.transform.init", "error is for one device so far; zero, or mesh=single")
+
+    def lies(self, parameters: Sequence[Parameter], layouts: Mapping[str, Layout]) -> dict[str, Layout]:
+        """See `Freezing.lies`: divided as their weights are computed with, so that none of it has to be gathered."""
+        found = {}
+        for p in self._chosen(parameters):
+            r, (*experts, out, into) = self._rank(p), p.shape
+            *apart, down, across = layouts[p.name].used.axes
+            for name, shape, axes in (
+                (A, (*experts, r, into), (*apart, (), across)),
+                (B, (out, r, *experts), (down, (), *apart)),
+            ):
+                found[stem(p) + name] = Layout(shape, axes, ((),) * len(axes))
+        return found
 
     def base(self, checkpoint: Checkpoint) -> Checkpoint:
         """See `Transform.base`."""

@@ -4,16 +4,19 @@ Weights are rounded to the dtype that they will be written in, quantized by the 
 decoded; gradients go straight through to the float32 masters (Bengio et al., arXiv 1308.3432).
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar
 
 from pipeline.errors import Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Kernel
+from pipeline.tensors.blocks import block_grain
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from plugins.train.packing import Packing
 
@@ -64,6 +67,32 @@ class Qat:
                     if why := scheme.problem(specs[name].shape):
                         yield Problem(name, f"its input as {_encoding(self.activations)}: {why}")
 
+    def uncut(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> tuple[Parameter, ...]:
+        """See `Transform.uncut`: each device rounds what lies there, so all that shares a scale has to lie together."""
+        methods, _ = self.packing.chosen(specs)
+        schemes = {p.name: None if (m := methods.get(p.name)) is None else m.scheme for p in parameters}
+        return tuple(_together(p, s) if (s := schemes[p.name]) is not None else p for p in parameters)
+
+    def mesh_problems(
+        self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout],
+        ways: Callable[[Sequence[str]], int],
+    ) -> Iterator[Problem]:  # fmt: skip
+        """See `Transform.mesh_problems`: inputs are rounded where they are, so nothing that shares a scale may be
+        divided; and the host rounds for one device."""
+        if self.on_host:
+            yield Problem("train.transform.on_host", "true is for one device so far; false, or mesh=single")
+        if self.activations is None or (scheme := self.activations.scheme) is None:
+            return
+        methods, _ = self.packing.chosen(specs)
+        for p in parameters:
+            over = layouts[p.name].used.axes[-1]
+            here = p.shape[-1] // ways(over)
+            if over and p.name in methods and (not scheme.block_elems or here % scheme.block_elems):
+                text = f"its input is divided over {' and '.join(over)}, {here} on each device, and scales are of "
+                text += f"blocks of {scheme.block_elems}" if scheme.block_elems else "a row"
+                text += "; mesh.stored divides weights and no inputs; or train.transform.activations=null"
+                yield Problem(p.name, text)
+
     def _obstacle(self, method: Method, spec: TensorSpec) -> str | None:
         recipe = optional(method, MethodHooks, "recipe")
         if recipe is None:
@@ -109,6 +138,17 @@ class Qat:
             return found
 
         return leaves
+
+
+def _together(parameter: Parameter, scheme: Scheme) -> Parameter:
+    """With all that shares a scale in one unit."""
+    shape = parameter.shape
+    grain = block_grain(scheme, shape)
+    for scales in (s for component, s in scheme.components(shape).items() if component != "codes"):
+        alike = scales if len(scales) == len(shape) else (1,) * len(shape)
+        grain = tuple(n if shared == 1 else g for g, n, shared in zip(grain, shape, alike, strict=True))
+    units = tuple(math.lcm(*sides) for sides in zip(parameter.units, grain, strict=True))
+    return replace(parameter, units=units)
 
 
 def _encoding(method: Method | None) -> str | None:

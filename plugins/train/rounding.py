@@ -1,7 +1,7 @@
 """Rounding inside a compiled program, which gradients go straight through."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -99,6 +99,10 @@ class Rounding:
     @property
     def dtype(self) -> Any:
         return self.base.dtype
+
+    def around(self, base: Any) -> "Rounding":
+        """See `plugins.mesh.collectives.Around`."""
+        return replace(self, base=base)
 
     def seen(self, x: Any) -> Any:
         """x `[…, n]`, each row rounded by itself."""

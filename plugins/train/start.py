@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from math import exp, prod
+from math import exp, isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +12,16 @@ import numpy as np
 
 from pipeline import meter
 from pipeline.figures import Figure
-from pipeline.mesh import Parameter
+from pipeline.hooks import optional
+from pipeline.mesh import SINGLE, Layout
 from pipeline.ops import Kernel
 from pipeline.places import nbytes_on_disk
-from pipeline.planning.layout import lay_out
 from pipeline.reporting.manifest import plain
+from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from pipeline.tensors.store import Index
+from pipeline.tensors.store import Index, StoreHooks
+from pipeline.tensors.store_view import StoreView
 from pipeline.training import Splits, Trained, indices
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
@@ -27,6 +29,7 @@ from plugins.engine.runtime import COMPILER_OPTIONS
 from plugins.engine.spread import Spread
 from plugins.engine.start import keep_programs, resolved
 from plugins.mesh.devices import arrange
+from plugins.mesh.processes import check
 from plugins.mesh.store import DeviceStore
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -34,9 +37,10 @@ from plugins.models.family import family_of
 from plugins.train import others
 from plugins.train.inputs import sizes
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
+from plugins.train.members import Members, Progress
 from plugins.train.samples import Samples
 from plugins.train.step import State, Step, make_step
-from plugins.train.trainer import Trainer
+from plugins.train.trainer import Member, Trainer
 from plugins.train.transform import Transform
 from plugins.train.watch import PEAKS
 
@@ -56,17 +60,20 @@ def train(
     """
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
+    if trainer.population is not None:
+        return _of_members(trainer, trainer.population.members, ctx, checkpoint, data)
     device, _, _ = resolved(engine)
     transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
     parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
     base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
-    model, spread = _model(trainer, base, parameters)
+    model, spread, layouts = _model(trainer, checkpoint, base)
     where = device if spread is None else spread.devices
+    beside = {} if frozen_by is None or spread is None else frozen_by.lies(parameters, layouts)
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
-    teaches = None if teacher is None else _frozen_model(trainer, teacher, None)
+    teaches = None if teacher is None else _frozen_model(trainer, teacher, None, {})
     step = make_step(
         model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
-        recompute=trainer.recompute, teacher=teaches,
+        recompute=trainer.recompute, beside=beside, teacher=teaches,
     )  # fmt: skip
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
@@ -78,8 +85,8 @@ def train(
         """The state before the first update."""
         if frozen_by is not None:
             inputs = partial(_inputs, trainer, step, frozen, data, seed)
-            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed, checkpoint, inputs)), device)
-            return made
+            made = step.init(frozen_by.begin(parameters, seed, checkpoint, inputs))
+            return jax.device_put(made, device) if spread is None else made
         fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
         held = {}
         for param in params_of(model):  # of its own: what the step uses up may be the loader's
@@ -89,7 +96,7 @@ def train(
         return jax.device_put(state, device) if spread is None else state
 
     def held(of: Decoder, weights: Checkpoint) -> dict[str, Any]:
-        fill(of, weights, device, cast=engine.cast, unpack=engine.unpack)
+        fill(of, weights, where, cast=engine.cast, unpack=engine.unpack)
         return {p.names[0]: p.get_value() for p in params_of(of)}
 
     frozen = {} if frozen_by is None else held(model, base)
@@ -100,9 +107,12 @@ def train(
     loop = Loop(plan, Programs(step, _options(trainer, device), frozen, taught), data)
     like = step.described(trained, device)
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
-    if ctx.unfinished is not None and resume is None:
-        others.tell(ctx.unfinished)
-    with jax.default_device(device):
+    if ctx.unfinished is not None:
+        if resume is None:
+            others.tell(ctx.unfinished)
+        else:
+            others.tell_begun_with(resume, ctx.unfinished)
+    with jax.default_device(jax.local_devices(backend=device.platform)[0] if spread is not None else device):
         found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
     meter.repeated(*found.repeated)
     meter.wrote(0 if ctx.unfinished is None else nbytes_on_disk(ctx.unfinished))
@@ -111,8 +121,9 @@ def train(
     )
     meter.on_device(sum(of_device))
     if frozen_by is not None:
-        arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
-        if ctx.folder is not None:
+        whole = spread.gathered() if spread is not None and spread.mesh.processes > 1 else lambda a: a
+        arrays = {name: np.asarray(whole(a)) for name, a in found.parameters.items()}
+        if ctx.folder is not None and member.first():
             frozen_by.write(ctx.folder, arrays, checkpoint, parameters)
         store = frozen_by.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
         return Trained(store, report(found, loop))
@@ -121,8 +132,68 @@ def train(
     return Trained(_Cast(model, result, engine.cast), report(found, loop))
 
 
-def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) -> tuple[Decoder, Spread | None]:
-    """The model of shapes, and the devices that it lies over, if these are several.
+def _of_members(
+    trainer: Trainer, members: Sequence[Member], ctx: Context, checkpoint: Checkpoint, data: Splits
+) -> Trained:
+    """Of a population, the best."""
+    engine, result = trainer.engine, trainer.result_specs(checkpoint)
+    one = replace(trainer, engine=replace(engine, mesh=SINGLE))
+    device, _, _ = resolved(engine)
+    devices = arrange(engine.mesh, jax.devices(device.platform)).devices.flat if engine.mesh.size > 1 else ()
+    model, _, _ = _model(one, checkpoint, checkpoint)
+    shapes = [p.get_value() for p in params_of(model)]
+    step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, recompute=trainer.recompute)
+
+    seeded = optional(checkpoint.store, StoreHooks, "seeded")
+
+    def begin(member: Member) -> dict[str, Any]:
+        own = checkpoint if seeded is None else replace(checkpoint, store=seeded(member.seed))
+        fill(model, own, device, cast=engine.cast, unpack=engine.unpack)
+        found = {p.names[0]: np.array(p.get_value()) for p in params_of(model)}
+        for param, shape in zip(params_of(model), shapes, strict=True):
+            param.set_value(shape)
+        return found
+
+    plan = replace(_plan(one, device, 0.0, 0, 0), peak=None)
+    population = Members(plan, step, members, data, tuple(devices))
+    with jax.default_device(device):
+        found = population.run(begin, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE)
+    best = found.progress.best
+    for param in params_of(model):
+        param.set_value(jax.device_put(np.asarray(found.parameters[param.names[0]])[best], device))
+    return Trained(_Cast(model, result, engine.cast), _report_of_members(found.progress, members))
+
+
+def _number(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def _report_of_members(progress: Progress, members: Sequence[Member]) -> dict[str, Any]:
+    """As JSON holds it, with a table of all."""
+
+    def shown(losses: Sequence[float], i: int) -> Any:
+        return f"out at update {progress.out[i]}" if progress.out[i] else Figure(losses[i], form=".4f")
+
+    order = sorted(range(len(members)), key=lambda i: progress.judged[i])
+    columns = ("seed", "rate", "loss", *(("held-out loss",) if progress.held_out else ()))
+    seen = [losses for losses in (progress.losses, progress.held_out) if losses]
+    rows = tuple((str(members[i].seed), f"{members[i].rate:g}", *(shown(losses, i) for losses in seen)) for i in order)
+    best = progress.best
+    figures = {"training loss": Figure(progress.losses[best], form=".4f")}
+    if progress.held_out:
+        figures["held-out loss"] = Figure(progress.held_out[best], form=".4f")
+    said = {
+        "step": progress.step, "best": asdict(members[best]), "members": [asdict(m) for m in members],
+        "losses": [*map(_number, progress.losses)], "held_out": [*map(_number, progress.held_out)], "out": progress.out,
+        "figures": figures, "tables": (Table("Population, the best first", columns, rows),),
+    }  # fmt: skip
+    return plain(said)  # type: ignore[no-any-return]
+
+
+def _model(
+    trainer: Trainer, checkpoint: Checkpoint, base: Checkpoint
+) -> tuple[Decoder, Spread | None, Mapping[str, Layout]]:
+    """The model of shapes, and the devices that it lies over, if these are several, and how.
 
     Args:
         base: whose weights it begins with, or keeps.
@@ -130,20 +201,23 @@ def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) 
     Raises:
         PlanError: its tensors do not fit the model, or the model not the devices; all problems at once.
     """
-    engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
+    mesh, layouts, spread = trainer.engine.mesh, {}, None
+    if mesh.size > 1:
+        check(mesh)
+        device, _, _ = resolved(trainer.engine)
+        layouts, spread = trainer.layouts(checkpoint), Spread(mesh, arrange(mesh, jax.devices(device.platform)))
     if trainer.freezing is not None:
-        return _frozen_model(trainer, base, trainer.transform), None
-    device, _, _ = resolved(engine)
-    specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
-    spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
-    weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
-    return _built(trainer, base, weights, trainer.transform), spread
+        return _frozen_model(trainer, base, trainer.transform, layouts), spread, layouts
+    weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}, "f32", layouts=layouts)
+    return _built(trainer, base, weights, trainer.transform), spread, layouts
 
 
-def _frozen_model(trainer: Trainer, checkpoint: Checkpoint, transform: Transform | None) -> Decoder:
+def _frozen_model(
+    trainer: Trainer, checkpoint: Checkpoint, transform: Transform | None, layouts: Mapping[str, Layout]
+) -> Decoder:
     """One whose weights are not trained: packed tensors stay packed, and plain ones are as they are computed with."""
     _, dtype, _ = resolved(trainer.engine)
-    return _built(trainer, checkpoint, Weights(checkpoint.store.specs, dtype), transform)
+    return _built(trainer, checkpoint, Weights(checkpoint.store.specs, dtype, layouts=layouts), transform)
 
 
 def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform: Transform | None) -> Decoder:
@@ -187,23 +261,24 @@ def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer:
     def decoder(given: Any, kept: Any) -> Any:
         return step.bound.model(step.gradients.leaves(given, kept, None))
 
-    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
+    everywhere = step.bound.everywhere
+    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed, everywhere)
 
 
-class _Cast:
+class _Cast(StoreView):
     """What a model holds, in the dtypes that it is to be written in; a `TensorStore`."""
 
     def __init__(self, model: Decoder, specs: Mapping[str, TensorSpec], cast: Kernel):
         held = DeviceStore.of_parameters(params_of(model))
-        self._held, self._cast = held, cast
-        self.specs = {name: specs[name] for name in specs if name in held.specs}
+        self.store, self._cast = held, cast
+        self._specs = {name: specs[name] for name in specs if name in held.specs}
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        return {}
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self._specs
 
     def read(self, name: str, index: Index = ()) -> Any:
-        value, dtype = self._held.read(name, index), self.specs[name].dtype
+        value, dtype = self.store.read(name, index), self.specs[name].dtype
         return value if numpy_dtype(dtype) == value.dtype else self._cast(value, dtype)
 
 

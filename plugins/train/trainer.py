@@ -13,15 +13,17 @@ from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter, Step
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.planning.reading import bytes_read
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
-from plugins.models.device import WeightsDtype, device_nbytes
+from plugins.models.device import WeightsDtype, device_nbytes, device_spec
 from plugins.train import matching
+from plugins.train.exchanges import Update
 from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.optimizers import Optimizer, unused
@@ -92,6 +94,45 @@ class Looking:
 
 
 @dataclass(frozen=True)
+class Member:
+    """One model of a population.
+
+    Attributes:
+        seed: of its fresh weights, of which examples come when, and of what is random.
+        rate: instead of the optimizer's.
+    """
+
+    seed: int
+    rate: float
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, rate {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class Population:
+    """Models that are trained at once, in one program: each seed with each rate. Those that are on a mesh are divided
+    among its devices, whatever its rules; what comes out is the best of them.
+
+    Attributes:
+        seeds: see `Member`.
+        rates: see `Member`.
+    """
+
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, given in (("seeds", self.seeds), ("rates", self.rates)):
+            if not given or len(set(given)) != len(given):
+                raise ValueError(f"{name}={list(given)}: one or more are needed, each once")
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(Member(seed, rate) for seed in self.seeds for rate in self.rates)
+
+
+@dataclass(frozen=True)
 class Trainer:
     """Trains all of a model's parameters, or what is added to them; a `pipeline.training.Trainer`.
 
@@ -101,8 +142,9 @@ class Trainer:
         optimizer: how parameters change, and how fast.
         transform: what stands between what is trained and what the model computes with: adapters, or rounding as a
             quantized export will; null: nothing.
+        population: several models, of which the best comes out; null: one.
         steps: updates.
-        batch: examples of an update, on all devices together.
+        batch: examples of an update, on all devices together; of a population of each member.
         micro: of these at once, the others one after another; null: all at once. It divides `batch`.
         recompute: of a block of the model only what goes in is kept for the way back, and the rest computed again: less
             memory, more time.
@@ -124,6 +166,7 @@ class Trainer:
     batch: int
     micro: int | None = None
     transform: Transform | None = None
+    population: Population | None = None
     recompute: bool = False
     dtype: Literal["keep", "bf16", "fp32"] = "keep"
     deterministic: bool = False
@@ -177,28 +220,30 @@ class Trainer:
         if problems := list(self._problems(checkpoint, data, teacher)):
             raise PlanError(problems)
         _, ignored = self.engine.weights(checkpoint)
-        parameters, ways = self._parameters(checkpoint), self.engine.mesh.size
-        values, kept = self._masters(checkpoint, ignored) // 4, 0
-        held: WeightsDtype = "bf16" if self.engine.dtype == "bf16" else "f32"
-        if (freezing := self.freezing) is not None:
-            values = sum(map(prod, freezing.trained(parameters).values()))
-            kept = device_nbytes(freezing.base(checkpoint).store.specs, ignored, held)
+        parameters, mesh = self._parameters(checkpoint), self.engine.mesh
+        (values, kept), ways = self._on_device(checkpoint, ignored), mesh.size
+        members = 1 if self.population is None else len(self.population.members)
+        if self.population is not None:
+            values = values * members // ways
         if (teacher := self.teacher(checkpoint, teacher)) is not None:
-            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], held)
+            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], self._computed_with)
         state, tokens = 12 * values, self.at_once * data.tokens_of_example
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
+        steps, reads = self._exchanged(checkpoint, data)
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
+            host_nbytes=mesh.processes * host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
             devices=ways,
             ignored=ignored,
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
-            moved_nbytes=round(2 * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
+            moved_nbytes=round(2 * members * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
             times=self._updates(data),
             rate=self._kind(checkpoint),
+            steps=steps,
+            host_reads=reads,
         )
         return self.result_specs(checkpoint), takes
 
@@ -247,10 +292,19 @@ class Trainer:
         for name, spec in checkpoint.store.specs.items():
             if spec.dtype not in FLOAT_DTYPES:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
-        if self.engine.mesh.size > 1:
-            yield from self._mesh_problems()
+        if self.population is not None:
+            yield from self._population_problems(self.population)
+        elif self.engine.mesh.size > 1:
+            yield from self.engine.for_one_device()
+            rows = {"train.micro" if self.micro else "train.batch": self.at_once}
+            yield from batch_problems(self.engine.mesh, rows)
         if self.transform is not None:
-            yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+            parameters, specs = self._parameters(checkpoint), self.result_specs(checkpoint)
+            wrong = list(self.transform.problems(parameters, specs))
+            yield from wrong
+            if self.engine.mesh.size > 1 and self.population is None and not wrong:
+                layouts = self.layouts(checkpoint)
+                yield from self.transform.mesh_problems(parameters, specs, layouts, self.engine.mesh.ways)
         if data.specs:
             yield from matching.misfits(self.objective, checkpoint, self._parameters(checkpoint), data)
         if self.look.prompts and not (checkpoint.outline or self.engine.tokenizer.exists(checkpoint)):
@@ -279,29 +333,88 @@ class Trainer:
         base = checkpoint if self.freezing is None else self.freezing.base(checkpoint)
         return self.transform is not None and (self.freezing is None or base.store is not checkpoint.store)
 
-    def _mesh_problems(self) -> Iterator[Problem]:
-        mesh = self.engine.mesh
-        yield from self.engine.for_one_device()
-        yield from batch_problems(mesh, {"train.micro" if self.micro else "train.batch": self.at_once})
-        if mesh.processes > 1:
-            yield Problem("mesh.processes", f"{mesh.processes}: training runs in one process so far; 1 is needed")
+    def _population_problems(self, population: Population) -> Iterator[Problem]:
+        mesh, count = self.engine.mesh, len(population.members)
         if self.transform is not None:
-            yield Problem("train.transform", f"{type(self.transform).__name__} is for one device so far; mesh=single")
-        if self.look.prompts:
-            yield Problem("train.look.prompts", "texts are written on one device so far; mesh=single, or none of them")
+            kind = type(self.transform).__name__
+            yield Problem(
+                "train.population", f"all parameters of its members are trained, and {kind} trains others; train=full"
+            )
+        if mesh.processes > 1:
+            yield Problem("mesh.processes", f"{mesh.processes}: a population is trained in one process; 1 is needed")
+        if count % mesh.size:
+            legal = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
+            yield Problem("train.population", f"{count} members over {mesh.size} devices; {legal} devices divide them")
+        for name, unset in (("patience", None), ("prompts", ()), ("groups", ())):
+            if getattr(self.look, name) != unset:
+                yield Problem(f"train.look.{name}", "is for one model, and here is a population; leave it out")
+        if self.resume is not None:
+            yield Problem(
+                "train.resume", "is for one model; the same command goes on with a population that was stopped"
+            )
 
-    def _masters(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> int:
-        """Bytes of all parameters as fp32 on a device.
+    def held(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
+        """Tensor → how it lies on devices while it is trained: as a fp32 master; or, where it stays what it is, as the
+        model computes with it."""
+        _, ignored = self.engine.weights(checkpoint)
+        if (freezing := self.freezing) is None:
+            return {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
+        specs = freezing.base(checkpoint).store.specs
+        return {n: device_spec(s, self._computed_with) for n, s in specs.items() if n not in ignored}
+
+    @property
+    def _computed_with(self) -> WeightsDtype:
+        return "bf16" if self.engine.dtype == "bf16" else "f32"
+
+    def layouts(self, checkpoint: Checkpoint) -> dict[str, Layout]:
+        """How the model's parameters lie over the mesh.
+
+        Raises:
+            PlanError: it does not fit the model.
+        """
+        parameters = self._parameters(checkpoint)
+        if self.transform is not None:
+            parameters = self.transform.uncut(parameters, self.result_specs(checkpoint))
+        return lay_out(self.engine.mesh, parameters, self.held(checkpoint))
+
+    def _on_device(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> tuple[int, int]:
+        """Numbers that are trained, and bytes of weights that stay as they are, on each device.
 
         Raises:
             PlanError: the mesh does not fit the model.
         """
-        mesh = self.engine.mesh
-        specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
-        if mesh.size == 1:
-            return sum(s.nbytes for s in specs.values())
-        parameters = self._parameters(checkpoint)
-        return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
+        mesh, freezing, parameters = self.engine.mesh, self.freezing, self._parameters(checkpoint)
+        specs = self.held(checkpoint)
+        if mesh.size == 1 or self.population is not None:
+            held = device_nbytes(specs, ignored)
+            return (held // 4, 0) if freezing is None else (sum(map(prod, freezing.trained(parameters).values())), held)
+        layouts = self.layouts(checkpoint)
+        held = weights_nbytes(mesh, parameters, specs, layouts)
+        if freezing is None:
+            return held // 4, 0
+        return sum(prod(lies.local_shape(mesh)) for lies in freezing.lies(parameters, layouts).values()), held
+
+    def _exchanged(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[tuple[Step, ...], tuple[int, ...]]:
+        """What devices send each other for an update, and what each host reads of weights."""
+        mesh, freezing, parameters = self.engine.mesh, self.freezing, self._parameters(checkpoint)
+        if mesh.size == 1 or self.population is not None:
+            return (), ()
+        layouts, base = self.layouts(checkpoint), checkpoint if freezing is None else freezing.base(checkpoint)
+        wide = DTYPES["bf16" if self.engine.dtype == "bf16" else "fp32"]
+        specs = self.held(checkpoint)
+        if freezing is None:  # gathered as they are computed with
+            specs = {n: TensorSpec(s.shape, wide if len(s.shape) > 1 else "F32") for n, s in specs.items()}
+        chosen = checkpoint.config.get("num_experts_per_tok")
+        update = Update(
+            mesh, parameters, layouts, specs,
+            adapters=None if freezing is None else freezing.lies(parameters, layouts),
+            tokens=self.at_once // mesh.ways(mesh.over("batch")) * data.tokens_of_example,
+            micros=self.batch // self.at_once,
+            activation_nbytes=2 if wide == "BF16" else 4,
+            chosen=chosen if isinstance(chosen, int) else 0,
+            recompute=self.recompute,
+        )  # fmt: skip
+        return (update.step,), tuple(bytes_read(base.store, mesh, parameters, layouts, mesh.hosts))
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
         return matching.parameters(self.engine, checkpoint)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.errors import Problem
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
@@ -37,6 +37,25 @@ class Transform(Protocol):
         """
         ...
 
+    def uncut(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> tuple[Parameter, ...]:
+        """The same parameters, with what a mesh must not cut as their units.
+
+        Args:
+            specs: as in `problems`.
+        """
+        ...
+
+    def mesh_problems(
+        self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout],
+        ways: Callable[[Sequence[str]], int],
+    ) -> Iterator[Problem]:  # fmt: skip
+        """What is wrong with it for parameters that lie so.
+
+        Args:
+            ways: parts that axes of the mesh make.
+        """
+        ...
+
     def ops(self, ops: Any) -> Any:
         """The ops (`plugins.models.common.ops.Ops`) of a model whose parameters hold what `leaves` gives."""
         ...
@@ -61,6 +80,14 @@ class Freezing(Transform, Protocol):
 
     def trained(self, parameters: Sequence[Parameter]) -> Shapes:
         """Name → shape of what is trained."""
+        ...
+
+    def lies(self, parameters: Sequence[Parameter], layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+        """How what is `trained` lies over a mesh.
+
+        Args:
+            layouts: of the weights that stay.
+        """
         ...
 
     def begin(

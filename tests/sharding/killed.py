@@ -18,6 +18,8 @@ PLACES = {
     "writing its part of a baseline": ("plugins.engine.score:Kept.finish", 1),
     "while the baseline is written": ("plugins.engine.runtime:Runtime.head", 1),
     "exporting": ("stages.export_work:ExportWork.do", 3),
+    "in an update": ("plugins.train.loop:_Run._row", 5),
+    "saving a state": ("plugins.train.checkpoints:Checkpoints.save", 2),
     "in Orbax": ("orbax.checkpoint:StandardCheckpointer.close", 1),
 }
 

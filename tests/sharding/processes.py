@@ -92,6 +92,9 @@ class Numbers:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [int(word) for word in text.split()]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
     def stream(self) -> "Numbers":
         return self
 

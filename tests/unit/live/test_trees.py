@@ -175,6 +175,11 @@ def test_a_value_that_cannot_be_held_is_named() -> None:
         quantize({"a": {"w": jnp.asarray(x)}}, "mxfp4")
 
 
+def test_no_elements() -> None:
+    found = quantize({"w": jnp.zeros((0, 64))}, "mxfp4")["w"]
+    assert (found.shape, found.codes.shape) == ((0, 64), (0, 32))
+
+
 def test_not_inside_jit() -> None:
     with pytest.raises(PlanError, match="is traced"):
         jax.jit(lambda w: quantize({"w": w}, "mxfp4"))(jnp.ones((4, 64)))

@@ -103,6 +103,9 @@ def test_adapters_begin_with_what_is_lost(kind: str) -> None:
                 np.testing.assert_allclose(left, 0, atol=1e-4)
             else:
                 assert np.linalg.norm(left) < 0.97 * np.linalg.norm(lost), name
+    said = [str(problem) for problem in lora.mesh_problems(parameters, {}, {}, len)]
+    assert said == ["train.transform.init: error is for one device so far; zero, or mesh=single"]
+    assert list(replace(lora, init="zero").mesh_problems(parameters, {}, {}, len)) == []
     plain = replace(lora, packing=None).begin(parameters, 3)
     assert all(not w.any() for n, w in plain.items() if n.endswith(B))
     assert all(w.any() for n, w in plain.items() if n.endswith(A))

@@ -29,9 +29,7 @@ INT8 = Blockwise("int8", 0, "f32", scale_rule="amax")
 # What no compiled program knows; of the second also experts, each a tensor of its own in files.
 ON_HOST = {
     "searched": Blockwise("e2m1", 16, "e8m0", search="mse"),
-    "twice": Blockwise(
-        "nf4", 16, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded"
-    ),
+    "twice": Blockwise("nf4", 8, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded"),
 }
 
 
@@ -137,6 +135,9 @@ def test_what_is_wrong_is_said_at_once() -> None:
     assert "train.transform.on_host=true rounds it on the host" in said
     assert "model.norm.weight: a vector has no rows" in said
     assert "activations: scales that are of one row alone are needed" in said
+    hosted = Qat(packing=Packing(searched, rules[:1]), on_host=True)
+    assert list(hosted.problems(parameters_of("llama"), specs_of("llama", "BF16"))) == []
+    assert "on_host: true is for one device so far" in str(next(hosted.mesh_problems((), {}, {}, len)))
     nothing = Qat(packing=Packing(quant_method("none"), (Rule(match="*q_proj.weight"),)))
     assert "packs no tensor" in str(next(iter(nothing.problems(parameters_of("llama"), specs_of("llama", "BF16")))))
     unlike = (Rule(match="*.experts.0.up_proj.weight"),)
