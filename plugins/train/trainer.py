@@ -24,7 +24,7 @@ from plugins.models.device import WeightsDtype, device_nbytes
 from plugins.train import matching
 from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
-from plugins.train.optimizers import Optimizer, unused
+from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
 from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -168,8 +168,8 @@ class Trainer:
     def plan(
         self, checkpoint: Checkpoint, data: DataPlan, teacher: Checkpoint | None
     ) -> tuple[Mapping[str, TensorSpec], Footprint]:
-        """See `pipeline.training.Trainer.plan`. Masters, two moments and gradients as fp32, the weights in the dtype of
-        activations, and what a micro-batch leaves for the way back.
+        """See `pipeline.training.Trainer.plan`. Masters, what the optimizer keeps and gradients as fp32, the weights in
+        the dtype of activations, and what a micro-batch leaves for the way back.
 
         Raises:
             PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
@@ -178,14 +178,17 @@ class Trainer:
             raise PlanError(problems)
         _, ignored = self.engine.weights(checkpoint)
         parameters, ways = self._parameters(checkpoint), self.engine.mesh.size
-        values, kept = self._masters(checkpoint, ignored) // 4, 0
+        values, kept, shapes = self._masters(checkpoint, ignored) // 4, 0, {p.name: p.shape for p in parameters}
         held: WeightsDtype = "bf16" if self.engine.dtype == "bf16" else "f32"
         if (freezing := self.freezing) is not None:
-            values = sum(map(prod, freezing.trained(parameters).values()))
+            shapes = dict(freezing.trained(parameters))
+            values = sum(map(prod, shapes.values()))
             kept = device_nbytes(freezing.base(checkpoint).store.specs, ignored, held)
         if (teacher := self.teacher(checkpoint, teacher)) is not None:
             kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], held)
-        state, tokens = 12 * values, self.at_once * data.tokens_of_example
+        asked = optional(self.optimizer, OptimizerHooks, "kept")
+        moments = 2.0 if asked is None else asked(shapes) / sum(map(prod, shapes.values()))
+        state, tokens = round(4 * values * (1 + moments)), self.at_once * data.tokens_of_example
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
