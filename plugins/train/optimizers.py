@@ -4,12 +4,14 @@ Each gives updates for a rate of 1; the step multiplies them by the rate of its 
 So the rate is a number of the step's own, and a population has as many as members.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any, ClassVar, Protocol
 
 from pipeline.errors import PlanError, Problem, did_you_mean
+from pipeline.hooks import hooks_of
 from plugins.train.schedules import Schedule
 
 UNDECAYED = ("*norm.weight", "*bias", "*sinks")
@@ -50,6 +52,14 @@ class Optimizer(Protocol):
         ...
 
 
+@hooks_of(Optimizer)
+class OptimizerHooks:
+    """What an optimizer may have beside that."""
+
+    kept: Callable[[Mapping[str, tuple[int, ...]]], int] | None = None
+    """Of parameters' shapes by name, how many numbers it keeps of all of them together; None: two of each."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Common:
     """What the optimizers here have in common.
@@ -67,6 +77,8 @@ class Common:
     decay: float = 0.1
     undecayed: tuple[str, ...] = UNDECAYED
 
+    moments: ClassVar[int] = 2
+    """Numbers that are kept of each of a parameter."""
     limits: ClassVar[Mapping[str, tuple[float, float | None]]] = {}
     """Number → the least that it may be, and what it has to be below."""
 
@@ -85,6 +97,10 @@ class Common:
         for pattern, factor in self.groups.items():
             if not factor >= 0:
                 yield Problem(f"groups.{pattern}", f"{factor}: a factor from 0 is needed")
+
+    def kept(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `OptimizerHooks`."""
+        return self.moments * sum(map(prod, shapes.values()))
 
     def decays(self, parameters: Mapping[str, Any]) -> dict[str, bool]:
         """Parameter → whether it decays."""
@@ -148,7 +164,7 @@ class Muon(Common):
         import optax
         from optax.contrib import MuonDimensionNumbers, muon
 
-        matrices = {name: w for name, w in parameters.items() if self.is_matrix(name, w)}
+        matrices = {name: w for name, w in parameters.items() if self.is_matrix(name, w.ndim)}
         dims = {name: MuonDimensionNumbers(w.ndim - 1, w.ndim - 2) for name, w in matrices.items()}
         turned = muon(
             1.0, ns_steps=self.steps, beta=self.momentum, consistent_rms=0.2, muon_weight_dimension_numbers=dims
@@ -170,9 +186,13 @@ class Muon(Common):
 
         return self.decaying(optax.GradientTransformation(init, update), parameters)
 
-    def is_matrix(self, name: str, w: Any) -> bool:
-        """Whether Muon is for a parameter."""
-        return w.ndim in (2, 3) and not matches(name, self.adam)
+    def kept(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `OptimizerHooks`."""
+        return sum(prod(s) * (1 if self.is_matrix(name, len(s)) else 2) for name, s in shapes.items())
+
+    def is_matrix(self, name: str, dims: int) -> bool:
+        """Whether Muon is for a parameter of so many dimensions."""
+        return dims in (2, 3) and not matches(name, self.adam)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +209,10 @@ class SGD(Common):
     decay: float = 0.0
 
     limits: ClassVar = {"momentum": (0, 1)}
+
+    def kept(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """See `OptimizerHooks`."""
+        return sum(map(prod, shapes.values())) if self.momentum else 0
 
     def build(self, parameters: Mapping[str, Any]) -> Any:
         import optax
@@ -209,6 +233,7 @@ class Lion(Common):
     b2: float = 0.99
     decay: float = 1.0
 
+    moments: ClassVar = 1
     limits: ClassVar = {"b1": (0, 1), "b2": (0, 1)}
 
     def build(self, parameters: Mapping[str, Any]) -> Any:

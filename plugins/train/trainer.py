@@ -26,7 +26,7 @@ from plugins.train import matching
 from plugins.train.exchanges import Update
 from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
-from plugins.train.optimizers import Optimizer, unused
+from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
 from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
@@ -211,8 +211,8 @@ class Trainer:
     def plan(
         self, checkpoint: Checkpoint, data: DataPlan, teacher: Checkpoint | None
     ) -> tuple[Mapping[str, TensorSpec], Footprint]:
-        """See `pipeline.training.Trainer.plan`. Masters, two moments and gradients as fp32, the weights in the dtype of
-        activations, and what a micro-batch leaves for the way back.
+        """See `pipeline.training.Trainer.plan`. Masters, what the optimizer keeps and gradients as fp32, the weights in
+        the dtype of activations, and what a micro-batch leaves for the way back.
 
         Raises:
             PlanError: no family knows the model, or a tensor is of no kind that can be trained; all problems at once.
@@ -227,7 +227,10 @@ class Trainer:
             values = values * members // ways
         if (teacher := self.teacher(checkpoint, teacher)) is not None:
             kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], self._computed_with)
-        state, tokens = 12 * values, self.at_once * data.tokens_of_example
+        trained = {p.name: p.shape for p in parameters} if self.freezing is None else self.freezing.trained(parameters)
+        asked = optional(self.optimizer, OptimizerHooks, "kept")
+        moments = 2.0 if asked is None else asked(trained) / sum(map(prod, trained.values()))
+        state, tokens = round(4 * values * (1 + moments)), self.at_once * data.tokens_of_example
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
         steps, reads = self._exchanged(checkpoint, data)

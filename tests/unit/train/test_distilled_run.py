@@ -9,16 +9,17 @@ from pipeline.api import compose_run
 from pipeline.events import Events
 from pipeline.running.runner import execute
 from tests.cases.model_runs import quick_compilation
+from tests.cli.run import ROOT
+
+MOBY = ROOT / "plugins/texts/moby_eval.txt"
 
 
 def test_rounding_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "text.txt").write_text(
-        "\n\n".join(f"The people of {n} states have elected a sailor." for n in range(60))
-    )
-    given = ["+model=gpt_oss", "stages=[load,train,quantize,export]", "quant=int4", "train=qat"]
-    given += ["train/objective=distillation", "train.steps=8", "train.batch=4", "train.optimizer.rate=3e-4"]
-    given += ["data.files=[text.txt]", "data.separator=", "data.length=16", "data.held_out=0.3"]
+    (tmp_path / "text.txt").write_text(MOBY.read_text(encoding="utf-8")[:60_000], encoding="utf-8")
+    given = ["+model=gpt_oss", "stages=[load,train,quantize,export]", "quant=mxfp4", "train=qat"]
+    given += ["train/objective=distillation", "train.steps=6", "train.batch=4"]
+    given += ["data.files=[text.txt]", "data.separator=", "data.length=64", "data.held_out=0.2"]
     given += [f"paths.outputs={tmp_path / 'out'}", f"paths.run={tmp_path / 'run'}"]
     with quick_compilation():
         report = execute(compose_run(given), tmp_path / "run", [], Events())
@@ -27,4 +28,4 @@ def test_rounding_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert 0 < last["divergence"] < first["divergence"] < 1  # in nats, at first of rounding alone
     assert first["agreement"] > 0.7
     device = next(row for row in report.predicted if row["what"] == "device")
-    assert device["planned"] == device["measured"]  # two models
+    assert device["planned"] == pytest.approx(device["measured"], abs=64)  # two models

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -55,6 +56,12 @@ def test_muon_is_for_matrices_and_for_each_expert_by_itself() -> None:
         given = {"w": tree(1)[stack][expert].T}
         want = alone.update(given, alone.init(given), given)[0]["w"].T
         np.testing.assert_allclose(found[stack][expert], want, atol=2e-3)
+
+
+@pytest.mark.parametrize("optimizer", [AdamW(), Muon(), SGD(), SGD(momentum=0.9), Lion()])
+def test_what_is_kept_is_known_beforehand(optimizer: Any) -> None:
+    arrays = [a for a in jax.tree.leaves(optimizer.build(tree(0)).init(tree(0))) if a.ndim]
+    assert optimizer.kept(SHAPES) == sum(a.size for a in arrays if a.shape != (3,))  # Muon's coefficients
 
 
 def test_sgd_and_lion_as_optax_has_them() -> None:
