@@ -4,6 +4,7 @@ Every member is what it would be alone: with the weights, the examples and the r
 loss is no number any more stays as it was before, and is out; the others go on.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -132,6 +133,7 @@ class Members:
     ) -> Trained:
         plan, keys = self.plan, jax.vmap(jax.random.key)(np.array([m.seed for m in self.members]))
         line = Line(name, plan.steps, self.unit, plan.flops, plan.peak)
+        saved = time.monotonic()
         if not progress.step:
             self._look(name, states, progress, metrics)
         for before, batch in self._batches(progress.step):
@@ -141,9 +143,12 @@ class Members:
             last = progress.step == plan.steps
             if last or (plan.look.every and progress.step % plan.look.every == 0):
                 self._look(name, states, progress, metrics)
-            if saves is not None and not last and plan.save.every and progress.step % plan.save.every == 0:
+            due = plan.save.seconds is not None and time.monotonic() - saved >= plan.save.seconds
+            due = due or bool(plan.save.every and progress.step % plan.save.every == 0)
+            if saves is not None and due and not last:
                 progress.metrics_nbytes = metrics.nbytes
                 saves.save(progress.step, states, asdict(progress))
+                saved = time.monotonic()
         return Trained(states["parameters"], progress, metrics.rows)
 
     def _batches(self, begin: int) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -57,7 +57,7 @@ def train(
     device, _, _ = resolved(engine)
     transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
     parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
-    base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
+    base = trainer.on_devices(checkpoint).base
     model, spread, layouts = _model(trainer, checkpoint, base)
     where = device if spread is None else spread.devices
     beside = {} if frozen_by is None or spread is None else frozen_by.lies(parameters, layouts)
@@ -190,7 +190,10 @@ def _model(
     layouts: Mapping[str, Layout] = {}
     if mesh.size > 1:
         check(mesh)
-        layouts, spread = trainer.layouts(checkpoint), Spread(mesh, arrange(mesh, jax.devices(device.platform)))
+        layouts, spread = (
+            trainer.on_devices(checkpoint).layouts(),
+            Spread(mesh, arrange(mesh, jax.devices(device.platform))),
+        )
     if trainer.freezing is not None:  # packed tensors stay packed, and plain ones are as they are computed with
         weights = Weights(base.store.specs, dtype, layouts=layouts)
     else:
