@@ -299,6 +299,8 @@ class Trainer:
 
     def train(self, ctx: Context, checkpoint: Checkpoint, data: Splits, tokenizer: Any | None, seed: int) -> Trained:
         """See `pipeline.training.Trainer.train`."""
-        from plugins.train.start import train
+        from plugins.train import start, start_members
 
-        return train(self, ctx, checkpoint, data, tokenizer, seed)
+        if self.population is not None:
+            return start_members.train(self, ctx, checkpoint, data)
+        return start.train(self, ctx, checkpoint, data, tokenizer, seed)
