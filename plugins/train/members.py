@@ -95,13 +95,13 @@ class Members:
         self._shown = programs.shown
 
     def run(
-        self, begin: Callable[[Member], Mapping[str, Any]], folder: Path | None = None, files: tuple[Path, ...] = (),
+        self, begin: Callable[[int], Mapping[str, Any]], folder: Path | None = None, files: tuple[Path, ...] = (),
         picture: Path | None = None, name: str = "train",
     ) -> Trained:  # fmt: skip
         """Train, from the latest state that is saved in `folder`.
 
         Args:
-            begin: a member's parameters before its first update.
+            begin: number of a member → its parameters before its first update.
             folder: where states are saved; None: nowhere.
             files: where rows of metrics go, too.
             picture: where the losses are drawn, however it ends.
@@ -115,8 +115,7 @@ class Members:
             saves = None if folder is None else Checkpoints(folder / STATES, self.plan.save.keep)
             if saves is not None:
                 stack.callback(saves.close)
-            own = {m: begin(m) for m in dict.fromkeys(replace(m, rate=0.0) for m in self.members)}
-            each = [own[replace(m, rate=0.0)] for m in self.members]
+            each = [begin(i) for i in range(len(self.members))]
             states = self.population.init({n: np.stack([np.asarray(w[n]) for w in each]) for n in each[0]})
             progress = Progress(out=[0] * len(self.members))
             if saves is not None and (found := saves.latest(states)) is not None:

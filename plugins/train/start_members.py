@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from math import isfinite
 from typing import Any
 
@@ -38,11 +39,11 @@ def train(trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits) 
     model, _, _ = built(one, checkpoint, checkpoint)
     shapes = [p.get_value() for p in params_of(model)]
     step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, recompute=trainer.recompute)
-
     seeded = optional(checkpoint.store, StoreHooks, "seeded")
 
-    def begin(member: Member) -> dict[str, Any]:
-        own = checkpoint if seeded is None else replace(checkpoint, store=seeded(member.seed))
+    @cache
+    def fresh(seed: int) -> dict[str, Any]:
+        own = checkpoint if seeded is None else replace(checkpoint, store=seeded(seed))
         fill(model, own, device, cast=engine.cast, unpack=engine.unpack)
         found = {p.names[0]: np.array(p.get_value()) for p in params_of(model)}
         for param, shape in zip(params_of(model), shapes, strict=True):
@@ -52,7 +53,9 @@ def train(trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits) 
     plan = replace(plan_of(one, device, 0.0, 0), peak=None)
     population = Members(plan, step, members, data, tuple(devices))
     with jax.default_device(device):
-        found = population.run(begin, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE)
+        found = population.run(
+            lambda i: fresh(members[i].seed), ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE
+        )
     best = found.progress.best
     for param in params_of(model):
         param.set_value(jax.device_put(np.asarray(found.parameters[param.names[0]])[best], device))
