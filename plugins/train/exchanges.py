@@ -7,6 +7,7 @@ the rows are added up once an update. Single numbers (losses, norms) are not cou
 looks at whole matrices (Muon).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +18,12 @@ from pipeline.planning.mesh_costs import PARTIAL_NBYTES, exchanges, held_nbytes,
 from pipeline.tensors.spec import TensorSpec
 
 FLOAT32 = 4
+# Axes of weights that what goes into them meets divided → by which logical axes.
+INTO: Mapping[Axes, Axes] = {
+    ("heads", "embed"): ("heads",), ("mlp", "embed"): ("mlp",), ("experts", "mlp", "embed"): ("experts", "mlp"),
+}  # fmt: skip
+# Axes of weights that are whole and meet what is divided: norms of heads, and biases that one of several adds.
+SHARED: Mapping[Axes, str] = {("head",): "heads", ("experts", "embed"): "mlp"}
 
 _Sent = tuple[Place, Kind, Axes, int, int]  # …, how many of them, bytes that a device sends for all
 
@@ -85,9 +92,7 @@ class Update:
             nbytes = held_nbytes(self.mesh, layout.used, wide)
             ways = self.mesh.ways(gathered)
             yield "gradients", "psum_scatter", gathered, 1, nbytes * (ways - 1) // ways
-            # What is whole, and meets what is divided: norms of heads, and the biases that one of several adds.
-            over = {("head",): "heads", ("experts", "embed"): "mlp"}.get(parameter.axes)
-            if over is not None:
+            if (over := SHARED.get(parameter.axes)) is not None:
                 axes = self.mesh.over(over)
                 yield "gradients", "psum", axes, 1, summed(self.mesh, axes, nbytes)
 
@@ -95,11 +100,10 @@ class Update:
         """Of what goes into weights that are divided along what comes out."""
         seen = set()
         for p in self.parameters:
-            module = p.name.partition(".experts.")[0] if p.axes[0] == "experts" else p.name.rpartition("_proj.")[0]
-            module = module if p.axes[0] == "experts" else module.rpartition(".")[0]
-            logical = {("heads", "embed"): ("heads",), ("mlp", "embed"): ("mlp",)}.get(p.axes)
-            logical = ("experts", "mlp") if p.axes == ("experts", "mlp", "embed") else logical
-            if logical is None or (module, logical) in seen:
+            if (logical := INTO.get(p.axes)) is None:
+                continue
+            module = re.split(r"\.experts\.|\.\w+_proj\.", p.name)[0]
+            if (module, logical) in seen:
                 continue
             seen.add((module, logical))
             if self.adapters is not None and ".layers.0." in p.name and logical == ("heads",):

@@ -13,6 +13,7 @@ from pipeline.figures import Figure
 from pipeline.hooks import optional
 from pipeline.mesh import SINGLE
 from pipeline.reporting.manifest import plain
+from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.store import StoreHooks
 from pipeline.training import Splits, Trained
@@ -40,6 +41,10 @@ def train(trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits) 
     shapes = [p.get_value() for p in params_of(model)]
     step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, recompute=trainer.recompute)
     seeded = optional(checkpoint.store, StoreHooks, "seeded")
+    if seeded is None and len({m.seed for m in members}) > 1:
+        text_stream.write(
+            "train: all begin with the checkpoint's weights; what the stage init gives is another by seed\n"
+        )
 
     @cache
     def fresh(seed: int) -> dict[str, Any]:
