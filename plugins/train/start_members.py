@@ -42,9 +42,7 @@ def train(trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits) 
     step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, recompute=trainer.recompute)
     seeded = optional(checkpoint.store, StoreHooks, "seeded")
     if seeded is None and len({m.seed for m in members}) > 1:
-        text_stream.write(
-            "train: all begin with the checkpoint's weights; what the stage init gives is another by seed\n"
-        )
+        text_stream.write("train: all begin with the checkpoint's weights, whatever their seed; those of init differ\n")
 
     @cache
     def fresh(seed: int) -> dict[str, Any]:
