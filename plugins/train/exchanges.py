@@ -3,8 +3,9 @@
 Of every micro-batch what a pass of the model takes forth, and what comes of that on the way back: where weights were
 gathered along devices that have different rows, their gradients are added up and divided again; where what is the same
 on all devices went into divided weights, its gradient is a sum over them. Gradients of weights that are no parts along
-the rows are added up once an update. Single numbers (losses, norms) are not counted, nor what an optimizer sends that
-looks at whole matrices (Muon).
+the rows are added up once an update. Single numbers (losses, norms) are not counted, nor what adapters have to add up
+of each micro-batch, nor what an optimizer sends that looks at whole matrices (Muon), nor what accelerators gather a
+second time to compute layers again (XLA's CPU backend sees that it has it).
 """
 
 import re
@@ -40,7 +41,6 @@ class Update:
         micros: of them in an update.
         activation_nbytes: of a number between layers.
         chosen: experts of a token.
-        recompute: whether layers are computed again on the way back.
     """
 
     mesh: Mesh
@@ -52,7 +52,6 @@ class Update:
     micros: int
     activation_nbytes: int
     chosen: int
-    recompute: bool
 
     @property
     def step(self) -> Step:

@@ -80,13 +80,12 @@ class OnDevices:
             trained = sum(prod(lies.local_shape(mesh)) for lies in beside.values())
         return (held // 4, 0) if freezing is None else (trained, held)
 
-    def exchanged(self, rows: int, micros: int, tokens: int, *, recompute: bool) -> tuple[Step, ...]:
+    def exchanged(self, rows: int, micros: int, tokens: int) -> tuple[Step, ...]:
         """What devices send each other for an update.
 
         Args:
             rows: examples of a micro-batch, of which there are `micros`.
             tokens: of an example.
-            recompute: whether layers are computed again on the way back.
         """
         if self.mesh.size == 1:
             return ()
@@ -101,7 +100,6 @@ class OnDevices:
             micros=micros,
             activation_nbytes=2 if wide == "BF16" else 4,
             chosen=chosen if isinstance(chosen, int) else 0,
-            recompute=recompute,
         )  # fmt: skip
         return (update.step,)
 

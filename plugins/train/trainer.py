@@ -231,7 +231,7 @@ class Trainer:
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
             moved_nbytes=3 * 4 * values * amount,
             rate=f"train {self.engine.dtype}",
-            steps=lies.exchanged(self.at_once, self.batch // self.at_once, tokens, recompute=self.recompute),
+            steps=lies.exchanged(self.at_once, self.batch // self.at_once, tokens),
             host_reads=lies.reads(),
         )
         return self.result_specs(checkpoint), takes
