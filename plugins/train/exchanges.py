@@ -3,10 +3,12 @@
 Of every micro-batch what a pass of the model takes forth, and what comes of that on the way back: where weights were
 gathered along devices that have different rows, their gradients are added up and divided again; where what is the same
 on all devices went into divided weights, its gradient is a sum over them. Gradients of weights that are no parts along
-the rows are added up once an update. Single numbers (losses, norms) are not counted, nor what an optimizer sends that
-looks at whole matrices (Muon).
+the rows are added up once an update. Single numbers (losses, norms) are not counted, nor what adapters have to add up
+of each micro-batch, nor what an optimizer sends that looks at whole matrices (Muon), nor what accelerators gather a
+second time to compute layers again (XLA's CPU backend sees that it has it).
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -17,6 +19,12 @@ from pipeline.planning.mesh_costs import PARTIAL_NBYTES, exchanges, held_nbytes,
 from pipeline.tensors.spec import TensorSpec
 
 FLOAT32 = 4
+# Axes of weights that what goes into them meets divided → by which logical axes.
+INTO: Mapping[Axes, Axes] = {
+    ("heads", "embed"): ("heads",), ("mlp", "embed"): ("mlp",), ("experts", "mlp", "embed"): ("experts", "mlp"),
+}  # fmt: skip
+# Axes of weights that are whole and meet what is divided: norms of heads, and biases that one of several adds.
+SHARED: Mapping[Axes, str] = {("head",): "heads", ("experts", "embed"): "mlp"}
 
 _Sent = tuple[Place, Kind, Axes, int, int]  # …, how many of them, bytes that a device sends for all
 
@@ -33,7 +41,6 @@ class Update:
         micros: of them in an update.
         activation_nbytes: of a number between layers.
         chosen: experts of a token.
-        recompute: whether layers are computed again on the way back.
     """
 
     mesh: Mesh
@@ -45,7 +52,6 @@ class Update:
     micros: int
     activation_nbytes: int
     chosen: int
-    recompute: bool
 
     @property
     def step(self) -> Step:
@@ -85,9 +91,7 @@ class Update:
             nbytes = held_nbytes(self.mesh, layout.used, wide)
             ways = self.mesh.ways(gathered)
             yield "gradients", "psum_scatter", gathered, 1, nbytes * (ways - 1) // ways
-            # What is whole, and meets what is divided: norms of heads, and the biases that one of several adds.
-            over = {("head",): "heads", ("experts", "embed"): "mlp"}.get(parameter.axes)
-            if over is not None:
+            if (over := SHARED.get(parameter.axes)) is not None:
                 axes = self.mesh.over(over)
                 yield "gradients", "psum", axes, 1, summed(self.mesh, axes, nbytes)
 
@@ -95,11 +99,10 @@ class Update:
         """Of what goes into weights that are divided along what comes out."""
         seen = set()
         for p in self.parameters:
-            module = p.name.partition(".experts.")[0] if p.axes[0] == "experts" else p.name.rpartition("_proj.")[0]
-            module = module if p.axes[0] == "experts" else module.rpartition(".")[0]
-            logical = {("heads", "embed"): ("heads",), ("mlp", "embed"): ("mlp",)}.get(p.axes)
-            logical = ("experts", "mlp") if p.axes == ("experts", "mlp", "embed") else logical
-            if logical is None or (module, logical) in seen:
+            if (logical := INTO.get(p.axes)) is None:
+                continue
+            module = re.split(r"\.experts\.|\.\w+_proj\.", p.name)[0]
+            if (module, logical) in seen:
                 continue
             seen.add((module, logical))
             if self.adapters is not None and ".layers.0." in p.name and logical == ("heads",):

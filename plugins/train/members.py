@@ -4,6 +4,7 @@ Every member is what it would be alone: with the weights, the examples and the r
 loss is no number any more stays as it was before, and is out; the others go on.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -94,13 +95,13 @@ class Members:
         self._shown = programs.shown
 
     def run(
-        self, begin: Callable[[Member], Mapping[str, Any]], folder: Path | None = None, files: tuple[Path, ...] = (),
+        self, begin: Callable[[int], Mapping[str, Any]], folder: Path | None = None, files: tuple[Path, ...] = (),
         picture: Path | None = None, name: str = "train",
     ) -> Trained:  # fmt: skip
         """Train, from the latest state that is saved in `folder`.
 
         Args:
-            begin: a member's parameters before its first update.
+            begin: number of a member → its parameters before its first update.
             folder: where states are saved; None: nowhere.
             files: where rows of metrics go, too.
             picture: where the losses are drawn, however it ends.
@@ -114,8 +115,7 @@ class Members:
             saves = None if folder is None else Checkpoints(folder / STATES, self.plan.save.keep)
             if saves is not None:
                 stack.callback(saves.close)
-            own = {m: begin(m) for m in dict.fromkeys(replace(m, rate=0.0) for m in self.members)}
-            each = [own[replace(m, rate=0.0)] for m in self.members]
+            each = [begin(i) for i in range(len(self.members))]
             states = self.population.init({n: np.stack([np.asarray(w[n]) for w in each]) for n in each[0]})
             progress = Progress(out=[0] * len(self.members))
             if saves is not None and (found := saves.latest(states)) is not None:
@@ -132,6 +132,7 @@ class Members:
     ) -> Trained:
         plan, keys = self.plan, jax.vmap(jax.random.key)(np.array([m.seed for m in self.members]))
         line = Line(name, plan.steps, self.unit, plan.flops, plan.peak)
+        saved = time.monotonic()
         if not progress.step:
             self._look(name, states, progress, metrics)
         for before, batch in self._batches(progress.step):
@@ -141,9 +142,12 @@ class Members:
             last = progress.step == plan.steps
             if last or (plan.look.every and progress.step % plan.look.every == 0):
                 self._look(name, states, progress, metrics)
-            if saves is not None and not last and plan.save.every and progress.step % plan.save.every == 0:
+            due = plan.save.seconds is not None and time.monotonic() - saved >= plan.save.seconds
+            due = due or bool(plan.save.every and progress.step % plan.save.every == 0)
+            if saves is not None and due and not last:
                 progress.metrics_nbytes = metrics.nbytes
                 saves.save(progress.step, states, asdict(progress))
+                saved = time.monotonic()
         return Trained(states["parameters"], progress, metrics.rows)
 
     def _batches(self, begin: int) -> Iterator[tuple[int, dict[str, Any]]]:

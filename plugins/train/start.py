@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from math import exp, isfinite, prod
+from math import exp, prod
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,14 @@ import numpy as np
 
 from pipeline import meter
 from pipeline.figures import Figure
-from pipeline.hooks import optional
-from pipeline.mesh import SINGLE, Layout
+from pipeline.mesh import Layout
 from pipeline.ops import Kernel
 from pipeline.places import nbytes_on_disk
 from pipeline.reporting.manifest import plain
 from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
-from pipeline.tensors.store import Index, StoreHooks
+from pipeline.tensors.store import Index
 from pipeline.tensors.store_view import StoreView
 from pipeline.training import Splits, Trained, indices
 from plugins.engine.load import fill
@@ -37,10 +36,9 @@ from plugins.models.family import family_of
 from plugins.train import others
 from plugins.train.inputs import sizes
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
-from plugins.train.members import Members, Progress
 from plugins.train.samples import Samples
 from plugins.train.step import State, Step, make_step
-from plugins.train.trainer import Member, Trainer
+from plugins.train.trainer import Trainer
 from plugins.train.transform import Transform
 from plugins.train.watch import PEAKS
 
@@ -60,13 +58,11 @@ def train(
     """
     engine = trainer.engine
     keep_programs(engine.programs, engine.programs_most)
-    if trainer.population is not None:
-        return _of_members(trainer, trainer.population.members, ctx, checkpoint, data)
     device, _, _ = resolved(engine)
     transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
     parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
-    base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
-    model, spread, layouts = _model(trainer, checkpoint, base)
+    base = trainer.on_devices(checkpoint).base
+    model, spread, layouts = built(trainer, checkpoint, base)
     where = device if spread is None else spread.devices
     beside = {} if frozen_by is None or spread is None else frozen_by.lies(parameters, layouts)
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
@@ -101,7 +97,7 @@ def train(
 
     frozen = {} if frozen_by is None else held(model, base)
     taught = {} if teacher is None or teaches is None else held(teaches, teacher)
-    plan = _plan(trainer, device, trainer.flops_of_token(checkpoint), seed, len(data.held_out or ()))
+    plan = plan_of(trainer, device, trainer.flops_of_token(checkpoint), seed, len(data.held_out or ()))
     if trainer.look.prompts and tokenizer is not None:
         plan = replace(plan, sample=_sampler(trainer, step, frozen, tokenizer, seed))
     loop = Loop(plan, Programs(step, _options(trainer, device), frozen, taught), data)
@@ -129,68 +125,10 @@ def train(
         return Trained(store, report(found, loop))
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])
-    return Trained(_Cast(model, result, engine.cast), report(found, loop))
+    return Trained(Cast(model, result, engine.cast), report(found, loop))
 
 
-def _of_members(
-    trainer: Trainer, members: Sequence[Member], ctx: Context, checkpoint: Checkpoint, data: Splits
-) -> Trained:
-    """Of a population, the best."""
-    engine, result = trainer.engine, trainer.result_specs(checkpoint)
-    one = replace(trainer, engine=replace(engine, mesh=SINGLE))
-    device, _, _ = resolved(engine)
-    devices = arrange(engine.mesh, jax.devices(device.platform)).devices.flat if engine.mesh.size > 1 else ()
-    model, _, _ = _model(one, checkpoint, checkpoint)
-    shapes = [p.get_value() for p in params_of(model)]
-    step = make_step(model, trainer.objective, trainer.optimizer, steps=trainer.steps, recompute=trainer.recompute)
-
-    seeded = optional(checkpoint.store, StoreHooks, "seeded")
-
-    def begin(member: Member) -> dict[str, Any]:
-        own = checkpoint if seeded is None else replace(checkpoint, store=seeded(member.seed))
-        fill(model, own, device, cast=engine.cast, unpack=engine.unpack)
-        found = {p.names[0]: np.array(p.get_value()) for p in params_of(model)}
-        for param, shape in zip(params_of(model), shapes, strict=True):
-            param.set_value(shape)
-        return found
-
-    plan = replace(_plan(one, device, 0.0, 0, 0), peak=None)
-    population = Members(plan, step, members, data, tuple(devices))
-    with jax.default_device(device):
-        found = population.run(begin, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE)
-    best = found.progress.best
-    for param in params_of(model):
-        param.set_value(jax.device_put(np.asarray(found.parameters[param.names[0]])[best], device))
-    return Trained(_Cast(model, result, engine.cast), _report_of_members(found.progress, members))
-
-
-def _number(value: float) -> float | None:
-    return value if isfinite(value) else None
-
-
-def _report_of_members(progress: Progress, members: Sequence[Member]) -> dict[str, Any]:
-    """As JSON holds it, with a table of all."""
-
-    def shown(losses: Sequence[float], i: int) -> Any:
-        return f"out at update {progress.out[i]}" if progress.out[i] else Figure(losses[i], form=".4f")
-
-    order = sorted(range(len(members)), key=lambda i: progress.judged[i])
-    columns = ("seed", "rate", "loss", *(("held-out loss",) if progress.held_out else ()))
-    seen = [losses for losses in (progress.losses, progress.held_out) if losses]
-    rows = tuple((str(members[i].seed), f"{members[i].rate:g}", *(shown(losses, i) for losses in seen)) for i in order)
-    best = progress.best
-    figures = {"training loss": Figure(progress.losses[best], form=".4f")}
-    if progress.held_out:
-        figures["held-out loss"] = Figure(progress.held_out[best], form=".4f")
-    said = {
-        "step": progress.step, "best": asdict(members[best]), "members": [asdict(m) for m in members],
-        "losses": [*map(_number, progress.losses)], "held_out": [*map(_number, progress.held_out)], "out": progress.out,
-        "figures": figures, "tables": (Table("Population, the best first", columns, rows),),
-    }  # fmt: skip
-    return plain(said)  # type: ignore[no-any-return]
-
-
-def _model(
+def built(
     trainer: Trainer, checkpoint: Checkpoint, base: Checkpoint
 ) -> tuple[Decoder, Spread | None, Mapping[str, Layout]]:
     """The model of shapes, and the devices that it lies over, if these are several, and how.
@@ -205,7 +143,10 @@ def _model(
     if mesh.size > 1:
         check(mesh)
         device, _, _ = resolved(trainer.engine)
-        layouts, spread = trainer.layouts(checkpoint), Spread(mesh, arrange(mesh, jax.devices(device.platform)))
+        layouts, spread = (
+            trainer.on_devices(checkpoint).layouts(),
+            Spread(mesh, arrange(mesh, jax.devices(device.platform))),
+        )
     if trainer.freezing is not None:
         return _frozen_model(trainer, base, trainer.transform, layouts), spread, layouts
     weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}, "f32", layouts=layouts)
@@ -240,7 +181,7 @@ def _inputs(
     return sizes(step, frozen, names, [data.train.batch(some) for some in at.reshape(-1, rows)])
 
 
-def _plan(trainer: Trainer, device: Any, flops: float, seed: int, held_out: int) -> Plan:
+def plan_of(trainer: Trainer, device: Any, flops: float, seed: int, held_out: int) -> Plan:
     peak = trainer.peak_flops or PEAKS.get(device.device_kind)
     return Plan(
         trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, flops=flops,
@@ -265,7 +206,7 @@ def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer:
     return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed, everywhere)
 
 
-class _Cast(StoreView):
+class Cast(StoreView):
     """What a model holds, in the dtypes that it is to be written in; a `TensorStore`."""
 
     def __init__(self, model: Decoder, specs: Mapping[str, TensorSpec], cast: Kernel):

@@ -6,26 +6,23 @@ some.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any, Literal, cast
 
 from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Layout, Parameter, Step
-from pipeline.planning.layout import batch_problems, lay_out
-from pipeline.planning.mesh_costs import weights_nbytes
-from pipeline.planning.reading import bytes_read
+from pipeline.mesh import SINGLE, Parameter
+from pipeline.planning.layout import batch_problems
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
-from plugins.models.device import WeightsDtype, device_nbytes, device_spec
+from plugins.models.device import device_nbytes
 from plugins.train import matching
-from plugins.train.exchanges import Update
 from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
+from plugins.train.on_devices import OnDevices
 from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
 from plugins.train.transform import Freezing, Transform
 
@@ -219,34 +216,33 @@ class Trainer:
         """
         if problems := list(self._problems(checkpoint, data, teacher)):
             raise PlanError(problems)
-        _, ignored = self.engine.weights(checkpoint)
-        parameters, mesh = self._parameters(checkpoint), self.engine.mesh
-        (values, kept), ways = self._on_device(checkpoint, ignored), mesh.size
-        members = 1 if self.population is None else len(self.population.members)
+        lies, mesh, parameters = self.on_devices(checkpoint), self.engine.mesh, self._parameters(checkpoint)
+        (values, kept), ways, tokens = lies.amounts(), mesh.size, data.tokens_of_example
+        own, members = self.at_once // mesh.ways(mesh.over("batch")), 1  # examples of a micro-batch on each device
         if self.population is not None:
-            values = values * members // ways
+            members = len(self.population.members)
+            values, own = values * members // ways, self.at_once * members // ways
         if (teacher := self.teacher(checkpoint, teacher)) is not None:
-            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], self._computed_with)
+            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], lies.dtype)
         trained = {p.name: p.shape for p in parameters} if self.freezing is None else self.freezing.trained(parameters)
         asked = optional(self.optimizer, OptimizerHooks, "kept")
         moments = 2.0 if asked is None else asked(trained) / sum(map(prod, trained.values()))
-        state, tokens = round(4 * values * (1 + moments)), self.at_once * data.tokens_of_example
-        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
+        state = round(4 * values * (1 + moments))
+        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
-        steps, reads = self._exchanged(checkpoint, data)
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
             host_nbytes=mesh.processes * host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
             devices=ways,
-            ignored=ignored,
+            ignored=lies.ignored,
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
             moved_nbytes=round(2 * members * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
             times=self._updates(data),
             rate=self._kind(checkpoint),
-            steps=steps,
-            host_reads=reads,
+            steps=lies.exchanged(self.at_once, self.batch // self.at_once, tokens),
+            host_reads=lies.reads(),
         )
         return self.result_specs(checkpoint), takes
 
@@ -306,7 +302,7 @@ class Trainer:
             wrong = list(self.transform.problems(parameters, specs))
             yield from wrong
             if self.engine.mesh.size > 1 and self.population is None and not wrong:
-                layouts = self.layouts(checkpoint)
+                layouts = self.on_devices(checkpoint).layouts()
                 yield from self.transform.mesh_problems(parameters, specs, layouts, self.engine.mesh.ways)
         if data.specs:
             yield from matching.misfits(self.objective, checkpoint, self._parameters(checkpoint), data)
@@ -356,68 +352,13 @@ class Trainer:
                 "train.resume", "is for one model; the same command goes on with a population that was stopped"
             )
 
-    def held(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
-        """Tensor → how it lies on devices while it is trained: as a fp32 master; or, where it stays what it is, as the
-        model computes with it."""
+    def on_devices(self, checkpoint: Checkpoint) -> OnDevices:
+        """What lies where while a model of this checkpoint is trained; of a population, of one of its members."""
         _, ignored = self.engine.weights(checkpoint)
-        if (freezing := self.freezing) is None:
-            return {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
-        specs = freezing.base(checkpoint).store.specs
-        return {n: device_spec(s, self._computed_with) for n, s in specs.items() if n not in ignored}
-
-    @property
-    def _computed_with(self) -> WeightsDtype:
-        return "bf16" if self.engine.dtype == "bf16" else "f32"
-
-    def layouts(self, checkpoint: Checkpoint) -> dict[str, Layout]:
-        """How the model's parameters lie over the mesh.
-
-        Raises:
-            PlanError: it does not fit the model.
-        """
-        parameters = self._parameters(checkpoint)
-        if self.transform is not None:
-            parameters = self.transform.uncut(parameters, self.result_specs(checkpoint))
-        return lay_out(self.engine.mesh, parameters, self.held(checkpoint))
-
-    def _on_device(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> tuple[int, int]:
-        """Numbers that are trained, and bytes of weights that stay as they are, on each device.
-
-        Raises:
-            PlanError: the mesh does not fit the model.
-        """
-        mesh, freezing, parameters = self.engine.mesh, self.freezing, self._parameters(checkpoint)
-        specs = self.held(checkpoint)
-        if mesh.size == 1 or self.population is not None:
-            held = device_nbytes(specs, ignored)
-            return (held // 4, 0) if freezing is None else (sum(map(prod, freezing.trained(parameters).values())), held)
-        layouts = self.layouts(checkpoint)
-        held = weights_nbytes(mesh, parameters, specs, layouts)
-        if freezing is None:
-            return held // 4, 0
-        return sum(prod(lies.local_shape(mesh)) for lies in freezing.lies(parameters, layouts).values()), held
-
-    def _exchanged(self, checkpoint: Checkpoint, data: DataPlan) -> tuple[tuple[Step, ...], tuple[int, ...]]:
-        """What devices send each other for an update, and what each host reads of weights."""
-        mesh, freezing, parameters = self.engine.mesh, self.freezing, self._parameters(checkpoint)
-        if mesh.size == 1 or self.population is not None:
-            return (), ()
-        layouts, base = self.layouts(checkpoint), checkpoint if freezing is None else freezing.base(checkpoint)
-        wide = DTYPES["bf16" if self.engine.dtype == "bf16" else "fp32"]
-        specs = self.held(checkpoint)
-        if freezing is None:  # gathered as they are computed with
-            specs = {n: TensorSpec(s.shape, wide if len(s.shape) > 1 else "F32") for n, s in specs.items()}
-        chosen = checkpoint.config.get("num_experts_per_tok")
-        update = Update(
-            mesh, parameters, layouts, specs,
-            adapters=None if freezing is None else freezing.lies(parameters, layouts),
-            tokens=self.at_once // mesh.ways(mesh.over("batch")) * data.tokens_of_example,
-            micros=self.batch // self.at_once,
-            activation_nbytes=2 if wide == "BF16" else 4,
-            chosen=chosen if isinstance(chosen, int) else 0,
-            recompute=self.recompute,
-        )  # fmt: skip
-        return (update.step,), tuple(bytes_read(base.store, mesh, parameters, layouts, mesh.hosts))
+        mesh = self.engine.mesh if self.population is None else SINGLE
+        dtype: Literal["bf16", "f32"] = "bf16" if self.engine.dtype == "bf16" else "f32"
+        how = self.result_specs(checkpoint), self.transform, self.freezing, dtype
+        return OnDevices(mesh, self._parameters(checkpoint), checkpoint, ignored, *how)
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
         return matching.parameters(self.engine, checkpoint)
@@ -427,6 +368,8 @@ class Trainer:
         teacher: Checkpoint | None,
     ) -> Trained:  # fmt: skip
         """See `pipeline.training.Trainer.train`."""
-        from plugins.train.start import train
+        from plugins.train import start, start_members
 
-        return train(self, ctx, checkpoint, data, tokenizer, seed, self.teacher(checkpoint, teacher))
+        if self.population is not None:
+            return start_members.train(self, ctx, checkpoint, data)
+        return start.train(self, ctx, checkpoint, data, tokenizer, seed, self.teacher(checkpoint, teacher))

@@ -1,6 +1,7 @@
 """Small models of every family whose sizes divide, in memory, and what they run on: one device or a mesh of the first
 few."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -171,12 +172,19 @@ _KINDS = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadca
 _ONE = re.compile(rf"= *(?P<shapes>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?replica_groups=(?P<groups>\S+)")
 
 
+def _ways(groups: str) -> int:
+    """Devices of a group, in each of the ways that XLA writes them down."""
+    if groups.startswith("mesh["):  # axes, and their sizes
+        return math.prod(map(int, re.findall(r"=(\d+)", groups)))
+    iota = re.match(r"\[\d+,(\d+)\]", groups)
+    return int(iota[1]) if iota else len(re.match(r"\{\{([\d,]*)", groups)[1].split(","))  # type: ignore[index]
+
+
 def collectives(program: Any) -> Iterator[Collective]:
     """Of a compiled program, as it was optimized."""
     for found in _ONE.finditer(program.as_text()):
         groups = found["groups"]
-        iota = re.match(r"\[\d+,(\d+)\]", groups)
-        ways = int(iota[1]) if iota else len(re.match(r"\{\{([\d,]*)", groups)[1].split(","))  # type: ignore[index]
+        ways = _ways(groups)
         for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", found["shapes"]):
             yield Collective(found["kind"], dtype, tuple(map(int, filter(None, shape.split(",")))), ways)
 

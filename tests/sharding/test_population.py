@@ -13,15 +13,10 @@ from pipeline.running.results import FOLDER
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.train.loop import METRICS
 from plugins.train.members import Members
-from tests.cases import model_runs
+from tests.cases import model_runs, toy_table
 
 STEPS = 6
-TRAINED = (
-    "+model=mlp", "stages=[init,train]", "+stages.init.config.inputs=2", "+stages.init.config.hidden_sizes=[8]",
-    "+stages.init.config.outputs=1", "data=table", "data.target=y", "data.held_out=0.25",
-    "train.objective._target_=plugins.train.objectives.Regression", f"train.steps={STEPS}", "train.batch=8",
-    "progress=false",
-)  # fmt: skip
+TRAINED = (*toy_table.TRAINED, "data.held_out=0.25", f"train.steps={STEPS}")
 SEEDS, RATES = (0, 1), (0.01, 0.1)
 SEVERAL = ("train=population", f"train.population.seeds={[*SEEDS]}", f"train.population.rates={[*RATES]}")
 OVER_FOUR = ("mesh=data", "mesh.axes.data=4")
@@ -29,10 +24,7 @@ OVER_FOUR = ("mesh=data", "mesh.axes.data=4")
 
 @pytest.fixture(autouse=True)
 def table(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    rows = [f"{a:.4f},{b:.4f},{a - 2 * b:.4f}" for a, b in rng.standard_normal((80, 2))]
-    (tmp_path / "table.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
-    return tmp_path / "table.csv"
+    return toy_table.write(tmp_path / "table.csv")
 
 
 def run(folder: Path, name: str, *overrides: str) -> Any:

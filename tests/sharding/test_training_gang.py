@@ -14,27 +14,22 @@ from pipeline.running import gang
 from pipeline.running.results import FOLDER
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.train.loop import METRICS
+from tests.cases import toy_table
 from tests.cli.run import start
 from tests.sharding import killed
 from tests.sharding.test_gang import LIMIT_S, begun, gone, watched
 
 STEPS = 24
 TRAINED = (
-    "+model=mlp", "stages=[init,train]", "+stages.init.config.inputs=2",
-    "+stages.init.config.hidden_sizes=[16]", "+stages.init.config.outputs=1",
-    "data=table", "data.target=y", "train.objective._target_=plugins.train.objectives.Regression", "train.dtype=fp32",
-    f"train.steps={STEPS}", "train.batch=8", "train.save.every=2", "train.save.seconds=null", "train.look.every=5",
-    "mesh=data", "mesh.axes.data=4", "progress=false",
+    *toy_table.TRAINED, f"train.steps={STEPS}", "train.save.every=2", "train.save.seconds=null", "train.look.every=5",
+    "mesh=data", "mesh.axes.data=4",
 )  # fmt: skip
 KILLED = ((1, "in an update"), (0, "saving a state"))
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
-    rng = np.random.default_rng(0)
-    rows = [f"{a:.4f},{b:.4f},{a - 2 * b:.4f}" for a, b in rng.standard_normal((80, 2))]
-    (tmp_path / "table.csv").write_text("\n".join(["a,b,y", *rows]) + "\n")
-    return tmp_path / "table.csv"
+    return toy_table.write(tmp_path / "table.csv")
 
 
 def command(table: Path, outputs: Path, *overrides: str) -> list[str]:

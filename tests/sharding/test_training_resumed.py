@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,14 +11,10 @@ from pipeline.errors import StageError
 from pipeline.running import text_stream
 from pipeline.running.results import FOLDER
 from plugins.train.loop import METRICS, _Run
-from tests.cases import model_runs
+from tests.cases import model_runs, toy_table
 
 STEPS, STOPPED = 6, 3
-TRAINED = (
-    "+model=gpt_oss", "stages=[load,train]", "data.length=16", f"train.steps={STEPS}", "train.batch=4",
-    "train.save.every=1", "train.save.seconds=null", "train.optimizer.rate=1e-2", "engine.dtype=f32", "progress=false",
-)  # fmt: skip
-DATA, FSDP = ("mesh=data", "mesh.axes.data=4"), ("mesh=fsdp", "mesh.axes.fsdp=4")
+DATA, FSDP = ("mesh=data", "mesh.axes.data=4"), ("mesh=fsdp", "mesh.axes.fsdp=4", "mesh.replicated_most=1.0")
 
 
 def losses(run: Path) -> list[float]:
@@ -26,18 +23,20 @@ def losses(run: Path) -> list[float]:
 
 
 def test_it_goes_on_on_another_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "text.txt").write_text("The people of the United States have elected a sailor. " * 40)
+    """It says what it has taken over, and one that begins anew that it could have."""
+    data = toy_table.write(tmp_path / "table.csv")
+    often = f"train.steps={STEPS}", "train.save.every=1", "train.save.seconds=null", f"data.files=[{data}]"
 
     def run(name: str, *overrides: str) -> str:
-        where = f"paths.run={tmp_path / name}", f"paths.outputs={tmp_path}"
         said: list[str] = []
-        with text_stream.to(said.append, lambda line: None):
-            pipeline.run([*TRAINED, f"data.files=[{tmp_path}/text.txt]", *where, *overrides])
+        monkeypatch.setattr(text_stream, "write", said.append)
+        where = f"paths.run={tmp_path / name}", f"paths.outputs={tmp_path}"
+        pipeline.run([*toy_table.TRAINED, *often, *where, *overrides])
         return "".join(said)
 
     real = _Run._row
 
-    def stopped(self: _Run, before: int, figures: dict[str, object]) -> float:
+    def stopped(self: _Run, before: int, figures: dict[str, Any]) -> float:
         if before == STOPPED:
             raise StageError("the power went off")
         return real(self, before, figures)
@@ -48,10 +47,10 @@ def test_it_goes_on_on_another_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             run("data", *DATA)
         monkeypatch.setattr(_Run, "_row", real)
         [left] = (tmp_path / FOLDER).glob("*.unfinished")
-        begun_anew = run("short", *FSDP, "train.steps=1")
+        anew = run("anew", *FSDP)
         said = run("fsdp", *FSDP, f"train.resume={left}")
-        run("whole", *DATA)
-    assert f"train.resume={left} would begin with its state" in begun_anew
+        run("whole", *DATA, f"paths.outputs={tmp_path / 'others'}")
+    assert f"train.resume={left} would begin with its state" in anew
     assert f"begins with the state of {left} after update {STOPPED}" in said
     assert "taken over: parameters, what the optimizer keeps, rows of metrics, the number of updates" in said
     assert "mesh" in said

@@ -1,5 +1,6 @@
 """Adapters beside packed weights, and training for a packed export, over meshes: what one device finds."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,7 +26,6 @@ from plugins.train.optimizers import SGD
 from plugins.train.packing import Packing
 from plugins.train.qat import Qat
 from plugins.train.trainer import Looking, Saving, Trainer
-from plugins.train.watch import Metrics
 from tests.cases import model_runs
 from tests.cases.toy_rows import Rows
 from tests.sharding import models, processes, toys
@@ -34,8 +34,8 @@ NF4, MXFP4, NVFP4 = (quant_method(name) for name in ("nf4", "mxfp4", "nvfp4"))
 RULES = Rule(match="*self_attn*_proj.weight"), Rule("blocks", match="*.experts.*_proj")
 PACKING = Packing(NF4, RULES, methods={"blocks": MXFP4})
 QLORA = Lora(rank=3, alpha=12.0, packing=PACKING, ranks={"*o_proj*": 2})
-QAT = Qat(packing=replace(PACKING, method=MXFP4), activations=Blockwise("int8", 16, "f32", scale_rule="amax"))
-HOW = {"qlora": QLORA, "qat": QAT, "full": None}
+QAT = Qat(packing=replace(PACKING, method=MXFP4))
+HOW = {"qlora": QLORA, "qat": QAT}
 MESHES: dict[str, Mesh] = {
     "data": toys.mesh("data", data=4), "expert": toys.mesh("expert", expert=4), "fsdp_tensor": toys.mesh("fsdp_tensor"),
 }  # fmt: skip
@@ -44,10 +44,11 @@ PROMPTS = ("5 17 3", "40 2 2 8 90")
 
 @dataclass(frozen=True)
 class Found:
-    """What a training gave: rows of metrics, and how much its parameters have changed, by name."""
+    """What a training gave: rows of metrics, how much its parameters have changed, by name, and from what."""
 
     rows: list[Mapping[str, Any]]
     changed: Mapping[str, np.ndarray]
+    before: Mapping[str, np.ndarray]
 
 
 def trainer(transform: Any, mesh: Mesh | None, **options: Any) -> Trainer:
@@ -56,7 +57,7 @@ def trainer(transform: Any, mesh: Mesh | None, **options: Any) -> Trainer:
     look = Looking(prompts=PROMPTS, tokens=3, temperature=0.5, groups=("*layers*",))
     found = Trainer(
         engine, CausalLM(), SGD(rate=0.3, clip=None), steps=2, batch=8, micro=4, transform=transform, dtype="fp32",
-        save=Saving(seconds=None), look=look, recompute=True,
+        save=Saving(seconds=None), look=look,
     )  # fmt: skip
     return replace(found, **options)
 
@@ -67,25 +68,18 @@ def trained(kind: str, transform: str, name: str | None) -> Found:
     with TemporaryDirectory() as folder, model_runs.quick_compilation():
         data = Splits(Rows(16), Rows(6, seed=3))
         found = how.train(Context(Path(folder)), given, data, processes.Numbers(), 0)
-        size = (Path(folder) / METRICS).stat().st_size
-        rows = Metrics([Path(folder) / METRICS], size).rows
+        rows = [json.loads(line) for line in (Path(folder) / METRICS).read_text().splitlines()]
         if isinstance(store := found.store, MergedStore):
             layers = {f"{layer.names[0]} {n}": getattr(layer, n) for layer in store.layers for n in ("a", "b")}
-            return Found(rows, layers)
+            return Found(rows, layers, {})
         before = {n: given.store.read(n).astype("f4") for n in store.specs}
-        return Found(rows, {n: store.read(n) - w for n, w in before.items()})
+        return Found(rows, {n: store.read(n) - w for n, w in before.items()}, before)
 
 
-@pytest.mark.parametrize(
-    ("transform", "kind", "name"),
-    [
-        ("qlora", "gpt_oss", "data"), ("qlora", "gpt_oss", "expert"), ("qlora", "gpt_oss", "fsdp_tensor"),
-        ("qat", "gpt_oss", "expert"), ("qat", "gpt_oss", "fsdp_tensor"), ("full", "gpt_oss", "fsdp_tensor"),
-    ],
-)  # fmt: skip
-def test_a_mesh_finds_what_one_device_does(transform: str, kind: str, name: str) -> None:
+@pytest.mark.parametrize(("transform", "name"), [("qlora", "expert"), ("qlora", "fsdp_tensor"), ("qat", "fsdp_tensor")])
+def test_a_mesh_finds_what_one_device_does(transform: str, name: str) -> None:
     """Losses, of updates and of what is held out; norms; texts; and what was added up of gradients."""
-    one, several = trained(kind, transform, None), trained(kind, transform, name)
+    one, several = trained("gpt_oss", transform, None), trained("gpt_oss", transform, name)
     assert [r["kind"] for r in several.rows] == [r["kind"] for r in one.rows]
     for found, wanted in zip(several.rows, one.rows, strict=True):
         for what in wanted.keys() - {"seconds", "tokens_per_s"}:
@@ -97,7 +91,10 @@ def test_a_mesh_finds_what_one_device_does(transform: str, kind: str, name: str)
     for name, change in one.changed.items():
         size = np.abs(change).max()
         assert size > 0, name
-        np.testing.assert_allclose(several.changed[name], change, rtol=0, atol=2e-5 * size, err_msg=name)
+        step = 2 * np.spacing(
+            np.abs(one.before.get(name, change)).max()
+        )  # a change is a difference of numbers so large
+        np.testing.assert_allclose(several.changed[name], change, rtol=0, atol=1e-5 * size + step, err_msg=name)
 
 
 def test_packed_weights_lie_as_they_do_to_be_run() -> None:
@@ -105,7 +102,7 @@ def test_packed_weights_lie_as_they_do_to_be_run() -> None:
     given, mesh = models.checkpoint("gpt_oss", layers=1), MESHES["expert"]
     how = trainer(QLORA, mesh)
     packed = QLORA.base(given)
-    assert how.layouts(given) == how.engine.placement(packed).layouts
+    assert how.on_devices(given).layouts() == how.engine.placement(packed).layouts
     specs, takes = how.plan(given, DataPlan(16, Rows(16).specs))
     whole = trainer(QLORA, None).plan(given, DataPlan(16, Rows(16).specs))[1]
     assert whole.device_nbytes / 4 < takes.device_nbytes < 0.5 * whole.device_nbytes
