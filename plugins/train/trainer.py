@@ -6,6 +6,7 @@ some.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, Literal, cast
 
 from pipeline.digest import InputFile
