@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
@@ -29,17 +29,19 @@ IMPORTED = (
     "stages.decode", "stages.export", "stages.export_work", "stages.load",
     "stages.quantize",
 )  # fmt: skip
-AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_")
-"""Variables that are read before the first line of ours."""
+AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CONFIG_DIR")
+"""Variables that are read before the first line of ours, or as it is imported."""
 
 
-def serves(environment: Mapping[str, str]) -> bool:
-    """Whether a fork of this process's child would be what a process with that environment is."""
+def serves(args: Iterable[str], environment: Mapping[str, str]) -> bool:
+    """Whether a fork would do what a process that is started with these does; a folder of the user's own is looked for
+    as our packages are imported."""
 
     def at_start(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in variables.items() if name.startswith(AT_START)}
 
-    return sys.platform == "linux" and at_start(environment) == _begun_with()
+    guest = any(a.startswith(("--config-dir", "-cd")) for a in args)
+    return sys.platform == "linux" and not guest and at_start(environment) == _begun_with()
 
 
 @cache

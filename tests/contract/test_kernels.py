@@ -23,8 +23,8 @@ def arrays() -> dict[str, np.ndarray]:
     return {
         "normal": rng.standard_normal((3, 5, 64), dtype=np.float32),
         "edges of E2M1": np.resize(edges, (2, 96)),
-        "tiny": (rng.standard_normal((4, 32)) * 2.0**-130).astype(np.float32),
-        "zeros": np.zeros((2, 32), np.float32),
+        "tiny": (rng.standard_normal((2, 96)) * 2.0**-130).astype(np.float32),
+        "zeros": np.zeros((2, 96), np.float32),
         "no rows": np.zeros((0, 64), np.float32),
         "vector": rng.standard_normal(160, dtype=np.float32),
     }
