@@ -33,14 +33,20 @@ AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CON
 """Variables that are read before the first line of ours, or as it is imported."""
 
 
-def serves(args: Iterable[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork would do what a process that is started with these does; a folder of the user's own is looked for
-    as our packages are imported."""
+def serves(args: Iterable[str], cwd: str | bytes | Path, environment: Mapping[str, str]) -> bool:
+    """Whether a fork would do what a process that is started there with these does.
+
+    Python looks for modules in the current folder first, which may hold another tree of ours; a folder of the user's
+    own is looked for as our packages are imported.
+    """
 
     def at_start(variables: Mapping[str, str]) -> dict[str, str]:
         return {name: value for name, value in variables.items() if name.startswith(AT_START)}
 
-    guest = any(a.startswith(("--config-dir", "-cd")) for a in args)
+    here = Path(os.fsdecode(cwd))
+    guest = any(a.startswith(("--config-dir", "-cd")) for a in args) or (
+        here.resolve() != ROOT and any((here / name).exists() for name in ("pipeline", "stages", "plugins"))
+    )
     return sys.platform == "linux" and not guest and at_start(environment) == _begun_with()
 
 
