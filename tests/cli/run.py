@@ -81,7 +81,7 @@ def pipeline(
 ) -> Said:
     """Run to the end."""
     environment = {**os.environ, **(env or {})}
-    if not popen and warm.serves(args, environment):
+    if not popen and warm.serves(args, cwd, environment):
         return Said(*warm.run(command(*args)[3:], cwd, environment, timeout_s))
     return end(start(*args, cwd=cwd, env=env, **popen), timeout_s)
 

@@ -54,8 +54,8 @@ def test_help_names_verbs_groups_and_exit_codes(tmp_path: Path) -> None:
     assert files(tmp_path) == []
 
 
-# What is typed, and what must be in the answer: the mistake under the name that was typed, and the nearest name. What is
-# found together is typed together.
+# What is typed, and what must be in the answer: the mistake under the name that was typed, and the nearest name.
+# Mistakes that are found together are typed together.
 TYPOS = [
     (["+model=gpt_os"], ["+model=gpt_os", "did you mean 'gpt_oss'"]),
     (

@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,17 @@ def holds(table: dict[str, tuple[str, ...]]) -> list[Any]:
 @pytest.fixture(scope="module")
 def stages() -> dict[str, Any]:
     """The export stage of every option."""
-    return {name: compose_run(["+model=gpt_oss", f"export={name}"]).stages["export"] for name in REASONS}
+    return {name: compose_run(["+model=gpt_oss", f"export={name}"]).stages["export"] for name in OF_GPT_OSS}
+
+
+@cache
+def values(toy: Toy, quant: str) -> RunConfig:
+    """The values of the checkpoint, quantized, as fp32.
+
+    An export of values in fp32 keeps wide norms as they are, unless told to decode them to bf16 as the others do.
+    """
+    how = ("export=numpy", "export.dtype=fp32", "stages.decode.dtype=bf16")
+    return compose_run([*toy.typed(f"{quant} direct", *QUANTS[quant], *how), f"paths.outputs={toy.folder}"])
 
 
 @pytest.fixture(scope="module")
@@ -166,15 +177,10 @@ def same_model(verify: RunConfig, a: Path, b: Path, where: Path) -> bool:
 
 @pytest.fixture
 def kept(say: Callable[..., Said], stages: dict[str, Any], verify: RunConfig) -> Callable[..., None]:
-    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back.
-
-    An export of values in fp32 keeps wide norms as they are, unless told to decode them to bf16 as the others do.
-    """
+    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back."""
 
     def kept(toy: Toy, quant: str, exports: list[str]) -> None:
-        values = ("export=numpy", "export.dtype=fp32", "stages.decode.dtype=bf16")
-        direct = toy.folder / "runs" / f"{quant} direct"
-        run = compose_run([*toy.typed(f"{quant} direct", *QUANTS[quant], *values), f"paths.outputs={toy.folder}"])
+        run, direct = values(toy, quant), toy.folder / "runs" / f"{quant} direct"
         execute(run, direct, [], Events())
         for export in exports:
             code, _, err = say(*toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"))
@@ -208,9 +214,9 @@ def reason(quant: str, export: str) -> str:
 def test_the_plan_refuses_what_an_export_cannot_hold(
     quant: str, gpt_oss: Toy, stages: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = compose_run(gpt_oss.typed(quant, *QUANTS[quant]))
-    for export, stage in stages.items():
-        plan = plan_run(replace(run, stages={**run.stages, "export": stage}), tmp_path)
+    run = values(gpt_oss, quant)
+    for export in REASONS:
+        plan = plan_run(replace(run, stages={**run.stages, "export": stages[export]}), tmp_path)
         if quant in OF_GPT_OSS[export]:
             assert not plan.problems
         else:

@@ -23,7 +23,7 @@ SOURCE = ROOT / "plugins/models/gpt_oss/tiny"
 )
 def test_it_says_what_a_started_one_says(tmp_path: Path, args: tuple[str, ...], code: int) -> None:
     env = {"WHERE": str(SOURCE)}
-    assert warm.serves(args, {**os.environ, **env})
+    assert warm.serves(args, tmp_path, {**os.environ, **env})
     forked, started = pipeline(*args, cwd=tmp_path, env=env), end(start(*args, cwd=tmp_path, env=env))
     assert (forked.code, forked.err) == (started.code, started.err)
     lines = [[line for line in said.out.splitlines() if not line.startswith("time ")] for said in (forked, started)]
@@ -35,12 +35,15 @@ def test_it_says_what_a_started_one_says(tmp_path: Path, args: tuple[str, ...], 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LC_ALL", "LD_PRELOAD"])
 def test_what_python_reads_as_it_starts_is_for_a_started_one(name: str) -> None:
-    assert not warm.serves((), {**os.environ, name: "other"})
+    assert not warm.serves((), "/", {**os.environ, name: "other"})
 
 
-def test_a_folder_of_the_user_s_own_is_for_a_started_one() -> None:
-    assert warm.serves(("plan", *MAIN), os.environ)
-    assert not warm.serves(("--config-dir", "mine", "plan", *MAIN), os.environ)
+def test_modules_that_are_not_ours_are_for_a_started_one(tmp_path: Path) -> None:
+    assert warm.serves(("plan", *MAIN), tmp_path, os.environ)
+    assert warm.serves(("plan", *MAIN), ROOT, os.environ)
+    assert not warm.serves(("--config-dir", "mine", "plan", *MAIN), tmp_path, os.environ)
+    (tmp_path / "stages").mkdir()
+    assert not warm.serves(("plan", *MAIN), os.fsencode(tmp_path), os.environ)
 
 
 def test_one_that_hangs_is_killed_and_the_next_is_served(tmp_path: Path) -> None:

@@ -18,35 +18,41 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
+
+import psutil
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "pipeline.__main__", "dask.threaded", "psutil", "rich.progress", "rich.table", "safetensors", "pipeline.engine",
     "pipeline.reporting.manifest", "pipeline.running.graph", "plugins.formats.hub.files", "plugins.quant.blockwise",
-    "stages.decode", "stages.export", "stages.export_work", "stages.load",
-    "stages.quantize",
+    "stages.decode", "stages.export", "stages.export_work", "stages.load", "stages.quantize",
 )  # fmt: skip
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CONFIG_DIR")
 """Variables that are read before the first line of ours, or as it is imported."""
 
 
-def serves(args: Iterable[str], environment: Mapping[str, str]) -> bool:
-    """Whether a fork would do what a process that is started with these does; a folder of the user's own is looked for
-    as our packages are imported."""
+def serves(args: Iterable[str], cwd: str | bytes | Path, environment: Mapping[str, str]) -> bool:
+    """Whether a fork would do what a process that is started there with these does.
 
-    def at_start(variables: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in variables.items() if name.startswith(AT_START)}
+    Python looks for modules in the current folder first, which may hold another tree of ours; a folder of the user's
+    own is looked for as our packages are imported.
+    """
+    here = Path(os.fsdecode(cwd))
+    guest = any(a.startswith(("--config-dir", "-cd")) for a in args) or (
+        here.resolve() != ROOT and any((here / name).exists() for name in ("pipeline", "stages", "plugins"))
+    )
+    return sys.platform == "linux" and not guest and _at_start(environment) == BEGUN_WITH
 
-    guest = any(a.startswith(("--config-dir", "-cd")) for a in args)
-    return sys.platform == "linux" and not guest and at_start(environment) == _begun_with()
+
+def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith(AT_START)}
 
 
-@cache
-def _begun_with() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name.startswith(AT_START)}
+BEGUN_WITH = _at_start(os.environ)
 
 
 def run(
@@ -68,7 +74,8 @@ def run(
         except BaseException as why:
             from tests.cli.run import kill_tree
 
-            kill_tree(pid)
+            with suppress(psutil.NoSuchProcess):
+                kill_tree(pid)
             server.settimeout(None)
             server.recv(64)  # that it is dead
             if isinstance(why, TimeoutError):
@@ -85,11 +92,13 @@ def run(
 
 @cache
 def _server() -> socket.socket:
-    _begun_with()
+    """Ours of the two ends to a server, which is started by the first who asks."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.cli.warm", str(its.fileno())],
-        cwd=ROOT, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+        cwd=ROOT, env={**environment, **BEGUN_WITH}, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     its.close()
 
