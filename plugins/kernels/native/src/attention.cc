@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t PART = 1024;              // slots that one thread goes through for a block of rows
 constexpr int64_t WORTH_PRODUCTS = 1 << 14;  // for each thread: telling one takes as long as some of them
+constexpr int64_t USUAL_FLOATS = 20 << 10;   // of scratch: a step with heads of 128
 constexpr int64_t NO_WINDOW = 1 << 30;       // as far as positions go
 
 // Queries and slots of one of the batch that a block of rows has to do with.
@@ -74,7 +75,7 @@ void run(ffi::ThreadPool& pool, const Call& c, int64_t most_rows, int64_t found_
     const Block& block = blocks[size_t(task / c.key_heads)];
     const int64_t count = int64_t(block.slots.size()), begin = whole ? 0 : std::min(count, part * PART);
     const int64_t end = whole ? count : std::min(count, begin + PART);
-    const Lines scratch(scratch_floats + (whole ? found_floats : 0));
+    const Own<USUAL_FLOATS> scratch(scratch_floats + (whole ? found_floats : 0));
     float* found = whole ? scratch.data + scratch_floats : results.data + i * found_floats;
     attend(c, block.batch, head, block.first, block.rows, block.slots.data() + begin, end - begin, found, scratch.data);
     if (whole) finish(c, block.batch, head, block.first, block.rows, found, 1);

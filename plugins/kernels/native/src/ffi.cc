@@ -3,7 +3,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "elements.h"
@@ -169,10 +168,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
     const Product* p = products.data();
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
-    alignas(64) float usual[USUAL_FLOATS];
-    const int64_t floats = scratch_floats(p->q);
-    const std::unique_ptr<float[]> large(floats > USUAL_FLOATS ? new float[size_t(floats)] : nullptr);
-    float* scratch = large ? large.get() : usual;
+    const Own<USUAL_FLOATS> scratch(scratch_floats(p->q));
     for (size_t from = 0; from < group.assignments.size(); from += GEMV_MOST) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
@@ -182,7 +178,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
         xs[k] = p->x[size_t(a / call.each)];
         ys[k] = p->y + a * rows;
       }
-      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch);
+      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);
     }
   });
   return ffi::Error::Success();
