@@ -75,6 +75,9 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
         return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
+    if "Cannot merge DictConfig with ListConfig" in text:  # whichever of them was given
+        wanted = "mapping is expected, {name: value}" if value.startswith("[") else "list is expected, [value]"
+        return f"{override}: a {wanted}"
     said = str(why).partition(chr(10))[0]
     if isinstance(why, OverrideParseException) and re.search(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]", value):
         return f"{override}: {said}; a value with such characters goes in quotes, here '{key}=\"{value}\"'"

@@ -114,6 +114,8 @@ def test_wrong_types_are_refused_where_they_are(override: str, said: str) -> Non
         ("mesh.axis.tensor=2", "did you mean 'axes'?"),
         ("mesh.axes.tenor=2", "did you mean 'tensor'?"),
         ("mesh.axes={fsdp: 4, tenor: 2}", "no 'tenor' in mesh.axes; did you mean 'tensor'? (allowed: fsdp, tensor)"),
+        ("mesh.axes=[4]", "a mapping is expected"),
+        ("mesh.stored.fsdp={mlp: 2}", "a list is expected"),
     ],
 )
 def test_unknown_keys_are_refused_with_the_nearest(override: str, said: str) -> None:
