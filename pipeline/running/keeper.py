@@ -96,8 +96,9 @@ def free_address(given: str, host: str) -> str:
     try:
         with listening(at.strip("[]"), int(port)) as free:
             return f"{at}:{free.getsockname()[1]}"
-    except OSError as why:  # of JAX it would be a crash
-        said = f"nothing on this machine can listen there: {why.strerror}; port 0 takes a free one, auto its address too"
+    except OSError as failed:  # of JAX it would be a crash
+        why = str(failed.strerror).partition(" (while")[0]  # Python says the address again
+        said = f"nothing on this machine can listen there: {why}; port 0 takes a free one, auto its address too"
         raise StageError(f"mesh.coordinator={at}:{port}: {said}") from None
 
 
