@@ -70,6 +70,8 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
             return f"{override}: there is no {name!r} in {group}{did_you_mean(name, choices)}"
         if "No match in the defaults list" in text:
             return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
+        if lost := re.search(r"Could not override '([^']+)'", text):
+            return f"{override}: {lost[1]} is set too, and is not in that {group}"
     missing = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if missing and (choices := options(missing[1])):
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"

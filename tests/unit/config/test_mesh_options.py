@@ -126,6 +126,14 @@ def test_unknown_keys_are_refused_with_the_nearest(override: str, said: str) -> 
     assert said in str(explained)
 
 
+def test_a_second_choice_that_lacks_what_is_set_is_said() -> None:
+    overrides = ["+model=gpt_oss", "mesh=expert", "mesh.axes.expert=4", "mesh=multihost"]
+    with pytest.raises(HydraException) as caught:
+        compose_run(overrides)
+    said = str(explain(caught.value, overrides))
+    assert said == "mesh=multihost: mesh.axes.expert is set too, and is not in that mesh"
+
+
 def test_only_the_class_that_is_a_mesh_is_reached() -> None:
     said = problems("mesh=single", "mesh._target_=pipeline.errors.Problem")
     assert "is outside the packages a config may name" in said["mesh._target_"]
