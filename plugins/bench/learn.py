@@ -95,7 +95,7 @@ def main() -> None:
     trained = [*TRAINED, f"train.steps={args.steps}", f"train.batch={args.batch}"]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         found = [learnt(settings, Path(folder, name)) for name, settings in (("a", trained), ("b", EMBEDDED))]
-    show(*found, machine.multiply_add_rate(args.threads))
+    show(found[0], found[1], machine.multiply_add_rate(args.threads))
 
 
 if __name__ == "__main__":
