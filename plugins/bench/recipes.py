@@ -31,7 +31,7 @@ ADAPTERS = {
     "QLoRA, NF4, init=zero": ("train=qlora", "quant=nf4", "train.transform.init=zero"),
     "QLoRA, MXFP4": ("train=qlora", "quant=mxfp4"),
 }
-QAT = ("train.optimizer.rate=2e-4",)
+QAT = ("train.optimizer.rate=5e-5",)
 ROUNDED, TRAINED = (
     "stages=[load,decode,quantize,export,evaluate]",
     "stages=[load,decode,train,quantize,export,evaluate]",
