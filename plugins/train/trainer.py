@@ -22,7 +22,7 @@ from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
 from plugins.models.device import WeightsDtype, device_nbytes
 from plugins.train import matching
-from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
+from plugins.train.footprint import BACK, FORTH, ROUNDED, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
 from plugins.train.transform import Freezing, Transform
@@ -191,6 +191,7 @@ class Trainer:
         state, tokens = round(4 * values * (1 + moments)), self.at_once * data.tokens_of_example
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
+        temporary += 4 * ROUNDED * values if self.transform is not None and freezing is None else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
