@@ -207,11 +207,12 @@ class Placement:
     specs: Mapping[str, TensorSpec] = field(default_factory=dict)
 
 
-Place = Literal["gather", "embedding", "sum", "experts", "logits"]
+Place = Literal["gather", "embedding", "sum", "experts", "logits", "loss", "gradients"]
 """Where devices exchange something: `gather`, weights for use; `embedding`, rows of their parts of the vocabulary;
-`sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary."""
+`sum`, products with their parts of a matrix; `experts`, what theirs made of tokens; `logits`, of their vocabulary;
+`loss`, what of these it takes; `gradients`, on the way back."""
 
-Kind = Literal["all_gather", "psum"]
+Kind = Literal["all_gather", "psum", "psum_scatter"]
 
 
 @dataclass(frozen=True, slots=True)

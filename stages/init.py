@@ -67,7 +67,7 @@ class Init(Load):
             raise PlanError([Problem("config.json initializer_range", f"{spread!r:.80}: a number from 0 is needed")])
         carried = self._carried(path.parent, set()) if path.name == CONFIG else {}
         return Checkpoint(
-            store=FreshStore(specs, seed, float(spread), optional(family, FamilyHooks, "constants")),
+            store=FreshStore(specs, seed, float(spread), dict(optional(family, FamilyHooks, "constants"))),
             config=config,
             files=carried,
             inputs=(*(small_input(p) for p in dict.fromkeys(carried.values())), *beside.inputs.values()),
@@ -104,6 +104,10 @@ class FreshStore:
     @property
     def metadata(self) -> Mapping[str, Any]:
         return {}
+
+    def seeded(self, seed: int) -> "FreshStore":
+        """See `StoreHooks.seeded`."""
+        return replace(self, seed=seed)
 
     def read(self, name: str, index: Index = ()) -> Any:
         """See `TensorStore.read`."""

@@ -12,10 +12,12 @@ from pipeline.errors import PlanError, SourceError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
 from pipeline.reporting.manifest import plain
+from pipeline.running import member
 from pipeline.running.results import FOLDER, RUNS, Results
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
+from pipeline.tensors.blocks import shares_of
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.store import TensorStore
+from pipeline.tensors.store import Index, TensorStore
 from pipeline.training import DataPlan, Dataset, Teacher, Trainer
 from pipeline.units import parse_bytes
 
@@ -89,10 +91,13 @@ class Train:
         """
         assert ctx.folder is not None
         tokenizer = self.trainer.tokenizer(checkpoint)
-        splits = self.data.open(ctx.results or Results(ctx.run_dir / FOLDER), tokenizer)
+        results = member.by_first(ctx.results or Results(ctx.run_dir / FOLDER))
+        splits = self.data.open(results, tokenizer)
         found = self.trainer.train(ctx, checkpoint, splits, tokenizer, ctx.seed, _of(teacher))
         self._write(ctx.folder, found.store)
-        write_json(ctx.folder / REPORT, dict(found.report))
+        if member.first():
+            write_json(ctx.folder / REPORT, dict(found.report))
+        member.agreed()  # all is written
         return self.reopen(ctx.folder, checkpoint)
 
     def reopen(self, folder: Path, checkpoint: Checkpoint, teacher: Teacher | None = None) -> Checkpoint:
@@ -107,12 +112,25 @@ class Train:
         return replace(_trained(checkpoint, self.container.open(folder)), source=folder, report=report)
 
     def _write(self, folder: Path, store: TensorStore) -> None:
+        """Each process of a gang what lies on its devices, the first one what is known to all."""
         layout = self.container.layout(store.specs, {}, parse_bytes(self.max_shard_size, "train.max_shard_size"))
-        self.container.begin(folder, layout)
+        if member.first():
+            self.container.begin(folder, layout)
+        member.agreed()  # there are files to write into
         for name in store.specs:
-            self.container.write(folder, layout, name, (), store.read(name))
-        self.container.verify(folder, layout)
+            for box in _own(store, name):
+                self.container.write(folder, layout, name, box, store.read(name, box))
+        member.agreed()  # all have written
+        if member.first():
+            self.container.verify(folder, layout)
         meter.wrote(layout.nbytes)
+
+
+def _own(store: TensorStore, name: str) -> list[Index]:
+    """The boxes of a tensor that this process is to write."""
+    if (shares := shares_of(store, name)) is None:
+        return [()] if member.first() else []
+    return [box for box, process in shares if process == member.rank()]
 
 
 @dataclass(frozen=True)

@@ -51,7 +51,8 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     cfg, astray = _with_kernels(cfg, chosen)
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
-    given = redact.tree(_by_name(cfg), redact.without_credentials)  # not what earlier runs of this process have learned
+    by_name = _by_name(cfg) if _env_asked else tree
+    given = redact.tree(by_name, redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
     redact.learn(_environment, [str(place) for place in places])
     resolver = Resolver(allowed_packages())
@@ -96,14 +97,18 @@ def _with_kernels(cfg: DictConfig, chosen: Any) -> tuple[DictConfig, list[Proble
 def _astray(cfg: DictConfig) -> list[Problem]:
     """Keys added on the command line (`+key=…`) that nothing looks at: Hydra takes any, and a typo would go unseen."""
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
+    added = [key for key in added if not options(key.partition("@")[0])]
+    if not added:
+        return []
     text = str(OmegaConf.to_container(cfg, resolve=False))
     known = {*Spine.__dataclass_fields__, "stages", "hydra", *OmegaConf.load(CONF / "config.yaml")}
     problems = []
-    for key in (o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")):
+    for key in added:
         parts = key.split(".")
         above = [".".join(parts[: n + 1]) for n in range(len(parts))]
         looked_at = any(f"${{{k}}}" in text for k in above) or f"${{{key}." in text
-        if parts[0] not in known and not looked_at and not options(key.partition("@")[0]):
+        if parts[0] not in known and not looked_at:
             siblings = _keys(cfg, parts)
             near = did_you_mean(parts[-1], siblings) if siblings else did_you_mean(parts[0], _keys(cfg, parts[:1]))
             problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
@@ -141,6 +146,8 @@ def _as_typed(problem: Problem, aliases: Mapping[str, str]) -> Problem:
 
 def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
     """Plain containers with every interpolation followed; one problem for each that leads nowhere."""
+    global _env_asked
+    _env_asked = False
     problems: list[Problem] = []
     tree: dict[str, Any] = {}
     for key in map(str, cfg):
@@ -161,11 +168,14 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
 
 
 _environment: dict[str, str] = {}  # variables that configs of this process asked for
+_env_asked = False  # whether the config that was resolved last asked for any
 _naming = False
 
 
 def _env(name: str, *default: Any) -> Any:
     """OmegaConf's `oc.env`, which also notes what it gave; while a config is resolved by name, the reference."""
+    global _env_asked
+    _env_asked = True
     if _naming:
         return f"${{oc.env:{','.join(map(str, (name, *default)))}}}"
     if name in os.environ:

@@ -70,11 +70,16 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
             return f"{override}: there is no {name!r} in {group}{did_you_mean(name, choices)}"
         if "No match in the defaults list" in text:
             return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
+        if lost := re.search(r"Could not override '([^']+)'", text):
+            return f"{override}: {lost[1]} is set too, and is not in that {group}"
     missing = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if missing and (choices := options(missing[1])):
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
         return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
+    if "Cannot merge DictConfig with ListConfig" in text:  # whichever of them was given
+        wanted = "mapping is expected, {name: value}" if value.startswith("[") else "list is expected, [value]"
+        return f"{override}: a {wanted}"
     said = str(why).partition(chr(10))[0]
     if isinstance(why, OverrideParseException) and re.search(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]", value):
         return f"{override}: {said}; a value with such characters goes in quotes, here '{key}=\"{value}\"'"

@@ -66,7 +66,8 @@ def reach(modules: Iterable[str]) -> Reach:
     return _reach(tuple(sorted(set(modules))), tuple(map(str, extend.roots())))
 
 
-@cache  # within a process code is what was imported
+# Within a process code is what was imported. A plan asks of many classes, which reach much of the same.
+@cache
 def _reach(modules: tuple[str, ...], guests: tuple[str, ...]) -> Reach:
     plugins = frozenset(m.partition(".")[0] for m in modules)
     code: dict[str, str] = {}
@@ -127,11 +128,13 @@ def _roots(top: str, plugins: frozenset[str]) -> tuple[str, ...]:
     return tuple(str(Path(p).parent) for p in places)
 
 
-def _exists(name: str, folders: Sequence[str]) -> bool:
+@cache
+def _exists(name: str, folders: tuple[str, ...]) -> bool:
     return _source(name, folders) is not None or any(os.path.isdir(os.path.join(f, *name.split("."))) for f in folders)
 
 
-def _source(name: str, folders: Sequence[str]) -> Path | None:
+@cache
+def _source(name: str, folders: tuple[str, ...]) -> Path | None:
     for folder in folders:
         base = os.path.join(folder, *name.split("."))
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
@@ -140,7 +143,8 @@ def _source(name: str, folders: Sequence[str]) -> Path | None:
     return None
 
 
-def _beside(folder: Path) -> dict[str, str]:
+@cache
+def _beside(folder: Path) -> Mapping[str, str]:
     """What modules in `folder` may compile or read, there or in its `src`: file → digest."""
     found = {}
     for path in sorted(p for p in (*folder.iterdir(), *folder.glob("src/*")) if p.suffix in BESIDE):

@@ -18,7 +18,7 @@ from pipeline.errors import PlanError, Problem, StageError, WeightmillError, did
 from pipeline.hooks import lacking, misspelt, optional
 from pipeline.planning.budget import Budget
 from pipeline.stage import Checkpoint, Chunk, Context, Footprint, Prediction, Stage, StageHooks, Work, WorkHooks
-from pipeline.tensors.store import Index, TensorStore
+from pipeline.tensors.store import Index, StoreHooks, TensorStore
 from pipeline.tensors.store_view import StoreView
 
 if TYPE_CHECKING:
@@ -34,6 +34,12 @@ class StageStore(StoreView):
 
     store: TensorStore
     stage: str
+
+    @property
+    def seeded(self) -> Callable[[int], TensorStore] | None:
+        """See `StoreHooks.seeded`."""
+        own = optional(self.store, StoreHooks, "seeded")
+        return None if own is None else lambda seed: replace(self, store=own(seed))
 
     def read(self, name: str, index: Index = ()) -> Any:
         if (planning := _planning.get()) is not None:

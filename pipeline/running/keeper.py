@@ -93,26 +93,26 @@ def free_address(given: str, host: str) -> str:
         StageError: nothing on this machine can listen there.
     """
     at, _, port = (f"{_bracketed(host)}:0" if given == "auto" else given).rpartition(":")
-    if port != "0":
-        return given
     try:
-        with listening(at.strip("[]")) as free:
+        with listening(at.strip("[]"), int(port)) as free:
             return f"{at}:{free.getsockname()[1]}"
-    except OSError as why:
-        raise StageError(f"mesh.coordinator={at}:{port}: nothing on this machine can listen there: {why}") from None
+    except OSError as failed:  # of JAX it would be a crash
+        why = str(failed.strerror).partition(" (while")[0]  # Python says the address again
+        said = f"nothing on this machine can listen there: {why}; port 0 takes a free one, auto its address too"
+        raise StageError(f"mesh.coordinator={at}:{port}: {said}") from None
 
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def listening(host: str) -> socket.socket:
-    """A server at this address of the machine, and at no other, on a free port.
+def listening(host: str, port: int = 0) -> socket.socket:
+    """A server at this address of the machine, and at no other; on a free port, or that one.
 
     Raises:
-        OSError: it is none of the machine's.
+        OSError: it is none of the machine's, or the port is taken.
     """
-    return socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def keep(channel: Connection, rank: int) -> None:

@@ -64,6 +64,11 @@ def first() -> bool:
     return _here is None or _here.rank == 0
 
 
+def rank() -> int:
+    """Which process of its gang this one is; 0 where there is none."""
+    return 0 if _here is None else _here.rank
+
+
 def agreed(value: Any = None) -> Any:
     """What the first process of the gang gives here, once all have come here; `value` where there is no gang."""
     return value if _here is None else _here.agreed(value)
@@ -102,6 +107,30 @@ class Together:
             agreed(False)
         agreed(found)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class ByFirst:
+    """Results for a gang, of which the first process makes what is not there yet, and all use it."""
+
+    results: Results
+
+    def once(
+        self,
+        key: str,
+        make: Callable[[Path], Any],
+        *,
+        files: Sequence[str] = (),
+        parts: Mapping[str, Any] | None = None,
+    ) -> tuple[Any, Path]:
+        """See `pipeline.stage.Results`."""
+        found = self.results.once(key, make, files=files, parts=parts) if first() else None
+        return agreed(found)  # type: ignore[no-any-return]
+
+
+def by_first(results: Results) -> Results:
+    """The same results, in which the first process of a gang makes what all of it would have to make."""
+    return ByFirst(results.results) if isinstance(results, Together) else results
 
 
 def _serve(fd: int, rank: int) -> NoReturn:

@@ -60,6 +60,9 @@ class StoreHooks:
     """`shares(name)`: of a tensor that lies in several processes, boxes that are together all of it, each with the
     number of the process that is to read it, said alike in all of them. None: this process can read all of it."""
 
+    seeded: "Callable[[int], TensorStore] | None" = None
+    """`seeded(seed)`, of values that are made of a seed: those that another seed makes."""
+
 
 def normalize(index: Index, shape: tuple[int, ...]) -> tuple[slice, ...]:
     """`index` with one concrete `slice(start, stop)` for every dimension of `shape`.

@@ -68,6 +68,11 @@ class Spread:
         values = np.asarray(array)
         return jax.make_array_from_callback(values.shape, lies, lambda box: values[box])
 
+    def laid(self, tree: Any, lies: Any) -> Any:
+        """A tree of arrays where each is to lie. Of what is not on the devices yet every process has the whole."""
+        put = jax.device_put if self.mesh.processes == 1 else self._put
+        return jax.tree.map(put, tree, lies)
+
     def gathered(self) -> Any:
         """Makes an array lie whole on every device; to be lowered."""
         return jax.jit(lambda a: a, out_shardings=NamedSharding(self.devices, P()))  # type: ignore[no-untyped-call]

@@ -1,10 +1,14 @@
 """Arrays on devices as QTensors on the same devices, and back: each device has the part of every component that
 belongs to the part it had.
 
-Codes are made by the method of the pipeline, on the host, a device's part of one tensor at a time; so they are the
-pipeline's own, whatever the scheme. They are decoded where they lie.
+Codes are made, and decoded, where they lie, and are the pipeline's own, bit for bit. What no compiled program can make
+(scales that are searched for, random rounding, scales that are quantized once more) is made on the host where that is
+asked for, a device's part of one tensor at a time.
 """
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from math import prod
 from typing import Any
 
 import jax
@@ -12,8 +16,11 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from pipeline.coded_store import CodedStore
+from pipeline.errors import ValueRangeError
+from pipeline.hooks import optional
 from pipeline.mesh import Layout
-from pipeline.method import Method
+from pipeline.method import Method, MethodHooks
+from pipeline.ops import Kernel
 from pipeline.tensors.blocks import whole_blocks
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.regions import ends
@@ -21,10 +28,13 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import normalize
 from plugins.kernels.dequantize.xla import on_device
+from plugins.kernels.quantize.xla.encode import program
 from plugins.mesh.components import layouts
 from plugins.mesh.devices import sharding
 from plugins.mesh.store import DeviceStore, Held, held_spec
 from plugins.models.common.weights import abstract
+
+READ = ("F32", "BF16", "F16")
 
 
 def obstacle(value: Any, scheme: Scheme) -> str | None:
@@ -48,8 +58,22 @@ def lies(value: Any) -> Sharding | None:
     return found
 
 
+def unmade(value: Any, method: Method) -> str | None:
+    """Why no device can make the codes of `value` by `method`, or None."""
+    recipe = optional(method, MethodHooks, "recipe")
+    if recipe is None:
+        return f"{type(method).__name__} does not say its recipe, so no compiled program can do as it does"
+    spec = held_spec(value)
+    if spec.scheme is None and spec.dtype not in READ:
+        return f"is {spec.dtype}; compiled programs make codes of {', '.join(READ)}"
+    given = {"x": TensorSpec(spec.shape, "F32"), "scheme": method.scheme, **asdict(recipe)}
+    choice = Kernel("quantize_dequantize", ("xla",)).choose(given)
+    return None if choice.backend else choice.reasons
+
+
 def packed(name: str, value: Any, method: Method) -> Any:
-    """`value` as a QTensor, on its devices.
+    """`value` as a QTensor, on its devices: codes that a compiled program can make are made there, the others on the
+    host, a device's part at a time.
 
     Args:
         name: of the tensor: errors say it, and random rounding depends on it.
@@ -57,17 +81,32 @@ def packed(name: str, value: Any, method: Method) -> Any:
 
     Raises:
         ValueRangeError: a value that the scheme cannot hold; says the tensor and the place.
-        StageError: a scale depends on values that lie on other processes' devices.
+        StageError: on the host: a scale depends on values that lie on other processes' devices.
     """
     spec, scheme = held_spec(value), method.scheme
     assert scheme is not None
     target, lie = TensorSpec(spec.shape, "BF16", scheme), lies(value)
     if isinstance(value, jax.ShapeDtypeStruct) or isinstance(getattr(value, "codes", None), jax.ShapeDtypeStruct):
         return _shapes(target, lie)
-    store = CodedStore(DeviceStore({name: Held(spec, value)}), {name: method}, measure=False)
-    holders: dict[Any, list[Any]] = {}
     assert lie is not None
     placed = _components(target, lie)
+    if unmade(value, method) is not None or not prod(spec.shape):
+        return _on_host(name, value, method, placed)
+    x = unpacked(value, jnp.float32) if isinstance(value, QTensor) else value
+    q, refused = program(scheme, optional(method, MethodHooks, "recipe"), tuple(placed.items()))(x)
+    if refused:
+        _on_host(name, value, method, placed)  # which says of what, and where it is
+        raise ValueRangeError(f"{name}: a value on another process's devices has no {scheme.element.upper()} code")
+    return q
+
+
+def _on_host(name: str, value: Any, method: Method, placed: Mapping[str, Sharding]) -> QTensor:
+    """The same by the method itself: what lies on this process's devices, a device's part at a time."""
+    spec, scheme, lie = held_spec(value), method.scheme, lies(value)
+    assert scheme is not None
+    assert lie is not None
+    store = CodedStore(DeviceStore({name: Held(spec, value)}), {name: method}, measure=False)
+    holders: dict[Any, list[Any]] = {}
     for device, index in lie.addressable_devices_indices_map(spec.shape).items():
         holders.setdefault(ends(normalize(index or (), spec.shape)), []).append(device)
     parts: dict[str, list[Any]] = {component: [] for component in scheme.dtypes}

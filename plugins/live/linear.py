@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 import pipeline.tensors.pytree  # noqa: F401 - QTensor as a pytree
-from pipeline.errors import PlanError, Problem, Unsupported
+from pipeline.errors import Unsupported
 from pipeline.method import Method
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
-from plugins.live.devices import obstacle, packed, transposed, unpacked
-from plugins.live.rules import methods_of
+from plugins.live.devices import packed, transposed, unpacked
+from plugins.live.rules import chosen
 from plugins.mesh.store import held_spec
 
 
@@ -54,23 +54,22 @@ class QuantizedLinear(nnx.Module):
         return int(self.weight.get_value().shape[0])
 
     @classmethod
-    def from_linear(cls, linear: nnx.Linear, quant: str | Method, **options: Any) -> Self:
-        """An `nnx.Linear` with its weights packed, on their devices; its bias is shared.
+    def from_linear(cls, linear: nnx.Linear, quant: str | Method, *, on_host: bool = False, **options: Any) -> Self:
+        """An `nnx.Linear` with its weights packed, by their devices and on them; its bias is shared.
 
         Args:
             quant: a quant option of the pipeline, by name, or a method.
+            on_host: codes that no device can make are made on the host; see `plugins.live.trees.quantize`.
             options: as of the constructor.
 
         Raises:
             PlanError: the weights do not fit the scheme, or the layer multiplies in a way of its own.
             ValueRangeError: a value that the scheme cannot hold.
         """
-        method = methods_of(quant, {})[1]["quant"]
-        weight = turned(linear)
-        why = "a method that packs nothing" if method.scheme is None else method.scheme.problem(weight.shape)
-        if why or (method.scheme and (why := obstacle(weight, method.scheme))):
-            raise PlanError([Problem("kernel", str(why))])
-        return cls.around(linear, packed("kernel", weight, method), **options)
+        weight = {"kernel": turned(linear)}
+        specs = {"kernel": held_spec(weight["kernel"])}
+        method = chosen(weight, specs, quant, {"kernel": "quant"}, unfit={}, again=False, on_host=on_host)["kernel"]
+        return cls.around(linear, packed("kernel", weight["kernel"], method), **options)
 
     @classmethod
     def around(cls, linear: nnx.Linear, weight: QTensor, **options: Any) -> Self:

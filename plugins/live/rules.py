@@ -8,7 +8,7 @@ from pipeline.errors import PlanError, Problem, did_you_mean
 from pipeline.method import Method
 from pipeline.rules import Rule, choose, misfit
 from pipeline.tensors.spec import TensorSpec
-from plugins.live.devices import obstacle
+from plugins.live.devices import obstacle, unmade
 
 Rules = Mapping[str, "str | Method"]
 """Pattern of names → `quant`, `keep`, the name of a quant option, or a method; the first that matches decides."""
@@ -36,6 +36,7 @@ def chosen(
     *,
     unfit: Mapping[str, str],
     again: bool,
+    on_host: bool,
 ) -> dict[str, Method]:
     """Tensor → its method, of those that are not kept and are not in its scheme already.
 
@@ -43,10 +44,11 @@ def chosen(
         tensors: name → array or QTensor, or shapes of them, as it is to be packed.
         unfit: tensors that cannot be packed, whatever the scheme, and why.
         again: see `pipeline.rules.misfit`.
+        on_host: methods may make codes on the host that no device can make.
 
     Raises:
         PlanError: rules that match nothing, tensors that do not fit their scheme or whose blocks devices would cut, and
-            methods that pack nothing; all of them at once.
+            methods that pack nothing, or that no device can do; all of them at once.
     """
     listed, methods = methods_of(quant, rules)
     found, problems = choose(listed, {}, methods, specs)
@@ -56,6 +58,8 @@ def chosen(
             problems.append(Problem(name, f"{to!r} packs nothing; dequantize unpacks, and rules may say `keep`"))
         elif specs[name].scheme != scheme:
             why = unfit.get(name) or misfit(specs[name], scheme, again=again) or obstacle(tensors[name], scheme)
+            if not (why or on_host) and (no := unmade(tensors[name], methods[to])):
+                why = f"cannot be packed on its devices ({no}); on_host=True makes its codes on the host"
             problems += [Problem(name, why)] if why else []
     if not found and not problems:
         said = "; ".join(map(str, listed))

@@ -27,8 +27,15 @@ from plugins.live.rules import Rules, chosen
 from plugins.mesh.store import held_spec
 
 
-def quantize(tree: Any, quant: str | Method, rules: Rules | None = None, *, allow_requantize: bool = False) -> Any:
-    """`tree` with arrays packed as QTensors, on their devices and divided over them as they were.
+def quantize(
+    tree: Any,
+    quant: str | Method,
+    rules: Rules | None = None,
+    *,
+    allow_requantize: bool = False,
+    on_host: bool = False,
+) -> Any:
+    """`tree` with arrays packed as QTensors, by their devices, on them, and divided over them as they were.
 
     Of a module, an `nnx.Linear` becomes a `QuantizedLinear`; another parameter comes to hold a QTensor, which the
     module's own code has to compute with. Layers of Flax that compute with arrays alone are refused.
@@ -41,18 +48,21 @@ def quantize(tree: Any, quant: str | Method, rules: Rules | None = None, *, allo
             whose metadata has `names`, the first of these. None: of a tree all matrices and stacks of them that are
             floats, of a module the weights of every `nnx.Linear`.
         allow_requantize: also what is packed in another scheme, which loses twice.
+        on_host: codes that no device can make (scales that are searched for, random rounding, double quantization,
+            methods without a recipe) are made on the host, a device's part of a tensor at a time; otherwise they are
+            refused.
 
     Returns:
         A tree like `tree`; a new module, which shares the arrays that stay.
 
     Raises:
         PlanError: rules that match nothing, tensors that do not fit their scheme, blocks that devices would cut, layers
-            that cannot compute with packed weights; all of them at once.
+            that cannot compute with packed weights, codes that no device can make; all of them at once.
         ValueRangeError: a value that its scheme cannot hold.
         ConfigError: there is no such quant option.
     """
     if isinstance(tree, nnx.Module):
-        return _quantized_module(tree, quant, rules, allow_requantize)
+        return _quantized_module(tree, quant, rules, again=allow_requantize, on_host=on_host)
     leaves, shape = jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_packed)
     values = {".".join(map(_key, path)): value for path, value in leaves}
     _refuse_tracers(values)
@@ -60,7 +70,7 @@ def quantize(tree: Any, quant: str | Method, rules: Rules | None = None, *, allo
     specs = dict(_specs(values))
     if rules is None:
         rules = {escape(n): "quant" for n, s in specs.items() if len(s.shape) > 1 and s.dtype in FLOAT_DTYPES}
-    methods = chosen(values, specs, quant, rules, unfit={}, again=allow_requantize)
+    methods = chosen(values, specs, quant, rules, unfit={}, again=allow_requantize, on_host=on_host)
     found = [packed(n, v, methods[n]) if n in methods else v for n, v in values.items()]
     return jax.tree_util.tree_unflatten(shape, found)
 
@@ -87,7 +97,9 @@ def dequantize(tree: Any, dtype: Any = jnp.bfloat16) -> Any:
     return jax.tree.map(lambda v: unpacked(v, dtype) if _is_packed(v) else v, tree, is_leaf=_is_packed)
 
 
-def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | None, again: bool) -> Any:
+def _quantized_module(
+    module: nnx.Module, quant: str | Method, rules: Rules | None, *, again: bool, on_host: bool
+) -> Any:
     found = _copy(module)
     owners, variables = _owners(found), dict(_named(found))
     linears: dict[str, nnx.Linear] = {}
@@ -105,7 +117,7 @@ def _quantized_module(module: nnx.Module, quant: str | Method, rules: Rules | No
     _refuse_tracers(values)
     if rules is None:
         rules = {escape(name): "quant" for name in linears}
-    methods = chosen(values, dict(_specs(values)), quant, rules, unfit=unfit, again=again)
+    methods = chosen(values, dict(_specs(values)), quant, rules, unfit=unfit, again=again, on_host=on_host)
     layers = {}
     for name, method in methods.items():
         value = packed(name, values[name], method)

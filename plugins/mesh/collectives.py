@@ -15,7 +15,7 @@ Every weight is gathered by itself. The small ones of a layer as one array take 
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,17 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.mesh.components import layouts
 
 
+@runtime_checkable
+class Around(Protocol):
+    """What a parameter holds that has the weight inside, as `base`, and with it what lies here as it is used."""
+
+    base: Any
+
+    def around(self, base: Any) -> Any:
+        """The same of another weight."""
+        ...
+
+
 def over(layout: Layout | None, dim: int) -> Axes:
     """The axes of the mesh over which a parameter is divided along `dim` when it is computed with."""
     return () if layout is None else layout.used.axes[dim]
@@ -36,13 +47,15 @@ def gathered(w: Any, spec: TensorSpec, layout: Layout | None, rows: Axes = ()) -
     """A weight as the model computes with it, from the part of it that lies here; packed ones stay packed.
 
     Args:
-        w: an array or a QTensor.
+        w: an array or a QTensor; or what has one inside.
         spec: of the whole weight.
         rows: axes along which devices compute different rows. Over these the gradient of `w` is a sum, of which every
             device gets its part at once; over others all devices have the whole of it already.
     """
     if layout is None or not any(layout.gathered):
         return w
+    if isinstance(w, Around):
+        return w.around(gathered(w.base, spec, layout, rows))
     parts = layouts(spec, layout)
     if not isinstance(w, QTensor):
         return _gathered(w, parts["values"], rows)

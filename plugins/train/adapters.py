@@ -54,6 +54,10 @@ class Adapted:
     def dtype(self) -> Any:
         return self.base.dtype
 
+    def around(self, base: Any) -> "Adapted":
+        """See `plugins.mesh.collectives.Around`."""
+        return replace(self, base=base)
+
     def seen(self, x: Any) -> Any:
         """What `a` is multiplied by."""
         if not self.dropout:

@@ -9,6 +9,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from pipeline.mesh import Layout
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.spread import Spread
 from plugins.mesh.components import layouts
@@ -28,9 +29,13 @@ class Bound:
         params: name → the parameter, of shapes.
     """
 
-    def __init__(self, module: nnx.Module, spread: Spread | None = None):
+    def __init__(self, module: nnx.Module, spread: Spread | None = None, beside: Mapping[str, Layout] | None = None):
+        """
+        Args:
+            beside: name → how it lies, of what is no parameter of the module.
+        """
         self.dtype = jnp.dtype(getattr(module, "dtype", "float32"))
-        self.spread = spread
+        self.spread, self._beside = spread, dict(beside or {})
         self._graph: Any
         self._rest: Any
         self._graph, params, self._rest = nnx.split(module, nnx.Param, ...)  # type: ignore[misc]
@@ -67,16 +72,34 @@ class Bound:
         return w.astype(self.dtype) if wide else w
 
     def specs(self, held: Mapping[str, Any]) -> dict[str, Any]:
-        """How arrays or QTensors lie, by name: as the parameter does; what is no parameter lies whole."""
+        """How arrays or QTensors lie, by name: as the parameter does; of what is no parameter as it was said, or
+        whole."""
         return {name: self._specs(name, value) for name, value in held.items()}
 
     def _specs(self, name: str, value: Any) -> Any:
+        if name in self._beside:
+            return _spec(self._beside[name].axes)
         param = self.params.get(name)
         layout = None if param is None else param.get_metadata().get("layout")
         if param is None or layout is None:
             return jax.tree.map(lambda _: P(), value)  # type: ignore[no-untyped-call]
         parts = {component: _spec(lies.axes) for component, lies in layouts(param.spec, layout).items()}
         return QTensor(scheme=value.scheme, **parts) if isinstance(value, QTensor) else parts["values"]
+
+    def everywhere(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """`fn(parameters, frozen, *rest)` on all devices, each of which gets its parts of the first two and all of the
+        rest, and gives the same."""
+        if (spread := self.spread) is None:
+            return fn
+
+        def run(parameters: Mapping[str, Any], frozen: Mapping[str, Any], *rest: Any) -> Any:
+            whole = P()  # type: ignore[no-untyped-call]
+            specs = (self.specs(parameters), self.specs(frozen), *(whole for _ in rest))
+            return jax.shard_map(fn, mesh=spread.devices, in_specs=specs, out_specs=whole, check_vma=True)(
+                dict(parameters), dict(frozen), *rest
+            )
+
+        return run
 
     def shardings(self, held: Mapping[str, Any]) -> Any:
         """The same as JAX wants it of arrays; None on one device."""

@@ -66,6 +66,8 @@ class Checkpoints:
             except Exception as why:  # whatever the libraries below make of files that are damaged
                 kind, text = type(why).__name__, (str(why).splitlines() or [""])[0]
                 said = f"{self.folder / str(step)}: cannot be gone on from: {kind}: {text}"
+                if jax.process_count() > 1:  # others may have read their parts of it, and all have to take the same
+                    break
                 text_stream.write(f"{said}\n")
                 continue
             for damaged in (s for s in steps if s > step and self._mine):  # or nothing could be saved in their places

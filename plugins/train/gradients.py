@@ -54,6 +54,26 @@ class Gradients:
         teacher = self.teacher.model(self.teacher.leaves({}, taught, key), rows)
         return self.objective.sums(model, batch, key, teacher)
 
+    def evaluated(
+        self, parameters: Mapping[str, Any], batch: Mapping[str, Any], frozen: Mapping[str, Any],
+        taught: Mapping[str, Any],
+    ) -> Any:  # fmt: skip
+        """Of one micro-batch, with nothing random in it."""
+        if (spread := self.bound.spread) is None:
+            return self.sums(parameters, batch, None, frozen, taught)
+        rows = spread.mesh.over("batch")
+
+        def local(parameters: Any, batch: Any, frozen: Any, taught: Any) -> Any:
+            return jax.tree.map(lambda a: _added(a, rows), self.sums(parameters, batch, None, frozen, taught))
+
+        divided = jax.tree.map(lambda _: P(rows or None), dict(batch))  # type: ignore[no-untyped-call]
+        beside = {} if self.teacher is None else self.teacher.specs(taught)
+        specs = self.bound.specs(parameters), divided, self.bound.specs(frozen), beside
+        return jax.shard_map(
+            local, mesh=spread.devices, in_specs=specs,
+            out_specs=P(), check_vma=True,  # type: ignore[no-untyped-call]
+        )(dict(parameters), dict(batch), dict(frozen), dict(taught))  # fmt: skip
+
     def _summed(self, parameters: Any, batches: Any, key: Any, frozen: Any, taught: Any) -> Found:
         """Over micro-batches; on a mesh of the rows that lie here."""
 

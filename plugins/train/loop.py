@@ -19,9 +19,10 @@ import numpy as np
 
 from pipeline.errors import StageError, shown
 from pipeline.hooks import optional
-from pipeline.running import text_stream
+from pipeline.running import member, text_stream
 from pipeline.training import Examples, Splits, indices
 from plugins.train.checkpoints import Checkpoints
+from plugins.train.compiled import Compiled
 from plugins.train.objectives import ObjectiveHooks
 from plugins.train.step import State, Step
 from plugins.train.trainer import Looking, Saving
@@ -114,7 +115,8 @@ class Programs:
         update: see `plugins.train.step.Step.update`; uses up the state that it is given.
         sums: (parameters, frozen, taught, batch [1, B, …]) → what the objective gives, with nothing random in it.
         shown, perplexity: see `plugins.train.objectives.ObjectiveHooks`.
-        placed: batches of the host, on the devices.
+        placed, rows: batches of the host, on the devices; and which rows of one this process has.
+        shared: what every device needs all of, on the devices.
         frozen, taught: what both take beside the parameters, and nothing changes; the latter are a teacher's weights.
     """
 
@@ -126,18 +128,16 @@ class Programs:
         Args:
             options: for the compiler.
         """
-        self.frozen, self.taught, self.placed = dict(frozen or {}), dict(taught or {}), step.placed
+        self.frozen, self.taught = dict(frozen or {}), dict(taught or {})
+        self.placed, self.rows, self.shared = step.placed, step.rows, step.shared
         self.perplexity = optional(step.gradients.objective, ObjectiveHooks, "perplexity")
         self.shown = optional(step.gradients.objective, ObjectiveHooks, "shown")
 
         def sums(parameters: Any, frozen: Any, taught: Any, batch: Any) -> Any:
-            if step.bound.spread is None:
-                return step.gradients.sums(parameters, jax.tree.map(lambda a: a[0], batch), None, frozen, taught)
-            (loss, weight, seen), _ = step.gradients(parameters, batch, jax.random.key(0), frozen, taught)
-            return loss * weight, weight, seen
+            return step.gradients.evaluated(parameters, jax.tree.map(lambda a: a[0], batch), frozen, taught)
 
-        self.update = jax.jit(step.update, donate_argnums=(0,), compiler_options=dict(options or {}))
-        self.sums = jax.jit(sums, compiler_options=dict(options or {}))
+        self.update = Compiled(step.update, options, donate=(0,))
+        self.sums = Compiled(sums, options)
 
 
 class Loop:
@@ -146,7 +146,7 @@ class Loop:
     def __init__(self, plan: Plan, programs: Programs, data: Splits):
         self.plan, self.programs, self.data = plan, programs, data
         self.unit = "tokens" if "tokens" in data.train.specs else "examples"
-        self.key = jax.random.key(plan.seed)
+        self.key = programs.shared(jax.random.key(plan.seed))
 
     def run(
         self, begin: Callable[[], State], shapes: State, folder: Path | None = None, files: tuple[Path, ...] = (),
@@ -174,40 +174,40 @@ class Loop:
                 found = _taken_over(stack, resume, folder, shapes)
             held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
             rows = (folder / METRICS, *files) if folder is not None else files
-            metrics = Metrics(rows, progress.metrics_nbytes)
+            metrics = Metrics(rows, progress.metrics_nbytes) if member.first() else Metrics(())
             stack.callback(metrics.close)
-            if picture is not None:
+            if picture is not None and member.first():
                 stack.callback(metrics.picture, picture)
             if found is not None:
                 text_stream.write(f"{name}: going on after update {int(held['step'])}\n")
             return _Run(self, name, held, progress, metrics, saves, best).updates()
 
-    def batch(self, step: int) -> tuple[dict[str, np.ndarray], int]:
-        """What the update after `step` others goes through, [accumulate, B, …], and how much of the unit that is."""
+    def batch(self, step: int) -> dict[str, np.ndarray]:
+        """What the update after `step` others goes through, [accumulate, B, …]: of B the rows of this process."""
         plan = self.plan
-        found = self.data.train.batch(indices(plan.seed, step, plan.batch, len(self.data.train)))
-        live = found.get("segments")
-        amount = plan.batch if live is None else int(np.count_nonzero(live))
-        return {n: a.reshape(-1, plan.at_once, *a.shape[1:]) for n, a in found.items()}, amount
+        at = indices(plan.seed, step, plan.batch, len(self.data.train)).reshape(-1, plan.at_once)
+        at = at[:, self.programs.rows(plan.at_once)]
+        found = self.data.train.batch(at.reshape(-1))
+        return {n: a.reshape(*at.shape, *a.shape[1:]) for n, a in found.items()}
 
-    def batches(self, begin: int) -> Iterator[tuple[int, dict[str, Any], int]]:
-        """(updates before it, batch on the devices, amount) from `begin`; the next is made while one is at work."""
+    def batches(self, begin: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(updates before it, batch on the devices) from `begin`; the next is made while one is at work."""
         with ThreadPoolExecutor(1) as aside:
             due = aside.submit(self.batch, begin)
             for step in range(begin, self.plan.steps):
-                batch, amount = due.result()
+                batch = due.result()
                 if step + 1 < self.plan.steps:
                     due = aside.submit(self.batch, step + 1)
-                yield step, self.programs.placed(batch), amount
+                yield step, self.programs.placed(batch, self.plan.at_once)
 
     def held_out(self, parameters: Mapping[str, Any]) -> dict[str, float]:
         """The mean `loss` on what is held out, and what else the objective shows; empty: nothing is held out."""
         if (examples := self.data.held_out) is None or not len(examples):
             return {}
         totals: dict[str, np.ndarray] = {}
-        for batch in _through(examples, self.plan.look.examples, self.plan.at_once):
-            placed = self.programs.placed({name: a[None] for name, a in batch.items()})
-            own = self.programs
+        own, at_once = self.programs, self.plan.at_once
+        for batch in through(examples, self.plan.look.examples, at_once, own.rows(at_once)):
+            placed = own.placed({name: a[None] for name, a in batch.items()}, at_once)
             loss, weight, seen = jax.device_get(own.sums(parameters, own.frozen, own.taught, placed))
             for name, sums in {"loss": (loss, weight), **seen}.items():
                 totals[name] = totals.get(name, np.zeros(2)) + np.asarray(sums, np.float64)
@@ -236,10 +236,10 @@ class _Run:
         if not step:
             self._look(0)
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
-        for before, batch, amount in self.loop.batches(began):
+        for before, batch in self.loop.batches(began):
             self.line.begin()
             self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, programs.taught)
-            losses.append(self._row(before, jax.device_get(figures), amount))
+            losses.append(self._row(before, dict(jax.device_get(figures))))
             step = before + 1
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0
             last = step == plan.steps
@@ -247,7 +247,7 @@ class _Run:
                 stopped = "" if self._look(step) else f"no better for {plan.look.patience} evaluations"
             if stopped:
                 break
-            due = plan.save.seconds is not None and time.monotonic() - saved >= plan.save.seconds
+            due = plan.save.seconds is not None and member.agreed(time.monotonic() - saved >= plan.save.seconds)
             if not last and (due or (plan.save.every and step % plan.save.every == 0)):
                 self._save(step)
                 saved = time.monotonic()
@@ -262,12 +262,13 @@ class _Run:
         repeated = spent + sum(looked), max(0, len(losses) - 1) + len(looked) * plan.look_share
         return Found(parameters, step, loss, progress, stopped, spent, began, repeated, self.metrics.rows)
 
-    def _row(self, before: int, figures: Mapping[str, Any], amount: int) -> float:
+    def _row(self, before: int, figures: dict[str, Any]) -> float:
         """Write down what the update after `before` others was like; returns its loss.
 
         Raises:
             StageError: it is not finite, or a gradient is not.
         """
+        amount = int(figures.pop("amount"))
         norms, changes = (
             dict(zip(self.names, map(float, figures[f"{of}_norms"]), strict=True)) for of in ("gradient", "update")
         )
@@ -285,6 +286,7 @@ class _Run:
         if self.saves is not None:  # the step has left the state as it was before
             self._save(before)
             self.saves.wait()
+            member.agreed()  # all have; who hears of this ends those that have not
             kept = f"; the state after update {before} is kept in {self.saves.folder}"
         bad = [f"{name}: {norm}" for name, norm in norms.items() if not isfinite(norm)]
         where = f"; gradients that are not finite: {', '.join(shown(bad))}" if bad else "; all gradients are finite"
@@ -340,7 +342,7 @@ def _taken_over(stack: ExitStack, resume: Path, folder: Path | None, like: State
         found = other.latest(like)
     if found is None:
         raise StageError(f"train.resume={resume}: no state of a training is there")
-    if folder is not None:
+    if folder is not None and member.first():
         shutil.copyfile(resume / METRICS, folder / METRICS)
     return found
 
@@ -353,11 +355,11 @@ def _opened(stack: ExitStack, folder: Path | None, name: str, keep: int) -> Chec
     return found
 
 
-def _through(examples: Examples, most: int | None, at_once: int) -> Iterator[dict[str, np.ndarray]]:
-    """Examples in batches of one shape; what fills the last one up has no weight."""
+def through(examples: Examples, most: int | None, at_once: int, rows: np.ndarray) -> Iterator[dict[str, np.ndarray]]:
+    """Examples in batches of one shape, of which these rows; what fills the last one up has no weight."""
     count = len(examples) if most is None else min(most, len(examples))
     for begin in range(0, count, at_once):
-        at = np.arange(begin, begin + at_once)
+        at = begin + rows
         batch = examples.batch(np.minimum(at, count - 1))
         batch["weights"] = np.where((at < count).reshape(-1, *[1] * (batch["weights"].ndim - 1)), batch["weights"], 0)
         yield batch

@@ -16,6 +16,22 @@ from pipeline.running.results import PARTS, UNFINISHED
 from plugins.train.loop import STATES
 
 
+def tell_begun_with(other: Path, mine: Path) -> None:
+    """Say what of `other` the training that is made in `mine` begins with, and what is another in it; nothing where it
+    has a state of its own."""
+    step, theirs, parts = _latest(other), _parts(other), _parts(mine)
+    if _latest(mine) is not None or step is None or theirs is None or parts is None:
+        return
+    new = [d for d in differences(theirs, parts) if not (d.section == "config" and d.name.endswith("resume"))]
+    said = [f"train: begins with the state of {other} after update {step}"]
+    said += ["  taken over: parameters, what the optimizer keeps, rows of metrics, the number of updates"]
+    if new:
+        said += ["  not taken over, as it is another here:", *(f"    {line}" for line in shown([str(d) for d in new]))]
+    if any("mesh" in d.name for d in new):
+        said += ["  on another mesh sums are added up in another order: losses are the same but for rounding"]
+    text_stream.write("\n".join(said) + "\n")
+
+
 def tell(mine: Path) -> None:
     """Say which unfinished training is nearest to the one that is to be made in `mine`, and what is another in it;
     nothing where this one has a state of its own."""

@@ -34,9 +34,10 @@ class Population:
             said = f"{len(self.rates)} members over {devices.shape[axis]} devices along {axis!r}"
             raise ValueError(f"{said}: parts have to be equal")
         self._init = jax.jit(self._of_each(step.init, 1))
-        self._update = jax.jit(self._of_each(self._one, 3), donate_argnums=(0,))
+        self._update = jax.jit(self._of_each(self._one, 4), donate_argnums=(0,))
+        self._sums = jax.jit(self._of_each(step.gradients.evaluated, 1))
 
-    def _one(self, state: State, key: Any, rate: Any, batches: Mapping[str, Any]) -> tuple[State, dict[str, Any]]:
+    def _one(self, state: State, batches: Mapping[str, Any], key: Any, rate: Any) -> tuple[State, dict[str, Any]]:
         return self.step.update(state, batches, key, {}, {}, rate)
 
     def _of_each(self, fn: Callable[..., Any], own: int) -> Callable[..., Any]:
@@ -61,7 +62,12 @@ class Population:
         """One update of each member: their states and figures. `states` are used up.
 
         Args:
-            batches: name → array `[accumulate, B, …]`, the same for all.
+            batches: name → array `[members, accumulate, B, …]`.
             keys: of random numbers, `[members]`.
         """
-        return self._update(states, keys, self.rates, dict(batches))  # type: ignore[no-any-return]
+        return self._update(states, dict(batches), keys, self.rates)  # type: ignore[no-any-return]
+
+    def sums(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
+        """What the objective gives of each member for a batch that is the same for all, name → `[B, …]`; with nothing
+        random in it."""
+        return self._sums(dict(parameters), dict(batch), {})

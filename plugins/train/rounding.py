@@ -1,13 +1,16 @@
 """Rounding inside a compiled program, which gradients go straight through."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from pipeline.errors import ValueRangeError
+from pipeline.method import Method
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import numpy_dtype
@@ -35,6 +38,45 @@ def _backward(dtype: str, kept: None, dy: Any) -> tuple[Any]:
 as_written.defvjp(_forward, _backward)
 
 
+@dataclass(frozen=True)
+class Hosted:
+    """A method as a function of whole float32 tensors, on the host.
+
+    Attributes:
+        stack: of several tensors, which are quantized one by one.
+    """
+
+    method: Method
+    stack: bool
+
+    def __call__(self, w: Any) -> Any:
+        """What `w` decodes to; NaN where it cannot be quantized, as in compiled programs."""
+        given = np.asarray(w)
+        try:
+            found = [self.method.decode(self.method.encode(one), "F32") for one in (given if self.stack else (given,))]
+        except ValueRangeError:
+            return np.full_like(given, np.nan)
+        return np.stack(found) if self.stack else np.asarray(found[0])
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def through_host(w: Any, by: Hosted) -> Any:
+    """float32 `w` as `by` makes it."""
+    like = jax.ShapeDtypeStruct(w.shape, jnp.float32)  # type: ignore[no-untyped-call]
+    return jax.pure_callback(by, like, w, vmap_method="sequential")
+
+
+def _to_host(w: Any, by: Hosted) -> tuple[Any, None]:
+    return through_host(w, by), None
+
+
+def _from_host(by: Hosted, kept: None, dy: Any) -> tuple[Any]:
+    return (dy,)
+
+
+through_host.defvjp(_to_host, _from_host)
+
+
 @partial(jax.tree_util.register_dataclass, data_fields=["base"], meta_fields=["kernel", "scheme", "recipe"])
 @dataclass(frozen=True, slots=True)
 class Rounding:
@@ -57,6 +99,10 @@ class Rounding:
     @property
     def dtype(self) -> Any:
         return self.base.dtype
+
+    def around(self, base: Any) -> "Rounding":
+        """See `plugins.mesh.collectives.Around`."""
+        return replace(self, base=base)
 
     def seen(self, x: Any) -> Any:
         """x `[…, n]`, each row rounded by itself."""

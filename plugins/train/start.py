@@ -12,26 +12,29 @@ import numpy as np
 
 from pipeline import meter
 from pipeline.figures import Figure
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout
 from pipeline.ops import Kernel
 from pipeline.places import nbytes_on_disk
-from pipeline.planning.layout import lay_out
 from pipeline.reporting.manifest import plain
+from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index
-from pipeline.training import Splits, Trained
+from pipeline.tensors.store_view import StoreView
+from pipeline.training import Splits, Trained, indices
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
 from plugins.engine.runtime import COMPILER_OPTIONS
 from plugins.engine.spread import Spread
 from plugins.engine.start import keep_programs, resolved
 from plugins.mesh.devices import arrange
+from plugins.mesh.processes import check
 from plugins.mesh.store import DeviceStore
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 from plugins.train import others
+from plugins.train.inputs import sizes
 from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
 from plugins.train.samples import Samples
 from plugins.train.step import State, Step, make_step
@@ -58,14 +61,15 @@ def train(
     device, _, _ = resolved(engine)
     transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)
     parameters = family_of(checkpoint.config, engine.families).parameters(checkpoint.config)
-    base = checkpoint if frozen_by is None else frozen_by.base(checkpoint)
-    model, spread = _model(trainer, base, parameters)
+    base = trainer.on_devices(checkpoint).base
+    model, spread, layouts = built(trainer, checkpoint, base)
     where = device if spread is None else spread.devices
+    beside = {} if frozen_by is None or spread is None else frozen_by.lies(parameters, layouts)
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
-    teaches = None if teacher is None else _frozen_model(trainer, teacher, None)
+    teaches = None if teacher is None else _frozen_model(trainer, teacher, None, {})
     step = make_step(
         model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
-        recompute=trainer.recompute, teacher=teaches,
+        recompute=trainer.recompute, beside=beside, teacher=teaches,
     )  # fmt: skip
     shapes = {p.names[0]: p.get_value() for p in params_of(model)}
     trained = shapes
@@ -76,8 +80,9 @@ def train(
     def begin() -> State:
         """The state before the first update."""
         if frozen_by is not None:
-            made: State = jax.device_put(step.init(frozen_by.begin(parameters, seed)), device)
-            return made
+            inputs = partial(_inputs, trainer, step, frozen, data, seed)
+            made = step.init(frozen_by.begin(parameters, seed, checkpoint, inputs))
+            return jax.device_put(made, device) if spread is None else made
         fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
         held = {}
         for param in params_of(model):  # of its own: what the step uses up may be the loader's
@@ -87,20 +92,23 @@ def train(
         return jax.device_put(state, device) if spread is None else state
 
     def held(of: Decoder, weights: Checkpoint) -> dict[str, Any]:
-        fill(of, weights, device, cast=engine.cast, unpack=engine.unpack)
+        fill(of, weights, where, cast=engine.cast, unpack=engine.unpack)
         return {p.names[0]: p.get_value() for p in params_of(of)}
 
     frozen = {} if frozen_by is None else held(model, base)
     taught = {} if teacher is None or teaches is None else held(teaches, teacher)
-    plan = _plan(trainer, device, trainer.flops_of_token(checkpoint), seed, len(data.held_out or ()))
+    plan = plan_of(trainer, device, trainer.flops_of_token(checkpoint), seed, len(data.held_out or ()))
     if trainer.look.prompts and tokenizer is not None:
         plan = replace(plan, sample=_sampler(trainer, step, frozen, tokenizer, seed))
     loop = Loop(plan, Programs(step, _options(trainer, device), frozen, taught), data)
     like = step.described(trained, device)
     resume = Path(trainer.resume).expanduser().absolute() if trainer.resume is not None else None
-    if ctx.unfinished is not None and resume is None:
-        others.tell(ctx.unfinished)
-    with jax.default_device(device):
+    if ctx.unfinished is not None:
+        if resume is None:
+            others.tell(ctx.unfinished)
+        else:
+            others.tell_begun_with(resume, ctx.unfinished)
+    with jax.default_device(jax.local_devices(backend=device.platform)[0] if spread is not None else device):
         found = loop.run(begin, like, ctx.unfinished, (ctx.run_dir / METRICS,), ctx.run_dir / PICTURE, resume)
     meter.repeated(*found.repeated)
     meter.wrote(0 if ctx.unfinished is None else nbytes_on_disk(ctx.unfinished))
@@ -109,18 +117,21 @@ def train(
     )
     meter.on_device(sum(of_device))
     if frozen_by is not None:
-        arrays = {name: np.asarray(a) for name, a in found.parameters.items()}
-        if ctx.folder is not None:
+        whole = spread.gathered() if spread is not None and spread.mesh.processes > 1 else lambda a: a
+        arrays = {name: np.asarray(whole(a)) for name, a in found.parameters.items()}
+        if ctx.folder is not None and member.first():
             frozen_by.write(ctx.folder, arrays, checkpoint, parameters)
         store = frozen_by.weights(arrays, checkpoint, parameters, cast=engine.cast, unpack=engine.unpack, specs=result)
         return Trained(store, report(found, loop))
     for param in params_of(model):
         param.set_value(found.parameters[param.names[0]])
-    return Trained(_Cast(model, result, engine.cast), report(found, loop))
+    return Trained(Cast(model, result, engine.cast), report(found, loop))
 
 
-def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) -> tuple[Decoder, Spread | None]:
-    """The model of shapes, and the devices that it lies over, if these are several.
+def built(
+    trainer: Trainer, checkpoint: Checkpoint, base: Checkpoint
+) -> tuple[Decoder, Spread | None, Mapping[str, Layout]]:
+    """The model of shapes, and the devices that it lies over, if these are several, and how.
 
     Args:
         base: whose weights it begins with, or keeps.
@@ -128,20 +139,26 @@ def _model(trainer: Trainer, base: Checkpoint, parameters: Sequence[Parameter]) 
     Raises:
         PlanError: its tensors do not fit the model, or the model not the devices; all problems at once.
     """
-    engine, mesh, spread = trainer.engine, trainer.engine.mesh, None
+    mesh, layouts, spread = trainer.engine.mesh, {}, None
+    if mesh.size > 1:
+        check(mesh)
+        device, _, _ = resolved(trainer.engine)
+        layouts, spread = (
+            trainer.on_devices(checkpoint).layouts(),
+            Spread(mesh, arrange(mesh, jax.devices(device.platform))),
+        )
     if trainer.freezing is not None:
-        return _frozen_model(trainer, base, trainer.transform), None
-    device, _, _ = resolved(engine)
-    specs = {n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}
-    spread = Spread(mesh, arrange(mesh, jax.devices(device.platform))) if mesh.size > 1 else None
-    weights = Weights(specs, "f32", layouts=lay_out(mesh, parameters, specs) if spread is not None else None)
-    return _built(trainer, base, weights, trainer.transform), spread
+        return _frozen_model(trainer, base, trainer.transform, layouts), spread, layouts
+    weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in base.store.specs.items()}, "f32", layouts=layouts)
+    return _built(trainer, base, weights, trainer.transform), spread, layouts
 
 
-def _frozen_model(trainer: Trainer, checkpoint: Checkpoint, transform: Transform | None) -> Decoder:
+def _frozen_model(
+    trainer: Trainer, checkpoint: Checkpoint, transform: Transform | None, layouts: Mapping[str, Layout]
+) -> Decoder:
     """One whose weights are not trained: packed tensors stay packed, and plain ones are as they are computed with."""
     _, dtype, _ = resolved(trainer.engine)
-    return _built(trainer, checkpoint, Weights(checkpoint.store.specs, dtype), transform)
+    return _built(trainer, checkpoint, Weights(checkpoint.store.specs, dtype, layouts=layouts), transform)
 
 
 def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform: Transform | None) -> Decoder:
@@ -155,7 +172,16 @@ def _built(trainer: Trainer, checkpoint: Checkpoint, weights: Weights, transform
     return model
 
 
-def _plan(trainer: Trainer, device: Any, flops: float, seed: int, held_out: int) -> Plan:
+def _inputs(
+    trainer: Trainer, step: Step, frozen: Mapping[str, Any], data: Splits, seed: int, names: Sequence[str], count: int
+) -> Mapping[str, Any]:
+    """See `plugins.train.transform.Inputs`; of the examples that come first."""
+    at = indices(seed, 0, min(count, len(data.train)), len(data.train))
+    rows = trainer.at_once if len(at) % trainer.at_once == 0 else 1
+    return sizes(step, frozen, names, [data.train.batch(some) for some in at.reshape(-1, rows)])
+
+
+def plan_of(trainer: Trainer, device: Any, flops: float, seed: int, held_out: int) -> Plan:
     peak = trainer.peak_flops or PEAKS.get(device.device_kind)
     return Plan(
         trainer.steps, trainer.batch, trainer.at_once, seed, trainer.save, trainer.look, flops=flops,
@@ -176,23 +202,24 @@ def _sampler(trainer: Trainer, step: Step, frozen: Mapping[str, Any], tokenizer:
     def decoder(given: Any, kept: Any) -> Any:
         return step.bound.model(step.gradients.leaves(given, kept, None))
 
-    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed)
+    everywhere = step.bound.everywhere
+    return Samples(decoder, frozen, tokenizer, look.prompts, look.tokens, look.temperature, seed, everywhere)
 
 
-class _Cast:
+class Cast(StoreView):
     """What a model holds, in the dtypes that it is to be written in; a `TensorStore`."""
 
     def __init__(self, model: Decoder, specs: Mapping[str, TensorSpec], cast: Kernel):
         held = DeviceStore.of_parameters(params_of(model))
-        self._held, self._cast = held, cast
-        self.specs = {name: specs[name] for name in specs if name in held.specs}
+        self.store, self._cast = held, cast
+        self._specs = {name: specs[name] for name in specs if name in held.specs}
 
     @property
-    def metadata(self) -> Mapping[str, Any]:
-        return {}
+    def specs(self) -> Mapping[str, TensorSpec]:
+        return self._specs
 
     def read(self, name: str, index: Index = ()) -> Any:
-        value, dtype = self._held.read(name, index), self.specs[name].dtype
+        value, dtype = self.store.read(name, index), self.specs[name].dtype
         return value if numpy_dtype(dtype) == value.dtype else self._cast(value, dtype)
 
 

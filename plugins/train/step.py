@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipeline.errors import PlanError
+from pipeline.mesh import Layout
 from plugins.engine.spread import Spread
 from plugins.train.bound import Bound, Leaves
 from plugins.train.gradients import TINY, Gradients
@@ -35,16 +36,16 @@ class Step:
 
     def init(self, parameters: Mapping[str, Any]) -> State:
         """A state that begins with these parameters, in float32, each where it is to lie."""
-        found = {name: jnp.asarray(w, jnp.float32) for name, w in parameters.items()}
+        found: dict[str, Any] = {name: jnp.asarray(w, jnp.float32) for name, w in parameters.items()}
         if problems := list(self.optimizer.schedule.problems(self.steps)):
             raise PlanError(problems)
         factors(self.optimizer, found)
         if self.bound.spread is None:
             return self._begun(found)
-        found = jax.device_put(found, self.bound.shardings(found))
+        found = self.bound.spread.laid(found, self.bound.shardings(found))
         create = self.optimizer.build(found).init
         kept = jax.jit(create, out_shardings=self._lies(jax.eval_shape(create, found), found))(found)
-        return {"parameters": found, "optimizer": kept, "step": jax.device_put(jnp.int32(0), self._whole)}
+        return {"parameters": found, "optimizer": kept, "step": self.bound.spread.laid(jnp.int32(0), self._whole)}
 
     def _begun(self, parameters: Mapping[str, Any]) -> State:
         made = self.optimizer.build(parameters).init(parameters)
@@ -85,18 +86,47 @@ class Step:
 
         return jax.tree_util.tree_map_with_path(of, kept)
 
-    def placed(self, batches: Mapping[str, Any]) -> dict[str, Any]:
-        """Batches `[accumulate, B, …]` of the host, on the devices: each has its rows. In several processes every one
-        has all of them here."""
+    def rows(self, count: int) -> np.ndarray:
+        """Which of the `count` rows of a micro-batch devices of this process compute, ascending: int64."""
+        if self.bound.spread is None:
+            return np.arange(count)
+        of_row = NamedSharding(self.bound.spread.devices, P(self._rows))  # type: ignore[no-untyped-call]
+        parts = of_row.addressable_devices_indices_map((count,)).values()
+        return np.array(sorted({row for box in parts for row in range(*(box or (slice(None),))[0].indices(count))}))
+
+    @property
+    def _rows(self) -> tuple[str, ...] | None:
+        assert self.bound.spread is not None
+        return self.bound.spread.mesh.over("batch") or None
+
+    def placed(self, batches: Mapping[str, Any], count: int | None = None) -> dict[str, Any]:
+        """Batches `[accumulate, B, …]` of the host, on the devices: each has its rows.
+
+        Args:
+            count: rows of a micro-batch, of which those of `rows` are here; None: all are.
+        """
         if self.bound.spread is None:
             return {name: jnp.asarray(a) for name, a in batches.items()}
-        rows = self.bound.spread.mesh.over("batch")
-        lies = NamedSharding(self.bound.spread.devices, P(None, rows or None))  # type: ignore[no-untyped-call]
+        lies = NamedSharding(self.bound.spread.devices, P(None, self._rows))  # type: ignore[no-untyped-call]
 
         def put(a: Any) -> Any:
-            return jax.make_array_from_callback(a.shape, lies, lambda box: a[box])
+            here = np.arange(a.shape[1]) if count is None else self.rows(count)
+            shape = (a.shape[0], len(here) if count is None else count, *a.shape[2:])
+
+            def part(box: Any) -> Any:
+                first, last, _ = box[1].indices(shape[1])
+                at = int(np.searchsorted(here, first))
+                return a[:, at : at + last - first]
+
+            return jax.make_array_from_callback(shape, lies, part)
 
         return {name: put(np.asarray(a)) for name, a in batches.items()}
+
+    def shared(self, tree: Any) -> Any:
+        """What every device needs all of, there; every process has it."""
+        if self.bound.spread is None:
+            return tree
+        return self.bound.spread.laid(tree, jax.tree.map(lambda _: self._whole, tree))
 
     def __call__(
         self, state: State, batches: Mapping[str, Any], key: Any, frozen: Mapping[str, Any] | None = None,
@@ -109,8 +139,8 @@ class Step:
         self, state: State, batches: Mapping[str, Any], key: Any, frozen: Mapping[str, Any], taught: Mapping[str, Any],
         rate: Any = None,
     ) -> tuple[State, dict[str, Any]]:  # fmt: skip
-        """The next state, and figures: float32 numbers, and of each parameter in order of names `gradient_norms`,
-        and `update_norms` of what was added to it.
+        """The next state, and figures: float32 numbers, of each parameter in order of names `gradient_norms`, and
+        `update_norms` of what was added to it, and the `amount` that the update went through, of tokens or examples.
 
         Nothing changes, and `step` does not count, where the loss or a gradient is not finite.
 
@@ -138,9 +168,19 @@ class Step:
         new = {"parameters": changed, "optimizer": kept, "step": step + 1}
         figures = {name: total / jnp.maximum(of, 1e-9) for name, (total, of) in seen.items()}
         figures |= {"loss": loss, "weight": weight, "rate": rate, "gradient_norm": norm}
+        figures["amount"] = _amount(batches)
         figures["gradient_norms"] = jnp.stack(list(norms.values()))
         figures["update_norms"] = jnp.stack([jnp.sqrt(jnp.sum(jnp.square(changes[n]))) for n in norms])
+        if self.bound.spread is not None:  # every process reads them
+            figures = jax.lax.with_sharding_constraint(figures, self._whole)  # type: ignore[no-untyped-call]
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, state), figures
+
+
+def _amount(batches: Mapping[str, Any]) -> Any:
+    if "segments" in batches:
+        return jnp.count_nonzero(batches["segments"]).astype(jnp.int32)
+    count, rows = next(iter(batches.values())).shape[:2]
+    return jnp.int32(count * rows)
 
 
 def make_step(
@@ -153,6 +193,7 @@ def make_step(
     recompute: bool = False,
     teacher: nnx.Module | None = None,
     spread: Spread | None = None,
+    beside: Mapping[str, Layout] | None = None,
 ) -> Step:
     """An update as one compiled program.
 
@@ -164,10 +205,11 @@ def make_step(
         recompute: of a block of the model only its input is kept for the gradient.
         teacher: a model of shapes, for objectives that want one.
         spread: the devices that rows and weights are divided over.
+        beside: name → how it lies there, of what is trained and no parameter of the model.
     """
     if recompute:
         cast(Any, model).recompute = True
-    bound = Bound(model, spread)
+    bound = Bound(model, spread, beside)
     taught = None if teacher is None else Bound(teacher, spread)
     held = bound.leaves if leaves is None else leaves(bound)
     return Step(bound, Gradients(bound, objective, held, taught), optimizer, steps)

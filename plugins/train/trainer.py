@@ -13,17 +13,17 @@ from pipeline.digest import InputFile
 from pipeline.engine import EngineHooks
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
-from pipeline.mesh import Parameter
-from pipeline.planning.layout import batch_problems, lay_out
-from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.mesh import SINGLE, Parameter
+from pipeline.planning.layout import batch_problems
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
-from plugins.models.device import WeightsDtype, device_nbytes
+from plugins.models.device import device_nbytes
 from plugins.train import matching
 from plugins.train.footprint import BACK, FORTH, ROUNDED, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
+from plugins.train.on_devices import OnDevices
 from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
 from plugins.train.transform import Freezing, Transform
 
@@ -92,6 +92,45 @@ class Looking:
 
 
 @dataclass(frozen=True)
+class Member:
+    """One model of a population.
+
+    Attributes:
+        seed: of its fresh weights, of which examples come when, and of what is random.
+        rate: instead of the optimizer's.
+    """
+
+    seed: int
+    rate: float
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}, rate {self.rate:g}"
+
+
+@dataclass(frozen=True)
+class Population:
+    """Models that are trained at once, in one program: each seed with each rate. Those that are on a mesh are divided
+    among its devices, whatever its rules; what comes out is the best of them.
+
+    Attributes:
+        seeds: see `Member`.
+        rates: see `Member`.
+    """
+
+    seeds: tuple[int, ...]
+    rates: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        for name, given in (("seeds", self.seeds), ("rates", self.rates)):
+            if not given or len(set(given)) != len(given):
+                raise ValueError(f"{name}={list(given)}: one or more are needed, each once")
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(Member(seed, rate) for seed in self.seeds for rate in self.rates)
+
+
+@dataclass(frozen=True)
 class Trainer:
     """Trains all of a model's parameters, or what is added to them; a `pipeline.training.Trainer`.
 
@@ -101,8 +140,9 @@ class Trainer:
         optimizer: how parameters change, and how fast.
         transform: what stands between what is trained and what the model computes with: adapters, or rounding as a
             quantized export will; null: nothing.
+        population: several models, of which the best comes out; null: one.
         steps: updates.
-        batch: examples of an update, on all devices together.
+        batch: examples of an update, on all devices together; of a population of each member.
         micro: of these at once, the others one after another; null: all at once. It divides `batch`.
         recompute: of a block of the model only what goes in is kept for the way back, and the rest computed again: less
             memory, more time.
@@ -124,6 +164,7 @@ class Trainer:
     batch: int
     micro: int | None = None
     transform: Transform | None = None
+    population: Population | None = None
     recompute: bool = False
     dtype: Literal["keep", "bf16", "fp32"] = "keep"
     deterministic: bool = False
@@ -176,33 +217,34 @@ class Trainer:
         """
         if problems := list(self._problems(checkpoint, data, teacher)):
             raise PlanError(problems)
-        _, ignored = self.engine.weights(checkpoint)
-        parameters, ways = self._parameters(checkpoint), self.engine.mesh.size
-        values, kept, shapes = self._masters(checkpoint, ignored) // 4, 0, {p.name: p.shape for p in parameters}
-        held: WeightsDtype = "bf16" if self.engine.dtype == "bf16" else "f32"
-        if (freezing := self.freezing) is not None:
-            shapes = dict(freezing.trained(parameters))
-            values = sum(map(prod, shapes.values()))
-            kept = device_nbytes(freezing.base(checkpoint).store.specs, ignored, held)
+        lies, mesh, parameters = self.on_devices(checkpoint), self.engine.mesh, self._parameters(checkpoint)
+        (values, kept), ways, tokens = lies.amounts(), mesh.size, data.tokens_of_example
+        own, members = self.at_once // mesh.ways(mesh.over("batch")), 1  # examples of a micro-batch on each device
+        if self.population is not None:
+            members = len(self.population.members)
+            values, own = values * members // ways, self.at_once * members // ways
         if (teacher := self.teacher(checkpoint, teacher)) is not None:
-            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], held)
+            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], lies.dtype)
+        trained = {p.name: p.shape for p in parameters} if self.freezing is None else self.freezing.trained(parameters)
         asked = optional(self.optimizer, OptimizerHooks, "kept")
-        moments = 2.0 if asked is None else asked(shapes) / sum(map(prod, shapes.values()))
-        state, tokens = round(4 * values * (1 + moments)), self.at_once * data.tokens_of_example
-        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, tokens)
+        moments = 2.0 if asked is None else asked(trained) / sum(map(prod, trained.values()))
+        state = round(4 * values * (1 + moments))
+        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
         temporary += 4 * ROUNDED * values if self.transform is not None and freezing is None else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
-            host_nbytes=host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
+            host_nbytes=mesh.processes * host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
             devices=ways,
-            ignored=ignored,
+            ignored=lies.ignored,
             disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
-            moved_nbytes=round(2 * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
+            moved_nbytes=round(2 * members * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
             times=self._updates(data),
             rate=self._kind(checkpoint),
+            steps=lies.exchanged(self.at_once, self.batch // self.at_once, tokens),
+            host_reads=lies.reads(),
         )
         return self.result_specs(checkpoint), takes
 
@@ -251,10 +293,19 @@ class Trainer:
         for name, spec in checkpoint.store.specs.items():
             if spec.dtype not in FLOAT_DTYPES:
                 yield Problem(name, f"is {spec.dtype}; training takes tensors of floats")
-        if self.engine.mesh.size > 1:
-            yield from self._mesh_problems()
+        if self.population is not None:
+            yield from self._population_problems(self.population)
+        elif self.engine.mesh.size > 1:
+            yield from self.engine.for_one_device()
+            rows = {"train.micro" if self.micro else "train.batch": self.at_once}
+            yield from batch_problems(self.engine.mesh, rows)
         if self.transform is not None:
-            yield from self.transform.problems(self._parameters(checkpoint), self.result_specs(checkpoint))
+            parameters, specs = self._parameters(checkpoint), self.result_specs(checkpoint)
+            wrong = list(self.transform.problems(parameters, specs))
+            yield from wrong
+            if self.engine.mesh.size > 1 and self.population is None and not wrong:
+                layouts = self.on_devices(checkpoint).layouts()
+                yield from self.transform.mesh_problems(parameters, specs, layouts, self.engine.mesh.ways)
         if data.specs:
             yield from matching.misfits(self.objective, checkpoint, self._parameters(checkpoint), data)
         if self.look.prompts and not (checkpoint.outline or self.engine.tokenizer.exists(checkpoint)):
@@ -283,29 +334,33 @@ class Trainer:
         base = checkpoint if self.freezing is None else self.freezing.base(checkpoint)
         return self.transform is not None and (self.freezing is None or base.store is not checkpoint.store)
 
-    def _mesh_problems(self) -> Iterator[Problem]:
-        mesh = self.engine.mesh
-        yield from self.engine.for_one_device()
-        yield from batch_problems(mesh, {"train.micro" if self.micro else "train.batch": self.at_once})
-        if mesh.processes > 1:
-            yield Problem("mesh.processes", f"{mesh.processes}: training runs in one process so far; 1 is needed")
+    def _population_problems(self, population: Population) -> Iterator[Problem]:
+        mesh, count = self.engine.mesh, len(population.members)
         if self.transform is not None:
-            yield Problem("train.transform", f"{type(self.transform).__name__} is for one device so far; mesh=single")
-        if self.look.prompts:
-            yield Problem("train.look.prompts", "texts are written on one device so far; mesh=single, or none of them")
+            kind = type(self.transform).__name__
+            yield Problem(
+                "train.population", f"all parameters of its members are trained, and {kind} trains others; train=full"
+            )
+        if mesh.processes > 1:
+            yield Problem("mesh.processes", f"{mesh.processes}: a population is trained in one process; 1 is needed")
+        if count % mesh.size:
+            legal = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
+            yield Problem("train.population", f"{count} members over {mesh.size} devices; {legal} devices divide them")
+        for name, unset in (("patience", None), ("prompts", ()), ("groups", ())):
+            if getattr(self.look, name) != unset:
+                yield Problem(f"train.look.{name}", "is for one model, and here is a population; leave it out")
+        if self.resume is not None:
+            yield Problem(
+                "train.resume", "is for one model; the same command goes on with a population that was stopped"
+            )
 
-    def _masters(self, checkpoint: Checkpoint, ignored: Mapping[str, str]) -> int:
-        """Bytes of all parameters as fp32 on a device.
-
-        Raises:
-            PlanError: the mesh does not fit the model.
-        """
-        mesh = self.engine.mesh
-        specs = {n: TensorSpec(s.shape, "F32") for n, s in checkpoint.store.specs.items() if n not in ignored}
-        if mesh.size == 1:
-            return sum(s.nbytes for s in specs.values())
-        parameters = self._parameters(checkpoint)
-        return weights_nbytes(mesh, parameters, specs, lay_out(mesh, parameters, specs))
+    def on_devices(self, checkpoint: Checkpoint) -> OnDevices:
+        """What lies where while a model of this checkpoint is trained; of a population, of one of its members."""
+        _, ignored = self.engine.weights(checkpoint)
+        mesh = self.engine.mesh if self.population is None else SINGLE
+        dtype: Literal["bf16", "f32"] = "bf16" if self.engine.dtype == "bf16" else "f32"
+        how = self.result_specs(checkpoint), self.transform, self.freezing, dtype
+        return OnDevices(mesh, self._parameters(checkpoint), checkpoint, ignored, *how)
 
     def _parameters(self, checkpoint: Checkpoint) -> tuple[Parameter, ...]:
         return matching.parameters(self.engine, checkpoint)
@@ -315,6 +370,8 @@ class Trainer:
         teacher: Checkpoint | None,
     ) -> Trained:  # fmt: skip
         """See `pipeline.training.Trainer.train`."""
-        from plugins.train.start import train
+        from plugins.train import start, start_members
 
-        return train(self, ctx, checkpoint, data, tokenizer, seed, self.teacher(checkpoint, teacher))
+        if self.population is not None:
+            return start_members.train(self, ctx, checkpoint, data)
+        return start.train(self, ctx, checkpoint, data, tokenizer, seed, self.teacher(checkpoint, teacher))

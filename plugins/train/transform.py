@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from pipeline.errors import Problem
-from pipeline.mesh import Parameter
+from pipeline.mesh import Layout, Parameter
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import TensorStore
 
 Shapes = Mapping[str, tuple[int, ...]]
+Inputs = Callable[[Sequence[str], int], Mapping[str, Any]]
+"""(names of parameters, count) → name → float32 `[in]`, the root mean square of each input in so many examples of the
+training data, where that can be known."""
 
 
 class Transform(Protocol):
@@ -31,6 +34,25 @@ class Transform(Protocol):
 
         Args:
             specs: of the weights that training will give, as later stages will read them.
+        """
+        ...
+
+    def uncut(self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]) -> tuple[Parameter, ...]:
+        """The same parameters, with what a mesh must not cut as their units.
+
+        Args:
+            specs: as in `problems`.
+        """
+        ...
+
+    def mesh_problems(
+        self, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec], layouts: Mapping[str, Layout],
+        ways: Callable[[Sequence[str]], int],
+    ) -> Iterator[Problem]:  # fmt: skip
+        """What is wrong with it for parameters that lie so.
+
+        Args:
+            ways: parts that axes of the mesh make.
         """
         ...
 
@@ -60,8 +82,22 @@ class Freezing(Transform, Protocol):
         """Name → shape of what is trained."""
         ...
 
-    def begin(self, parameters: Sequence[Parameter], seed: int) -> Mapping[str, Any]:
-        """The numbers that training begins with, float32, of all that is `trained`."""
+    def lies(self, parameters: Sequence[Parameter], layouts: Mapping[str, Layout]) -> Mapping[str, Layout]:
+        """How what is `trained` lies over a mesh.
+
+        Args:
+            layouts: of the weights that stay.
+        """
+        ...
+
+    def begin(
+        self, parameters: Sequence[Parameter], seed: int, checkpoint: Checkpoint, inputs: Inputs
+    ) -> Mapping[str, Any]:
+        """The numbers that training begins with, float32, of all that is `trained`.
+
+        Args:
+            checkpoint: the one that `base` was made of.
+        """
         ...
 
     def weights(

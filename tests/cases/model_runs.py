@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from pipeline.api import compose_run
 from pipeline.config import kernels
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
+from pipeline.config.spine import RunConfig
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
@@ -36,9 +37,23 @@ def engine() -> Engine:
     return replace(built, dtype="f32")
 
 
+_COMPOSED: dict[
+    tuple[bytes, tuple[str, ...]], RunConfig
+] = {}  # by config.json, which says the model, and what is typed
+
+
+def _composed(source: Path, *overrides: str) -> RunConfig:
+    """`compose_run`, which takes longer than most of what is done with its result; the source is replaced in that."""
+    key = ((source / "config.json").read_bytes(), overrides)
+    if key not in _COMPOSED:
+        _COMPOSED[key] = compose_run([f"model.source={source}", *overrides])
+    run = _COMPOSED[key]
+    return replace(run, stages={**run.stages, "load": replace(run.stages["load"], source=str(source))})
+
+
 def checkpoint(source: Path, *overrides: str, quant: str = "none", rules: str = KEEP) -> Checkpoint:
     """What the main job quantizes and would write, of the folder `source`."""
-    run = compose_run([f"model.source={source}", f"quant={quant}", f"model.rules={rules}", STAGES, *overrides])
+    run = _composed(source, f"quant={quant}", f"model.rules={rules}", STAGES, *overrides)
     plan = plan_run(run, source / "none")
     assert not plan.problems, plan.problems
     found = list(plan.nodes.values())[-1].result

@@ -11,6 +11,8 @@ from typing import Any
 
 import psutil
 
+from tests.cli import warm
+
 ROOT = Path(__file__).parents[2]
 MAIN = ("+model=gpt_oss", "quant=mxfp4")
 QUIETLY = ("+model=gpt_oss", "progress=false")
@@ -78,6 +80,9 @@ def pipeline(
     *args: str, cwd: Path | bytes = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 120, **popen: Any
 ) -> Said:
     """Run to the end."""
+    environment = {**os.environ, **(env or {})}
+    if not popen and warm.serves(args, cwd, environment):
+        return Said(*warm.run(command(*args)[3:], cwd, environment, timeout_s))
     return end(start(*args, cwd=cwd, env=env, **popen), timeout_s)
 
 

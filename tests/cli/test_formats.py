@@ -10,6 +10,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,10 @@ from safetensors.numpy import save_file
 
 from pipeline import __main__ as command_line
 from pipeline.api import compose_run
+from pipeline.config.spine import Paths, RunConfig
+from pipeline.events import Events
 from pipeline.planning.memory import plan_run
+from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
 from stages.export_work import ExportWork
 from tests.cases import toy_gpt_oss, toy_llama
@@ -131,9 +135,30 @@ def holds(table: dict[str, tuple[str, ...]]) -> list[Any]:
     return [pytest.param(quant, exports, id=quant) for quant, exports in pairs.items() if exports]
 
 
-def reads_back_as_planned(typed: tuple[str, ...], written: Path) -> None:
+@pytest.fixture(scope="module")
+def stages() -> dict[str, Any]:
+    """The export stage of every option."""
+    return {name: compose_run(["+model=gpt_oss", f"export={name}"]).stages["export"] for name in OF_GPT_OSS}
+
+
+@cache
+def values(toy: Toy, quant: str) -> RunConfig:
+    """The values of the checkpoint, quantized, as fp32.
+
+    An export of values in fp32 keeps wide norms as they are, unless told to decode them to bf16 as the others do.
+    """
+    how = ("export=numpy", "export.dtype=fp32", "stages.decode.dtype=bf16")
+    return compose_run([*toy.typed(f"{quant} direct", *QUANTS[quant], *how), f"paths.outputs={toy.folder}"])
+
+
+@pytest.fixture(scope="module")
+def verify() -> RunConfig:
+    return compose_run(["flow=verify", "a=/a", "b=/b"])
+
+
+def reads_back_as_planned(run: RunConfig, export: Any, written: Path) -> None:
     """Its tensors are those that the plan promised to whoever reads the export in place of the checkpoint."""
-    [work] = plan_run(compose_run([a for a in typed if not a.startswith("paths.run=")]), written).works.values()
+    [work] = plan_run(replace(run, stages={**run.stages, "export": export}), written).works.values()
     assert isinstance(work, ExportWork)
     assert work.read_back is not None
     assert work.read_back.opener is not None
@@ -141,42 +166,44 @@ def reads_back_as_planned(typed: tuple[str, ...], written: Path) -> None:
     assert dict(work.read_back.opener(written / "model").store.specs) == dict(work.read_back.specs)
 
 
-def kept(toy: Toy, quant: str, exports: list[str], say: Callable[..., Said]) -> None:
-    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back.
+def same_model(verify: RunConfig, a: Path, b: Path, where: Path) -> bool:
+    """What `flow=verify` finds."""
+    places = {"a": replace(verify.stages["a"], source=str(a)), "b": replace(verify.stages["b"], source=str(b))}
+    outputs = replace(verify.spine, paths=Paths(outputs=str(where.parent), run=str(where)))
+    report = execute(replace(verify, stages={**verify.stages, **places}, spine=outputs), where, [], Events())
+    assert (report.exit_code == 0) == report.results["verify"]["same"]
+    return report.exit_code == 0
 
-    An export of values in fp32 keeps wide norms as they are, unless told to decode them to bf16 as the others do.
-    """
-    values = ("export=numpy", "export.dtype=fp32", "stages.decode.dtype=bf16")
-    code, _, err = say(*toy.typed(f"{quant} direct", *QUANTS[quant], *values))
-    assert code == 0, err
-    direct = toy.folder / "runs" / f"{quant} direct" / "model"
-    for export in exports:
-        code, _, err = say(*toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"))
-        assert (code, err) == (0, ""), export
-        written = toy.folder / "runs" / f"{quant} {export}"
-        reads_back_as_planned(toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"), written)
-        where = f"paths.run={toy.folder / 'runs' / f'{quant} {export} verified'}"
-        code, out, err = say("flow=verify", f"a={direct}", f"b={written / 'model'}", where)
-        assert code == 0, f"{export}: {out}{err}"
-        assert "the same model" in out
-        manifest = json.loads((written / "manifest.json").read_text())
-        assert quant == "none" or manifest["nbytes_out"] < manifest["nbytes_in"]
+
+@pytest.fixture
+def kept(say: Callable[..., Said], stages: dict[str, Any], verify: RunConfig) -> Callable[..., None]:
+    """Values exported directly, as fp32, equal those of every export that keeps the encoding, when read back."""
+
+    def kept(toy: Toy, quant: str, exports: list[str]) -> None:
+        run, direct = values(toy, quant), toy.folder / "runs" / f"{quant} direct"
+        execute(run, direct, [], Events())
+        for export in exports:
+            code, _, err = say(*toy.typed(f"{quant} {export}", *QUANTS[quant], f"export={export}"))
+            assert (code, err) == (0, ""), export
+            written = toy.folder / "runs" / f"{quant} {export}"
+            reads_back_as_planned(run, stages[export], written)
+            assert same_model(
+                verify, direct / "model", written / "model", written.with_name(f"{written.name} verified")
+            )
+            manifest = json.loads((written / "manifest.json").read_text())
+            assert quant == "none" or manifest["nbytes_out"] < manifest["nbytes_in"]
+
+    return kept
 
 
 @pytest.mark.parametrize(("quant", "exports"), holds(OF_GPT_OSS))
-def test_gpt_oss_comes_back(quant: str, exports: list[str], gpt_oss: Toy, say: Callable[..., Said]) -> None:
-    kept(gpt_oss, quant, exports, say)
+def test_gpt_oss_comes_back(quant: str, exports: list[str], gpt_oss: Toy, kept: Callable[..., None]) -> None:
+    kept(gpt_oss, quant, exports)
 
 
 @pytest.mark.parametrize(("quant", "exports"), holds(OF_LLAMA))
-def test_llama_comes_back(quant: str, exports: list[str], llama: Toy, say: Callable[..., Said]) -> None:
-    kept(llama, quant, exports, say)
-
-
-@pytest.fixture(scope="module")
-def stages() -> dict[str, Any]:
-    """The export stage of every option."""
-    return {name: compose_run(["+model=gpt_oss", f"export={name}"]).stages["export"] for name in REASONS}
+def test_llama_comes_back(quant: str, exports: list[str], llama: Toy, kept: Callable[..., None]) -> None:
+    kept(llama, quant, exports)
 
 
 def reason(quant: str, export: str) -> str:
@@ -187,9 +214,9 @@ def reason(quant: str, export: str) -> str:
 def test_the_plan_refuses_what_an_export_cannot_hold(
     quant: str, gpt_oss: Toy, stages: dict[str, Any], tmp_path: Path
 ) -> None:
-    run = compose_run(gpt_oss.typed(quant, *QUANTS[quant]))
-    for export, stage in stages.items():
-        plan = plan_run(replace(run, stages={**run.stages, "export": stage}), tmp_path)
+    run = values(gpt_oss, quant)
+    for export in REASONS:
+        plan = plan_run(replace(run, stages={**run.stages, "export": stages[export]}), tmp_path)
         if quant in OF_GPT_OSS[export]:
             assert not plan.problems
         else:

@@ -1,5 +1,6 @@
 """What export=auto chooses for other people's models, loaded and run by the program it was chosen for."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 from pipeline.api import run
 from tests.cases import toy_models
 
-pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="compressed-tensors is not installed"),
+]
 torch = pytest.importorskip("torch")
-pytest.importorskip("compressed_tensors")
 TOKENS = [[5, 100, 0, 17, 3, 42]]
 
 

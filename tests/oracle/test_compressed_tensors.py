@@ -1,5 +1,6 @@
 """What the compressed-tensors dialect writes, as the library itself and transformers read it."""
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ from tests.cases.quantized import leaves_of, quantized, write_folder
 from tests.oracles.blocks_by_hand import E2M1, codes, dequantize
 from tests.unit.formats.test_compressed_tensors import CASES, CONFIG, model, specs_of
 
-pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="compressed-tensors is not installed"),
+]
 torch = pytest.importorskip("torch")
-pytest.importorskip("compressed_tensors")
 NAME = "model.layers.0.mlp.up_proj"
 BF16 = ml_dtypes.bfloat16
 EXOTIC = (torch.bfloat16, torch.float8_e4m3fn)

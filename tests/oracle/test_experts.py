@@ -4,6 +4,7 @@ transformers knows gpt-oss's experts as stacks only; what runs quantized ones ha
 makes them. They are written out here after `GptOssExperts.forward`, and take the place of that class for a while.
 """
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from tests.cases.quantized import write_folder
 from tests.oracle.test_compressed_tensors import expected, rounded
 from tests.oracles.blocks_by_hand import dequantize
 
-pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("default")]
+pytestmark = [
+    pytest.mark.oracle,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.skipif(find_spec("compressed_tensors") is None, reason="compressed-tensors is not installed"),
+]
 torch = pytest.importorskip("torch")
-pytest.importorskip("compressed_tensors")
 BF16 = ml_dtypes.bfloat16
 TOKENS = [[5, 258, 0, 17, 99, 100, 3, 42, 7, 11]]
 INT4 = Scheme("int4", 32, "bf16")

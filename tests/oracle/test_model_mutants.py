@@ -27,9 +27,15 @@ def _quick_compilation() -> Iterator[None]:
         yield
 
 
+def taps(runtime: Any, ids: Any) -> Any:
+    """Op by op: a mutant's program would be compiled for one call, and its ops are those of all others."""
+    runtime.eager = True
+    return runtime.taps(ids, straight(ids))
+
+
 def assert_caught(name: str, where: str, load: Callable[..., Any] = model_runs.load, **options: Any) -> None:
     t = toy(name)
-    got = load(t.folder, **options).taps(t.ids, straight(t.ids))
+    got = taps(load(t.folder, **options), t.ids)
     with pytest.raises(AssertionError, match=f"^{where} is the first to differ"):
         assert_same(got, t.taps)
 
@@ -117,7 +123,7 @@ def test_nothing_is_caught_where_nothing_is_wrong() -> None:
     """The wrapping itself changes nothing."""
     t = toy("gpt-oss")
     right = ops(**{op: lambda real, *a, **k: real(*a, **k) for op in ("attention", "rope", "moe", "matmul")})
-    assert_same(model_runs.load(t.folder, ops=right).taps(t.ids, straight(t.ids)), t.taps)
+    assert_same(taps(model_runs.load(t.folder, ops=right), t.ids), t.taps)
 
 
 def _softmax_first(self: Any, x: Any, live: Any, ops: Any) -> Any:

@@ -1,20 +1,26 @@
 """Adapters that PEFT loads with equal logits, and PEFT's own that are read; merged ones too."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pipeline.adapters import Layer, MergedStore
+from pipeline.api import quant_method
 from pipeline.ops import Kernel
+from pipeline.rules import Rule
+from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from plugins.formats.peft.adapter import Peft
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 from plugins.train.lora import A, Lora
+from plugins.train.packing import Packing
 from plugins.train.step import Bound
 from tests.cases import model_runs, toy_models
 
@@ -44,13 +50,16 @@ def trained(kind: str, seed: int, lora: Lora) -> tuple[Any, Any, dict[str, Any]]
 def bound_to(checkpoint: Any, lora: Lora | None = None) -> tuple[Bound, dict[str, Any]]:
     """Our model, and what its parameters hold, of the checkpoint's store."""
     engine, specs = model_runs.engine(), checkpoint.store.specs
-    weights = Weights({n: TensorSpec(s.shape, "F32") for n, s in specs.items()})
+    weights = Weights({n: s if s.scheme is not None else TensorSpec(s.shape, "F32") for n, s in specs.items()})
     ops = engine.ops.on("cpu") if lora is None else lora.ops(engine.ops.on("cpu"))
     family = family_of(checkpoint.config, engine.families)
     bound, held = Bound(family.build(checkpoint.config, weights, ops, "float32")), {}
     for name, param in bound.params.items():
-        read = [checkpoint.store.read(n).astype(np.float32) for n in param.names]
-        held[name] = jnp.asarray(np.stack(read) if param.stack else read[0])
+        read = [checkpoint.store.read(n) for n in param.names]
+        if isinstance(read[0], QTensor):
+            held[name] = jax.tree.map(jnp.asarray, read[0])
+        else:
+            held[name] = jnp.asarray(np.stack(read) if param.stack else read[0]).astype(jnp.float32)
     return bound, held
 
 
@@ -60,12 +69,17 @@ def logits(model: Any, kind: str) -> Any:
     return np.asarray(model.logits(hidden))
 
 
-def peft_logits(kind: str, folder: Path) -> Any:
+def peft_logits(kind: str, folder: Path, instead: Mapping[str, Any] | None = None) -> Any:
+    """With the adapter around the toy, of which some weights may be others instead."""
     import peft
     import torch
 
     toy = toy_models.toy(kind)
-    model = peft.PeftModel.from_pretrained(toy_models.read(toy.folder, kind), folder).eval()
+    base = toy_models.read(toy.folder, kind)
+    with torch.no_grad():
+        for name, value in (instead or {}).items():
+            base.get_parameter(name).copy_(torch.tensor(value))
+    model = peft.PeftModel.from_pretrained(base, folder).eval()
     with torch.no_grad():
         return model(torch.tensor(toy.ids, dtype=torch.int64), use_cache=False).logits.numpy()
 
@@ -88,6 +102,24 @@ def test_peft_computes_with_what_we_write_as_we_do(kind: str, tmp_path: Path) ->
     read = Peft().read(tmp_path / "adapter", checkpoint.store.specs)
     assert {n for layer in read for n in layer.names} == {n for layer in layers for n in layer.names}
     close_deltas(read, layers, checkpoint.store.specs)
+
+
+@pytest.mark.parametrize("quant", ["nf4", "mxfp4"])
+def test_so_it_does_around_what_a_packed_base_stands_for(quant: str, tmp_path: Path) -> None:
+    """QLoRA: here the base is packed, there it is what that decodes to."""
+    method = quant_method(quant)
+    lora = replace(LORA, packing=Packing(method, (Rule(match="*_proj.weight"),)))
+    checkpoint, parameters, state = trained("llama3", 3, lora)
+    Peft().write(tmp_path / "adapter", lora.layers(state, parameters), dropout=0.0)
+    base = lora.base(checkpoint)
+    bound, held = bound_to(base, lora)
+    packed = {n: base.store.read(n) for n, s in base.store.specs.items() if s.scheme is not None}
+    assert sum(isinstance(w, QTensor) for w in held.values()) == len(packed) == 7 * toy_models.LAYERS
+    leaves = lora.leaves(bound, parameters, {})({n: jnp.asarray(w) for n, w in state.items()}, held, None)
+    ours = logits(bound.model(leaves), "llama3")
+    decoded = {n: method.decode(q, "F32") for n, q in packed.items()}
+    close(ours, peft_logits("llama3", tmp_path / "adapter", decoded))
+    assert np.abs(ours - peft_logits("llama3", tmp_path / "adapter")).max() > 0.01 * np.abs(ours).max()
 
 
 @pytest.mark.parametrize("rslora", [False, True])

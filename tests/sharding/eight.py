@@ -1,4 +1,4 @@
-"""What models give, send and hold on meshes of eight devices: `python -m tests.sharding.eight` prints it, with
+"""What models give, send and hold on meshes of up to eight devices: `python -m tests.sharding.eight` prints it, with
 XLA_FLAGS=--xla_force_host_platform_device_count=8."""
 
 import json
@@ -20,13 +20,16 @@ MESHES = {
         {"fsdp": ("experts", "vocab", "mlp", "heads", "kv_heads", "embed")}, 1.0,
     ),
     "expert": toys.mesh("expert", expert=8),
+    "expert4": toys.mesh("expert", expert=4),
+    "data": toys.mesh("data", data=4),
+    "fsdp": toys.mesh("fsdp", fsdp=4),
     "expert_tensor_data": Mesh(
         {"expert": 2, "tensor": 2, "data": 2}, {"batch": "data", "experts": "expert", **TENSOR}, {}, 1.0
     ),
 }  # fmt: skip
 CASES = [
     *((kind, "cube") for kind in CONFIGS), ("qwen3_moe", "expert_tensor_data"),
-    ("embedded", "expert"), ("embedded", "expert_tensor_data"),
+    *(("embedded", name) for name in MESHES if name != "cube"),
 ]  # fmt: skip
 
 
@@ -39,7 +42,7 @@ def found(kind: str, name: str, alone: Any) -> dict[str, Any]:
     model = models.model(kind, MESHES[name], of=checkpoint(kind))
     apart = models.apart(model.runtime.forward(IDS, POSITIONS), alone)
     [program] = models.programs(model.runtime, "forward")
-    held = dict.fromkeys(jax.devices(), 0)
+    held = dict.fromkeys(jax.devices()[: model.runtime.spread.mesh.size], 0)
     for leaf in model.runtime._leaves:
         for shard in leaf.addressable_shards:
             held[shard.device] += shard.data.nbytes

@@ -1,6 +1,7 @@
 """Small models of every family whose sizes divide, in memory, and what they run on: one device or a mesh of the first
 few."""
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -59,7 +60,7 @@ MESHES = {
     "expert_tensor": Mesh({"expert": 2, "tensor": 2}, {"experts": "expert", **TENSOR}, {}, 1.0),
     "two_axes": Mesh({"a": 2, "b": 2}, {"vocab": ("a", "b"), "mlp": ("b", "a")}, {"a": ("heads",)}, 1.0),
 }
-NAMES = {"all_gather": "all-gather", "psum": "all-reduce"}  # what XLA calls them
+NAMES = {"all_gather": "all-gather", "psum": "all-reduce", "psum_scatter": "reduce-scatter"}  # what XLA calls them
 OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
 _FOLDER = TemporaryDirectory(prefix="models-")
 IDS = np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
@@ -163,21 +164,29 @@ class Collective:
         """Bytes that each device sends, around a ring."""
         bits = int(re.sub(r"\D", "", self.dtype.split("e")[0]) or 8)
         nbytes = int(np.prod(self.shape)) * bits // 8
-        return (2 if self.kind == "all-reduce" else 1) * nbytes * (self.ways - 1) // self.ways
+        nbytes *= self.ways if self.kind == "reduce-scatter" else 2 if self.kind == "all-reduce" else 1
+        return nbytes * (self.ways - 1) // self.ways
 
 
 _KINDS = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
-_ONE = re.compile(rf"= *(?P<shape>\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?replica_groups=(?P<groups>\S+)")
+_ONE = re.compile(rf"= *(?P<shapes>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?replica_groups=(?P<groups>\S+)")
+
+
+def _ways(groups: str) -> int:
+    """Devices of a group, in each of the ways that XLA writes them down."""
+    if groups.startswith("mesh["):  # axes, and their sizes
+        return math.prod(map(int, re.findall(r"=(\d+)", groups)))
+    iota = re.match(r"\[\d+,(\d+)\]", groups)
+    return int(iota[1]) if iota else len(re.match(r"\{\{([\d,]*)", groups)[1].split(","))  # type: ignore[index]
 
 
 def collectives(program: Any) -> Iterator[Collective]:
     """Of a compiled program, as it was optimized."""
     for found in _ONE.finditer(program.as_text()):
-        dtype, shape = re.fullmatch(r"(\w+)\[([\d,]*)\].*", found["shape"]).groups()  # type: ignore[union-attr]
         groups = found["groups"]
-        iota = re.match(r"\[\d+,(\d+)\]", groups)
-        ways = int(iota[1]) if iota else len(re.match(r"\{\{([\d,]*)", groups)[1].split(","))  # type: ignore[index]
-        yield Collective(found["kind"], dtype, tuple(map(int, filter(None, shape.split(",")))), ways)
+        ways = _ways(groups)
+        for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", found["shapes"]):
+            yield Collective(found["kind"], dtype, tuple(map(int, filter(None, shape.split(",")))), ways)
 
 
 def planned(model: Any, tokens: int) -> dict[str, int]:
@@ -195,8 +204,8 @@ def programs(runtime: Any, name: str) -> list[Any]:
 
 
 def sent(program: Any) -> Mapping[str, int]:
-    """Kind of collective → bytes that each device sends."""
+    """Kind of collective → bytes that each device sends; of single numbers nothing is said."""
     found: Counter[str] = Counter()
     for one in collectives(program):
-        found[one.kind] += one.sent
+        found[one.kind] += one.sent if one.shape else 0
     return found

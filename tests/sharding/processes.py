@@ -14,14 +14,18 @@ import orbax.checkpoint as ocp
 import psutil  # type: ignore[import-untyped]
 from jax.experimental.multihost_utils import sync_global_devices
 
+from pipeline.adapters import MergedStore
+from pipeline.api import quant_method
 from pipeline.engine import Windows
 from pipeline.errors import PlanError, StageError
 from pipeline.mesh import Mesh
 from pipeline.planning.reading import bytes_read
+from pipeline.rules import Rule
 from pipeline.running import member, peak
 from pipeline.running.results import Results
 from pipeline.stage import Checkpoint, Context, Exported
 from pipeline.tensors.spec import TensorSpec
+from pipeline.training import Splits
 from plugins.engine.engine import Engine
 from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.options import Sampling
@@ -34,11 +38,18 @@ from plugins.formats.safetensors.container import SafeTensors
 from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.formats.safetensors.plain import Plain
 from plugins.mesh.processes import join as join_jax
+from plugins.train.loop import METRICS
+from plugins.train.lora import Lora
+from plugins.train.objectives import CausalLM
+from plugins.train.optimizers import SGD
+from plugins.train.packing import Packing
+from plugins.train.trainer import Looking, Saving, Trainer
 from stages.evaluate import Evaluate
 from stages.generate import Generate
 from stages.parity import Parity
 from stages.sensitivity import Sensitivity
 from tests.cases import model_runs
+from tests.cases.toy_rows import Rows
 from tests.sharding import models, toys
 
 MESH = "fsdp_tensor"
@@ -92,6 +103,9 @@ class Numbers:
     def encode(self, text: str, *, special: bool = False) -> list[int]:
         return [int(word) for word in text.split()]
 
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
     def stream(self) -> "Numbers":
         return self
 
@@ -141,6 +155,26 @@ def used(folder: Path, mesh: Mesh | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def adapted(folder: Path, mesh: Mesh | None) -> dict[str, Any]:
+    """What a training of adapters beside packed weights finds, and how many examples this process has asked for."""
+    run_dir, rows = folder / f"adapted {jax.process_index()} of {1 if mesh is None else 2}", Rows(16)
+    run_dir.mkdir()
+    how = Trainer(
+        engine(mesh), CausalLM(), SGD(rate=0.3, clip=None), steps=2, batch=4, save=Saving(seconds=None),
+        transform=Lora(rank=2, packing=Packing(quant_method("q8_0"), (Rule(match="*_proj.weight"),))),
+        look=Looking(prompts=PROMPTS[:1], tokens=2),
+    )  # fmt: skip
+    found = how.train(Context(run_dir), models.checkpoint("llama", layers=1), Splits(rows), Numbers(), 0)
+    assert isinstance(found.store, MergedStore)
+    each = {layer.names[0]: [float(np.abs(x).sum()) for x in (layer.a, layer.b)] for layer in found.store.layers}
+    kept = run_dir / METRICS
+    said = [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+    return {
+        "loss": found.report["loss"], "tokens": found.report["amount"], "layers": each, "asked": sum(rows.asked),
+        "texts": [r["text"] for r in said if r["kind"] == "sample"],
+    }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Mixed:
     """A store of plain tensors with `some` of another."""
@@ -185,6 +219,7 @@ def work(folder: Path) -> dict[str, Any]:
         checkpointer.save(folder / "theirs", tree, custom_metadata=describe(tree))
     found["large"] = large(folder, rank)
     found["used"] = used(folder, mesh)
+    found["adapted"] = adapted(folder, mesh)
     try:
         engine(replace(mesh, processes=4)).load(models.checkpoint("llama"))
     except PlanError as why:

@@ -1,4 +1,5 @@
-"""Eight devices, in a process of their own: every family on three axes at once, and the embedded model by experts."""
+"""Eight devices, in a process of their own: every family on three axes at once, and the embedded model on whatever
+its sizes divide over."""
 
 import json
 import os
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.sharding.eight import CASES
+from tests.sharding.eight import CASES, MESHES
 
 LIMIT_S = 240
 
@@ -27,9 +28,9 @@ def eight() -> dict[tuple[str, str], Any]:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
-def test_eight_devices_give_what_one_does(kind: str, name: str, eight: dict[tuple[str, str], Any]) -> None:
+def test_several_devices_give_what_one_does(kind: str, name: str, eight: dict[tuple[str, str], Any]) -> None:
     """And send what the plan says and nothing else, and each holds what it says."""
     found = eight[kind, name]
     assert found["apart"] < 1e-5
     assert found["sent"] == found["planned"]
-    assert found["live"] == [found["weights"]] * 8
+    assert found["live"] == [found["weights"]] * MESHES[name].size

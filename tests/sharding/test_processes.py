@@ -27,6 +27,11 @@ from tests.sharding import killed, processes, toys
 from tests.sharding.processes import EXPORTS, MESH, QUANT, RULES
 from tests.sharding.test_export import write
 
+KILLED = (
+    (1, "loading"), (0, "exporting to orbax"), (1, "exporting to orbax"), (1, "exporting to safetensors"),
+    (0, "in Orbax"), (1, "in Orbax"),
+)  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,8 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _run(folder: Path) -> None:
     alone = processes.used(folder, None)
     (folder / "alone.json").write_text(json.dumps(alone))
+    (folder / "adapted.json").write_text(json.dumps(processes.adapted(folder, None)))
     several, work = Gang(2, "auto", processes.join), partial(processes.work, folder)
-    for rank, place in ((1, "exporting"), (0, "in Orbax")):  # what they leave is in nobody's way
+    for rank, place in KILLED:  # what they leave is in nobody's way
         with pytest.raises(StageError, match=f"^process {rank} of 2 was killed by SIGKILL; the others were ended"):
             gang.run(killed.doomed(several, rank, place), work)
     gang.run(several, work)
@@ -108,6 +114,19 @@ def test_stages_find_what_they_find_on_one_device(folder: Path, each: list[dict[
     assert all(one["used"]["same"] and one["used"]["layers"] == alone["layers"] for one in each)
     assert "sensitivity.png" in both["left"]
     assert not {"sensitivity.npz", "sensitivity.partial.npz"} & set(both["left"])
+
+
+def test_adapters_become_what_they_do_on_one_device(folder: Path, each: list[dict[str, Any]]) -> None:
+    """Each process reads the examples of its rows; of the texts the first one keeps a record."""
+    alone, both = json.loads((folder / "adapted.json").read_text()), [one["adapted"] for one in each]
+    for found in both:
+        assert found["loss"] == pytest.approx(alone["loss"], rel=1e-5)
+        assert found["tokens"] == alone["tokens"]
+        assert found["layers"].keys() == alone["layers"].keys()
+        for name, sums in alone["layers"].items():
+            assert found["layers"][name] == pytest.approx(sums, rel=1e-5), name
+        assert found["asked"] == alone["asked"] / 2
+    assert [found["texts"] for found in both] == [alone["texts"], []]
 
 
 @pytest.mark.parametrize("kind", [Evaluate, Generate, Parity, Sensitivity])

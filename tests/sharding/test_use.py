@@ -123,7 +123,7 @@ def test_sizes_that_take_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 4096)
     monkeypatch.setattr(attention, "QUERIES", 4)
     monkeypatch.setattr(scoring, "LOGITS_NBYTES", 4 * 320 * 10)
-    of = models.checkpoint("gpt_oss", 320)
+    of = models.checkpoint("gpt_oss", 320, layers=1)
     alone, mesh = (models.model("gpt_oss", m, of=of) for m in (None, MESHES["expert_tensor"]))
     assert tokens(mesh.runtime, WARM) == tokens(alone.runtime, WARM)
     scores = [model.score(TEXT, CUT, keep=tmp_path / "kept").nll for model in (alone, mesh)]

@@ -19,8 +19,6 @@ def native(request: Request) -> str | None:
             and s.block_elems in (0, held.shape[-1])
         ):
             return f"packed keys or values that are not {' or '.join(PACKED)} with one f32 scale a head"
-    if request.get("segments") is not None:
-        return "several documents in a row"
     k, v = request.get("k"), request.get("v")
     if k is not None and v is not None and (k.dtype, k.scheme) != (v.dtype, v.scheme):
         return "keys and values that lie differently"

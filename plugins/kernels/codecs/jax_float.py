@@ -25,6 +25,13 @@ def float_of(bits: Any) -> Any:
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
+def widened(x: Any) -> Any:
+    """float32 of float32, float16 or bfloat16, exactly: of the last in integers, as a conversion may flush."""
+    if x.dtype != jnp.bfloat16:
+        return x.astype(jnp.float32)
+    return float_of(jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16))
+
+
 def parts(bits: Any) -> tuple[Any, Any]:
     """(significand, exponent) of finite patterns: |x| = significand · 2^exponent, 2^23 ≤ significand < 2^24 or 0."""
     field = (bits >> 23) & 0xFF

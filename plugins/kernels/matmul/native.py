@@ -2,20 +2,21 @@
 float32.
 
 For a few rows each byte of the weights is read once, from where it lies, and nothing is written but the result: what a
-step of decoding is. For many, strips of weights are decoded into cache, where all rows meet them. The gradient is
-XLA's.
+step of decoding is. For many, strips of weights are decoded into cache, where all rows meet them. The gradient is C++
+too for plain weights (`native_gradient.py`).
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+from plugins.kernels.matmul import native_gradient
 from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.native import ffi
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     """See the op's docstring."""
-    return with_products(_products, x, [(w, bias)], out_dtype)[0]
+    return with_products(_products, x, [(w, bias)], out_dtype, native_gradient)[0]
 
 
 def together(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
@@ -23,7 +24,7 @@ def together(calls: Sequence[tuple[Any, ...]]) -> list[Any]:
     x = calls[0][0]
     if any(other is not x for other, *_ in calls):
         return [matmul(*call) for call in calls]
-    return with_products(_products, x, [(w, bias) for _, w, bias in calls])
+    return with_products(_products, x, [(w, bias) for _, w, bias in calls], gradients=native_gradient)
 
 
 def _products(x: Any, ws: Sequence[Any]) -> list[Any]:

@@ -16,9 +16,8 @@ from jax import lax
 from pipeline.tensors.qtensor import QTensor
 from plugins.kernels.dequantize import is_mxfp4
 from plugins.kernels.gradients import cotangent, given, once, wanted
-from plugins.kernels.matmul import weights
+from plugins.kernels.matmul import weights, xla_gradient
 from plugins.kernels.matmul.planes import count, planes
-from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 from plugins.kernels.varying import alike
 
 
@@ -27,15 +26,17 @@ def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
     return with_products(_products, x, [(w, bias)], out_dtype)[0]
 
 
-def with_products(products: Any, x: Any, weights: Sequence[tuple[Any, Any]], out_dtype: Any = None) -> list[Any]:
+def with_products(
+    products: Any, x: Any, weights: Sequence[tuple[Any, Any]], out_dtype: Any = None, gradients: Any = xla_gradient
+) -> list[Any]:
     """matmul of `x` and each (weights, bias), around `products(x, ws)`, which gives float32 `[N, out]` of `x` `[N, in]`
-    for each of them; with gradients, which are always these."""
+    for each of them, and `gradients`."""
     x = jnp.asarray(x)
     lead, n_in = x.shape[:-1], x.shape[-1]
     dtype = jnp.dtype(x.dtype if out_dtype is None else out_dtype)
     found = []
     given_x, ws = alike(x.reshape(math.prod(lead), n_in), tuple(w for w, _ in weights))
-    ys = _differentiable(given_x, ws, (products, dtype))
+    ys = _differentiable(given_x, ws, (products, dtype, gradients))
     for y, (_, bias) in zip(ys, weights, strict=True):
         if bias is not None:
             y = y + jnp.asarray(bias).astype(jnp.float32)[None]
@@ -44,28 +45,30 @@ def with_products(products: Any, x: Any, weights: Sequence[tuple[Any, Any]], out
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _differentiable(x: Any, ws: tuple[Any, ...], how: tuple[Any, Any]) -> list[Any]:
-    """The products, and what they are rounded to afterwards: their cotangents are exact in that dtype, so that products
-    with them may be taken in it."""
+def _differentiable(x: Any, ws: tuple[Any, ...], how: tuple[Any, Any, Any]) -> list[Any]:
+    """The products; what they are rounded to afterwards: their cotangents are exact in that dtype, so that products
+    with them may be taken in it; and who takes those (`input_gradients`, `weight_gradient`)."""
     return list(how[0](x, ws))
 
 
-def _forward(x: Any, ws: tuple[Any, ...], how: tuple[Any, Any]) -> tuple[Any, Any]:
+def _forward(x: Any, ws: tuple[Any, ...], how: tuple[Any, Any, Any]) -> tuple[Any, Any]:
     asked = wanted(x, *ws)
     x, ws = given(x), given(ws)
     return list(how[0](x, ws)), (x, ws, asked)
 
 
 @once
-def _backward(how: tuple[Any, Any], kept: Any, dys: Any) -> tuple[Any, Any]:
+def _backward(how: tuple[Any, Any, Any], kept: Any, dys: Any) -> tuple[Any, Any]:
     x, ws, asked = kept
     for_x, *for_ws = asked.flags
     dys = [cotangent(dy).astype(x.dtype if how[1] == x.dtype else jnp.float32) for dy in dys]
     pairs = list(zip(dys, ws, strict=True))
-    dx = sum(input_gradient(dy, w, x.dtype) for dy, w in pairs).astype(x.dtype) if for_x else None
-    return dx, tuple(
-        weight_gradient(dy, x).astype(w.dtype) if asks else None for (dy, w), asks in zip(pairs, for_ws, strict=True)
+    dx = how[2].input_gradients(dys, ws, x.dtype).astype(x.dtype) if for_x else None
+    dws = (
+        how[2].weight_gradient(dy, x).astype(w.dtype) if asks else None
+        for (dy, w), asks in zip(pairs, for_ws, strict=True)
     )
+    return dx, tuple(dws)
 
 
 _differentiable.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -5,6 +5,7 @@
 Sums are float32; who asks rounds them once, to the dtype of x and of w.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,11 @@ def input_gradient(dy: Any, w: Any, dtype: Any, at: Any = None) -> Any:
         dy, w, at,
         cpu=partial(_banded, weights.CPU_BAND_NBYTES, dtype), default=partial(_banded, weights.BAND_NBYTES, dtype),
     )  # fmt: skip
+
+
+def input_gradients(dys: Sequence[Any], ws: Sequence[Any], dtype: Any) -> Any:
+    """The sum of `input_gradient` over pairs of them."""
+    return sum(input_gradient(dy, w, dtype) for dy, w in zip(dys, ws, strict=True))
 
 
 def weight_gradient(dy: Any, x: Any) -> Any:

@@ -19,7 +19,7 @@ from plugins.kernels.matmul.xla import product
 from plugins.kernels.matmul.xla_gradient import input_gradient, weight_gradient
 from plugins.kernels.moe.schedule import Schedule
 from plugins.kernels.native import ffi
-from plugins.kernels.varying import along, axes_of
+from plugins.kernels.varying import alike, along, axes_of
 
 
 def grouped(x: Any, chosen: Any, weights: Any, w: Any, *, native: bool = False) -> Any:
@@ -30,7 +30,7 @@ def grouped(x: Any, chosen: Any, weights: Any, w: Any, *, native: bool = False) 
         w: array or QTensor `[E, out, in]`.
         native: by the C++ of the backend `native`; gradients are the same.
     """
-    return _grouped(native, jnp.asarray(x), chosen, lax.stop_gradient(weights) != 0, w)
+    return _grouped(native, *alike(jnp.asarray(x), chosen, lax.stop_gradient(weights) != 0, w))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

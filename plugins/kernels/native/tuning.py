@@ -25,12 +25,12 @@ class Gemv:
     """Of products of a few rows.
 
     Attributes:
-        piece_nbytes: of codes, for a thread at a time.
+        piece_nbytes: of codes, for a thread at a time; at most.
         worth_nbytes: of codes for each thread, or it is not woken.
     """
 
     piece_nbytes: int = 64 << 10
-    worth_nbytes: int = 128 << 10
+    worth_nbytes: int = 32 << 10
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Tuned:
 
 CANDIDATES: Final[Mapping[str, tuple[int, ...]]] = {
     "gemv.piece_nbytes": tuple(n << 10 for n in (16, 32, 64, 128, 256)),
-    "gemv.worth_nbytes": tuple(n << 10 for n in (32, 64, 128, 256, 512)),
+    "gemv.worth_nbytes": tuple(n << 10 for n in (16, 32, 64, 128, 256)),
     "gemm.pieces": (4, 8, 16, 32, 64),
     "gemm.least_strips": (1, 2, 4, 8, 16),
 }

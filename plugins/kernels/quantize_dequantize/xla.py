@@ -9,6 +9,7 @@ import numpy as np
 
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs.elements import FLOATS, element
+from plugins.kernels.codecs.jax_float import widened
 from plugins.kernels.dequantize.traced import scaled, spread, to_bfloat16
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.xla.traced import Coded, coded
@@ -23,12 +24,12 @@ def quantize_dequantize(x: Any, scheme: Scheme, *, clipped_gradient: bool = Fals
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _through(x: Any, scheme: Scheme, recipe: Recipe, clipped: bool) -> Any:
-    return _values(x, coded(_wide(x), scheme, recipe))
+    return _values(x, coded(widened(x), scheme, recipe))
 
 
 def _forward(x: Any, scheme: Scheme, recipe: Recipe, clipped: bool) -> tuple[Any, Any]:
-    found = coded(_wide(x), scheme, recipe)
-    return _values(x, found), _inside(_wide(x), found, recipe) if clipped else None
+    found = coded(widened(x), scheme, recipe)
+    return _values(x, found), _inside(widened(x), found, recipe) if clipped else None
 
 
 def _backward(scheme: Scheme, recipe: Recipe, clipped: bool, inside: Any, dy: Any) -> tuple[Any]:
@@ -36,14 +37,6 @@ def _backward(scheme: Scheme, recipe: Recipe, clipped: bool, inside: Any, dy: An
 
 
 _through.defvjp(_forward, _backward)
-
-
-def _wide(x: Any) -> Any:
-    """float32, exactly: in integers, as a conversion may flush."""
-    if x.dtype != jnp.bfloat16:
-        return x.astype(jnp.float32)
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32)
-    return jax.lax.bitcast_convert_type(bits << np.uint32(16), jnp.float32)
 
 
 def _values(x: Any, found: Coded) -> Any:

@@ -1,6 +1,6 @@
 """rope in C++: one pass over the heads, by all threads; cosines and sines are made where they are wanted.
 
-XLA makes them anew for every layer, and that on one thread. The gradient is XLA's.
+XLA makes them anew for every layer, and that on one thread.
 """
 
 from functools import partial
@@ -39,13 +39,10 @@ def _forward(how: tuple[float, bool], *args: Any) -> tuple[Any, Any]:
 
 @once
 def _backward(how: tuple[float, bool], kept: Any, dy: Any) -> tuple[Any, None, Any]:
+    """Turned back by the same angles. The gradient of frequencies is XLA's, and computed for who wants it."""
     x, positions, inv_freq = kept
-
-    def of(x: Any, inv_freq: Any) -> Any:
-        return xla.rope(x, positions, inv_freq, concentration=how[0], interleaved=how[1])
-
-    dx, d_inv_freq = jax.vjp(of, x, inv_freq)[1](dy)
-    return dx, None, d_inv_freq
+    of = partial(xla.rope, x, positions, concentration=how[0], interleaved=how[1])
+    return _rope(how, dy, positions, -inv_freq), None, jax.vjp(of, inv_freq)[1](dy)[0]
 
 
 _rope.defvjp(_forward, _backward)

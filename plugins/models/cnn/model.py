@@ -8,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.kernels.varying import axes_of
 from plugins.models.cnn.parameters import Numbers
 from plugins.models.common.layers import ACTIVATIONS, Linear, RMSNorm
 from plugins.models.common.ops import Ops
@@ -57,9 +58,9 @@ class Network(nnx.Module):
     def __call__(self, inputs: Any) -> Any:
         x = inputs.astype(jnp.dtype(self.dtype))
         for layer in self.layers:
-            gather(layer)
+            gather(layer, rows=axes_of(inputs))
             x = layer(x, self.ops)
-        gather(self.head)
+        gather(self.head, rows=axes_of(inputs))
         return self.head(x.mean(axis=(1, 2)), self.ops).astype(jnp.float32)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
+from plugins.kernels.varying import axes_of
 from plugins.models.common.layers import ACTIVATIONS, Linear
 from plugins.models.common.ops import Ops
 from plugins.models.common.weights import Weights, gather
@@ -29,9 +30,9 @@ class Network(nnx.Module):
     def __call__(self, inputs: Any) -> Any:
         x = inputs.reshape(len(inputs), -1).astype(jnp.dtype(self.dtype))
         for layer in self.layers:
-            gather(layer)
+            gather(layer, rows=axes_of(inputs))
             x = ACTIVATIONS[self.act](layer(x, self.ops))
-        gather(self.head)
+        gather(self.head, rows=axes_of(inputs))
         return self.head(x, self.ops).astype(jnp.float32)
 
 

@@ -114,6 +114,8 @@ def test_wrong_types_are_refused_where_they_are(override: str, said: str) -> Non
         ("mesh.axis.tensor=2", "did you mean 'axes'?"),
         ("mesh.axes.tenor=2", "did you mean 'tensor'?"),
         ("mesh.axes={fsdp: 4, tenor: 2}", "no 'tenor' in mesh.axes; did you mean 'tensor'? (allowed: fsdp, tensor)"),
+        ("mesh.axes=[4]", "a mapping is expected"),
+        ("mesh.stored.fsdp={mlp: 2}", "a list is expected"),
     ],
 )
 def test_unknown_keys_are_refused_with_the_nearest(override: str, said: str) -> None:
@@ -122,6 +124,14 @@ def test_unknown_keys_are_refused_with_the_nearest(override: str, said: str) -> 
         compose_run([*overrides, override])
     explained: Any = explain(caught.value, [*overrides, override])
     assert said in str(explained)
+
+
+def test_a_second_choice_that_lacks_what_is_set_is_said() -> None:
+    overrides = ["+model=gpt_oss", "mesh=expert", "mesh.axes.expert=4", "mesh=multihost"]
+    with pytest.raises(HydraException) as caught:
+        compose_run(overrides)
+    said = str(explain(caught.value, overrides))
+    assert said == "mesh=multihost: mesh.axes.expert is set too, and is not in that mesh"
 
 
 def test_only_the_class_that_is_a_mesh_is_reached() -> None:

@@ -81,3 +81,14 @@ def test_a_vocabulary_is_sorted_only_where_thousands_may_be_kept() -> None:
 def test_of_equal_logits_the_first_is_likeliest() -> None:
     x = jnp.asarray([[0.0, 2.0, 1.0, 2.0], [-1.0, -1.0, -2.0, -1.0]])
     assert samplers.likeliest(x).tolist() == jnp.argmax(x, axis=-1).tolist() == [1, 0]
+
+
+def test_logits_that_are_no_numbers_still_give_a_token() -> None:
+    x = jnp.asarray([[jnp.nan] * 3, [-jnp.inf] * 3])
+    assert samplers.likeliest(x).tolist() == [0, 0]
+
+
+def test_the_likeliest_is_so_whatever_the_signs() -> None:
+    x = jnp.asarray(np.random.default_rng(5).standard_normal((40, 70)) - np.linspace(-3, 3, 40)[:, None], jnp.float32)
+    assert samplers.likeliest(x).tolist() == jnp.argmax(x, axis=-1).tolist()
+    assert samplers.likeliest(-jnp.abs(x)).tolist() == jnp.argmin(jnp.abs(x), axis=-1).tolist()

@@ -90,29 +90,6 @@ def test_they_would_find_what_is_wrong(tmp_path: Path, wrong: int, said: str) ->
     assert said in ran.stderr
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["as it is", "planted"])
-def test_threads_do_not_race_for_work(tmp_path: Path, planted: bool) -> None:
-    """The sanitizer of threads has to see all of them, which XLA's it does not: so a program of its own."""
-    words = [
-        "-std=c++17",
-        "-O1",
-        "-g1",
-        "-fsanitize=thread",
-        f"-I{build.SOURCES}",
-        str(ROOT / "tests/cases/threads.cc"),
-    ]
-    command = [*compiler.command(), *words, "-o", str(tmp_path / "threads")]
-    made = subprocess.run(command, capture_output=True, text=True)
-    if made.returncode and "tsan" in made.stderr:
-        pytest.skip(f"{shlex.join(compiler.command())} has no sanitizer of threads")
-    assert made.returncode == 0, made.stderr[:3000]
-    ran = subprocess.run([tmp_path / "threads", *["x"] * planted], capture_output=True, text=True, timeout=120)
-    if "unexpected memory mapping" in ran.stderr:
-        pytest.skip("this kernel lays out memory in a way that the sanitizer of threads does not know")
-    assert ("data race" in ran.stderr) == planted, ran.stderr[:3000]
-    assert planted or ran.stdout == "0 wrong\n"
-
-
 def test_a_read_past_the_end_of_a_guarded_array_ends_the_process() -> None:
     code = (
         "import ctypes, numpy as np; from tests.fuzz.native import guarded;"

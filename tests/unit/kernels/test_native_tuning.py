@@ -42,7 +42,7 @@ def test_numbers_do_not_depend_on_it(rows: int) -> None:
 def test_what_was_measured_here_comes_before_what_is_known(here: Path) -> None:
     assert tuning.best() == Tuned()
     known, measured = Tuned(gemm=Gemm(pieces=8)), Tuned(Gemv(1 << 15, 1 << 16))
-    said = {"gemv": {"piece_nbytes": 65536, "worth_nbytes": 131072}, "gemm": {"pieces": 8, "least_strips": 4}}
+    said = {"gemv": asdict(Gemv()), "gemm": {"pieces": 8, "least_strips": 4}}
     (here / "table.json").write_text(json.dumps({cpu.family(): said, "another": {}}))
     tuning.best.cache_clear()
     assert tuning.best() == tuning.known() == known

@@ -20,9 +20,11 @@ from pipeline.method import Method
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import numpy_dtype
 from plugins.formats.orbax.tree import abstract, describe
+from plugins.live import devices
 from plugins.live.trees import dequantize, quantize
 from plugins.quant.blockwise import Blockwise
 
+ON_HOST = ("nf4 twice", "at random", "searched")
 OPTIONS = sorted(p.stem for p in (CONF / "quant").glob("*.yaml") if p.stem != "none")
 DOUBLE = Blockwise("nf4", 64, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded")
 MORE: dict[str, Method] = {
@@ -31,6 +33,9 @@ MORE: dict[str, Method] = {
     "int8 a matrix": Blockwise("int8", 0, "f32", block_rows=0, scale_rule="amax"),
     "fp8 in tiles": Blockwise("e4m3", 64, "f32", block_rows=3, scale_rule="amax"),
     "at random": Blockwise("e2m1", 32, "e8m0", stochastic=True, seed=7),
+    "searched": Blockwise("e2m1", 32, "e8m0", search="mse"),
+    "int4 packed by three": Blockwise("int3", 32, "bf16", scale_rule="half_range"),
+    "poisoned": Blockwise("e4m3", 64, "f32", scale_rule="amax", nonfinite="poison"),
 }
 
 
@@ -59,28 +64,52 @@ def same(found: QTensor, expected: QTensor) -> None:
         assert mine.tobytes() == np.asarray(array).tobytes(), name
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16"])
-@pytest.mark.parametrize("name", [*OPTIONS, *MORE])
+@pytest.fixture
+def no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would have a value pass through the host fails."""
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("read by the host")
+
+    monkeypatch.setattr(devices, "_on_host", refused)
+
+
+@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
+@pytest.mark.parametrize("name", [n for n in (*OPTIONS, *MORE) if n not in ON_HOST])
+@pytest.mark.usefixtures("no_host")
 def test_codes_are_those_of_the_pipeline_and_come_back(name: str, dtype: str) -> None:
     x = values(3, 6, 128, dtype=numpy_dtype(dtype))
+    x[1, 2, 3:70], x[1, 3] = 0, x[1, 3] * x.dtype.type(2.0**-12)
+    if name == "poisoned":
+        x[0, 1, 7], x[2, 5, 127] = np.nan, -np.inf
     how = method(name)
-    place = {"place": ("a.b", x.shape, (0, 0, 0))} if name == "at random" else {}
-    expected = how.encode(x, **place)
+    expected = how.encode(x)
     tree = quantize({"a": {"b": jnp.asarray(x)}, "norm": jnp.ones(4)}, how)
     same(tree["a"]["b"], expected)
+    if dtype == "F16":
+        return
     back = dequantize(tree, jnp.dtype(numpy_dtype(dtype)))
-    assert np.asarray(back["a"]["b"]).tobytes() == how.decode(expected, dtype).tobytes()
+    np.testing.assert_array_equal(*(np.asarray(v, np.float32) for v in (back["a"]["b"], how.decode(expected, dtype))))
     assert back["norm"] is tree["norm"]
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row", "int8 a matrix", "at random", "q4_1"])
+@pytest.mark.parametrize("name", ON_HOST)
+def test_codes_that_no_device_makes_are_the_host_s_where_that_is_asked_for(name: str) -> None:
+    x, how = values(3, 6, 128), method(name)
+    with pytest.raises(PlanError, match=r"a: cannot be packed on its devices \(xla: .*on_host=True"):
+        quantize({"a": jnp.asarray(x)}, how)
+    found = quantize({"a": jnp.asarray(x)}, how, on_host=True)["a"]
+    same(found, how.encode(x, **({"place": ("a", x.shape, (0, 0, 0))} if name == "at random" else {})))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row", "int8 a matrix", "fp8 in tiles", "at random", "q4_1"])
 def test_each_device_keeps_its_part(name: str) -> None:
     """Also where a scale is of all rows, or of a whole one, of which a device has a part."""
     x = values(4, 8, 256)
     how = method(name)
-    whole = quantize([jnp.asarray(x)], how)[0]
+    whole = quantize([jnp.asarray(x)], how, on_host=name in ON_HOST)[0]
     divided = lying(x, "e", None, ("m",), e=2, m=2)
-    found = quantize([divided], how)[0]
+    found = quantize([divided], how, on_host=name in ON_HOST)[0]
     same(found, whole)
     codes = {s.device: s.data.shape for s in found.codes.addressable_shards}
     assert set(codes) == set(jax.devices()[:4])
@@ -144,6 +173,11 @@ def test_a_value_that_cannot_be_held_is_named() -> None:
     x[2, 5] = np.nan
     with pytest.raises(ValueRangeError, match=r"^a\.w\[0:4,0:64\]: flat index 133"):
         quantize({"a": {"w": jnp.asarray(x)}}, "mxfp4")
+
+
+def test_no_elements() -> None:
+    found = quantize({"w": jnp.zeros((0, 64))}, "mxfp4")["w"]
+    assert (found.shape, found.codes.shape) == ((0, 64), (0, 32))
 
 
 def test_not_inside_jit() -> None:

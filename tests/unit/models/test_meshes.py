@@ -26,6 +26,7 @@ SIZES = {"gpt-oss-20b": (24, 32), "gpt-oss-120b": (36, 128)}
 HIDDEN, VOCAB, Q, KV, INTER = 2880, 201088, 64 * 64, 8 * 64, 2880
 
 
+@cache
 def mesh(name: str, **axes: int) -> Mesh:
     typed = [f"mesh.axes.{axis}={size}" for axis, size in axes.items()]
     run = compose_run(["+model=gpt_oss", "flow=evaluate", f"mesh={name}", *typed])

@@ -60,8 +60,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def fresh() -> None:
     """As in another process."""
-    code._reach.cache_clear()
-    code._sources.cache_clear()
+    for kept in (code._reach, code._source, code._exists, code._beside, code._sources):
+        kept.cache_clear()
 
 
 def test_imports_are_followed_those_in_functions_too(tree: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,12 @@ def planned(source: Path, *args: str) -> Any:
     return plan_run(compose_run([f"model.source={source}", "flow=convert", *args]), source)
 
 
+@cache
+def option(source: Path, name: str, *args: str) -> Any:
+    """The stage that `export=NAME` is."""
+    return compose_run([f"model.source={source}", "flow=convert", f"export={name}", *args]).stages["export"]
+
+
 CHOICES = [
     ("llama", ["quant=none"], "hf", "plain values"),
     ("llama", ["quant=int4"], "compressed_tensors", "int4/32/f32"),
@@ -77,7 +84,10 @@ def test_the_first_that_holds_everything_is_chosen(
     model: str, how: list[str], name: str, what: str, sources: dict[str, Path]
 ) -> None:
     """And what is written is, to the byte of every header, what asking for it by name writes."""
-    plan, asked = planned(sources[model], *how), planned(sources[model], *how, f"export={name}")
+    run = compose_run([f"model.source={sources[model]}", "flow=convert", *how])
+    by_name = option(sources[model], name, *(o for o in how if o.startswith(("export.", "flow="))))
+    plan = plan_run(run, sources[model])
+    asked = plan_run(replace(run, stages={**run.stages, "export": by_name}), sources[model])
     assert not plan.problems
     work, same = plan.works["export"], asked.works["export"]
     assert work.chosen.partition(" (")[0] == f"{name}, chosen for {what}"

@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 
@@ -23,8 +24,15 @@ DOUBLE = ("quant.scale=dynamic8", "quant.second=dynamic8", "quant.block_elems=32
 EXPORTS = ("plain", "numpy", "auto")
 
 
+composed = cache(compose_run)
+
+
 def job(*overrides: str) -> Job:
-    run = compose_run(["+model=gpt_oss", *overrides])
+    """One job; what is typed for Dask is set in a config that is composed once."""
+    typed = [o.removeprefix("dask.").partition("=") for o in overrides if o.startswith("dask.")]
+    dask = {name: int(value) if name == "workers" else value for name, _, value in typed}
+    run = composed(("+model=gpt_oss", *(o for o in overrides if not o.startswith("dask."))))
+    run = replace(run, spine=replace(run.spine, dask=replace(run.spine.dask, **dask)))
     return Job(run, HERE / "-".join(overrides), overrides, " ".join(overrides))
 
 

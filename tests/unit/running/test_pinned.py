@@ -72,7 +72,11 @@ def test_nobody_is_waited_for_who_cannot_come() -> None:
 
 
 def test_a_free_port_is_one_at_that_address() -> None:
-    assert free_address("10.0.0.1:1234", "127.0.0.1") == "10.0.0.1:1234"
+    with listening("127.0.0.1") as taken:
+        given = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(StageError, match=rf"^mesh\.coordinator={given}: .* Address already in use; port 0"):
+            free_address(given, "127.0.0.1")
+    assert free_address(given, "127.0.0.2") == given
     for given, host in (("auto", "127.0.0.2"), ("127.0.0.3:0", "127.0.0.2")):
         at, _, port = free_address(given, host).rpartition(":")
         assert at == (host if given == "auto" else "127.0.0.3")

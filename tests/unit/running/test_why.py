@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class Before:
     source: Path
     text: Path
     monkeypatch: pytest.MonkeyPatch
+    composed: dict[tuple[str, ...], Any] = field(default_factory=dict)
 
     def ask(self, *overrides: str) -> dict[str, Reason]:
         code._reach.cache_clear()
@@ -36,6 +37,11 @@ class Before:
         return {r.node: r for r in reasons(plan, self.outputs, Results(self.outputs / FOLDER))}
 
     def config(self, *overrides: str) -> Any:
+        if overrides not in self.composed:
+            self.composed[overrides] = self._compose(*overrides)
+        return self.composed[overrides]
+
+    def _compose(self, *overrides: str) -> Any:
         where = (f"model.source={self.source}", f"evaluate.texts=[{self.text}]", f"paths.outputs={self.outputs}")
         return compose_run(["+model=gpt_oss", "quant=mxfp4", *where, *overrides])
 

@@ -1,6 +1,7 @@
 """Training a module that is none of ours, without a config."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from flax import nnx
 
 from pipeline.errors import ConfigError
 from pipeline.training import Splits
-from plugins.train.fit import Arrays, Fitted, fit
+from plugins.train.fit import Arrays, Fitted, fit, fit_each
 from plugins.train.objectives import Classification
 from plugins.train.optimizers import AdamW
 from plugins.train.schedules import Schedule
@@ -22,8 +23,8 @@ from plugins.train.trainer import Looking, Saving
 class Net(nnx.Module):
     """Two layers, and a count that no gradient is asked for."""
 
-    def __init__(self, dtype: Any = jnp.float32):
-        rngs = nnx.Rngs(0)
+    def __init__(self, dtype: Any = jnp.float32, seed: int = 0):
+        rngs = nnx.Rngs(seed)
         self.first = nnx.Linear(2, 16, rngs=rngs, param_dtype=dtype)
         self.last = nnx.Linear(16, 2, rngs=rngs, param_dtype=dtype)
         self.calls = nnx.Variable(jnp.zeros(()))
@@ -110,3 +111,22 @@ def test_arrays_that_do_not_fit_are_said() -> None:
         fit(Net(), {"inputs": np.zeros((3, 2)), "targets": np.zeros(2)}, Classification(), steps=1)
     with pytest.raises(ConfigError, match="micro=3 does not divide"):
         trained(Net(), micro=3)
+
+
+def test_several_at_once_become_what_each_would_alone() -> None:
+    """Divided over devices; and who looks at one of them sees what `fit` says."""
+    seeds, rates, splits = (0, 1), (3e-2, 1e-2), Splits(Arrays(points()), Arrays(points(60, seed=2)))
+    several, how = [Net(seed=seed) for seed in seeds], {"steps": 20, "batch": 40}
+    found = fit_each(
+        several, splits, Classification(), OPTIMIZER, rates=rates, seeds=seeds, devices=jax.devices()[:2], **how
+    )
+    for net, seed, rate, fitted in zip(several, seeds, rates, found, strict=True):
+        alone = Net(seed=seed)
+        one = fit(alone, splits, Classification(), replace(OPTIMIZER, rate=rate), seed=seed, **how)
+        assert fitted.losses == pytest.approx(one.losses, rel=1e-4)
+        assert fitted.held_out == pytest.approx(one.held_out, rel=1e-4)
+        np.testing.assert_allclose(net.last.kernel[...], alone.last.kernel[...], atol=1e-4)
+    with pytest.raises(ConfigError, match="2 models over 4 devices: parts have to be equal"):
+        fit_each(several, splits, Classification(), rates=rates, devices=jax.devices()[:4], **how)
+    with pytest.raises(ConfigError, match="2 models, 1 rates, 2 seeds: equally many are needed"):
+        fit_each(several, splits, Classification(), rates=[0.1], **how)

@@ -27,8 +27,8 @@ def parameters(seed: int) -> dict[str, Any]:
     return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def batches() -> dict[str, Any]:
-    rng = np.random.default_rng(0)
+def batches(seed: int) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
     inputs = rng.standard_normal((2, 16, 3)).astype(np.float32)
     return {"inputs": inputs, "targets": (inputs[..., 0] > 0).astype(np.int32), "weights": np.ones((2, 16), np.float32)}
 
@@ -43,13 +43,14 @@ def test_members_are_what_each_is_alone(divided: bool) -> None:
     population = Population(step(), RATES, where, "member")
     keys = jax.vmap(jax.random.key)(SEEDS)
     states = population.init(jax.tree.map(lambda *one: np.stack(one), *map(parameters, SEEDS.tolist())))
+    own = jax.tree.map(lambda *one: np.stack(one), *map(batches, SEEDS.tolist()))
     for _ in range(5):
-        states, seen = population(states, batches(), keys)
+        states, seen = population(states, own, keys)
     for member, (seed, rate) in enumerate(zip(SEEDS.tolist(), RATES.tolist(), strict=True)):
         one = make_step(trained.perceptron(), Classification(), AdamW(rate=rate, schedule=Schedule("linear")), steps=9)
         state = one.init(parameters(seed))
         for _ in range(5):
-            state, alone = one(state, batches(), jax.random.key(seed))
+            state, alone = one(state, batches(seed), jax.random.key(seed))
         np.testing.assert_allclose(seen["loss"][member], alone["loss"], rtol=1e-5)
         for name, w in state["parameters"].items():
             np.testing.assert_allclose(states["parameters"][name][member], w, rtol=1e-4, atol=1e-5)

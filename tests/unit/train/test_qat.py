@@ -26,6 +26,13 @@ from tests.cases import model_runs, trained
 INT8 = Blockwise("int8", 0, "f32", scale_rule="amax")
 
 
+# What no compiled program knows; of the second also experts, each a tensor of its own in files.
+ON_HOST = {
+    "searched": Blockwise("e2m1", 16, "e8m0", search="mse"),
+    "twice": Blockwise("nf4", 8, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded"),
+}
+
+
 def parameters_of(kind: str) -> Any:
     config = trained.CONFIGS[kind]
     return family_of(config, model_runs.engine().families).parameters(config)
@@ -39,8 +46,9 @@ def specs_of(kind: str, dtype: str) -> dict[str, TensorSpec]:
 def qat(kind: str, name: str, **options: Any) -> Qat:
     """Projections of attention by an option, experts and the MLP as INT8 by rows."""
     inner = "*.experts.*_proj" if kind == "gpt_oss" else "*mlp*_proj.weight"
-    rules = Rule(match="*self_attn*_proj.weight"), Rule("rows", match=inner)
-    return Qat(packing=Packing(quant_method(name), rules, methods={"rows": INT8}), **options)
+    rules = Rule(match="*self_attn*_proj.weight"), Rule("quant" if name == "twice" else "rows", match=inner)
+    method = ON_HOST[name] if name in ON_HOST else quant_method(name)
+    return Qat(packing=Packing(method, rules, methods={"rows": INT8}), **options)
 
 
 def step_of(kind: str, how: Qat, dtype: str) -> Step:
@@ -51,10 +59,17 @@ def step_of(kind: str, how: Qat, dtype: str) -> Step:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "dtype"), [("llama", "q4_1", "BF16"), ("gpt_oss", "int4", "F32"), ("qwen3_moe", "mxfp4", "BF16")]
+    ("kind", "name", "dtype"),
+    [
+        ("llama", "q4_1", "BF16"),
+        ("gpt_oss", "int4", "F32"),
+        ("qwen3_moe", "mxfp4", "BF16"),
+        ("llama", "searched", "BF16"),
+        ("qwen3_moe", "twice", "F32"),
+    ],
 )
 def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> None:
-    how = qat(kind, name)
+    how = qat(kind, name, on_host=name in ON_HOST)
     step = step_of(kind, how, dtype)
     assert list(how.problems(parameters_of(kind), specs_of(kind, dtype))) == []
     state, losses = step.init(trained.parameters(kind)), []
@@ -117,8 +132,12 @@ def test_what_is_wrong_is_said_at_once() -> None:
     said = "\n".join(map(str, how.problems(parameters_of("llama"), specs_of("llama", "BF16"))))
     assert "rule 1 ('*x_proj*'): matches none" in said
     assert "model.layers.0.self_attn.q_proj.weight: cannot be trained for (xla: xla does not search" in said
+    assert "train.transform.on_host=true rounds it on the host" in said
     assert "model.norm.weight: a vector has no rows" in said
     assert "activations: scales that are of one row alone are needed" in said
+    hosted = Qat(packing=Packing(searched, rules[:1]), on_host=True)
+    assert list(hosted.problems(parameters_of("llama"), specs_of("llama", "BF16"))) == []
+    assert "on_host: true is for one device so far" in str(next(hosted.mesh_problems((), {}, {}, len)))
     nothing = Qat(packing=Packing(quant_method("none"), (Rule(match="*q_proj.weight"),)))
     assert "packs no tensor" in str(next(iter(nothing.problems(parameters_of("llama"), specs_of("llama", "BF16")))))
     unlike = (Rule(match="*.experts.0.up_proj.weight"),)

@@ -14,6 +14,7 @@ using decoding::Floats;
 using decoding::Ints;
 using decoding::LANES;
 #define WM_INLINE static inline __attribute__((always_inline))
+#define WM_METHOD inline __attribute__((always_inline))
 
 constexpr int SLOTS = 64;                                                // of a tile
 constexpr int64_t ROWS = 64;                                             // of a block, at most
@@ -99,11 +100,13 @@ struct Call {
   const uint8_t *k, *v;
   const float *k_scales, *v_scales;  // [batch, slots, key_heads], or null
   const int32_t *at, *slot;          // [batch, queries], [batch, slots]
+  const int32_t* segment;            // [batch, queries], of slots too, which are as many; or null
   const float* sinks;                // [heads], or null
   float scale, softcap;              // a cap of 0 is none
   int64_t window;                    // 0: none
   bool causal;
-  float* out;  // [batch, queries, heads, value_dims]
+  float* out;            // [batch, queries, heads, value_dims]
+  float *top, *whole;    // [batch, queries, heads]: the largest logit, and Σ e^(logit - largest); sinks are logits too
 
   int64_t group() const { return heads / key_heads; }
   int64_t wide_values() const { return (value_dims + WIDE - 1) / WIDE * WIDE; }
@@ -115,11 +118,11 @@ struct Call {
 static inline int64_t found_floats(const Call& c) { return c.most_rows() * (c.wide_values() + 2); }
 // Floats that `attend` works in.
 static inline int64_t scratch_floats(const Call& c) {
-  return c.most_rows() * (c.dims + SLOTS + LANES) + (c.dims + LANES) * SLOTS + SLOTS * c.wide_values() + 4 * SLOTS;
+  return c.most_rows() * (c.dims + SLOTS + LANES) + (c.dims + LANES) * SLOTS + SLOTS * c.wide_values() + 5 * SLOTS;
 }
 
-// y [M, WIDE] = y · kept + a [M, depth] · b [depth, WIDE].
-template <int M>
+// y [M, WIDE] = y · kept + a [M, depth] · b [depth, WIDE]. TURNED: a is [depth, M].
+template <int M, bool TURNED>
 static void multiply(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t depth, const float* kept,
                      float* y, int64_t y_stride) {
   Floats sum[M][2];
@@ -129,7 +132,7 @@ static void multiply(const float* a, int64_t a_stride, const float* b, int64_t b
     const Floats b0 = load(b), b1 = load(b + LANES);
 #pragma GCC unroll 8
     for (int m = 0; m < M; ++m) {
-      const Floats v = everywhere(a[m * a_stride + k]);
+      const Floats v = everywhere(a[TURNED ? k * a_stride + m : m * a_stride + k]);
       sum[m][0] = fused(v, b0, sum[m][0]);
       sum[m][1] = fused(v, b1, sum[m][1]);
     }
@@ -140,19 +143,20 @@ static void multiply(const float* a, int64_t a_stride, const float* b, int64_t b
 
 using Multiply = void (*)(const float*, int64_t, const float*, int64_t, int64_t, const float*, float*, int64_t);
 
-template <int M>
+template <int M, bool TURNED>
 static inline Multiply multiply_of(int64_t rows) {
-  if constexpr (M == 1) return multiply<1>;
-  else return rows >= M ? multiply<M> : multiply_of<M - 1>(rows);
+  if constexpr (M == 1) return multiply<1, TURNED>;
+  else return rows >= M ? multiply<M, TURNED> : multiply_of<M - 1, TURNED>(rows);
 }
 
 // The same of any rows, and of columns that are a multiple of WIDE.
+template <bool TURNED = false>
 static void multiply_all(const float* a, int64_t a_stride, const float* b, int64_t b_stride, int64_t rows, int64_t depth,
                          int64_t columns, const float* kept, float* y, int64_t y_stride) {
   for (int64_t r = 0; r < rows; r += MOST) {
-    const Multiply some = multiply_of<MOST>(rows - r);
+    const Multiply some = multiply_of<MOST, TURNED>(rows - r);
     for (int64_t j = 0; j < columns; j += WIDE)
-      some(a + r * a_stride, a_stride, b + j, b_stride, depth, kept ? kept + r : nullptr, y + r * y_stride + j, y_stride);
+      some(a + r * (TURNED ? 1 : a_stride), a_stride, b + j, b_stride, depth, kept ? kept + r : nullptr, y + r * y_stride + j, y_stride);
   }
 }
 
@@ -204,29 +208,68 @@ WM_INLINE void transpose(Floats v[LANES]) {
 }
 #endif
 
-// A tile of slots of one key head: keys [dims][SLOTS], values [SLOTS][wide_values], positions and scales; -1 where there
-// are fewer slots.
+// A tile of slots of one key head: keys [dims][SLOTS], values [SLOTS][wide_values], positions, segments and scales; -1
+// where there are fewer slots.
 struct Tile {
   float *keys, *values, *k_scales, *v_scales;
-  int32_t* slot;
+  int32_t *slot, *segment;
 };
 
+// Keys and values of slots come into cache while others are computed. They lie apart, and whatever finds out by itself
+// what is read next does not.
+static void will_read(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count) {
+  const int64_t bits = bits_of(c.element), k_row = c.dims * bits / 8, v_row = c.value_dims * bits / 8;
+  for (int64_t i = 0; i < count && i < SLOTS; ++i) {
+    const int64_t at = (b * c.slots + index[i]) * c.key_heads + head;
+    for (int64_t byte = 0; byte < k_row; byte += 64) __builtin_prefetch(c.k + at * k_row + byte);
+    for (int64_t byte = 0; byte < v_row; byte += 64) __builtin_prefetch(c.v + at * v_row + byte);
+  }
+}
+
+// What a query sees: slots of positions first … last, of its segment where there are segments.
+struct Sight {
+  int32_t first, last, segment;
+
+  static Sight of(const Call& c, int64_t b, int64_t query) {
+    const int32_t at = c.at[b * c.queries + query];
+    return {c.window ? int32_t(at - c.window + 1) : 0, c.causal ? at : INT32_MAX - 1,
+            c.segment ? c.segment[b * c.queries + query] : 0};
+  }
+
+  // All bits of the lanes whose slots it does not see. No comparison: see decode.h.
+  WM_METHOD Ints hidden(const int32_t* slots, const int32_t* segments) const {
+    Ints slot, apart = {};
+    std::memcpy(&slot, slots, sizeof slot);
+    if (segments) {
+      std::memcpy(&apart, segments, sizeof apart);
+      apart ^= segment;
+      apart |= -apart;
+    }
+    return (slot | (last - slot) | (slot - first) | apart) >> 31;
+  }
+};
+
+WM_INLINE Floats without(Floats x, Ints hidden, int32_t instead) {
+  Ints bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits = (bits & ~hidden) | (hidden & instead);
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// The tile's `wide` slots, of which `count` are there.
 template <WmElement E>
-static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t left, Tile t) {
+static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
   constexpr int64_t BITS = decoding::bits(E);
   const int64_t k_row = c.dims * BITS / 8, v_row = c.value_dims * BITS / 8, first = b * c.slots;
   const auto at = [&](int64_t i) { return (first + index[i]) * c.key_heads + head; };
-  for (int64_t i = 0; i < SLOTS; ++i) {
+  for (int64_t i = 0; i < wide; ++i) {
     t.slot[i] = i < count ? c.slot[first + index[i]] : -1;
+    if (c.segment) t.segment[i] = i < count ? c.segment[first + index[i]] : 0;
     if (c.k_scales) t.k_scales[i] = i < count ? c.k_scales[at(i)] : 0.0f;
     if (c.v_scales) t.v_scales[i] = i < count ? c.v_scales[at(i)] : 0.0f;
   }
-  for (int64_t i = count; i < count + SLOTS && i < left; ++i)  // the next tile's
-    for (int64_t byte = 0; byte < k_row || byte < v_row; byte += 64) {
-      if (byte < k_row) __builtin_prefetch(c.k + at(i) * k_row + byte);
-      if (byte < v_row) __builtin_prefetch(c.v + at(i) * v_row + byte);
-    }
-  for (int64_t i = 0; i < SLOTS; i += LANES)
+  for (int64_t i = 0; i < wide; i += LANES)
     for (int64_t d = 0; d < c.dims; d += LANES) {
       Floats square[LANES];
       for (int l = 0; l < LANES; ++l)
@@ -240,31 +283,30 @@ static void fill(const Call& c, int64_t b, int64_t head, const int32_t* index, i
             d < c.value_dims ? decoding::some<E>(c.v + at(i) * v_row + d * BITS / 8, c.value_dims - d) : Floats{});
 }
 
-static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t left, Tile t) {
+static void fill_any(const Call& c, int64_t b, int64_t head, const int32_t* index, int64_t count, int64_t wide, Tile t) {
   switch (c.element) {
-    case WM_F32: return fill<WM_F32>(c, b, head, index, count, left, t);
-    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, left, t);
-    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, left, t);
-    default: return fill<WM_INT8>(c, b, head, index, count, left, t);
+    case WM_F32: return fill<WM_F32>(c, b, head, index, count, wide, t);
+    case WM_BF16: return fill<WM_BF16>(c, b, head, index, count, wide, t);
+    case WM_E4M3: return fill<WM_E4M3>(c, b, head, index, count, wide, t);
+    default: return fill<WM_INT8>(c, b, head, index, count, wide, t);
   }
 }
 
-// Of one row: logits of a tile become weights, in place. Returns what the sums so far are to be multiplied with.
-static float weigh(const Call& c, const Tile& t, int32_t at, float* logits, float* largest_so_far, float* sum) {
-  const int32_t last = c.causal ? at : INT32_MAX - 1, first = c.window ? int32_t(at - c.window + 1) : 0;
+// Of one row: logits of a tile of `wide` slots become weights, in place. Returns what the sums so far are to be
+// multiplied with.
+static float weigh(const Call& c, const Tile& t, int64_t wide, Sight sight, float* logits, float* largest_so_far,
+                   float* sum) {
+  const auto hidden = [&](int j) { return sight.hidden(t.slot + j, c.segment ? t.segment + j : nullptr); };
   Floats top = everywhere(-__builtin_inff());
   Ints nan = {};  // negative where there is one
-  for (int j = 0; j < SLOTS; j += LANES) {
+  for (int j = 0; j < wide; j += LANES) {
     Floats x = load(logits + j) * c.scale;
     if (c.k_scales) x = x * load(t.k_scales + j);
     if (c.softcap != 0) x = c.softcap * hyperbolic_tangent(x / c.softcap);
-    Ints slot, bits, lowest = Ints{} - 0x00800000;  // -infinity
-    std::memcpy(&slot, t.slot + j, sizeof slot);
+    x = without(x, hidden(j), -0x00800000);  // -infinity
+    Ints bits;
     std::memcpy(&bits, &x, sizeof bits);
-    const Ints hidden = (slot | (last - slot) | (slot - first)) >> 31;  // no comparison: see decode.h
-    bits = (bits & ~hidden) | (lowest & hidden);
     nan |= 0x7F800000 - (bits & 0x7FFFFFFF);
-    std::memcpy(&x, &bits, sizeof x);
     store(logits + j, x);
     top = larger(x, top);
   }
@@ -274,18 +316,13 @@ static float weigh(const Call& c, const Tile& t, int32_t at, float* logits, floa
   const float before = *largest_so_far, there = largest(top) + total(strange);
   const float now = there <= before ? before : there;  // NaN, once it is there
   if (now == -__builtin_inff()) {  // nothing seen yet
-    for (int j = 0; j < SLOTS; j += LANES) store(logits + j, Floats{});
+    for (int j = 0; j < wide; j += LANES) store(logits + j, Floats{});
     return 1;
   }
   Floats weights = {};
-  for (int j = 0; j < SLOTS; j += LANES) {
+  for (int j = 0; j < wide; j += LANES) {
     const Floats x = load(logits + j);
-    Floats w = exponential(x - now);
-    Ints bits, seen;
-    std::memcpy(&bits, &w, sizeof bits);
-    std::memcpy(&seen, t.slot + j, sizeof seen);
-    bits &= ~((seen | (last - seen) | (seen - first)) >> 31);
-    std::memcpy(&w, &bits, sizeof w);
+    const Floats w = without(exponential(x - now), hidden(j), 0);
     weights += w;
     store(logits + j, c.v_scales ? w * load(t.v_scales + j) : w);
   }
@@ -306,7 +343,9 @@ static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_
   t.k_scales = t.values + SLOTS * wide;
   t.v_scales = t.k_scales + SLOTS;
   t.slot = reinterpret_cast<int32_t*>(t.v_scales + SLOTS);
+  t.segment = t.slot + SLOTS;
   float *sum = found + most * wide, *top = sum + most;
+  will_read(c, b, head, index, count);
   for (int64_t r = 0; r < rows; ++r) {
     const int64_t query = (first + r) / group, h = head * group + (first + r) % group;
     std::memcpy(q + r * c.dims, c.q + ((b * c.queries + query) * c.heads + h) * c.dims, size_t(c.dims) * 4);
@@ -315,11 +354,12 @@ static void attend(const Call& c, int64_t b, int64_t head, int64_t first, int64_
     top[r] = -__builtin_inff();
   }
   for (int64_t i = 0; i < count; i += SLOTS) {
-    const int64_t here = count - i < SLOTS ? count - i : SLOTS;
-    fill_any(c, b, head, index + i, here, count - i, t);
-    multiply_all(q, c.dims, t.keys, SLOTS, rows, c.dims, SLOTS, nullptr, logits, SLOTS);
+    const int64_t here = count - i < SLOTS ? count - i : SLOTS, columns = (here + WIDE - 1) / WIDE * WIDE;
+    will_read(c, b, head, index + i + here, count - i - here);
+    fill_any(c, b, head, index + i, here, columns, t);
+    multiply_all(q, c.dims, t.keys, SLOTS, rows, c.dims, columns, nullptr, logits, SLOTS);
     for (int64_t r = 0; r < rows; ++r)
-      kept[r] = weigh(c, t, c.at[b * c.queries + (first + r) / group], logits + r * SLOTS, top + r, sum + r);
+      kept[r] = weigh(c, t, columns, Sight::of(c, b, (first + r) / group), logits + r * SLOTS, top + r, sum + r);
     multiply_all(logits, SLOTS, t.values, wide, rows, here, wide, kept, found, wide);
   }
 }
@@ -345,9 +385,9 @@ static void finish(const Call& c, int64_t b, int64_t head, int64_t first, int64_
     }
     if (whole != 0)
       for (int64_t d = 0; d < c.value_dims; ++d) out[d] /= whole;
+    c.top[(b * c.queries + query) * c.heads + h] = largest;
+    c.whole[(b * c.queries + query) * c.heads + h] = whole;
   }
 }
-
-#undef WM_INLINE
 
 }  // namespace attention

@@ -3,13 +3,13 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
 #include <vector>
 
 #include "elements.h"
 #include "floats.h"
 #include "gemv_call.h"
 #include "grouped.h"
+#include "lines.h"
 #include "targets.h"
 #include "parallel.h"
 
@@ -64,7 +64,7 @@ struct Product {
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
 
-void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t piece_nbytes) {
+void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
@@ -72,32 +72,42 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels, int64_t p
   q.kernel = kernel;
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
-  p.grain = std::max<int64_t>(4, piece_nbytes / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
-  p.pieces = (w.rows + p.grain - 1) / p.grain;
-  if (q.scaled != Scaled::LANES) return;
-  const int lanes = kernel->lanes, own = kernel->group / lanes;
+}
+
+// Which blocks the lanes of each group are of. Without a division for each: there are as many as a short row has
+// products.
+void find_blocks(Product& p) {
+  Gemv& q = p.q;
+  const int lanes = q.kernel->lanes, group = q.kernel->group, grain = q.kernel->grain, own = group / lanes;
+  std::vector<int32_t> at(static_cast<size_t>(lanes));
+  for (int l = 0; l < lanes; ++l) at[size_t(l)] = l * own / grain * grain;
   p.first.resize(size_t(q.groups));
   p.spread.resize(size_t(q.groups * lanes));
-  for (int64_t g = 0; g < q.groups; ++g) {
-    p.first[size_t(g)] = int32_t(g * kernel->group / w.block_elems);
+  int32_t* spread = p.spread.data();
+  int32_t block = 0;
+  for (int64_t g = 0, next = q.w.block_elems; g < q.groups; ++g, spread += lanes)
     for (int l = 0; l < lanes; ++l) {
-      const int64_t k = g * kernel->group + l * own / kernel->grain * kernel->grain;
-      p.spread[size_t(g * lanes + l)] = k < w.n ? int32_t(k / w.block_elems) - p.first[size_t(g)] : -1;
+      const int64_t k = g * group + at[size_t(l)];
+      for (; k >= next; next += q.w.block_elems) ++block;
+      if (l == 0) p.first[size_t(g)] = block;
+      spread[l] = k < q.w.n ? block - p.first[size_t(g)] : -1;
     }
-  }
   q.first = p.first.data(), q.spread = p.spread.data();
 }
 
-// Floats that begin where a line of cache does: no register that is read from there is in two of them.
-class Lines {
-  std::unique_ptr<float[]> held;
-
- public:
-  float* data = nullptr;
-  explicit Lines(int64_t count) : held(new float[size_t(count) + 16]) {  // not a vector, which writes it
-    data = reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(held.get()) + 63) & ~uintptr_t(63));
+// The same for all products; those of like weights share them.
+void find_blocks(std::vector<Product>& products) {
+  for (size_t s = 0; s < products.size(); ++s) {
+    Gemv& q = products[s].q;
+    if (q.scaled != Scaled::LANES) continue;
+    const auto alike = [&](const Product& p) {
+      return p.q.scaled == q.scaled && p.q.kernel == q.kernel && p.q.w.block_elems == q.w.block_elems;
+    };
+    const auto other = std::find_if(products.begin(), products.begin() + int64_t(s), alike);
+    if (other == products.begin() + int64_t(s)) find_blocks(products[s]);
+    else q.first = other->q.first, q.spread = other->q.spread;
   }
-};
+}
 
 // What a call keeps of activations, in an order that some of its weights want.
 struct Order {
@@ -106,10 +116,11 @@ struct Order {
 };
 
 constexpr int64_t USUAL_FLOATS = 1 << 12;  // of scratch, beside which there are few larger
+constexpr int64_t PIECES = 8;  // of a small call, for each thread: they end within a sixteenth of it
 
 // See struct Grouped. `bf16_dot`: whether bfloat16 is multiplied as it is, where the machine can. `piece_nbytes`: of
-// codes, for a thread at a time, so that all end together. `worth_nbytes`: of codes for each thread, as waking one takes
-// as long as reading some.
+// codes, for a thread at a time, so that all end together; less where there are few. `worth_nbytes`: of codes for each
+// thread, as waking one takes as long as reading some.
 ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t piece_nbytes, int64_t worth_nbytes,
                    ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
                    ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
@@ -120,8 +131,9 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
   std::vector<Product> products(call.stacks.size());
   for (size_t s = 0; s < products.size(); ++s) {
     products[s].q.w = call.stacks[s].w, products[s].y = call.stacks[s].y;
-    decide(products[s], kernels(isa, call.bf16 && bf16_dot != 0, call.stacks[s].w.element), piece_nbytes);
+    decide(products[s], kernels(isa, call.bf16 && bf16_dot != 0, call.stacks[s].w.element));
   }
+  find_blocks(products);
 
   const bool sums = std::any_of(products.begin(), products.end(), [](const Product& p) { return p.q.w.zero; });
   std::vector<Order> orders;
@@ -141,20 +153,22 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
   }
 
   int64_t pieces = 0, nbytes = 0;
-  for (const Product& p : products) {
+  for (const Product& p : products) nbytes += p.q.w.rows * p.q.w.row_nbytes() * int64_t(call.groups.size());
+  const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(pool.num_threads(), nbytes / worth_nbytes));
+  piece_nbytes = std::min(piece_nbytes, nbytes / (threads * PIECES));
+  for (Product& p : products) {
+    const Weights& w = p.q.w;
+    p.grain = std::max<int64_t>(4, piece_nbytes / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
+    p.pieces = (w.rows + p.grain - 1) / p.grain;
     pieces += p.pieces;
-    nbytes += p.q.w.rows * p.q.w.row_nbytes() * int64_t(call.groups.size());
   }
-  parallel(pool, nbytes / worth_nbytes, pieces * int64_t(call.groups.size()), [&](int64_t i) {
+  parallel(pool, threads, pieces * int64_t(call.groups.size()), [&](int64_t i) {
     const Group& group = call.groups[size_t(i / pieces)];
     i %= pieces;
     const Product* p = products.data();
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
-    alignas(64) float usual[USUAL_FLOATS];
-    const int64_t floats = scratch_floats(p->q);
-    const std::unique_ptr<float[]> large(floats > USUAL_FLOATS ? new float[size_t(floats)] : nullptr);
-    float* scratch = large ? large.get() : usual;
+    const Own<USUAL_FLOATS> scratch(scratch_floats(p->q));
     for (size_t from = 0; from < group.assignments.size(); from += GEMV_MOST) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
@@ -164,7 +178,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
         xs[k] = p->x[size_t(a / call.each)];
         ys[k] = p->y + a * rows;
       }
-      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch);
+      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);
     }
   });
   return ffi::Error::Success();

@@ -16,6 +16,7 @@
 #include "grouped.h"
 #include "targets.h"
 #include "parallel.h"
+#include "scratch.h"
 
 #define WM_KERNELS "gemm_all.h"
 #include "each_isa.h"
@@ -62,36 +63,6 @@ const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& 
 #undef WM_CHOOSE
 
 constexpr int64_t ORDERED = 2 << 20;  // floats of activations that go by while a strip is decoded: a cache keeps them
-
-struct Free {
-  void operator()(float* p) const { ::operator delete[](p, std::align_val_t(64)); }
-};
-using Memory = std::unique_ptr<float[], Free>;
-
-// Memory of one size that is taken in turn: as much as is in use at a time.
-class Scratch {
- public:
-  explicit Scratch(int64_t floats) : floats_(size_t(floats)) {}
-
-  Memory take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (idle_.empty())
-      return Memory(static_cast<float*>(::operator new[](floats_ * sizeof(float), std::align_val_t(64))));
-    Memory last = std::move(idle_.back());
-    idle_.pop_back();
-    return last;
-  }
-
-  void give(Memory m) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    idle_.push_back(std::move(m));
-  }
-
- private:
-  size_t floats_;
-  std::mutex mutex_;
-  std::vector<Memory> idle_;
-};
 
 // Rows of activations with one matrix of each stack. Who comes first has memory for them in order, which all put in
 // order together, and who is done last gives it back.

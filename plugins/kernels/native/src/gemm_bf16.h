@@ -35,36 +35,22 @@ static bool takes(const Weights& w, bool scaled) {
   return w.block_elems % BLOCK == 0 || w.block_elems >= w.n;
 }
 
-// ---- Activations: pairs of columns, [pair][m] of each tile, and tiles as gemm::arrange_tile leaves them ----
+// ---- Activations: pairs of columns, put in order as gemm.h's are ----
 
 static inline int64_t depth_of(int64_t n) { return gemm::even_depth(n, MOST_DEPTH, BLOCK); }
 
 static int64_t arranged(int64_t n) { return blocks_of(n) * PAIRS; }
 
+// LANES pairs, of which `left` columns are there.
+WM_INLINE Ints pairs_of(const void* x, int64_t at, int64_t left) {
+  Ints v = {};
+  std::memcpy(&v, static_cast<const uint16_t*>(x) + at, size_t(least(2 * LANES, left)) * 2);
+  return v;
+}
+
 template <int TALL>
 static void arrange_tile(const GemmRows& q, int64_t i, float* out) {
-  const int64_t tiles = (q.count + TALL - 1) / TALL, first = gemm::first_of(q.count, tiles, i);
-  const int64_t m = gemm::share(q.count, tiles, i);
-  const uint16_t* from[LANES];
-  for (int64_t l = 0; l < LANES; ++l) from[l] = static_cast<const uint16_t*>(q.x_of(first + least(l, m - 1)));
-  for (int64_t k = 0, deep = depth_of(q.n); k < q.n; k += deep) {
-    const int64_t pairs = blocks_of(least(deep, q.n - k)) * PAIRS;
-    float* part = out + k / 2 * q.count + first * pairs;
-    for (int64_t c = 0; c < pairs; c += LANES) {
-      const int64_t there = least(2 * LANES, q.n - k - 2 * c);
-      Ints v[LANES] = {};
-      if (there == 2 * LANES)
-        for (int l = 0; l < LANES; ++l) std::memcpy(&v[l], from[l] + k + 2 * c, sizeof v[l]);
-      else
-        for (int l = 0; l < LANES; ++l) std::memcpy(&v[l], from[l] + k + 2 * c, size_t(there) * 2);
-      gemm::transpose(v);
-      for (int64_t j = 0; j < LANES; ++j) {
-        float* to = part + (c + j) * m;  // as in gemm::arrange
-        if ((c + j) * m + LANES <= pairs * m) store(to, (Floats)v[j]);
-        else std::memcpy(to, &v[j], size_t(m) * 4);
-      }
-    }
-  }
+  gemm::arrange_rows<TALL, 2>(q, i, depth_of(q.n), BLOCK, out, pairs_of);
 }
 
 // ---- Weights: pairs of columns [pair][STRIP] ----

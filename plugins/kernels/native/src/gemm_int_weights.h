@@ -71,48 +71,50 @@ struct Integers {
   }
 };
 
-// The same for four-bit elements that are integers, straight from their codes: look-ups of bytes, or of halves.
+// The same of codes that are integers, straight from them: `each` makes those of some lanes of codes, [lane of integers],
+// of which `count` are there.
+template <int CODE_BITS, typename Each>
+WM_INLINE void straight(const Part& p, int half, float multiple, int32_t* out, float* units, const Each& each) {
+  using Squares = gemm::Squares<CODE_BITS>;
+  const int64_t columns = (p.depth + BLOCK - 1) / BLOCK * BLOCK;
+  units_of(p, half, multiple, units);
+  Squares squares(p, half);
+  int32_t* at = out + half * LANES;
+  for (int64_t k = 0; k < columns; k += Squares::COLUMNS) {
+    Ints lanes[LANES];
+    squares.read(p.depth - k, lanes);
+    each(lanes, least(LANES, (columns - k) / Squares::PER), at);
+  }
+}
+
+// Of four bits: look-ups of bytes, or of halves.
 template <int BITS, WmElement E, int MULTIPLE>
 static void four_bits(const Part& p, int half, int32_t* out, float* units) {
   constexpr bool QUADS = Width<BITS>::QUADS;
   static constexpr Integers<std::conditional_t<QUADS, uint8_t, int16_t>, E, MULTIPLE> TABLE;
   const __m512i table = _mm512_load_si512(TABLE.value);
-  const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
-  units_of(p, half, MULTIPLE, units);
-  gemm::Squares<4> squares(p, half);
-  int32_t* at = out + half * LANES;
-  for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
-    Ints lanes[LANES];
-    squares.read(p.depth - k, lanes);
-    const int64_t count = least(LANES, (blocks * BLOCK - k) / 8);
+  straight<4>(p, half, MULTIPLE, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; ++t)
       for (int i = 0; i < (QUADS ? 2 : 4); ++i, at += STRIP) {
         const __m512i codes = (__m512i)(lanes[t] >> (4 * i));
         _mm512_storeu_si512(at, QUADS ? _mm512_permutexvar_epi8(codes, table) : _mm512_permutexvar_epi16(codes, table));
       }
-  }
+  });
 }
 
-// The same for integers of eight bits, which stay what they are: every other one of eight columns.
+// Of eight bits, which stay what they are: every other one of eight columns.
 static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
   alignas(64) uint8_t even[64];
   for (int i = 0; i < 64; ++i) even[i] = uint8_t(i / 4 * 4 + i % 2 * 2 + i % 4 / 2 * 64);
   const __m512i evens = _mm512_load_si512(even), odds = _mm512_add_epi8(evens, _mm512_set1_epi8(1));
   const __m512i offset = _mm512_set1_epi8(char(0x80));
-  const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
-  units_of(p, half, 1, units);
-  gemm::Squares<8> squares(p, half);
-  int32_t* at = out + half * LANES;
-  for (int64_t k = 0; k < blocks * BLOCK; k += squares.COLUMNS) {
-    Ints lanes[LANES];
-    squares.read(p.depth - k, lanes);
-    const int64_t count = least(LANES, (blocks * BLOCK - k) / 4);
+  straight<8>(p, half, 1, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; t += 2)
       for (int i = 0; i < 2; ++i, at += STRIP) {
         const __m512i codes = _mm512_permutex2var_epi8((__m512i)lanes[t], i ? odds : evens, (__m512i)lanes[t + 1]);
         _mm512_storeu_si512(at, _mm512_xor_si512(codes, offset));
       }
-  }
+  });
 }
 #endif
 

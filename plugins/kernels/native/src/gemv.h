@@ -82,13 +82,25 @@ WM_INLINE void first_of(const uint8_t* p, int64_t count, uint8_t* out) {
 
 // ---- Activations ----
 
+// Which element of a group comes to each place: `place` the other way round, not to be worked out for every element.
+template <class L>
+struct Order {
+  uint16_t element[L::GROUP];
+  constexpr Order() : element() {
+    for (int k = 0; k < L::GROUP; ++k) element[L::place(k)] = uint16_t(k);
+  }
+};
+
 template <class L, typename From>
 static void arrange_from(const From* x, int64_t n, typename L::X* out) {
+  static constexpr Order<L> ORDER;
   const int64_t whole = n / L::GROUP * L::GROUP;
   for (int64_t g = 0; g < whole; g += L::GROUP)
-    for (int k = 0; k < L::GROUP; ++k) out[g + L::place(k)] = L::taken(x[g + k]);
-  if (whole < n)
-    for (int k = 0; k < L::GROUP; ++k) out[whole + L::place(k)] = L::taken(whole + k < n ? x[whole + k] : From{});
+    for (int i = 0; i < L::GROUP; ++i) out[g + i] = L::taken(x[g + ORDER.element[i]]);
+  for (int i = 0; whole < n && i < L::GROUP; ++i) {
+    const int64_t k = whole + ORDER.element[i];
+    out[whole + i] = L::taken(k < n ? x[k] : From{});
+  }
 }
 
 template <class L>
@@ -240,15 +252,15 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
   int64_t band = 0, bands = 0;  // whose factors are there
   for (int64_t at = 0; at < count; at += R) {
     const int64_t last = at + R <= count ? row + at + R - 1 : row + count - 1;
-    if (last / w.block_rows >= band + bands) {
-      band = (row + at) / w.block_rows;
-      bands = std::min((row + count - 1) / w.block_rows + 1 - band, room / (across ? across : 1));
+    if (w.band(last) >= band + bands) {
+      band = w.band(row + at);
+      bands = std::min(w.band(row + count - 1) + 1 - band, room / (across ? across : 1));
       factors(w, matrix, band, bands, own, zeros);
     }
     const uint8_t* codes[R];
     const float *s[R], *z[R];
     for (int r = 0; r < R; ++r) {
-      const int64_t i = row + at + r < last ? row + at + r : last, place = (i / w.block_rows - band) * across;
+      const int64_t i = row + at + r < last ? row + at + r : last, place = (w.band(i) - band) * across;
       codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = zeros + place;
     }
     float out[R][M];
@@ -280,7 +292,7 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
   plain.w.scale = WM_SCALE_NONE, plain.w.zero = WM_ZERO_NONE, plain.w.second = WM_SECOND_NONE;
   plain.w.block_elems = w.n, plain.w.block_rows = w.rows;
   for (int64_t at = 0, until; at < count; at = until) {
-    const int64_t band = (row + at) / w.block_rows;
+    const int64_t band = w.band(row + at);
     until = (band + 1) * w.block_rows - row < count ? (band + 1) * w.block_rows - row : count;
     factors(w, matrix, band, 1, s, z);
     Arranged xs[GEMV_MOST];

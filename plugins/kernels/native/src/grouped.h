@@ -20,6 +20,28 @@ struct Group {
   std::vector<int64_t> assignments;
 };
 
+// Of `count` assignments; without `chosen` all are of the first matrix. In the order in which the first of each comes;
+// `none` hears of assignments that chose no matrix.
+template <typename None>
+static inline std::vector<Group> groups_of(const int32_t* chosen, int64_t count, int64_t matrices, const None& none) {
+  std::vector<Group> found;
+  std::vector<int64_t> group(size_t(matrices), -1);
+  for (int64_t a = 0; a < count; ++a) {
+    const int64_t matrix = chosen == nullptr ? 0 : chosen[a];
+    if (matrix < 0 || matrix >= matrices) {
+      none(a);
+      continue;
+    }
+    int64_t& g = group[size_t(matrix)];
+    if (g < 0) {
+      g = int64_t(found.size());
+      found.push_back({matrix, {}});
+    }
+    found[size_t(g)].assignments.push_back(a);
+  }
+  return found;
+}
+
 // y[s] [A, rows] = x [N, n] · w[s][expert]ᵀ for stacks of weights [E, rows, n]; A is a multiple of N, and assignment a
 // is of row a / each of x.
 struct Grouped {
@@ -27,7 +49,7 @@ struct Grouped {
   bool bf16;  // x is bfloat16, else float32
   int64_t n, rows, count, each;  // rows of x, assignments, assignments of a row
   std::vector<Stack> stacks;
-  std::vector<Group> groups;  // in the order in which the first of each comes
+  std::vector<Group> groups;
 };
 
 // Reads it, and makes results zero whose expert is none (a negative one); without experts, all are of the first matrix.
@@ -82,19 +104,8 @@ static inline ffi::Error read(ffi::Span<const int64_t> formats, ffi::AnyBuffer x
   call.each = call.count / std::max<int64_t>(1, call.rows);
   if (stacks == 0) return ffi::Error::Success();
   const int64_t matrices = call.stacks[0].w.matrices;
-  std::vector<int64_t> group(size_t(matrices), -1);
-  for (int64_t a = 0; a < call.count; ++a) {
-    const int64_t matrix = chosen == nullptr ? 0 : chosen[a];
-    if (matrix < 0 || matrix >= matrices) {
-      for (const Stack& s : call.stacks) std::fill_n(s.y + a * s.w.rows, s.w.rows, 0.0f);
-      continue;
-    }
-    int64_t& g = group[size_t(matrix)];
-    if (g < 0) {
-      g = int64_t(call.groups.size());
-      call.groups.push_back({matrix, {}});
-    }
-    call.groups[size_t(g)].assignments.push_back(a);
-  }
+  call.groups = groups_of(chosen, call.count, matrices, [&](int64_t a) {
+    for (const Stack& s : call.stacks) std::fill_n(s.y + a * s.w.rows, s.w.rows, 0.0f);
+  });
   return ffi::Error::Success();
 }

@@ -35,4 +35,6 @@ struct Weights {
   int64_t row_nbytes() const { return n * bits_of(element) / 8; }
   int64_t across() const { return (n + block_elems - 1) / block_elems; }  // scales of a row of blocks
   int64_t down() const { return (rows + block_rows - 1) / block_rows; }
+  // Which row of blocks a row is in; that most blocks are of one row saves a division for each.
+  int64_t band(int64_t row) const { return block_rows == 1 ? row : row / block_rows; }
 };

@@ -1,0 +1,3 @@
+// Included once for each instruction set.
+#include "attention.h"
+#include "attention_gradient.h"

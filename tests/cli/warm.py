@@ -1,0 +1,151 @@
+"""Commands from a process that has imported what they all import: it forks one for each.
+
+Imports are half of what a short command takes, and tests run hundreds. What is forked is a process of its own like any
+other (folder, variables, streams, session, exit code) and goes through `pipeline/__main__.py` from the top; only the
+modules are there. No framework is among them, and nothing of ours has been called. How Python itself starts is what
+`tests.cli.run.start` is for.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = (
+    "pipeline.__main__", "dask.threaded", "psutil", "rich.progress", "rich.table", "safetensors", "pipeline.engine",
+    "pipeline.reporting.manifest", "pipeline.running.graph", "plugins.formats.hub.files", "plugins.quant.blockwise",
+    "stages.decode", "stages.export", "stages.export_work", "stages.load", "stages.quantize",
+)  # fmt: skip
+AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CONFIG_DIR")
+"""Variables that are read before the first line of ours, or as it is imported."""
+
+
+def serves(args: Iterable[str], cwd: str | bytes | Path, environment: Mapping[str, str]) -> bool:
+    """Whether a fork would do what a process that is started there with these does.
+
+    Python looks for modules in the current folder first, which may hold another tree of ours; a folder of the user's
+    own is looked for as our packages are imported.
+    """
+    here = Path(os.fsdecode(cwd))
+    guest = any(a.startswith(("--config-dir", "-cd")) for a in args) or (
+        here.resolve() != ROOT and any((here / name).exists() for name in ("pipeline", "stages", "plugins"))
+    )
+    return sys.platform == "linux" and not guest and _at_start(environment) == BEGUN_WITH
+
+
+def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith(AT_START)}
+
+
+BEGUN_WITH = _at_start(os.environ)
+
+
+def run(
+    args: list[str], cwd: str | bytes | Path, environment: Mapping[str, str], timeout_s: float
+) -> tuple[int, str, str]:
+    """The exit code of `python -m pipeline ARGS…`, and what it wrote to stdout and stderr.
+
+    Raises:
+        AssertionError: it took too long, and was killed with all it started.
+    """
+    asked = {"args": args, "cwd": os.fsdecode(cwd), "environment": dict(environment)}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        server = _server()
+        socket.send_fds(server, [json.dumps(asked).encode()], [out.fileno(), err.fileno()])
+        pid = int(server.recv(64))
+        try:
+            server.settimeout(timeout_s)
+            code = int(server.recv(64))
+        except BaseException as why:
+            from tests.cli.run import kill_tree
+
+            with suppress(psutil.NoSuchProcess):
+                kill_tree(pid)
+            server.settimeout(None)
+            server.recv(64)  # that it is dead
+            if isinstance(why, TimeoutError):
+                raise AssertionError(f"still running after {timeout_s} s: {args}") from None
+            raise
+        finally:
+            server.settimeout(None)
+        said = []
+        for stream in (out, err):
+            stream.seek(0)
+            said.append(stream.read().decode())
+    return code, said[0], said[1]
+
+
+@cache
+def _server() -> socket.socket:
+    """Ours of the two ends to a server, which is started by the first who asks."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cli.warm", str(its.fileno())],
+        cwd=ROOT, env={**environment, **BEGUN_WITH}, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    its.close()
+
+    def end() -> None:
+        ours.close()
+        process.wait()
+
+    atexit.register(end)
+    return ours
+
+
+def _serve(asked: socket.socket) -> list[str]:
+    """Fork a process for each request; returns in these only, with what was typed."""
+    while True:
+        message, streams, _, _ = socket.recv_fds(asked, 1 << 20, 2)
+        if not message:
+            os._exit(0)
+        if (pid := os.fork()) == 0:
+            asked.close()
+            wanted = json.loads(message)
+            os.setsid()
+            for number, stream in enumerate(streams, 1):
+                os.dup2(stream, number)
+                os.close(stream)
+            os.chdir(wanted["cwd"])
+            os.environ.clear()
+            os.environ.update(wanted["environment"])
+            sys.path[0] = os.getcwd()
+            args: list[str] = wanted["args"]
+            return args
+        for stream in streams:
+            os.close(stream)
+        asked.send(str(pid).encode())
+        asked.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _main(fd: int) -> NoReturn:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for name in IMPORTED:
+        importlib.import_module(name)
+    del sys.modules["pipeline.__main__"]  # which each command runs from the top
+    gc.collect()
+    gc.freeze()
+    sys.argv = ["", *_serve(socket.socket(fileno=fd))]
+    runpy.run_module("pipeline", run_name="__main__", alter_sys=True)
+    sys.exit(0)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]))
