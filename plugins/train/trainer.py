@@ -231,7 +231,7 @@ class Trainer:
         state = round(4 * values * (1 + moments))
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
-        temporary += 4 * ROUNDED * values if self.transform is not None and freezing is None else 0
+        temporary += 4 * ROUNDED * values if self.transform is not None and self.freezing is None else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
