@@ -21,7 +21,7 @@ from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
 from plugins.models.device import device_nbytes
 from plugins.train import matching
-from plugins.train.footprint import BACK, FORTH, activations_nbytes, host_nbytes, products
+from plugins.train.footprint import BACK, FORTH, ROUNDED, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.on_devices import OnDevices
 from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
@@ -231,6 +231,7 @@ class Trainer:
         state = round(4 * values * (1 + moments))
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
+        temporary += 4 * ROUNDED * values if self.transform is not None and self.freezing is None else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
