@@ -171,8 +171,6 @@ class Collective:
 _KINDS = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
 _GROUPS = r"replica_groups=(?P<groups>mesh\[.*?\].*?\}|\S+)"
 _ONE = re.compile(rf"= *(?P<shapes>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?{_GROUPS}")
-    rf"= *(?P<shapes>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?replica_groups=(?P<groups>mesh\[.*?\].*?\}}|\S+)"
-)
 
 
 def _ways(groups: str) -> int:
