@@ -169,13 +169,16 @@ class Collective:
 
 
 _KINDS = "all-reduce|all-gather|all-to-all|collective-permute|collective-broadcast|reduce-scatter"
-_ONE = re.compile(rf"= *(?P<shapes>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?replica_groups=(?P<groups>\S+)")
+_GROUPS = r"replica_groups=(?P<groups>mesh\[.*?\].*?\}|\S+)"
+_ONE = re.compile(rf"= *(?P<shapes>\(.*?\)|\S+) (?P<kind>{_KINDS})(?:-start)?\(.*?{_GROUPS}")
 
 
 def _ways(groups: str) -> int:
     """Devices of a group, in each of the ways that XLA writes them down."""
-    if groups.startswith("mesh["):  # axes, and their sizes
-        return math.prod(map(int, re.findall(r"=(\d+)", groups)))
+    if groups.startswith("mesh["):  # the sizes of axes, and then those (or factors of them) that take part
+        sizes, taken = groups.split("]", 1)
+        of = dict(re.findall(r"('\w+')=(\d+)", sizes))
+        return math.prod(int(part or of[axis]) for axis, part in re.findall(r"('\w+')(?::\(\d+\)(\d+))?", taken))
     iota = re.match(r"\[\d+,(\d+)\]", groups)
     return int(iota[1]) if iota else len(re.match(r"\{\{([\d,]*)", groups)[1].split(","))  # type: ignore[index]
 

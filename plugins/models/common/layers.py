@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from plugins.kernels.varying import along, axes_of
+from plugins.kernels.varying import along
 from plugins.mesh.collectives import over, summed
 from plugins.models.common.cache import CacheView, LayerShape
 from plugins.models.common.ops import Ops
@@ -42,10 +42,10 @@ class Linear(nnx.Module):
 
 def together(x: Any, linears: Sequence[Linear], ops: Ops) -> list[Any]:
     """What each of `linears` makes of the same x, asked for at once."""
-    ws = [one.weight.get_value() for one in linears]
-    x = along(axes_of(x, ws), x)  # once for all: its gradient is then added up over devices once
+    divided = tuple(dict.fromkeys(axis for one in linears for axis in over(one.weight.layout, 0)))
+    x = along(divided, x)  # once for all: its gradient is then added up over devices once
     biases = (None if one.bias is None else one.bias.get_value() for one in linears)
-    return ops.matmul.together(*((x, w, b) for w, b in zip(ws, biases, strict=True)))
+    return ops.matmul.together(*((x, one.weight.get_value(), b) for one, b in zip(linears, biases, strict=True)))
 
 
 class RMSNorm(nnx.Module):
