@@ -91,10 +91,8 @@ TYPOS = [
     ([MODEL, "export.container.stem=x"], ["'export.container' is null, so it has no fields"]),
     (["tnue", MODEL], ["'tnue'", "did you mean 'tune'?"]),
     (["gpt_oss"], ["'gpt_oss': an override is written key=value"]),
-    (
-        [MODEL, "dask.memory=2GIG", "export.max_shard_size=big"],
-        ["dask.memory='2GIG' is not a size", "2GiB", "export.max_shard_size='big' is not a size"],
-    ),
+    ([MODEL, "dask.memory=2GIG"], ["dask.memory='2GIG' is not a size", "2GiB"]),
+    ([MODEL, "export.max_shard_size=big"], ["export.max_shard_size='big' is not a size"]),
     ([MODEL, "dask.workers=0"], ["dask.workers=0: at least 1 is needed"]),
     ([MODEL, "dask.workers=many"], ["dask.workers: a whole number is expected, got 'many'"]),
     ([MODEL, "--config-dir", "/nowhere/at/all"], ["--config-dir '/nowhere/at/all': no such folder"]),
@@ -138,8 +136,10 @@ def test_yaml_cannot_reach_other_code(tmp_path: Path, target: str) -> None:
     keys = ("quant._target_", "stages.load._target_", "export.container._target_")
     said = pipeline(*MAIN, "export=hf", *(f"{key}={target}" for key in keys), cwd=tmp_path)
     assert said.code == 2
+    assert "error: 3 problems of one kind\n" in said.err
+    assert f" (×3): {target!r} is outside the packages a config may name" in said.err
     for key in keys:
-        assert f"{key}: {target!r} is outside the packages a config may name" in said.err
+        assert key in said.err
 
 
 def test_a_traceback_only_when_asked_for(tmp_path: Path) -> None:

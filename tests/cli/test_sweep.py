@@ -206,7 +206,7 @@ def test_killed_again_and_again(tmp_path: Path, whole: Path, how: Sequence[str])
 
         def now(outputs: Path) -> bool:
             if not goal:
-                goal.append(done(outputs) + rng.randrange(1, 90))  # of 708 chunks
+                goal.append(done(outputs) + rng.randrange(1, 90))  # of some 350 chunks
             return done(outputs) >= goal[0]
 
         return now
