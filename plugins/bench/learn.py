@@ -94,8 +94,8 @@ def main() -> None:
     print(machine.headline(machine.describe()))
     trained = [*TRAINED, f"train.steps={args.steps}", f"train.batch={args.batch}"]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        found = [learnt(settings, Path(folder, name)) for name, settings in (("a", trained), ("b", EMBEDDED))]
-    show(*found, machine.multiply_add_rate(args.threads))
+        ours, embedded = (learnt(given, Path(folder, name)) for name, given in (("a", trained), ("b", EMBEDDED)))
+    show(ours, embedded, machine.multiply_add_rate(args.threads))
 
 
 if __name__ == "__main__":
