@@ -87,7 +87,7 @@ def show(trained: Learnt, embedded: Learnt, flops: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=330, help="updates")
+    parser.add_argument("--steps", type=int, default=240, help="updates")
     parser.add_argument("--batch", type=int, default=16, help=f"rows of {LENGTH} tokens in each")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
