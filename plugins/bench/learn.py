@@ -87,15 +87,15 @@ def show(trained: Learnt, embedded: Learnt, flops: float) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=330, help="updates")
+    parser.add_argument("--steps", type=int, default=240, help="updates")
     parser.add_argument("--batch", type=int, default=16, help=f"rows of {LENGTH} tokens in each")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     print(machine.headline(machine.describe()))
     trained = [*TRAINED, f"train.steps={args.steps}", f"train.batch={args.batch}"]
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        found = [learnt(settings, Path(folder, name)) for name, settings in (("a", trained), ("b", EMBEDDED))]
-    show(found[0], found[1], machine.multiply_add_rate(args.threads))
+        ours, embedded = (learnt(given, Path(folder, name)) for name, given in (("a", trained), ("b", EMBEDDED)))
+    show(ours, embedded, machine.multiply_add_rate(args.threads))
 
 
 if __name__ == "__main__":

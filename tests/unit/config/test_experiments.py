@@ -13,9 +13,9 @@ EXPERIMENTS = sorted(path.stem for path in Path(CONF, "experiment").glob("*.yaml
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_it_composes_and_is_judged_by_other_files(name: str) -> None:
     with _composed([f"+experiment={name}"], None) as (config, _):
-        data = config.data
         assert {"init", "train"} <= set(config.stages)
+        data, evaluate = config.tree["data"], config.tree["evaluate"]
         trained = {*data.get("files", ()), data.get("images")} - {None}
-        judged = {*data.get("held_out_files", ()), data.get("held_out_images"), *config.evaluate.texts} - {None}
-        assert judged
-        assert not trained & judged
+        apart = {*data.get("held_out_files", ()), data.get("held_out_images")} - {None}
+        assert apart or data["held_out"] > 0
+        assert not trained & {*apart, *evaluate["texts"]}
