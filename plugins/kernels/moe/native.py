@@ -84,7 +84,7 @@ def _forward(how: tuple[Any, Any, int], *args: Any) -> tuple[Any, Any]:
     x, _, weights, w_in, b_in, w_out, b_out = args
     asked = wanted(x, weights, *w_in, *b_in, w_out, b_out)
     y, hidden = _through(how, *given(args))
-    plain = how[2] == 0 and takes(*given((x, *w_in, w_out)), dtype=x.value.dtype)
+    plain = how[2] == 0 and how[1] != jnp.float16 and takes(*given((x, *w_in, w_out)), dtype=x.value.dtype)
     return y, (given(args), asked, hidden if plain else None)
 
 
