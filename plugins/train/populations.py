@@ -70,4 +70,4 @@ class Population:
     def sums(self, parameters: Mapping[str, Any], batch: Mapping[str, Any]) -> Any:
         """What the objective gives of each member for a batch that is the same for all, name → `[B, …]`; with nothing
         random in it."""
-        return self._sums(dict(parameters), dict(batch), {})
+        return self._sums(dict(parameters), dict(batch), {}, {})

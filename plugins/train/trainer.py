@@ -341,6 +341,9 @@ class Trainer:
             yield Problem(
                 "train.population", f"all parameters of its members are trained, and {kind} trains others; train=full"
             )
+        if optional(self.objective, ObjectiveHooks, "wants_teacher"):
+            kind = type(self.objective).__name__
+            yield Problem("train.population", f"its members learn of no teacher, and {kind} does; another objective")
         if mesh.processes > 1:
             yield Problem("mesh.processes", f"{mesh.processes}: a population is trained in one process; 1 is needed")
         if count % mesh.size:
