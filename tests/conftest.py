@@ -35,10 +35,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)
 
-if (
-    signal.getsignal(signal.SIGINT) is signal.SIG_IGN
-):  # as in a shell's background job; runs under test would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# As in a shell's background job, or under nohup: runs under test would inherit it.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 # Derandomized: a failure on one machine is a failure on all. No deadline: a loaded machine is not a failure.
 hypothesis.settings.register_profile("strict", derandomize=True, deadline=None, database=None, print_blob=False)

@@ -7,7 +7,7 @@ import numpy as np
 TRAINED = (
     "+model=mlp", "stages=[init,train]", "+stages.init.config.inputs=2", "+stages.init.config.hidden_sizes=[16]",
     "+stages.init.config.outputs=1", "data=table", "data.target=y", "train.dtype=fp32", "train.batch=8",
-    "train.objective._target_=plugins.train.objectives.Regression", "progress=false",
+    "train/objective=regression", "progress=false",
 )  # fmt: skip
 
 

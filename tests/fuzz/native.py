@@ -36,7 +36,7 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case, difference, outcome
 from pipeline.testing.memory import quantized, random_bytes
-from pipeline.testing.model_op import agree, unit_of
+from pipeline.testing.model_op import Call, ModelOpContract, agree, unit_of
 from plugins.bench import machine
 from plugins.kernels.cases import SCHEMES
 from plugins.kernels.moe.cases import glu
@@ -307,6 +307,22 @@ def check(op: str, backend: str, case: Case, found: Any) -> None:
         agree(expected, found, unit=max(unit_of(expected.dtype), about(backend).unit))
 
 
+def gradients(seed: int, isas: tuple[str, ...]) -> None:
+    """Of one random call of each op that has any, each under another instruction set, held to those of float64."""
+    for i, op in enumerate(("matmul", "moe", "attention", "rope")):
+        os.environ[library.ISA] = isas[i % len(isas)]
+        contract = type("Contract", (ModelOpContract,), {"op": op})()
+        plain = filter(partial(_plain, contract), cases(op, "native", seed, MOST_TRIED))
+        contract.test_gradients_are_those_of_float64("native", next(plain))
+
+
+def _plain(contract: ModelOpContract, case: Case) -> bool:
+    """Whether all that it has of numbers is float32: C++ takes no gradients through packed weights."""
+    call = Call.of(case, contract.constants())
+    packed = any(isinstance(leaf, QTensor) for leaf in call.leaves)
+    return not packed and {f.dtype.name for f in call.floats} == {"float32"}
+
+
 def limits(rng: np.random.Generator) -> None:
     """The functions that benchmarks measure with, over an array that ends where nobody may read."""
     x, found = guarded(rng.integers(0, 256, 64 * int(rng.integers(1, 99)), np.uint8)), np.zeros(1, np.float32)
@@ -330,6 +346,7 @@ def main(seed: int, count: int) -> None:
             check(op, backend, case, found)
             made.append((isa, again, content(found), said))
             done[f"{op} {backend} {case.name}" if op in CALLS else f"{op} {backend}"] += 1
+    gradients(seed, isas)
     with ThreadPoolExecutor(3) as pool:
         for isa in isas:
             os.environ[library.ISA] = isa

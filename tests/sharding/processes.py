@@ -164,7 +164,7 @@ def adapted(folder: Path, mesh: Mesh | None) -> dict[str, Any]:
         transform=Lora(rank=2, packing=Packing(quant_method("q8_0"), (Rule(match="*_proj.weight"),))),
         look=Looking(prompts=PROMPTS[:1], tokens=2),
     )  # fmt: skip
-    found = how.train(Context(run_dir), models.checkpoint("llama", layers=1), Splits(rows), Numbers(), 0)
+    found = how.train(Context(run_dir), models.checkpoint("llama", layers=1), Splits(rows), Numbers(), 0, None)
     assert isinstance(found.store, MergedStore)
     each = {layer.names[0]: [float(np.abs(x).sum()) for x in (layer.a, layer.b)] for layer in found.store.layers}
     kept = run_dir / METRICS

@@ -72,7 +72,7 @@ def test_a_plan_says_it_of_all_micro_batches() -> None:
     given, data = models.checkpoint("gpt_oss", layers=1), DataPlan(16, Rows(16).specs)
 
     def sent(mesh: Mesh, **options: Any) -> Counter[str]:
-        _, takes = trainer(None, mesh, **options).plan(given, data)
+        _, takes = trainer(None, mesh, **options).plan(given, data, None)
         [step] = takes.steps
         assert step.tokens == 8 * 12 // mesh.ways(mesh.over("batch"))
         assert len(takes.host_reads) == 1
@@ -82,7 +82,7 @@ def test_a_plan_says_it_of_all_micro_batches() -> None:
     assert two["gather", "all_gather"] == 2 * one["gather", "all_gather"] > 0
     assert two["gradients", "psum_scatter"] == 2 * one["gradients", "psum_scatter"] > 0
     assert sent(MESHES["data"], micro=8) == sent(MESHES["data"], micro=4)
-    [step] = trainer(QLORA, MESHES["fsdp"]).plan(given, data)[1].steps
+    [step] = trainer(QLORA, MESHES["fsdp"]).plan(given, data, None)[1].steps
     of = {(e.place, e.kind): e.nbytes for e in step.exchanges}
     assert 0 < of["gather", "all_gather"] < two["gather", "all_gather"] / 2  # packed
     assert ("gradients", "psum_scatter") not in of

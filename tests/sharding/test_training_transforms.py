@@ -67,7 +67,7 @@ def trained(kind: str, transform: str, name: str | None) -> Found:
     how, given = trainer(HOW[transform], None if name is None else MESHES[name]), models.checkpoint(kind, layers=1)
     with TemporaryDirectory() as folder, model_runs.quick_compilation():
         data = Splits(Rows(16), Rows(6, seed=3))
-        found = how.train(Context(Path(folder)), given, data, processes.Numbers(), 0)
+        found = how.train(Context(Path(folder)), given, data, processes.Numbers(), 0, None)
         rows = [json.loads(line) for line in (Path(folder) / METRICS).read_text().splitlines()]
         if isinstance(store := found.store, MergedStore):
             layers = {f"{layer.names[0]} {n}": getattr(layer, n) for layer in store.layers for n in ("a", "b")}
@@ -103,8 +103,8 @@ def test_packed_weights_lie_as_they_do_to_be_run() -> None:
     how = trainer(QLORA, mesh)
     packed = QLORA.base(given)
     assert how.on_devices(given).layouts() == how.engine.placement(packed).layouts
-    specs, takes = how.plan(given, DataPlan(16, Rows(16).specs))
-    whole = trainer(QLORA, None).plan(given, DataPlan(16, Rows(16).specs))[1]
+    specs, takes = how.plan(given, DataPlan(16, Rows(16).specs), None)
+    whole = trainer(QLORA, None).plan(given, DataPlan(16, Rows(16).specs), None)[1]
     assert whole.device_nbytes / 4 < takes.device_nbytes < 0.5 * whole.device_nbytes
     assert specs.keys() == set(given.store.specs)
 
@@ -114,7 +114,7 @@ def test_what_shares_a_scale_is_not_divided() -> None:
 
     def problems(mesh: Mesh, how: Qat) -> list[str]:
         with pytest.raises(PlanError) as why:
-            trainer(how, mesh).plan(given, DataPlan(16, Rows(16).specs))
+            trainer(how, mesh).plan(given, DataPlan(16, Rows(16).specs), None)
         return [str(p) for p in why.value.problems]
 
     dense = Packing(MXFP4, RULES[:1])

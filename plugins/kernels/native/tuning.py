@@ -54,7 +54,7 @@ class Tuned:
 
 CANDIDATES: Final[Mapping[str, tuple[int, ...]]] = {
     "gemv.piece_nbytes": tuple(n << 10 for n in (16, 32, 64, 128, 256)),
-    "gemv.worth_nbytes": tuple(n << 10 for n in (16, 32, 64, 128, 256)),
+    "gemv.worth_nbytes": tuple(n << 10 for n in (8, 16, 32, 64, 128)),
     "gemm.pieces": (4, 8, 16, 32, 64),
     "gemm.least_strips": (1, 2, 4, 8, 16),
 }

@@ -77,4 +77,4 @@ def test_threads_of_a_step_keep_to_neighbours(program: Program) -> None:
 def test_a_race_would_be_found(program: Program) -> None:
     if not program.sanitized:
         pytest.skip("no sanitizer of threads here")
-    assert "data race" in _ran(program.file, 1, 3, 20, planted=True).stderr
+    assert "data race" in _ran(program.file, 1, 3, 100, pause_us=500, planted=True).stderr
