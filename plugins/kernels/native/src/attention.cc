@@ -8,7 +8,6 @@
 
 #include "floats.h"
 #include "lines.h"
-#include "pages.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "targets.h"
@@ -139,7 +138,6 @@ ffi::Error attention(ffi::ThreadPool pool, int64_t isa, int64_t element, float s
                     segment, sinks};
   if (const char* why = given.wrong()) return ffi::Error::InvalidArgument(why);
   if (found->element_count() == 0) return ffi::Error::Success();
-  in_large_pages(out->typed_data(), int64_t(out->size_bytes()));
 #define WM_RUN(space)                                                                                     \
   {                                                                                                       \
     using namespace space::attention;                                                                     \
@@ -163,7 +161,6 @@ ffi::Error gradient(ffi::ThreadPool pool, int64_t isa, int64_t element, float sc
   if (const char* why = given.wrong()) return ffi::Error::InvalidArgument(why);
   if (element != WM_F32 && element != WM_BF16)
     return ffi::Error::InvalidArgument("packed keys and values have no gradient");
-  in_large_pages(dq->typed_data(), int64_t(dq->size_bytes()));
 #define WM_RUN(space)                                                                                               \
   {                                                                                                                 \
     using namespace space::attention;                                                                               \

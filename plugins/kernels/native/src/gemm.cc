@@ -15,7 +15,6 @@
 #include "gemm_call.h"
 #include "grouped.h"
 #include "targets.h"
-#include "pages.h"
 #include "parallel.h"
 #include "scratch.h"
 
@@ -114,7 +113,6 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16
     for (const Stack& s : call.stacks) std::fill_n(s.y, call.count * s.w.rows, 0.0f);
     return ffi::Error::Success();
   }
-  for (const Stack& s : call.stacks) in_large_pages(s.y, call.count * s.w.rows * 4);
   const GemmKernel& k = kernel(isa, bits, bf16_dot != 0, call);
   const int64_t rows = std::min(k.rows, std::max(ORDERED / k.arranged(call.n), 8 * k.tile));
   std::deque<Job> jobs;

@@ -7,7 +7,6 @@
 #include "floats.h"
 #include "gradient_call.h"
 #include "grouped.h"
-#include "pages.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "targets.h"
@@ -76,7 +75,6 @@ ffi::Error input_gradient(ffi::ThreadPool pool, int64_t isa, ffi::Buffer<ffi::S3
     terms.push_back({{bytes(*dy), half(*dy), d[1], nullptr, 0, each, dx->typed_data(), in}, bytes(*w), half(*w)});
   }
   if (chosen ? int64_t(expert.element_count()) != count : matrices != 1) return wrong;
-  in_large_pages(dx->typed_data(), int64_t(dx->size_bytes()));
   const auto clear = [&](int64_t a) { std::fill_n(dx->typed_data() + a * in, in, 0.0f); };
   const std::vector<Group> groups = groups_of(chosen, count, matrices, clear);
   std::vector<Piece> work;
@@ -111,7 +109,6 @@ ffi::Error weight_gradient(ffi::ThreadPool pool, int64_t isa, ffi::AnyBuffer dy,
   const int64_t count = chosen ? int64_t(expert.element_count()) : std::max(d[0], of[0]);
   if ((!chosen && matrices != 1) || (count && (!d[0] || !of[0] || count % d[0] || count % of[0])))
     return ffi::Error::InvalidArgument("assignments are not as many for each row");
-  in_large_pages(dw->typed_data(), int64_t(dw->size_bytes()));
   const std::vector<Group> groups = groups_of(chosen, count, matrices, [](int64_t) {});
   std::vector<char> met(size_t(matrices), 0);
   std::vector<Piece> work;
