@@ -1,5 +1,6 @@
 """What texts and chats share: files of documents, which are tokenized once each and packed into rows."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ WORKING_NBYTES = 192 << 20  # that encoding takes at most, beside the tokenizer:
 
 
 @dataclass(frozen=True)
-class Language:
+class Language(ABC):
     """Files of documents; a `pipeline.training.Dataset` but for how one is read.
 
     Attributes:
@@ -75,16 +76,17 @@ class Language:
     def _apart(self, faults: Faults) -> tuple[InputFile, ...]:
         return sources.found(self.held_out_files, "data.held_out_files", faults) if self.held_out_files else ()
 
+    @abstractmethod
     def _look(self, file: InputFile, faults: Faults) -> None:
         """Whether a file is what it should be, its beginning and its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _able(self, tokenizer: Tokenizer | None) -> Tokenizer:
         """Raises ConfigError: it cannot be used for these."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _tokenized(self, results: Results, file: InputFile, tokenizer: Tokenizer) -> Tokenized:
-        raise NotImplementedError
+        """Its documents as tokens, kept with the results."""
 
 
 def packed(files: Sequence[Tokenized], held_out: Sequence[Tokenized], part: float, length: int) -> Splits:

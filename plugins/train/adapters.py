@@ -23,11 +23,12 @@ from pipeline.ops import Kernel
 from plugins.kernels.moe.grouped import grouped
 from plugins.models.common.ops import Ops
 from plugins.train.rounding import Rounding, Then
+from plugins.train.stand_in import StandIn
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base", "a", "b", "key"], meta_fields=["scale", "dropout"])
 @dataclass(frozen=True, slots=True)
-class Adapted:
+class Adapted(StandIn):
     """What a parameter holds instead of a weight.
 
     Attributes:
@@ -45,14 +46,6 @@ class Adapted:
     key: Any = None
     scale: float = 1.0
     dropout: float = 0.0
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.base.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.base.dtype
 
     def around(self, base: Any) -> "Adapted":
         """See `plugins.mesh.collectives.Around`."""

@@ -12,24 +12,17 @@ import numpy as np
 from pipeline.ops import Kernel
 from plugins.models.common.ops import Ops
 from plugins.train.adapters import MatMul, MoE
+from plugins.train.stand_in import StandIn
 from plugins.train.step import Step
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base"], meta_fields=["name"])
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Watched(StandIn):
     """What a parameter holds whose input is looked at."""
 
     base: Any
     name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.base.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.base.dtype
 
 
 @dataclass

@@ -15,6 +15,7 @@ from pipeline.ops import Kernel
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import numpy_dtype
 from plugins.kernels.quantize.recipe import Recipe
+from plugins.train.stand_in import StandIn
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -79,7 +80,7 @@ through_host.defvjp(_to_host, _from_host)
 
 @partial(jax.tree_util.register_dataclass, data_fields=["base"], meta_fields=["kernel", "scheme", "recipe"])
 @dataclass(frozen=True, slots=True)
-class Rounding:
+class Rounding(StandIn):
     """What a parameter holds whose input is to be rounded.
 
     Attributes:
@@ -91,14 +92,6 @@ class Rounding:
     kernel: Kernel
     scheme: Scheme
     recipe: Recipe
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.base.shape)
-
-    @property
-    def dtype(self) -> Any:
-        return self.base.dtype
 
     def around(self, base: Any) -> "Rounding":
         """See `plugins.mesh.collectives.Around`."""
