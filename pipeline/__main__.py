@@ -1,6 +1,7 @@
 """The command line: `python -m pipeline [VERB] OVERRIDES…`, and nothing else.
 
 Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop before anything is read or written;
+`explain KEY` says what a group, an option or a setting is;
 `gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how native kernels had best divide
 their work on this machine; `new-stage NAME` writes a stage to start from.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
@@ -136,6 +137,9 @@ def _main(args: list[str]) -> int:
     if _verb == "gc":
         _gc(args)
         return 0
+    if _verb == "explain":
+        _explain(args)
+        return 0
     if _verb == "tune":
         if args:
             raise ConfigError(f"tune {args[0]}: it takes no arguments")
@@ -166,13 +170,25 @@ def _gc(args: list[str]) -> None:
     console.out(*console.gc_tables(found, deleted=delete))
 
 
+def _explain(args: list[str]) -> None:
+    """Say what a group, an option or a setting is; without one, which groups there are.
+
+    Raises:
+        ConfigError: more than one key, or one that is not there.
+    """
+    from pipeline.config.reference import explained
+    from pipeline.reporting.reference import explained_tables, groups_table
+
+    _use_config_dir(args)
+    keys = _without_option(args, "--config-dir", "-cd")
+    if len(keys) > 1:
+        raise ConfigError(f"explain {' '.join(keys)}: one key at a time, such as explain {keys[0]}")
+    console.out(*(explained_tables(explained(keys[0])) if keys else groups_table()))
+
+
 def _run_hydra(args: list[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
-    config_dir = _option(args, "--config-dir", "-cd")
-    if config_dir is not None:
-        if not Path(config_dir).is_dir():
-            raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
-        os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
+    config_dir = _use_config_dir(args)
     register()
     args = _settled(args)
     args = for_jobs(args) if {"-m", "--multirun"} & {*args} else args
@@ -189,6 +205,26 @@ def _run_hydra(args: list[str]) -> None:
         if _debug:
             raise
         raise said from None
+
+
+def _use_config_dir(args: list[str]) -> str | None:
+    """Make the folder that `--config-dir` names the user's."""
+    config_dir = _option(args, "--config-dir", "-cd")
+    if config_dir is not None:
+        if not Path(config_dir).is_dir():
+            raise ConfigError(f"--config-dir {config_dir!r}: no such folder")
+        os.environ["WEIGHTMILL_CONFIG_DIR"] = str(Path(config_dir).absolute())
+    return config_dir
+
+
+def _without_option(args: list[str], *names: str) -> list[str]:
+    """`args` without an option and its value."""
+    found, skip = [], False
+    for arg in args:
+        if not skip and arg not in names and not arg.startswith(tuple(f"{name}=" for name in names)):
+            found.append(arg)
+        skip = not skip and arg in names
+    return found
 
 
 def _settled(args: list[str]) -> list[str]:

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from pipeline import prompts
 from pipeline.errors import ConfigError
 
-VERBS = ("plan", "graph", "why", "gc", "tune", "new-stage")  # words that may stand before overrides
+VERBS = ("plan", "graph", "why", "explain", "gc", "tune", "new-stage")  # words that may stand before overrides
 TEXT = "prompt"
 PROMPTS = (TEXT, "prompts", "prompt_file")  # one of them says what is continued
 STDIN = f"prompt_file={prompts.STDIN}"

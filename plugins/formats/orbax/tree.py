@@ -26,7 +26,7 @@ Place = Callable[[str, tuple[int, ...]], Sharding]
 
 
 def abstract(folder: str | Path, sharding: Sharding | Place | None = None) -> Any:
-    """The tree of a checkpoint with `jax.ShapeDtypeStruct`s for arrays, QTensors of them where it holds QTensors.
+    """The tree of a checkpoint with a `jax.ShapeDtypeStruct` for each array, QTensors of them where it holds QTensors.
 
     Args:
         folder: the checkpoint, or a step of a checkpoint manager.

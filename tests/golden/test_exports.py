@@ -1,0 +1,19 @@
+"""README.md says which export holds which scheme as planning it does."""
+
+from tests.golden import exports
+
+LOOKED_AT = ("int4", "mxfp4", "nf4", "nvfp4", "q4_1")  # one of each kind of row; `make golden` looks at all
+
+
+def test_the_table_is_what_plans_say() -> None:
+    text = exports.PAGE.read_text(encoding="utf-8")
+    for row in exports.rows(LOOKED_AT):
+        assert row in text, "`make golden` writes it anew"
+
+
+def test_every_scheme_has_a_row_and_one_export_that_holds_it() -> None:
+    table = exports.PAGE.read_text(encoding="utf-8").partition(exports.BEGIN)[2].partition(exports.END)[0]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    assert [row[0] for row in rows] == [f"`{o.name}`" for o in exports.reference.options("quant") if o.name != "none"]
+    assert all({*row[1:]} <= {exports.YES, exports.GPT_OSS, exports.NO} for row in rows)
+    assert all(exports.YES in row for row in rows)
