@@ -21,7 +21,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types fuzz bench peers golden models clean
+.PHONY: help setup run test check lint types docs fuzz bench peers golden models clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -50,6 +50,9 @@ lint: $(VENV)/.dev  ## ruff and the import contracts
 
 types: $(VENV)/.dev  ## mypy
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev  ## the documentation as a site, build/site/index.html
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -j auto docs build/site $(ARGS)
 
 MINUTES ?= 1
 fuzz: $(VENV)/.dev  ## feed all readers of files with broken ones; what they stumble over is kept in fuzz-findings/

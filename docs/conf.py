@@ -5,6 +5,7 @@ docstrings by `PublicNames`.
 """
 
 import json
+import re
 import sys
 from importlib import import_module
 from itertools import groupby
@@ -26,10 +27,9 @@ source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "*.ipynb"]
 html_theme = "furo"
 html_title = "Weightmill"
-html_extra_path = ["mesh.ipynb"]
 html_show_sphinx = False
 html_copy_source = False
-myst_enable_extensions = ["colon_fence"]
+myst_enable_extensions = ["deflist"]
 myst_heading_anchors = 3
 suppress_warnings: list[str] = []
 smartquotes = False  # commands are copied
@@ -55,12 +55,11 @@ class ConfigurationGroup(SphinxDirective):
         if group:
             rows = [(f"`{group}={name}`", says) for name, says in option_rows(group)]
             text += _table((f"`{group}=`", "what it is"), rows)
-        rows = [(f"`{r.key}`", f"`{r.default}`", r.allowed, r.says, r.of) for r in setting_rows(group)]
-        if not any(row[-1] for row in rows):
-            rows = [row[:-1] for row in rows]
-        if rows:
-            heads = ("setting", "default", "may be", "what it says", "of")[: len(rows[0])]
-            text += _table(heads, rows)
+        for row in setting_rows(group):
+            text += f"`{row.key} = {row.default}`\n: {_plain(row.says)}\n"
+            text += f"  *{_plain(row.allowed)}*\n" if row.allowed else ""
+            text += f"  – {_plain(row.of)}\n" if row.of else ""
+            text += "\n"
         return self.parse_text_to_nodes(text)
 
 
@@ -93,9 +92,12 @@ def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Text that is in no code span as text: `*.weight` is a pattern, and no emphasis."""
-    text = text.replace("|", "\\|")
-    return text if text.startswith("`") else "".join(f"\\{c}" if c in "*_<[#" else c for c in text)
+    return text.replace("|", "\\|") if text.startswith("`") else _plain(text).replace("|", "\\|")
+
+
+def _plain(text: str) -> str:
+    """Text as it is: `*.weight` is a pattern, and no emphasis."""
+    return re.sub(r"([\\`*_<\[\]#{}$])", r"\\\1", text) or "–"
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

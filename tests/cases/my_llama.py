@@ -1,4 +1,4 @@
-"""A small Llama with a tokenizer, such as readers of README.md and docs/ have: `my-llama`, and a text, `my-text.txt`."""
+"""A small Llama with a tokenizer, as readers of README.md and docs/ have one: `my-llama`, and a text, `my-text.txt`."""
 
 import json
 import shutil
@@ -35,7 +35,11 @@ def write(folder: Path) -> None:
 def _weights(vocab: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
     kv = KV_HEADS * HIDDEN // HEADS
-    shapes = {"model.embed_tokens.weight": (vocab, HIDDEN), "lm_head.weight": (vocab, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    shapes = {
+        "model.embed_tokens.weight": (vocab, HIDDEN),
+        "lm_head.weight": (vocab, HIDDEN),
+        "model.norm.weight": (HIDDEN,),
+    }
     for i in range(LAYERS):
         at = f"model.layers.{i}"
         shapes |= {f"{at}.input_layernorm.weight": (HIDDEN,), f"{at}.post_attention_layernorm.weight": (HIDDEN,)}

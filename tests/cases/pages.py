@@ -1,5 +1,9 @@
-"""Pages of docs/ whose Python runs, block after block, and prints what the page says."""
+"""Pages of docs/ whose Python runs, block after block, and prints what the page says; and each as a notebook.
 
+`python -m tests.cases.pages` makes the notebooks anew, of what the tests have run.
+"""
+
+import json
 import re
 from contextlib import redirect_stdout
 from io import StringIO
@@ -8,6 +12,8 @@ from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+EITHER = re.compile(r"^```(\w+)\n((?:(?!```).*\n)*)```$|((?:^(?!```).*\n)+)", re.M)  # of code, or of prose
+NOTEBOOKS = ("mesh", "live")
 
 
 def run(name: str) -> int:
@@ -30,3 +36,28 @@ def run(name: str) -> int:
         said = out.getvalue()
     assert said == ""
     return compared
+
+
+def notebook(page: str) -> str:
+    """A page of Markdown as a Jupyter notebook: its Python as cells, with what the page says that they print."""
+    cells: list[dict[str, Any]] = []
+    for kind, fenced, prose in EITHER.findall(page):
+        text = (fenced or prose).strip("\n")
+        if kind == "text":
+            cells[-1]["outputs"] = [{"name": "stdout", "output_type": "stream", "text": _lines(f"{text}\n")}]
+        elif text:
+            of = {"cell_type": "code", "execution_count": None, "outputs": []} if kind else {"cell_type": "markdown"}
+            cells.append({**of, "id": f"cell-{len(cells)}", "metadata": {}, "source": _lines(text)})
+    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    found = {"cells": cells, "metadata": {"kernelspec": python}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+
+
+def _lines(text: str) -> list[str]:
+    return text.splitlines(keepends=True)
+
+
+if __name__ == "__main__":
+    for name in NOTEBOOKS:
+        text = notebook((DOCS / f"{name}.md").read_text(encoding="utf-8"))
+        (DOCS / f"{name}.ipynb").write_text(text, encoding="utf-8")

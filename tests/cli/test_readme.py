@@ -1,32 +1,44 @@
-"""Every command in README.md runs, in order, and prints what README.md says it prints.
+"""Every command in README.md and docs/ runs, in order, and prints what the page says it prints.
 
 ```sh blocks are run by bash in an empty folder; a ```text block after one is its stdout, where a line `…` stands for
 any lines, and times and rates are not compared. ```python blocks are run there too. `make` is only asked whether it
-knows the target: running it here would run these tests inside themselves.
+knows the target: running it here would run these tests inside themselves. A reader has a model, `my-llama`,
+and a text, `my-text.txt`.
 """
 
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from tests.cases import my_llama, pages
 from tests.cli.run import ROOT
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 HOME = "/home/you/weightmill"  # where the README's reader is
+DOCS = ROOT / "docs"
+HOW_TO = sorted(page.relative_to(ROOT).as_posix() for page in (DOCS / "howto").glob("*.md"))
+# One reader goes through these, one after the other: later pages read what earlier ones wrote.
+GUIDE = (
+    "README.md", "docs/plan.md", "docs/sources.md", "docs/quantization.md", "docs/exports.md", "docs/sweeps.md",
+    "docs/running.md", "docs/training.md", "docs/devices.md", "docs/memory.md", "docs/records.md", "docs/backends.md",
+    "docs/extending.md",
+)  # fmt: skip
+ELSEWHERE = ("docs/mesh.md", "docs/live.md")  # run by tests of their own, `tests.cases.pages`
 
 
-def blocks() -> list[tuple[str, str, str | None]]:
+def blocks(page: str) -> list[tuple[str, str, str | None]]:
     """Language, content and (of a shell block) what it prints, for every block that is run."""
-    found = [(m[1], m[2]) for m in BLOCK.finditer((ROOT / "README.md").read_text())]
+    found = [(m[1], m[2]) for m in BLOCK.finditer((ROOT / page).read_text(encoding="utf-8"))]
     after = [*found[1:], ("", "")]
     return [
-        (kind, text, following if next_kind == "text" and kind == "sh" else None)
-        for (kind, text), (next_kind, following) in zip(found, after, strict=True)
+        (kind, text, following if next_kind == "text" else None)
+        for (kind, text), (next_kind, following) in zip(found, after, strict=False)
         if kind in ("sh", "python")
     ]
 
@@ -46,31 +58,49 @@ def same(said: str, expected: str) -> bool:
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in stable(said))) is not None
 
 
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """The reader's folder and environment."""
+Follow = Callable[[str], int]
+
+
+@pytest.fixture
+def follow(tmp_path: Path) -> Follow:
+    """Runs a page as its reader would; how many of its blocks said what they print."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return tmp_path_factory.mktemp("readme"), {**os.environ, "PATH": path, "COLUMNS": "140"}
+    env = {**os.environ, "PATH": path, "COLUMNS": "140"}
+    my_llama.write(tmp_path)
+
+    def run(page: str) -> int:
+        compared = 0
+        for kind, text, expected in blocks(page):
+            script = re.sub(r"^make ", f"make --no-print-directory -n -C '{ROOT}' ", text, flags=re.M)
+            command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
+            done = subprocess.run(
+                command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            )
+            assert done.returncode == 0, f"{page}: {text}\n{done.stderr}\n{done.stdout}"
+            if expected is not None:
+                said = done.stdout.replace(str(tmp_path), HOME)
+                assert same(said, expected), f"{page}: {text}\nthe page says:\n{expected}\nit prints:\n{said}"
+                compared += 1
+        return compared
+
+    return run
 
 
-def test_every_command_runs_and_says_what_the_readme_says(reader: tuple[Path, dict[str, str]]) -> None:
+def test_the_readme_and_the_guide_run_and_say_what_they_say(follow: Follow) -> None:
     """One test, because later commands read what earlier ones wrote."""
-    cwd, env = reader
-    ran = compared = 0
-    for kind, text, expected in blocks():
-        script = re.sub(r"^make ", f"make --no-print-directory -n -C '{ROOT}' ", text, flags=re.M)
-        command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
-        done = subprocess.run(
-            command, cwd=cwd, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-        )
-        assert done.returncode == 0, f"{text}\n{done.stderr}\n{done.stdout}"
-        ran += 1
-        if expected is not None:
-            said = done.stdout.replace(str(cwd), HOME)
-            assert same(said, expected), f"{text}\nREADME.md says:\n{expected}\nit prints:\n{said}"
-            compared += 1
-    assert ran >= 10
-    assert compared >= 4
+    assert sum(follow(page) for page in GUIDE) >= 10
+
+
+@pytest.mark.parametrize("page", HOW_TO)
+def test_a_how_to_runs_from_nothing(page: str, follow: Follow) -> None:
+    assert any(kind == "sh" for kind, _, _ in blocks(page))
+    follow(page)
+
+
+def test_no_page_with_commands_is_left_out() -> None:
+    every = {page.relative_to(ROOT).as_posix() for page in DOCS.rglob("*.md")}
+    assert {page for page in every if blocks(page)} <= {*GUIDE, *HOW_TO, *ELSEWHERE}
+    assert all(pages.BLOCK.search((ROOT / page).read_text(encoding="utf-8")) for page in ELSEWHERE)
 
 
 def test_what_make_can_do_is_what_make_help_says() -> None:

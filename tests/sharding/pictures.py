@@ -1,10 +1,6 @@
-"""`python -m tests.sharding.pictures` draws docs/mesh-….png anew, a small model over every mesh of conf/mesh, and makes
-docs/mesh.ipynb of docs/mesh.md, which a test has run."""
+"""`python -m tests.sharding.pictures` draws docs/mesh-….png anew, a small model over every mesh of conf/mesh."""
 
-import json
-import re
 from pathlib import Path
-from typing import Any
 
 from PIL import Image
 
@@ -16,8 +12,7 @@ from tests.cases import model_runs
 from tests.sharding import toys
 
 DOCS = model_runs.CONF.parent / "docs"
-PAGE, NOTEBOOK = DOCS / "mesh.md", DOCS / "mesh.ipynb"
-BLOCK = re.compile(r"^```(\w+)\n((?:(?!```).*\n)*)```$|((?:^(?!```).*\n)+)", re.M)  # of code, or of prose
+PAGE = DOCS / "mesh.md"
 KINDS = tuple(sorted(p.stem for p in (model_runs.CONF / "mesh").glob("*.yaml")))
 FOUR = {"data": {"data": 4}, "fsdp": {"fsdp": 4}, "tensor": {"tensor": 4}, "expert": {"expert": 4}}
 COLOURS = 64  # are enough, and a quarter of the bytes
@@ -46,27 +41,7 @@ def picture(kind: str, target: Path) -> None:
     small.save(target, optimize=True)
 
 
-def notebook(page: str) -> str:
-    """A page of Markdown as a Jupyter notebook: its Python as cells, with what the page says that they print."""
-    cells: list[dict[str, Any]] = []
-    for kind, fenced, prose in BLOCK.findall(page):
-        text = (fenced or prose).strip("\n")
-        if kind == "text":
-            cells[-1]["outputs"] = [{"name": "stdout", "output_type": "stream", "text": _lines(f"{text}\n")}]
-        elif text:
-            of = {"cell_type": "code", "execution_count": None, "outputs": []} if kind else {"cell_type": "markdown"}
-            cells.append({**of, "id": f"cell-{len(cells)}", "metadata": {}, "source": _lines(text)})
-    python = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    found = {"cells": cells, "metadata": {"kernelspec": python}, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-
-
-def _lines(text: str) -> list[str]:
-    return text.splitlines(keepends=True)
-
-
 if __name__ == "__main__":
     DOCS.mkdir(exist_ok=True)
     for kind in KINDS:
         picture(kind, path(kind))
-    NOTEBOOK.write_text(notebook(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

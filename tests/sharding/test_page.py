@@ -1,6 +1,5 @@
 """docs/mesh.md: its Python runs, in order, and prints what the page says; its pictures are those of conf/mesh."""
 
-import json
 import re
 from pathlib import Path
 
@@ -17,18 +16,6 @@ MOST_NBYTES = 60_000
 
 def test_every_block_runs_and_prints_what_the_page_says() -> None:
     assert pages.run("mesh.md") == 4
-
-
-def test_the_notebook_is_the_page() -> None:
-    """Its cells are the page's blocks, with what the test above has seen them print."""
-    assert pictures.NOTEBOOK.read_text(encoding="utf-8") == pictures.notebook(PAGE)
-    cells = json.loads(pictures.notebook(PAGE))["cells"]
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert code == [text.strip("\n") for kind, text in pages.BLOCK.findall(PAGE) if kind == "python"]
-    outputs = ["".join(cell["outputs"][0]["text"]) for cell in cells if cell.get("outputs")]
-    assert outputs == [text for kind, text in pages.BLOCK.findall(PAGE) if kind == "text"]
-    prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-    assert sorted(re.findall(r"\]\(mesh-(\w+)\.png\)", prose)) == list(pictures.KINDS)
 
 
 def test_the_page_has_a_picture_of_every_kind() -> None:
