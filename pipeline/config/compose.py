@@ -5,15 +5,18 @@ After `load_run` no DictConfig travels anywhere.
 
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib import metadata
-from importlib.util import find_spec
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
 from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, Node, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
@@ -230,7 +233,7 @@ def unresolved(overrides: Any) -> list[str]:
 
 
 def register() -> None:
-    """Make the resolvers that conf/ uses known to OmegaConf."""
+    """Make the resolvers that conf/ uses known to OmegaConf, and our plugins to Hydra."""
     OmegaConf.register_new_resolver("oc.env", _env, replace=True)
     OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
@@ -238,6 +241,21 @@ def register() -> None:
     OmegaConf.register_new_resolver("continued", continued, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
     setattr(Hydra, "get_mode", _mode)  # noqa: B010  it is a method, to which mypy lets nobody assign
+    known = Plugins.instance()  # first: it runs Hydra's own modules once more, and ours have classes of theirs as bases
+    for plugin in _hydra_plugins():
+        known.register(plugin)
+
+
+@cache
+def _hydra_plugins() -> tuple[type[Any], ...]:
+    """Ours; from where we are, because `hydra_plugins` is a package that everybody has a part of."""
+    name = "hydra_plugins._weightmill"
+    spec = spec_from_file_location(name, CONF.parent / f"{name.replace('.', '/')}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[name] = module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return (module.PluginSearchPath, module.Sweeper, module.Launcher)
 
 
 _asked_mode = Hydra.get_mode

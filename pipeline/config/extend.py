@@ -13,16 +13,24 @@ need no `__init__.py`.
 import os
 import sys
 from collections.abc import Iterable
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 VARIABLE = "WEIGHTMILL_CONFIG_DIR"
+NAME = "weightmill"  # the package through which our others are found, whatever folder a process starts in
 PACKAGES = ("stages", "plugins")
 ROOT = Path(__file__).parents[2]
 
-# An editable install serves our packages by a finder that comes after `sys.path`. Started in the user's folder, Python
-# would then take its `stages` for the whole of ours; on the path, ours is the real package and wins.
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))
+
+class _Ours:
+    """Finds our packages where this one is. Started in the user's folder, Python would take its `stages` for ours."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)]) if name in ("pipeline", *PACKAGES) else None
+
+
+sys.meta_path.insert(0, _Ours)  # type: ignore[arg-type]  # the protocol wants an instance
 
 
 def folder() -> Path | None:
@@ -49,3 +57,8 @@ def roots() -> list[Path]:
     """Folders of the user's code, for the identity of a run."""
     guest = folder()
     return [guest / package for package in PACKAGES if guest and (guest / package).is_dir()]
+
+
+def by_name() -> bool:
+    """Whether this process came to us by our own name; those that it starts have to do so too."""
+    return NAME in sys.modules

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from typing import Any
 
+from pipeline.config import extend
 from pipeline.config.spine import Dask
 from pipeline.errors import ConfigError, StageError
 
@@ -58,6 +59,7 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
                         processes=True,
                         memory_limit=worker_nbytes,
                         silence_logs=SILENT,
+                        preload=[extend.NAME] if extend.by_name() else [],
                         dashboard_address="127.0.0.1:0",  # None would listen on every interface, at port 8787
                         scheduler_kwargs={"dashboard": conf.dashboard},
                         resources=dict(conf.resources) or None,

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from threading import Thread
 from typing import IO, Any
 
+from pipeline.config import extend
 from pipeline.errors import StageError
 from pipeline.stage import Gang
 
@@ -160,7 +161,9 @@ def _pass_on(channel: Connection, ours: Connection) -> None:
 
 
 def _spawned(theirs: Connection, said: IO[bytes], rank: int) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "pipeline.running.member", str(theirs.fileno()), str(rank)]
+    program = "import runpy; runpy.run_module('pipeline.running.member', run_name='__main__', alter_sys=True)"
+    ours = f"import {extend.NAME}; " if extend.by_name() else ""
+    command = [sys.executable, "-c", ours + program, str(theirs.fileno()), str(rank)]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in (os.getcwd(), *sys.path) if p)}
     # In a session of its own: Ctrl-C is for the process that watches, which then ends all.
     return subprocess.Popen(  # noqa: S603  this program again

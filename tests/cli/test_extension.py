@@ -321,7 +321,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project tree, to write stages into."""
     tree = tmp_path_factory.mktemp("checkout")
     junk = shutil.ignore_patterns("__pycache__", "*.pyc")
-    for name in ("pipeline", "stages", "plugins", "conf", "hydra_plugins"):
+    for name in ("weightmill", "pipeline", "stages", "plugins", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / name, tree / name, ignore=junk)
     (tree / "tests" / "unit").mkdir(parents=True)
     shutil.copy(ROOT / "pyproject.toml", tree)

@@ -17,7 +17,7 @@ EVALUATE = (*HOW, "flow=evaluate", "quant=mxfp4", "evaluate.windows.tokens=64", 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     copy = tmp_path / "tree"
-    for name in ("pipeline", "stages", "plugins", "conf", "hydra_plugins"):
+    for name in ("weightmill", "pipeline", "stages", "plugins", "conf", "hydra_plugins"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     return copy
 

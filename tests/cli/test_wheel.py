@@ -14,7 +14,7 @@ import pytest
 from tests.cases.native import needs_compiler
 from tests.cli.run import MAIN, ROOT
 
-SHIPPED = ("pipeline", "stages", "plugins", "conf", "hydra_plugins")
+SHIPPED = ("weightmill", "pipeline", "stages", "plugins", "conf", "hydra_plugins")
 
 
 @pytest.fixture(scope="module")
@@ -131,9 +131,71 @@ main()
     return subprocess.run(command, cwd=cwd, env={**os.environ, **env}, capture_output=True, text=True, check=False)
 
 
+THEIRS = ("pipeline", "stages", "plugins", "conf", "hydra_plugins")
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    """A folder that holds packages of our names, which must not be imported."""
+    for name in THEIRS:
+        (tmp_path / "theirs" / name).mkdir(parents=True)
+        (tmp_path / "theirs" / name / "__init__.py").write_text("" if name == THEIRS[-1] else "raise RuntimeError(1)")
+    return tmp_path / "theirs"
+
+
+def begun(site: Path, folder: Path, code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """A program that Python starts in `folder`, which it looks through first, in an environment with the wheel."""
+    paths = [str(folder), str(site), *(p for p in sys.path if p.endswith("site-packages"))]
+    program = f"import sys\nsys.path[:0] = {paths!r}\n{code}"
+    return subprocess.run(
+        [sys.executable, "-S", "-c", program, *args], cwd=folder, env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_folder_with_packages_of_the_same_names(wheel: Path, theirs: Path, tmp_path: Path) -> None:
+    """By our own name ours are found, also in processes that Dask starts, and Hydra finds what ours has."""
+    site, _ = unpacked(wheel, tmp_path)
+    code = "from weightmill.__main__ import main\nmain()"
+    for args in (("dask=distributed", "dask.workers=1"), ("-m", "quant=mxfp4,none")):
+        said = begun(site, theirs, code, *args, *MAIN[:1], "flow=convert")
+        assert said.returncode == 0, said.stderr
+        assert "RuntimeError" not in said.stderr
+    code = "import weightmill\nprint(weightmill.run(['+model=gpt_oss', 'quant=int8', 'flow=convert']).results.keys())"
+    said = begun(site, theirs, code)
+    assert said.stdout.strip().endswith("dict_keys(['export'])"), said.stdout + said.stderr
+
+
+def test_a_package_of_theirs_that_is_imported_already_is_said(wheel: Path, theirs: Path, tmp_path: Path) -> None:
+    site, _ = unpacked(wheel, tmp_path)
+    (theirs / "stages" / "__init__.py").write_text("")
+    said = begun(site, theirs, "import stages, weightmill")
+    assert f"a package 'stages' was imported before, from {theirs}/stages/__init__.py" in said.stderr
+    assert "import weightmill first" in said.stderr
+
+
+def test_other_programs_with_hydra_import_nothing_of_ours(wheel: Path, theirs: Path, tmp_path: Path) -> None:
+    """Neither when they start nor when they compose, and they are warned of nothing."""
+    site, cwd = unpacked(wheel, tmp_path)
+    code = """
+import warnings
+warnings.simplefilter("error")
+from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
+Plugins.instance().discover()
+with initialize_config_dir(sys.argv[1], version_base="1.3"):
+    compose(overrides=["+a=1"])
+print(sorted(m for m in sys.modules if m.partition(".")[0] in ("weightmill", "pipeline", "stages", "plugins")))
+print([m for m in sys.modules if m.startswith("hydra_plugins.")])
+"""
+    for folder in (cwd, theirs):
+        said = begun(site, folder, code, str(cwd))
+        assert (said.stdout, said.stderr, said.returncode) == ("[]\n[]\n", "", 0)
+
+
 def test_the_console_script(wheel: Path) -> None:
     (name,) = [n for n in zipfile.ZipFile(wheel).namelist() if n.endswith("entry_points.txt")]
-    assert "weightmill = pipeline.__main__:main" in zipfile.ZipFile(wheel).read(name).decode()
+    assert "weightmill = weightmill.__main__:main" in zipfile.ZipFile(wheel).read(name).decode()
     done = subprocess.run(
         [Path(sys.executable).with_name("weightmill"), "--help"], capture_output=True, text=True, check=False
     )

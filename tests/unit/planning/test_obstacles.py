@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from hydra_plugins.weightmill import FILES, check_folder
+from hydra_plugins._weightmill import FILES, check_folder
 from pipeline.api import compose_run
 from pipeline.config.spine import RunConfig
 from pipeline.digest import InputFile

@@ -1,5 +1,8 @@
 """Our Hydra plugins; Hydra accepts them from this package only.
 
+Its discovery skips modules whose names begin so, or every program with Hydra in it would import all of this: we make
+them known ourselves, to programs of ours (`pipeline.config.compose.register`).
+
 The search path: the config folders of installed third-party plugins.
 
 Sweeps: Hydra's `-m`. The sweeper makes jobs of what was typed, combined or in step; the launcher composes them all and
@@ -125,7 +128,7 @@ def check_folder(folder: Path) -> None:
         raise StorageError(f"hydra.sweep.dir: {folder}: {why}")
     there = [name for name in FILES if os.path.lexists(folder / name)]
     known = folder / FILES[0]
-    ours = known.is_file() and f"{Sweeper.__module__}.{Sweeper.__name__}" in known.read_text(errors="replace")
+    ours = known.is_file() and f"weightmill.{Sweeper.__name__}" in known.read_text(errors="replace")
     if there and not ours:
         raise StorageError(
             f"hydra.sweep.dir: {folder} holds {', '.join(there)}, which no sweep of Weightmill wrote; choose another"
