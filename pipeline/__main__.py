@@ -98,7 +98,7 @@ def _job(cfg: DictConfig) -> Any:
         report = execute(run, run_dir, command, events)
     from pipeline.reporting.manifest import tables
 
-    console.out(*tables(report), str(run_dir))
+    console.out(*tables(report, seen=run.spine.progress and console.one_place()), run_dir)
     return report
 
 

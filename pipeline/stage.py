@@ -329,11 +329,17 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table for people, in a stage's result: shown on the console as it is."""
+    """A table for people, in a stage's result: shown on the console as it is.
+
+    Attributes:
+        streamed: the stage has shown what is in it as it came (`pipeline.running.text_stream`), so that a terminal that
+            has that needs it no second time.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
+    streamed: bool = False
 
 
 @hooks_of(None)
@@ -348,6 +354,9 @@ class ResultHooks:
 
     figures: Mapping[str, Figure | str] = MappingProxyType({})
     """Name → number with its unit, or text: what is put beside each other when jobs of a sweep are compared."""
+
+    before: Mapping[str, Figure | str] = MappingProxyType({})
+    """The same of what was compared with, the model before it was quantized: a row of its own in a sweep."""
 
     summary: str = ""
     """One line that says it all, and ends what is shown."""

@@ -1,4 +1,4 @@
-"""The terminal: text that cannot steer it, tables of such text, and streams whose end is not the end of the work.
+"""The terminal: text that cannot steer it, and streams whose end is not the end of the work.
 
 Names of tensors, metadata of checkpoints and what a model writes come from others; a terminal takes some of their
 characters for commands. All of it passes through `safe` on its way to a terminal. Files keep it as it is.
@@ -10,7 +10,6 @@ import os
 import re
 import select
 import sys
-from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from pipeline.redact import hide
@@ -37,29 +36,6 @@ def _escaped(match: re.Match[str]) -> str:
 def say(text: str) -> None:
     """A line for people, beside the results that go to stdout."""
     print(safe(text), file=sys.stderr, flush=True)
-
-
-def table(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Collection[int] = (),
-    overflow: Any = "ellipsis",
-) -> Any:  # fmt: skip
-    """A rich table whose cells are text and nothing else: no markup, no emoji codes, nothing that steers.
-
-    Args:
-        title: above it.
-        columns: their names; no header is drawn when none has one.
-        right: which columns are flushed right.
-        overflow: what happens to text that is too wide: ellipsis, or fold.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(title=Text(line(title)), title_justify="left", show_header=any(columns))
-    for i, column in enumerate(columns):
-        drawn.add_column(Text(line(column)), justify="right" if i in right else "left", overflow=overflow)
-    for row in rows:
-        drawn.add_row(*(Text(safe(str(cell))) for cell in row))
-    return drawn
 
 
 class _Descriptor(io.RawIOBase):

@@ -32,6 +32,7 @@ class Evaluated:
         windows: how the texts were cut.
         figures: for comparisons.
         tables: for people.
+        before: figures of the baseline; none, where the checkpoint is that.
     """
 
     texts: Mapping[str, Mapping[str, float]]
@@ -39,6 +40,7 @@ class Evaluated:
     windows: Mapping[str, Any]
     figures: Mapping[str, Figure]
     tables: tuple[Table, ...]
+    before: Mapping[str, Figure] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Evaluate:
             windows=asdict(self.windows),
             figures=_figures(rows),
             tables=_tables(rows, found, facts, base_facts, changed=changed),
+            before=_figures({n: _row(s, None) for n, s in base.items()}) if changed else {},
         )
 
     def _baseline(

@@ -85,11 +85,12 @@ class Generate:
         facts = {**session.facts, "read_from": str(subject.source)}
         prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"
         decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"
+        ended = ", ".join(dict.fromkeys(g.completion.finish for g in found))
         rows = [
             *weights_rows(facts),
             ("load, prepare, compile", f"{facts['load_s']:.2f} s, {t.prepare:.2f} s, {t.compile:.2f} s"),
             ("prefill", prefill),
-            ("decode", decode),
+            ("decode", f"{decode}, ended by {ended}"),
         ]
         texts = [(p, g.text, g.completion.finish) for p, g in zip(prompts, found, strict=True)]
         return Generated(
@@ -104,5 +105,8 @@ class Generate:
             },
             facts=facts,
             figures={"decode": Figure(t.decode_rate, "tokens/s", ".1f")},
-            tables=(Table("Text", ("prompt", "text", "ended by"), tuple(texts)), Table("Speed", ("", ""), tuple(rows))),
+            tables=(
+                Table("Text", ("prompt", "text", "ended by"), tuple(texts), streamed=alone),
+                Table("Speed", ("", ""), tuple(rows)),
+            ),
         )  # fmt: skip

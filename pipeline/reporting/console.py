@@ -14,23 +14,36 @@ from pipeline.errors import PlanError, StorageError, shown, some
 from pipeline.events import Events
 from pipeline.figures import Cell, Figure
 from pipeline.redact import hide
-from pipeline.terminal import line, safe, say, table
+from pipeline.terminal import line, safe, say
+from pipeline.tables import GLUE, WIDEST, Grid, table, unbroken, width, wrapped
 from pipeline.units import show_bytes, show_seconds
 
 FEW = 2  # tensors with the same thing wrong, that have a line each
 
 
 def out(*renderables: Any) -> None:
-    """Print to stdout; as wide as the content needs when it is not a terminal."""
+    """Print to stdout: tables, text, which is folded where it is known how wide that may be, and paths, unbroken."""
     from rich.console import Console
 
-    console = Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    columns = width()
+    console = Console(width=columns or WIDEST, highlight=False)
     for item in renderables:
-        if isinstance(item, str):
-            print(safe(item))
-        else:
+        if isinstance(item, Grid):
             console.print(item)
+        elif columns is None or isinstance(item, Path) or "\n" in item:
+            print(safe(str(item)).replace(GLUE, " "))
+        else:
+            print("\n".join(wrapped(safe(item), columns, indent="  ")))
     sys.stdout.flush()
+
+
+def one_place() -> bool:
+    """Whether what streams to stderr and the results on stdout end up in the same terminal, pipe or file."""
+    try:
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    except (OSError, ValueError, AttributeError):  # not a stream of the system's, as in a notebook
+        return False
+    return (out.st_dev, out.st_ino) == (err.st_dev, err.st_ino)
 
 
 def stream(text: str) -> None:
@@ -147,102 +160,6 @@ class _Lines:
             say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({line(label)})")
 
 
-def comparison(rows: Sequence[tuple[str, Any]], folder: Path) -> None:
-    """The jobs of a sweep side by side, printed and kept as sweep.csv: numbers, units in the header."""
-    import csv
-
-    lines = [{"job": label, **_figures(result)} for label, result in rows]
-    errors = [c for c in ERRORS if any(c in line for line in lines)]  # nothing may be quantized
-    columns = list(
-        dict.fromkeys(["job", *SIZES, *errors, *(c for line in lines for c in line if c not in LAST), *LAST])
-    )
-    units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
-    numeric = [i for i, c in enumerate(columns) if units[c] is not None or c in (*SIZES, *ERRORS, AFTER)]
-    shown = [[line.get(c, "–") for c in columns] for line in lines]
-    drawn = table("Sweep", columns, shown, right=numeric, overflow="fold")
-    try:
-        with (folder / "sweep.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-            writer = csv.writer(file)
-            writer.writerow([f"{c} [{units[c]}]" if units[c] else c for c in columns])
-            for line in lines:
-                cells = (line.get(c, "") for c in columns)
-                writer.writerow([v.value if isinstance(v, Figure) else hide(v) for v in cells])
-        picture = [*_picture(rows, folder), *_losses(rows, folder)]
-    except OSError as why:
-        out(drawn)
-        raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
-    out(drawn, *_over_seeds(rows), *picture, f"{folder}")
-
-
-AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
-SIZES, ERRORS, LAST = ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
-
-
-def _figures(result: Any) -> dict[str, Cell]:
-    """What is compared of a job: its report, or the error that it ended with."""
-    from pipeline.reporting.manifest import Report
-
-    if not isinstance(result, Report):
-        return {"result": f"failed: {str(result).splitlines()[0]}"}
-    found: dict[str, Cell] = {"size": Figure(result.nbytes_out, "B"), "smaller": Figure(result.ratio, "×", ".2f")}
-    if (e := result.error).count:
-        errors = Figure(e.max_abs, form=".3g"), Figure(e.rmse, form=".3g"), Figure(e.sqnr_db, "dB", ".2f")
-        found |= zip(ERRORS, errors, strict=True)
-    found |= _found(result)
-    return found | {
-        AFTER: Figure(result.seconds, "s", ".1f"),
-        "result": "complete before" if result.reused else "done",
-    }
-
-
-def _found(report: Any) -> dict[str, Cell]:
-    """What the results of a job's stages want to see compared."""
-    from pipeline.reporting.manifest import figures_of
-
-    return {name: value for result in report.results.values() for name, value in figures_of(result).items()}
-
-
-def _over_seeds(rows: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Jobs that differ in their seed alone, together."""
-    from pipeline.reporting.manifest import Report
-    from pipeline.reporting.trainings import over_seeds
-
-    done = [(name, _found(report)) for name, report in rows if isinstance(report, Report)]
-    columns, lines = over_seeds([name for name, _ in done], [found for _, found in done])
-    return [table("Over seeds", columns, lines, right=range(1, len(columns)), overflow="fold")] if lines else []
-
-
-def _losses(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
-    """losses.png: how the jobs that trained something went."""
-    from pipeline.reporting.manifest import Report
-    from pipeline.reporting.trainings import curve, picture
-
-    found = [(name, *curve(Path(report.run))) for name, report in rows if isinstance(report, Report)]
-    drawn = [(name, points) for name, _, points in found if points]
-    labels = {label for _, label, points in found if points}
-    if len(drawn) < 2 or len(labels) > 1:
-        return []
-    picture(folder / "losses.png", [name for name, _ in drawn], [points for _, points in drawn], labels.pop())
-    return [str(folder / "losses.png")]
-
-
-def _picture(rows: Sequence[tuple[str, Any]], folder: Path) -> list[str]:
-    """sweep.png: perplexity over size, where jobs were evaluated."""
-    from pipeline.reporting.manifest import Report
-
-    points = [
-        (label, report.bits_per_weight, perplexity.value)
-        for label, report in rows
-        if isinstance(report, Report) and isinstance(perplexity := _found(report).get("perplexity"), Figure)
-    ]
-    if len(points) < 2:
-        return []
-    from pipeline.reporting.plots import scatter
-
-    scatter(folder / "sweep.png", "What bits buy", "bits a weight", "perplexity", points)
-    return [str(folder / "sweep.png")]
-
-
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.planning.wiring import store_of
@@ -252,9 +169,12 @@ def plan_tables(plan: Any) -> list[Any]:
     from pipeline.tensors.spec import group_of
 
     over = placements(plan)
+    columns: tuple[str, ...] = ("stage", "takes", "gives", "what", "time")
+    times = [4] if plan.time is not None and plan.time.parts else []
+    columns = columns if times else columns[:4]
     stages: list[Sequence[str]] = []
     for node in plan.nodes.values():
-        takes = ", ".join(f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
+        takes = ", ".join(s if p == s else f"{p} ← {s}" for p, s in node.inputs.items()) or "–"
         gives = getattr(node.gives, "__name__", str(node.gives))
         origin = node.result.origin if isinstance(node.result, Checkpoint) and not node.inputs else ""
         what = origin or ("in one task" if node.computes else "lazy view")
@@ -268,8 +188,9 @@ def plan_tables(plan: Any) -> list[Any]:
         if node.work is not None:
             n = len(node.work.chunks)
             what = f"{n} chunk{'s' * (n != 1)}"
-        stages.append((node.name, takes, gives if node.work is None else f"{gives} (work)", what))
-    found: list[Any] = [table("Stages", ("stage", "takes", "gives", "what"), stages)]
+        row = (node.name, takes, gives if node.work is None else f"{gives} (work)", what)
+        stages.append((*row, *(_time_of(plan.time, node.name) for _ in times)))
+    found: list[Any] = [table("Stages", columns, stages, right=[*times], drop=["gives", "takes"])]
     given = [n for n in plan.nodes.values() if isinstance(n.result, Checkpoint)]
     holders = given + [n for n in plan.nodes.values() if n.work is not None and store_of(n) is not None]
     if holders:
@@ -290,7 +211,7 @@ def plan_tables(plan: Any) -> list[Any]:
                 show_bytes(nbytes_in), show_bytes(nbytes_out),
             ))  # fmt: skip
         columns = ("tensors", "", "shape", "from", "to", "bits", "in", "out")
-        found.append(table("Tensors", columns, rows, right=(1, 5, 6, 7)))
+        found.append(table("Tensors", columns, rows, right=(1, 5, 6, 7), drop=["in", "from", "shape", "bits"]))
     found += mesh_tables(plan)
     found += ignored_table(left_out(plan))
     for name, work in plan.works.items():
@@ -299,7 +220,7 @@ def plan_tables(plan: Any) -> list[Any]:
         folder = os.path.commonpath([f.path.parent for f in work.outputs])
         files = folded((str(f.path.relative_to(folder)), f.nbytes) for f in work.outputs)
         rows = [(line(file), f"{nbytes:,}") for file, nbytes in files]
-        found += [table(f"Files of {name}", ("file", "bytes"), rows, right=(1,)), folder]
+        found += [table(f"Files of {name}", ("file", "bytes"), rows, right=(1,)), Path(folder)]
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
@@ -326,13 +247,21 @@ def folded(files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     ]
 
 
-def time_line(time: Any, *, stages: bool = True) -> str:
-    """How long it will take, with `stages` of each, or which stages nobody knows of."""
-    each = {p.stage: time.of(p.stage) for p in time.parts} if stages else {}
-    known = ", ".join(f"{name} {show_seconds(s)}" for name, s in each.items() if s is not None)
+def time_line(time: Any) -> str:
+    """How long it will take; where it is not known of all stages, of which it is not, and what the others take."""
     if time.seconds is not None:
-        return f"time about {show_seconds(time.seconds)}{f': {known}' if known else ''}"
-    return f"time: no rate measured yet of {', '.join(time.unknown)}{f'; {known}' if known else ''}"
+        return f"time about {show_seconds(time.seconds)}, by what this machine has measured before"
+    known = sum(s for p in {p.stage for p in time.parts} if (s := time.of(p)) is not None)
+    others = f"; about {show_seconds(known)} for the others" if known else ""
+    return f"time: no rate measured yet of {', '.join(time.unknown)}{others}; the first run measures it"
+
+
+def _time_of(time: Any, stage: str) -> str:
+    """How long a stage will take; a stage without work of its own takes none."""
+    if all(p.stage != stage for p in time.parts):
+        return ""
+    seconds = time.of(stage)
+    return "not known" if seconds is None else show_seconds(seconds)
 
 
 def kernels_table(plan: Any) -> list[Any]:
@@ -342,7 +271,8 @@ def kernels_table(plan: Any) -> list[Any]:
     found = rows(plan)
     columns = ("op", "of", "for", "in", "backend", "declined")
     used = [i for i in range(len(columns)) if any(row[i] for row in found)]
-    drawn = table("Kernels", [columns[i] for i in used], [[row[i] for i in used] for row in found], overflow="fold")
+    shown_rows = [[row[i] for i in used] for row in found]
+    drawn = table("Kernels", [columns[i] for i in used], shown_rows, drop=["in", "of", "for"])
     return [drawn] if found else []
 
 
@@ -359,29 +289,32 @@ def memory_lines(m: Any) -> list[str]:
 
 def why_tables(reasons: Sequence[Any]) -> list[Any]:
     """Each stage: done already and where, or to do, and what is new against the nearest earlier one."""
-    rows = []
+    rows: list[Sequence[str]] = []
+    places: dict[str, list[str]] = {}
     for r in reasons:
         if r.where:
-            said = r.where
+            said = ""
+            places.setdefault(f": {unbroken(r.where)}", []).append(r.node)
         elif not r.against:
             said = "no earlier run has one"
         else:
             said = "\n".join(shown([str(d) for d in r.new])) or "the same; not kept"
-            said = f"{said}\nagainst {r.against}"
+            places.setdefault(f": compared with {unbroken(r.against)}", []).append(r.node)
         if r.open:
             said += f"\nopen until the run: what {' and '.join(r.open)} comes to on this machine"
         rows.append((line(r.node), r.state, safe(hide(said))))
-    return [table("Why", ("stage", "", "where, or what is new"), rows, overflow="fold")]
+    return [table("Why", ("stage", "", "what is new"), rows), *(", ".join(nodes) + place for place, nodes in places.items())]
 
 
 def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:
     """Results that no run refers to, and what they take."""
     if not found:
         return ["every result belongs to a run"]
-    rows = [(line(str(f.path)), line(f.what), show_bytes(f.nbytes)) for f in found]
+    rows = [(line(f.what), show_bytes(f.nbytes), line(f.path.name)) for f in found]
     total = show_bytes(sum(f.nbytes for f in found))
     said = f"{total} removed" if deleted else f"{total} in all; gc --delete removes them"
-    return [table("No run refers to", ("folder", "of", "bytes"), rows, right=[2], overflow="fold"), said]
+    folders = dict.fromkeys(f.path.parent for f in found)
+    return [table("No run refers to", ("", "bytes", "folder"), rows, right=[1]), said, *folders]
 
 
 def tune_table(found: Sequence[tuple[str, int, int, float]]) -> list[Any]:

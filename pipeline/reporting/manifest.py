@@ -26,7 +26,8 @@ from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
-from pipeline.terminal import line, safe, table
+from pipeline.terminal import line, safe
+from pipeline.tables import table, unbroken
 from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
@@ -336,16 +337,19 @@ def _rows_of_stages(file: Path) -> list[str]:
     return [line for line in lines if json.loads(line).get("kind") not in KINDS]
 
 
-def tables(report: Report) -> list[Any]:
-    """Rich renderables: stages, errors by group, results, and one line of summary: a result's own, where it has one."""
+def tables(report: Report, *, seen: bool = False) -> list[Any]:
+    """What `console.out` takes: stages, errors by group, results, and one line of summary: a result's own, where it has
+    one.
+
+    Args:
+        seen: what stages stream stands there already, above.
+    """
     stages = []
     for row in report.stages:
-        moved = max(row["nbytes_in"], row["nbytes_out"])
-        rate = f"{show_bytes(moved / row['seconds'])}/s" if row["seconds"] > 1e-6 and moved else "–"
-        stages.append((
-            line(row["name"]), row["tensors"], show_bytes(row["nbytes_in"] or row["nbytes_out"]),
-            show_bytes(row["nbytes_out"]), f"{row['seconds']:.2f} s", rate,
-        ))  # fmt: skip
+        taken, given, seconds = row["nbytes_in"] or row["nbytes_out"], row["nbytes_out"], row["seconds"]
+        rate = f"{show_bytes(max(taken, given) / seconds)}/s" if seconds > 1e-6 and given else "–"
+        sizes = (show_bytes(n) if given else "–" for n in (taken, given))  # a model that runs passes nothing on
+        stages.append((line(row["name"]), row["tensors"], *sizes, f"{seconds:.2f} s", rate))
     found = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
     verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
     if report.errors:
@@ -358,12 +362,13 @@ def tables(report: Report) -> list[Any]:
         found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
-        found += _tables_of(value) or [_result_table(name, value)]
+        again = seen and name not in report.found and not report.reused
+        found += _tables_of(value, but_streamed=again) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
-    found += [f"{name}: from an earlier run ({where})" for name, where in report.found.items()]
+    found += [f"{name}: from an earlier run: {unbroken(where)}" for name, where in report.found.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
     found.append(
@@ -403,17 +408,22 @@ def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str,
         return []
     rows: list[Sequence[str]] = [tuple(map(line, row)) for row in lines[:MOST_SHOWN]]
     rows += [(rest,) for rest in shown([], len(lines), MOST_SHOWN)]
-    return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c], overflow="fold")]
+    return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c])]
 
 
-def _tables_of(value: Any) -> list[Any]:
-    """The tables that a result brings along."""
+def _tables_of(value: Any, *, but_streamed: bool = False) -> list[Any]:
+    """The tables that a result brings along; one of names and paths as lines, in which paths are whole."""
     found = []
     for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
         if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
             columns, rows = [str(c) for c in given["columns"]], [[cell(c) for c in row] for row in given["rows"]]
+            if but_streamed and given.get("streamed"):
+                continue
+            if not any(columns) and all(str(row[-1]).startswith("/") for row in rows):
+                found += [f"{row[0]}: {unbroken(row[-1])}" for row in rows]
+                continue
             numeric = [i for i in range(len(columns)) if all(isinstance(row[i], Figure) for row in rows)]
-            found.append(table(str(given["title"]), columns, rows, right=numeric, overflow="fold"))
+            found.append(table(str(given["title"]), columns, rows, right=numeric))
     return found
 
 

@@ -13,7 +13,8 @@ from pipeline.planning.wiring import Plan
 from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
 from pipeline.stage import Checkpoint, Footprint
 from pipeline.tensors.spec import TensorSpec, group_of
-from pipeline.terminal import line, table
+from pipeline.terminal import line
+from pipeline.tables import table
 from pipeline.units import show_bytes
 
 MOST_WHOLE = 8  # of the largest tensors that lie whole everywhere
@@ -110,7 +111,7 @@ def _layouts(mesh: Mesh, groups: Sequence[_Group]) -> Any:
     ]  # fmt: skip
     rows.append(("all weights", "", "", "", show_bytes(sum(g.held(mesh) for g in groups))))
     columns = ("tensors", "", "divided over, (gathered for use)", "each device", "bytes")
-    return table(f"Weights on {show_mesh(mesh)}", columns, rows, right=(1, 4), overflow="fold")
+    return table(f"Weights on {show_mesh(mesh)}", columns, rows, right=(1, 4))
 
 
 def divided(parameter: Parameter, layout: Layout) -> str:
@@ -156,10 +157,11 @@ def _drawing(mesh: Mesh, group: _Group) -> Drawing:
 
 def _blocks(mesh: Mesh, groups: Sequence[_Group]) -> Any:
     """Which device holds what, of a few tensors that are divided differently."""
-    drawn = table("Which device holds what", ("tensors", "", "blocks"), [])
-    for drawing in (_drawing(mesh, group) for group in _distinct(groups)[:MOST_BLOCKS]):
-        drawn.add_row("\n".join([drawing.title, *drawing.below]), sides(drawing), blocks(mesh, drawing))
-    return drawn
+    rows = [
+        ("\n".join([drawing.title, *drawing.below]), sides(drawing), blocks(mesh, drawing))
+        for drawing in (_drawing(mesh, group) for group in _distinct(groups)[:MOST_BLOCKS])
+    ]
+    return table("Which device holds what", ("tensors", "", "blocks"), rows)
 
 
 def _reads(takes: Mapping[str, Footprint]) -> list[str]:

@@ -1,10 +1,18 @@
 """Pictures of results, for people; drawn without a display."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-BLUE, GREY = "#2f6db5", "#8a8f98"
+BLUE, GREY, INK = "#2f6db5", "#8a8f98", "#3b4048"
+# Told apart by people who see fewer colours, too (Okabe and Ito 2008), but for the yellow.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+FRONT = "no other is smaller and better"
+TICKS_BITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
+PLACES = ((8, 8, "left"), (8, -9, "left"), (-8, 8, "right"), (-8, -9, "right"), (0, 16, "center"), (0, -17, "center"),
+          (12, 22, "left"), (12, -23, "left"), (-12, 22, "right"), (-12, -23, "right"))  # fmt: skip
 FEW = 30  # points of a line
 MAGNITUDES = 20  # of the largest value, the share that would be hard to see
 
@@ -35,18 +43,112 @@ def bars(path: Path, title: str, label: str, values: Mapping[str, float]) -> Non
     figure.savefig(path, dpi=150)
 
 
-def scatter(path: Path, title: str, x_label: str, y_label: str, points: Sequence[tuple[str, float, float]]) -> None:
-    """Named points; a PNG at `path`."""
+@dataclass(frozen=True)
+class Point:
+    """A setting that was tried.
+
+    Attributes:
+        name: what it is called.
+        x: the same whenever it is tried.
+        values: y of each time.
+        kind: points of one kind have one colour.
+    """
+
+    name: str
+    x: float
+    values: Sequence[float]
+    kind: str
+
+    @property
+    def y(self) -> float:
+        return fmean(self.values)
+
+
+def tradeoff(
+    path: Path, about: str, x_label: str, y_label: str, points: Sequence[Point], without: str = ""
+) -> None:  # fmt: skip
+    """What is paid (x) for what is had (y), both better when less: points with a line through those that no other
+    beats, and bars from least to largest where something was tried several times; a PNG at `path`.
+
+    Args:
+        about: what was measured, below the title.
+        without: the kind that nothing was paid away of, with a line of its own to compare with.
+    """
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
     figure, axes = _figure(8, 5)
-    axes.scatter([p[1] for p in points], [p[2] for p in points], color=BLUE, zorder=3)
-    for name, x, y in points:
-        axes.annotate(name, (x, y), xytext=(5, 4), textcoords="offset points", fontsize=8, color=GREY)
-    axes.margins(x=0.15, y=0.12)
+    best = undominated(points)
+    shown = axes.plot([p.x for p in best], [p.y for p in best], color=GREY, linewidth=1, zorder=2, label=FRONT)
+    for point in (p for p in points if p.kind == without):
+        axes.axhline(point.y, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
+    kinds = list(dict.fromkeys(p.kind for p in sorted(points, key=lambda p: p.x)))
+    for n, kind in enumerate(kinds):
+        some = [p for p in points if p.kind == kind]
+        spread = [[p.y - min(p.values) for p in some], [max(p.values) - p.y for p in some]]
+        style: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "marker": "o"}
+        style = {"color": INK, "marker": "D", "markerfacecolor": "white"} if kind == without else style
+        style |= {"label": kind, "zorder": 3, "linestyle": "none", "markersize": 6}
+        if any(len(p.values) > 1 for p in some):
+            style |= {"yerr": spread, "capsize": 3, "elinewidth": 1}
+        shown.append(axes.errorbar([p.x for p in some], [p.y for p in some], **style))
+    axes.margins(x=0.1, y=0.12)
     axes.grid(alpha=0.25)
-    axes.set_title(title, loc="left", fontsize=10)
+    if max(p.x for p in points) > 2 * min(p.x for p in points):
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_locator(FixedLocator(TICKS_BITS))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    if max(p.y for p in points) > MAGNITUDES * min(p.y for p in points):
+        axes.set_yscale("log")
+    _titled(figure, axes, f"{y_label.capitalize()} over {x_label}", about)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    axes.tick_params(labelsize=8)
+    axes.legend(handles=shown, frameon=False, fontsize=8, loc="upper right")
+    _annotate(figure, axes, points)
     figure.savefig(path, dpi=150)
+
+
+def undominated(points: Sequence[Point]) -> list[Point]:
+    """Those than which no other is better in both, by x: Pareto's line."""
+    found: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.x, p.y)):
+        if not found or point.y < found[-1].y:
+            found.append(point)
+    return found
+
+
+def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
+    """A title, and smaller below it what the picture is of."""
+    axes.set_title(title if not about else f"{title}\n", loc="left", fontsize=11, fontweight="bold")
+    if about:
+        axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=8, color=GREY)
+
+
+def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
+    """Names beside points, each where no other is in its way; where there is no such place, none: the table has it."""
+    figure.draw_without_rendering()
+    taken = [_box(*axes.transData.transform((p.x, p.y)), 8, 8, centred=True) for p in points]
+    frame = axes.get_window_extent()
+    taken += [axes.get_legend().get_window_extent()]
+    for point in points:
+        for dx, dy, side in PLACES:
+            said = axes.annotate(
+                point.name, (point.x, point.y), xytext=(dx, dy), textcoords="offset points", fontsize=8, color=INK,
+                ha=side, va="center",
+            )  # fmt: skip
+            box = said.get_window_extent()
+            if frame.x0 <= box.x0 and box.x1 <= frame.x1 and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            said.remove()
+
+
+def _box(x: float, y: float, width: float, height: float, *, centred: bool) -> Any:
+    from matplotlib.transforms import Bbox
+
+    left, low = (x - width / 2, y - height / 2) if centred else (x, y)
+    return Bbox.from_bounds(left, low, width, height)
 
 
 def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Points]) -> None:

@@ -8,7 +8,8 @@ from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import store_of
 from pipeline.reporting.console import memory_lines, time_line
 from pipeline.reporting.manifest import chosen
-from pipeline.terminal import line, table
+from pipeline.terminal import line
+from pipeline.tables import table
 from pipeline.units import show_bytes
 
 
@@ -19,7 +20,7 @@ def sweep_tables(sweep: Sweep) -> list[Any]:
         written = sum(f.nbytes for w in plan.works.values() for f in w.outputs)
         said = f"cannot run: {plan.problems[0]}" if plan.problems else "; ".join(chosen(plan).values())
         jobs.append((str(i + 1), line(job.name), str(len(plan.chunks)), show_bytes(written), line(said)))
-    found = [table("Jobs", ("", "job", "chunks", "writes", ""), jobs, right=(0, 2, 3), overflow="fold")]
+    found = [table("Jobs", ("", "job", "chunks", "writes", ""), jobs, right=(0, 2, 3))]
     shared: list[Sequence[str]] = []
     for node in sweep.names:
         if len(users := sweep.users(node)) > 1:
@@ -29,7 +30,7 @@ def sweep_tables(sweep: Sweep) -> list[Any]:
             )
             shared.append((line(node.name), ", ".join(str(i + 1) for i in users), how))
     if shared:
-        found.append(table("In common", ("stage", "jobs", ""), shared, overflow="fold"))
+        found.append(table("In common", ("stage", "jobs", ""), shared))
     return [*found, *_totals(sweep)]
 
 

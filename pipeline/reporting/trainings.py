@@ -69,7 +69,7 @@ def curve(run: Path) -> tuple[str, Curve]:
     return "", {}
 
 
-def picture(path: Path, names: Sequence[str], curves: Sequence[Curve], label: str) -> None:
+def losses(path: Path, names: Sequence[str], curves: Sequence[Curve], label: str) -> None:
     """The losses of each setting: their mean, in a band from the least to the largest."""
     from pipeline.reporting.plots import bands
 

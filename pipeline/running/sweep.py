@@ -8,8 +8,8 @@ from pipeline.places import reason
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
-from pipeline.reporting import console
-from pipeline.reporting.manifest import Report, tables
+from pipeline.reporting import comparison, console
+from pipeline.reporting.manifest import Report
 from pipeline.reporting.sweep import sweep_tables
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results
@@ -66,7 +66,7 @@ def executed(asked: Asked) -> list[Outcome]:
 
             outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
     rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
-    console.comparison(rows, asked.folder)
+    comparison.comparison(rows, asked.folder)
     failed = [(name, why) for name, why in rows if isinstance(why, Exception)]
     if failed:
         lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
@@ -84,9 +84,9 @@ def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[lis
 
 
 def _say(i: int, asked: Asked, outcome: Outcome) -> None:
-    console.job(i + 1, len(asked.jobs), asked.overrides[i])
     if isinstance(outcome, Report):
-        console.out(*tables(outcome), outcome.run)
+        console.out(comparison.ended(f"{i + 1}/{len(asked.jobs)}", asked.jobs[i].name, outcome))
     else:
+        console.job(i + 1, len(asked.jobs), asked.overrides[i])
         known = isinstance(outcome, WeightmillError)
         console.error(outcome if known else StageError(f"{type(outcome).__name__}: {outcome}"))

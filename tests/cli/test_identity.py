@@ -94,13 +94,14 @@ def test_why_and_gc(tree: Path, here: Path) -> None:
     assert not (here / "hf").exists()
     assert run(tree, here, *args).code == 0
     done = run(tree, here, "why", *args)
-    assert re.search(f"export +│ done +│ {here / 'hf/model'} ", done.out)
+    assert re.search("export +│ done +│", done.out)
+    assert f"export: {here / 'hf/model'}" in done.out
     edit(tree, "stages/quantize.py")
     new = run(tree, here, "why", *args, "quant.scale_rule=even", "paths.run=other")
     for said in (
         "module stages.quantize",
         "field method.scale_rule: None → even",
-        f"against {here / 'hf'}",
+        f"compared with {here / 'hf'}",
         "input checkpoint",
     ):
         assert said in new.out, new.out

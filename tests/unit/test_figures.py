@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.figures import Figure, cell
-from pipeline.reporting import console, manifest
+from pipeline.reporting import comparison, manifest
 from pipeline.reporting.manifest import Report, figures_of, plain
 from pipeline.running.results import keepable, packed, unpacked
 from pipeline.stage import Table
@@ -59,9 +59,9 @@ def test_jobs_are_compared_as_numbers(
 ) -> None:
     """What is drawn and kept has every digit; only the console rounds."""
     drawn: list[Any] = []
-    monkeypatch.setattr("pipeline.reporting.plots.scatter", lambda *given: drawn.append(given[-1]))
+    monkeypatch.setattr("pipeline.reporting.plots.tradeoff", lambda *given: drawn.append(given[4]))
     one, other = (replace(REPORT, results={"evaluate": evaluated(p)}) for p in (70.123456789, 71.5))
-    console.comparison([("a", one), ("b", other), ("c", ValueError("no such device"))], tmp_path)
+    comparison.comparison([("a", one), ("b", other), ("c", ValueError("no such device"))], tmp_path)
     head, *rows = csv.reader((tmp_path / "sweep.csv").read_text().splitlines())
     table = [dict(zip(head, row, strict=True)) for row in rows]
     assert [float(row["perplexity"]) for row in table[:2]] == [70.123456789, 71.5]
@@ -70,10 +70,11 @@ def test_jobs_are_compared_as_numbers(
     assert table[2]["result"] == "failed: no such device"
     assert table[2]["perplexity"] == ""
     [points] = drawn
-    assert [(label, y) for label, _, y in points] == [("a", 70.123456789), ("b", 71.5)]
+    assert [(label, y) for label, y in ((p.name, p.y) for p in points)] == [("a", 70.123456789), ("b", 71.5)]
     said = capsys.readouterr().out
     assert "70.123 " in said
-    assert "93.2 %" in said
+    assert "top-1 [%]" in said
+    assert "93.2 " in said
     assert "1.0 KiB" in said
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from pipeline.figures import Figure
 from pipeline.reporting.plots import bands, curves
-from pipeline.reporting.trainings import curve, over_seeds, picture, settings
+from pipeline.reporting.trainings import curve, losses, over_seeds, settings
 
 NAMES = ("rate=1 seed=0", "rate=2 seed=0", "rate=1 seed=1", "rate=2 seed=1", "seed=7")
 
@@ -45,7 +45,7 @@ def test_a_curve_is_of_what_is_held_out_if_anything_is(tmp_path: Path) -> None:
 def test_pictures_are_drawn(least: float, tmp_path: Path) -> None:
     """By magnitudes, or with values that have none."""
     some = [{0: 1.0, 1: least}, {0: 2.0, 1: least}, {0: 1.5, 1: 0.5}, {0: 1.5, 1: 0.4, 2: 0.1}, {}]
-    picture(tmp_path / "a.png", NAMES, some, "loss")
+    losses(tmp_path / "a.png", NAMES, some, "loss")
     curves(tmp_path / "b.png", "Loss", "update", "loss", {"each": ([*range(40)], [1.0] * 40), "held": ([0], [least])})
     bands(tmp_path / "c.png", "Loss", "update", "loss", {})
     for name in "abc":

@@ -1,0 +1,189 @@
+"""The jobs of a sweep beside each other: a line for each as it ends, a table and `sweep.csv` in the end, and pictures.
+
+What was quantized is put beside what it was before: models that jobs compare with have rows of their own.
+"""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StorageError
+from pipeline.figures import Cell, Figure, cell
+from pipeline.redact import hide
+from pipeline.reporting import console
+from pipeline.reporting.manifest import Report, figures_of
+from pipeline.reporting.trainings import curve, losses, over_seeds, settings
+from pipeline.tables import table, unbroken
+
+AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
+BITS, SIZES, ERRORS, LAST = "bits a weight", ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
+GOING = ("max abs", "RMSE", AFTER, "smaller", "SQNR", "result", "top-1")  # of the console's table, in this order
+BF16 = 16.0
+UNQUANTIZED = "unquantized"
+
+Line = dict[str, Cell]
+Rows = Sequence[tuple[str, Any]]
+"""Names of jobs, and the report of each, or the error that it ended with."""
+
+
+def comparison(rows: Rows, folder: Path) -> None:
+    """Print the comparison, and keep it: sweep.csv with raw numbers, units in its header.
+
+    Raises:
+        StorageError: it cannot be kept.
+    """
+    lines = [*_before(rows), *({"job": label, **_figures(result)} for label, result in rows)]
+    errors = [c for c in ERRORS if any(c in line for line in lines)]  # nothing may be quantized
+    known = ["job", BITS, *SIZES, *errors]
+    columns = list(dict.fromkeys([*known, *(c for line in lines for c in line if c not in LAST), *LAST]))
+    units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
+    drawn = _table(lines, columns, units)
+    try:
+        with (folder / "sweep.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
+            writer = csv.writer(file)
+            writer.writerow([f"{c} [{units[c]}]" if units[c] else c for c in columns])
+            for line in lines:
+                cells = (line.get(c, "") for c in columns)
+                writer.writerow([v.value if isinstance(v, Figure) else hide(v) for v in cells])
+        pictures = [*_picture(rows, folder), *_losses(rows, folder)]
+    except OSError as why:
+        console.out(drawn)
+        raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
+    console.out(drawn, *_over_seeds(rows), *pictures, folder)
+
+
+def ended(number: str, name: str, report: Report) -> str:
+    """How a job of a sweep ended, in a line: what it was, what it found, where it is."""
+    found = _figures(report)
+    shown = [f"{found[BITS]} bits a weight", str(found["size"])]
+    shown += [f"{name} {value}" for name, value in _found(report).items() if isinstance(value, Figure)]
+    shown += ["complete before" if report.reused else str(found[AFTER])]
+    return f"[{number}] {name}: {', '.join(shown)}: {unbroken(report.run)}"
+
+
+def _table(lines: Sequence[Line], columns: Sequence[str], units: Mapping[str, str | None]) -> Any:
+    """Units stand above, where they are the same in all rows; what says nothing is left out."""
+    plain = [c for c in columns if c != "result" or any(line.get(c) != "done" for line in lines if c in line)]
+    above = {c: f"{c} [{units[c]}]" if units[c] and units[c] not in ("B", "×") else c for c in plain}
+    rows = [[_shown(line.get(c, "–"), bare=above[c] != c) for c in plain] for line in lines]
+    right = [i for i, c in enumerate(plain) if units[c] is not None or c in (BITS, *SIZES, *ERRORS, AFTER)]
+    return table("Sweep", [above[c] for c in plain], rows, right=right, drop=[above.get(c, c) for c in GOING])
+
+
+def _shown(value: Cell, *, bare: bool) -> str:
+    return f"{value.value:{value.form}}" if bare and isinstance(value, Figure) else str(value)
+
+
+def _figures(result: Any) -> Line:
+    """What is compared of a job: its report, or the error that it ended with."""
+    if not isinstance(result, Report):
+        return {"result": f"failed: {str(result).splitlines()[0]}"}
+    found: Line = {
+        BITS: Figure(result.bits_per_weight), "size": Figure(result.nbytes_out, "B"),
+        "smaller": Figure(result.ratio, "×", ".2f"),
+    }  # fmt: skip
+    if (e := result.error).count:
+        errors = Figure(e.max_abs, form=".3g"), Figure(e.rmse, form=".3g"), Figure(e.sqnr_db, "dB", ".2f")
+        found |= zip(ERRORS, errors, strict=True)
+    found |= _found(result)
+    return found | {
+        AFTER: Figure(result.seconds, "s", ".1f"),
+        "result": "complete before" if result.reused else "done",
+    }
+
+
+def _found(report: Report) -> Line:
+    """What the results of a job's stages want to see compared."""
+    return {name: value for result in report.results.values() for name, value in figures_of(result).items()}
+
+
+def _before(rows: Rows) -> list[Line]:
+    """A row for each model that jobs were compared with, and that is none of them."""
+    reports = [(name, report) for name, report in rows if isinstance(report, Report)]
+    themselves = [_found(report) for _, report in reports if not report.error.count]
+    found: dict[tuple[Any, ...], tuple[Line, list[str]]] = {}
+    for name, report in reports:
+        figures = {n: v for result in report.results.values() for n, v in _of(result, "before").items()}
+        if figures and not any(figures.items() <= one.items() for one in themselves):
+            size = Figure(report.nbytes_bf16, "B")
+            line = {BITS: Figure(BF16), "size": size, "smaller": Figure(1.0, "×", ".2f"), **figures}
+            found.setdefault(tuple(line.items()), (line, []))[1].append(name)
+    several = len(found) > 1
+    return [
+        {"job": f"{UNQUANTIZED}, of {names[0]}" if several else UNQUANTIZED, **line} for line, names in found.values()
+    ]
+
+
+def _of(result: Any, key: str) -> Line:
+    given = result.get(key) if isinstance(result, Mapping) else None
+    return {str(n): cell(v) for n, v in given.items()} if isinstance(given, Mapping) else {}
+
+
+def _over_seeds(rows: Rows) -> list[Any]:
+    """Jobs that differ in their seed alone, together."""
+    done = [(name, _found(report)) for name, report in rows if isinstance(report, Report)]
+    columns, lines = over_seeds([name for name, _ in done], [found for _, found in done])
+    return [table("Over seeds", columns, lines, right=range(1, len(columns)))] if lines else []
+
+
+def _losses(rows: Rows, folder: Path) -> list[Path]:
+    """losses.png: how the jobs that trained something went."""
+    found = [(name, *curve(Path(report.run))) for name, report in rows if isinstance(report, Report)]
+    drawn = [(name, points) for name, _, points in found if points]
+    labels = {label for _, label, points in found if points}
+    if len(drawn) < 2 or len(labels) > 1:
+        return []
+    losses(folder / "losses.png", [name for name, _ in drawn], [points for _, points in drawn], labels.pop())
+    return [folder / "losses.png"]
+
+
+def _picture(rows: Rows, folder: Path) -> list[Path]:
+    """sweep.png: perplexity over bits a weight, where jobs were evaluated; jobs that differ in their seed are a point."""
+    from pipeline.reporting.plots import Point, tradeoff
+
+    scored = [
+        (name, report, perplexity.value)
+        for name, report in rows
+        if isinstance(report, Report) and isinstance(perplexity := _found(report).get("perplexity"), Figure)
+    ]
+    if len(scored) < 2:
+        return []
+    points = []
+    for name, jobs in settings([name for name, *_ in scored]).items():
+        values = [scored[job][2] for job in jobs]
+        report = scored[jobs[0]][1]
+        points.append(Point(name, report.bits_per_weight, values, _scheme(report)))
+    for line in _before(rows):
+        if isinstance(perplexity := line.get("perplexity"), Figure):
+            points.append(Point(str(line["job"]), BF16, [perplexity.value], UNQUANTIZED))
+    about = _about([report for _, report, _ in scored])
+    tradeoff(folder / "sweep.png", about, BITS, "perplexity", points, UNQUANTIZED)
+    return [folder / "sweep.png"]
+
+
+def _scheme(report: Report) -> str:
+    """What most of its values are packed as."""
+    found: dict[str, int] = {}
+    for row in report.tensors:
+        found[row["encoding"]] = found.get(row["encoding"], 0) + row["count"]
+    return max(found, key=lambda encoding: found[encoding]) if found else UNQUANTIZED
+
+
+def _about(reports: Sequence[Report]) -> str:
+    """Which model, on which text, and how much of it: of all jobs, where it is the same."""
+    models = dict.fromkeys(_model(report.command) for report in reports)
+    texts: dict[str, Any] = {}
+    for result in (r for report in reports for r in report.results.values() if isinstance(r, Mapping)):
+        given = result.get("texts")
+        texts |= given if isinstance(given, Mapping) else {}
+    scored = sum(int(row.get("scored", 0)) for row in texts.values() if isinstance(row, Mapping))
+    said = [" and ".join(filter(None, models)), ", ".join(texts), f"{scored:,} tokens scored" if scored else ""]
+    return " · ".join(filter(None, said))
+
+
+def _model(command: Sequence[str]) -> str:
+    """What the overrides call it: the last part of where it lies, or its option."""
+    given = {o.lstrip("+").partition("=")[0]: o.partition("=")[2] for o in command}
+    source = given.get("model.source", "").strip("'\"").rstrip("/")
+    return hide(source.rpartition("/")[2] or given.get("model", ""))

@@ -1,0 +1,217 @@
+"""Tables and lines of text for people, as narrow as the screen is: the one place where what is shown is made to fit.
+
+What a table has to say fits 80 columns. Where there is less room than it would like, headers fold, text folds between
+words, names lose their middle, and then columns go, those first that their table can best do without; which they were,
+the title says. Numbers stay whole, with their units, and so do paths. All of it passes through `pipeline.terminal`.
+"""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from html import escape
+from typing import Any
+
+from pipeline.terminal import line, safe
+
+WIDEST = 140  # where nobody knows how wide what is shown may be, as in a file
+NAME, TEXT = 28, 24  # columns that a name or a text has at least, before others go to make room
+LEAST = 8  # … and when there are no others
+LONGEST_NUMBER = 28  # what is longer in a column of numbers is text
+
+GLUE = "\ue000"  # stands for a space at which nothing is folded (of Unicode's private use)
+UNITS = r"([KMGT]i)?B(/s)?|m?s|min|h|%|dB|tokens(/s)?|nats|bits?|layers?|files?|chunks?|devices?"
+NUMBER = re.compile(rf"(?<=\d) (?=({UNITS})(?![\w/]))")
+IDENTIFIER = re.compile(r"[\w.*:/=+,@{}\[\]×~-]+", re.ASCII)
+
+
+def width() -> int | None:
+    """Columns of what stdout is shown on: `COLUMNS`, or the terminal's; None: nobody knows."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdigit() and int(given):
+        return int(given)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def unbroken(path: Any) -> str:
+    """A path within a text for `wrapped`, which leaves it whole whatever is in it."""
+    return str(path).replace(" ", GLUE)
+
+
+def wrapped(text: str, columns: int, indent: str = "") -> list[str]:
+    """`text` in lines of at most so many columns, between words, numbers with their units. A word that is longer has a
+    line of its own.
+
+    Args:
+        indent: before every line but the first.
+    """
+    found: list[str] = []
+    for part in text.split("\n"):
+        lines = [""]
+        for n, word in enumerate(NUMBER.sub(GLUE, part).split(" ")):
+            if n and cells(lines[-1]) + 1 + cells(word) > columns and lines[-1].strip():
+                lines.append(indent + word)
+            else:
+                lines[-1] += f" {word}" if n else word
+        found += lines
+    return [one.replace(GLUE, " ") for one in found]
+
+
+def cells(text: str) -> int:
+    """Columns that it takes in a terminal."""
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def shortened(name: str, columns: int) -> str:
+    """A name without its middle: its end, which says most, keeps two thirds."""
+    if cells(name) <= columns:
+        return name
+    head = max(0, (columns - 1) // 3)
+    tail = max(0, columns - 1 - head)
+    return f"{name[:head]}…{name[len(name) - tail :]}"
+
+
+def chopped(text: str, columns: int) -> list[str]:
+    """A line in pieces of at most so many columns, wherever that is."""
+    from rich.cells import chop_cells
+
+    return chop_cells(text, columns) if cells(text) > columns else [text]
+
+
+class Grid:
+    """A table whose cells are text and nothing else: no markup, no emoji codes, nothing that steers.
+
+    Attributes:
+        title, columns, rows: as text; a cell may be something else that rich draws, which stays as it is.
+    """
+
+    def __init__(
+        self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], right: Collection[int],
+        drop: Collection[str],
+    ):  # fmt: skip
+        self.title, self.columns = line(title), [line(column) for column in columns]
+        self.rows = [[c if hasattr(c, "__rich_console__") else safe(str(c)) for c in row] for row in rows]
+        self.right = {*right}
+        self._drop = [*drop]
+
+    def __rich_console__(self, console: Any, options: Any) -> Iterator[Any]:
+        from rich.table import Table
+        from rich.text import Text
+
+        kept, widths = self._fitted(options.max_width, console)
+        gone = [self.columns[i] or "counts" for i in range(len(self.columns)) if i not in kept]
+        title = f"{self.title} (without {', '.join(gone)})" if gone else self.title
+        yield from (Text(part, style="italic") for part in wrapped(title, options.max_width))
+        drawn = Table(show_header=any(self.columns))
+        for i in kept:
+            header = "\n".join(wrapped(self.columns[i], widths[i]))
+            drawn.add_column(Text(header), justify="right" if i in self.right else "left", width=widths[i])
+        for row in self.rows:
+            cells_of = [row[i] if i < len(row) else "" for i in kept]
+            drawn.add_row(
+                *(self._cell(cell, widths[i], i, Text) for i, cell in zip(kept, cells_of, strict=True)),
+            )
+        yield drawn
+
+    def _cell(self, cell: Any, columns: int, i: int, text: Any) -> Any:
+        if not isinstance(cell, str):
+            return cell
+        if IDENTIFIER.fullmatch(cell) and i not in self.right:
+            return text(shortened(cell, columns))
+        return text("\n".join(piece for part in wrapped(cell, columns) for piece in chopped(part, columns)))
+
+    def _fitted(self, most: int, console: Any) -> tuple[list[int], dict[int, int]]:
+        """The columns that there is room for, and the width of each."""
+        kept = [*range(len(self.columns))]
+        full = {i: self._natural(i, console) for i in kept}
+        least = {i: self._least(i, full[i]) for i in kept}
+        going = [self.columns.index(name) for name in self._drop if name in self.columns]
+
+        def room() -> int:
+            return most - 3 * len(kept) - 1
+
+        while going and sum(least[i] for i in kept) > room():
+            kept.remove(going.pop(0))
+        tight = {i: least[i] if self._rigid(i) else min(least[i], LEAST) for i in kept}
+        while len(kept) > 1 and sum(tight[i] for i in kept) > room():
+            kept.pop()
+        if sum(least[i] for i in kept) > room():
+            least = tight
+        return kept, _shared({i: least[i] for i in kept}, full, room(), self._rigid)
+
+    def _rigid(self, i: int) -> bool:
+        """Whether a column has numbers, or pictures, which stay as they are."""
+        texts = [row[i] for row in self.rows if i < len(row)]
+        if any(not isinstance(t, str) for t in texts):
+            return True
+        return i in self.right and max(map(cells, texts), default=0) <= LONGEST_NUMBER
+
+    def _natural(self, i: int, console: Any) -> int:
+        """Columns that it takes unfolded."""
+        widths = [cells(self.columns[i])]
+        for cell in (row[i] for row in self.rows if i < len(row)):
+            if isinstance(cell, str):
+                widths += map(cells, cell.split("\n"))
+            else:
+                widths.append(console.measure(cell).maximum)
+        return max(widths)
+
+    def _least(self, i: int, full: int) -> int:
+        """Columns that it cannot well do without."""
+        heading = max((cells(word) for word in NUMBER.sub(GLUE, self.columns[i]).split(" ")), default=0)
+        given = [row[i] for row in self.rows if i < len(row)]
+        if self._rigid(i):
+            texts = [cells(part) for cell in given if isinstance(cell, str) for part in cell.split("\n")]
+            return full if any(not isinstance(c, str) for c in given) else max([heading, *texts])
+        names = {cell for cell in given if IDENTIFIER.fullmatch(cell)}
+        least = min(full, max(heading, NAME if names else TEXT))
+        while least < full and len({shortened(name, least) for name in names}) < len(names):
+            least += 1  # or two names would look the same
+        return least
+
+    @property
+    def html(self) -> str:
+        """The same for a notebook, whole."""
+
+        def cell(tag: str, i: int, value: Any) -> str:
+            text = escape(value).replace("\n", "<br>") if isinstance(value, str) else ""
+            side = "right" if i in self.right else "left"
+            return f'<{tag} style="text-align:{side}">{text}</{tag}>'
+
+        head = "".join(cell("th", i, c) for i, c in enumerate(self.columns)) if any(self.columns) else ""
+        rows = "".join(f"<tr>{''.join(cell('td', i, c) for i, c in enumerate(row))}</tr>" for row in self.rows)
+        caption = f'<caption style="text-align:left"><b>{escape(self.title)}</b></caption>'
+        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _shared(least: dict[int, int], full: dict[int, int], room: int, rigid: Any) -> dict[int, int]:
+    """What room is left goes to texts, as each wants it, and then to the headers of numbers."""
+    widths = dict(least)
+    for some in ([i for i in widths if not rigid(i)], [i for i in widths if rigid(i)]):
+        while (spare := room - sum(widths.values())) > 0 and (wanting := [i for i in some if widths[i] < full[i]]):
+            for i in wanting[:spare]:
+                widths[i] += min(full[i] - widths[i], max(1, spare // len(wanting)))
+    over = sum(widths.values()) - room
+    for i in sorted(widths, key=lambda i: -widths[i]):  # a screen that is narrower than any table
+        if over > 0 and not rigid(i):
+            cut = min(over, widths[i] - 1)
+            widths[i], over = widths[i] - cut, over - cut
+    return widths
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], *, right: Collection[int] = (),
+    drop: Collection[str] = (),
+) -> Grid:  # fmt: skip
+    """A table to show.
+
+    Args:
+        title: above it.
+        columns: their names; no header is drawn when none has one.
+        right: which columns are numbers, flushed right.
+        drop: names of columns in the order in which they go where there is no room; others go from the right.
+    """
+    return Grid(title, columns, rows, right, drop)
