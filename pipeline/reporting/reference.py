@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.config import reference
 from pipeline.config.reference import Explained, Option, Setting
-from pipeline.terminal import table
+from pipeline.tables import table
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def groups_table() -> list[Any]:
         names = ", ".join(option.name for option in reference.options(group))
         found.append((f"{group}=", first.name if first else "", (first.says if first else "") or names))
     said = "explain GROUP, explain GROUP=OPTION or explain GROUP.SETTING says more"
-    return [table("Groups", ("group", "unless chosen", "what it decides"), found, overflow="fold"), said]
+    return [table("Groups", ("group", "unless chosen", "what it decides"), found), said]
 
 
 def explained_tables(found: Explained) -> list[Any]:
@@ -75,7 +75,7 @@ def explained_tables(found: Explained) -> list[Any]:
         group = found.options[0].group
         title = f"{group}={f': {said}' if said else ''}"
         arrow = [f"→ {group}={first} unless another is chosen"] if first else []
-        return [table(title, ("", "option", "what it is"), shown, overflow="fold"), *arrow]
+        return [table(title, ("", "option", "what it is"), shown), *arrow]
     settings = rows(found.settings)
     keys, kinds = {row.key for row in settings}, {row.allowed for row in settings}
     alike = len(keys) == 1 and len(kinds) == 1  # one setting, said once and above
@@ -88,4 +88,4 @@ def explained_tables(found: Explained) -> list[Any]:
         "may be": [] if alike else [row.allowed for row in settings],
     }
     columns = {name: cells for name, cells in columns.items() if any(cells)}
-    return [table(title, tuple(columns), zip(*columns.values(), strict=True), overflow="fold")]
+    return [table(title, tuple(columns), zip(*columns.values(), strict=True), drop=["may be"])]
