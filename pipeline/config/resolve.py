@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import moved
+from pipeline.config import foreign, moved
 from pipeline.errors import PlanError, Problem, WeightmillError, did_you_mean
 from pipeline.hooks import lacking, misspelt
 
@@ -89,7 +89,9 @@ class Resolver:
         for key in values:
             if key not in fields:
                 known = moved.field(f"{cls.__module__}.{cls.__qualname__}", str(key))
-                hint = f"; it {known}" if known else did_you_mean(str(key), fields)
+                ours = foreign.of_field(cls.__name__, str(key), values[key])
+                hint = f"; say {ours}" if ours else did_you_mean(str(key), fields)
+                hint = f"; it {known}" if known else hint
                 self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{hint}")
         given = {k: self._value(v, hints[k], f"{where}.{k}") for k, v in values.items() if k in fields}
         for name, f in fields.items():
