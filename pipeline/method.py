@@ -64,11 +64,11 @@ class MethodHooks:
     shape, where what it must see at once is more than a tile."""
 
     fitted: Callable[[tuple[int, ...]], Any] | None = None
-    """`fitted(shape)`: the method that tensors of this shape take, where blocks of its scheme do not fit all tensors."""
+    """`fitted(shape)`: the method that tensors of this shape take, where no block fits all tensors."""
 
     rules: tuple[Rule, ...] = ()
-    """What becomes of tensors that the model's rules say nothing of, as readers of such files are used to it. Roles that
-    the model does not have, and blocks that do not fit, are passed over; a head that is the embedding is a `head`."""
+    """What becomes of tensors that the model's rules say nothing of, as readers of such files are used to it. Roles
+    that the model does not have, and blocks that do not fit, are passed over; a head that is the embedding is a `head`."""
 
     recipe: Any = None
     """How `encode` makes codes, as options of the op `quantize` (a dataclass): what training for a quantized export

@@ -140,7 +140,9 @@ class Resolver:
         inner = [a for a in args if a is not type(None)]
         if len(inner) == 1:
             return self._value(value, inner[0], where)
-        if type(value) in inner:
+        if type(value) in inner or any(
+            typing.get_origin(a) is typing.Literal and value in typing.get_args(a) for a in inner
+        ):
             return value
         listed = [a for a in inner if typing.get_origin(a) in (tuple, list, Sequence)]
         if listed and isinstance(value, Sequence) and not isinstance(value, str):
@@ -150,7 +152,7 @@ class Resolver:
             return self._value(value, records[0], where)
         if str in inner and type(value) in (int, float) and not {int, float} & {*inner}:
             return str(value)  # a bare number on the command line arrives parsed
-        return self.note(where, f"{value!r} is none of {', '.join(getattr(a, '__name__', str(a)) for a in inner)}")
+        return self.note(where, f"{value!r} is none of {', '.join(map(_spoken, inner))}")
 
     def _plugin(self, node: Mapping[str, Any], hint: Any, where: str) -> Any:
         built = self._build(node, where)
@@ -180,6 +182,12 @@ class Resolver:
             return value
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
         return self.note(where, f"{kind or getattr(hint, '__name__', hint)} is expected, got {value!r}")
+
+
+def _spoken(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(map(str, typing.get_args(hint)))
+    return getattr(hint, "__name__", str(hint))
 
 
 def _top(cls: type) -> str:
