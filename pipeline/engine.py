@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pipeline.hooks import hooks_of, optional
 from pipeline.mesh import Mesh, Placement
@@ -23,14 +23,14 @@ class Windows:
     Attributes:
         window: tokens the model sees at once.
         stride: new tokens a window scores; less than `window` gives the rest as context.
-        tokens: of each text, at most; None: all.
+        tokens: of each text, at most; None: all; auto: as many as take minutes (`pipeline.scored`).
         bos: begin every window with the BOS token, so that its first token is scored too.
         batch: windows at once.
     """
 
     window: int = 256
     stride: int | None = None
-    tokens: int | None = None
+    tokens: int | Literal["auto"] | None = None
     bos: bool = False
     batch: int = 8
 
@@ -39,10 +39,21 @@ class Windows:
             raise ValueError(f"window={self.window}: at least 2 tokens, one to see and one to score")
         if self.stride is not None and not 1 <= self.stride <= self.window:
             raise ValueError(f"stride={self.stride}: from 1 to the window, {self.window}")
-        if self.tokens is not None and self.tokens < 2:
-            raise ValueError(f"tokens={self.tokens}: at least 2, or null for all")
+        if isinstance(self.tokens, int) and self.tokens < 2:
+            raise ValueError(f"tokens={self.tokens}: at least 2, or null for all, or auto")
         if self.batch < 1:
             raise ValueError(f"batch={self.batch}: at least 1")
+
+    @property
+    def limit(self) -> int | None:
+        """Tokens of a text, at most.
+
+        Raises:
+            ValueError: how many was left to whoever knows the model.
+        """
+        if self.tokens == "auto":
+            raise ValueError("tokens=auto: how many is chosen by pipeline.scored.settled")
+        return self.tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +86,9 @@ TEMPLATE_TOKENS = 256  # that a chat template puts around a prompt, at most
 
 def scoring(text_nbytes: Sequence[int], windows: Windows, *, keeps: bool = False) -> Usage:
     """Scoring texts of so many bytes; a token has one at least."""
-    most = [min(n, windows.tokens or n) for n in text_nbytes]
-    likely = [min(n // TEXT_BYTES + 1, windows.tokens or n) for n in text_nbytes]
+    limit = windows.limit
+    most = [n if limit is None else min(n, limit) for n in text_nbytes]
+    likely = [n // TEXT_BYTES + 1 if limit is None else min(n // TEXT_BYTES + 1, limit) for n in text_nbytes]
     again = windows.window / (windows.stride or windows.window)
     padded = [round(n * again) + windows.window * windows.batch for n in most]
     kept = tuple(padded) if keeps else ()
@@ -113,6 +125,19 @@ class Score:
     compile_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Against:
+    """A baseline that was kept.
+
+    Attributes:
+        states: its hidden states of one text, as `Session.score` kept them.
+        head: what makes logits of them, as `Session.keep_head` kept it.
+    """
+
+    states: Path
+    head: Path
+
+
 class Session(Protocol):
     """A loaded model."""
 
@@ -140,14 +165,25 @@ class Session(Protocol):
         """
         ...
 
-    def score(self, ids: Sequence[int], windows: Windows, *, keep: Path | None, against: Path | None) -> Score:
+    def score(self, ids: Sequence[int], windows: Windows, *, keep: Path | None, against: Against | None) -> Score:
         """Score a text.
 
         Args:
             ids: the text's tokens.
             windows: how to cut them.
-            keep: a file for what a later `against` needs.
-            against: such a file, of the same text and windows by the baseline.
+            keep: a file for the hidden states, of which a later `against` has need.
+            against: such a file, of the same text and windows by the baseline, and the baseline's head.
+        """
+        ...
+
+    def keep_head(self, path: Path | None) -> str:
+        """Write what makes logits of hidden states, which is the same for all texts, to the file `path`.
+
+        Args:
+            path: None: nowhere.
+
+        Returns:
+            What it is known by: equal ones have equal content.
         """
         ...
 

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from pipeline.hooks import hooks_of
+from pipeline.hooks import hooks_of, optional
+from pipeline.rules import Rule
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -62,6 +63,20 @@ class MethodHooks:
     """`scratch(shape)`: bytes that `encode` takes beside what goes in and comes out, for any box of a tensor of this
     shape, where what it must see at once is more than a tile."""
 
+    fitted: Callable[[tuple[int, ...]], Any] | None = None
+    """`fitted(shape)`: the method that tensors of this shape take, where no block fits all tensors."""
+
+    rules: tuple[Rule, ...] = ()
+    """What becomes of tensors that the model's rules say nothing of, as readers of such files are used to it. Roles
+    that the model does not have, and blocks that do not fit, are passed over; a head that is the embedding is a `head`."""
+
     recipe: Any = None
     """How `encode` makes codes, as options of the op `quantize` (a dataclass): what training for a quantized export
     does inside compiled programs, and so has to know."""
+
+
+def fitted(method: Method, shape: tuple[int, ...]) -> Method:
+    """`method` as a tensor of `shape` takes it."""
+    ask = optional(method, MethodHooks, "fitted")
+    found: Method = method if ask is None else ask(shape)
+    return found

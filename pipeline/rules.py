@@ -59,11 +59,12 @@ def choose(
     return {n: to for n, to in chosen.items() if to in methods}, problems
 
 
-def misfit(spec: TensorSpec, scheme: Scheme | None, *, again: bool = False) -> str | None:
+def misfit(spec: TensorSpec, scheme: Scheme | None, *, again: bool = False, keep: str = "") -> str | None:
     """Why a tensor of `spec` cannot be quantized to `scheme` (None: unpacked), or None.
 
     Args:
         again: whether what is packed in another scheme may be quantized once more.
+        keep: what is to be said of a tensor that can only be kept.
     """
     if scheme is None or spec.scheme == scheme:
         return None
@@ -72,7 +73,14 @@ def misfit(spec: TensorSpec, scheme: Scheme | None, *, again: bool = False) -> s
             f"is {spec.encoding} already; quantizing it again would lose twice, "
             "allow_requantize=true does it all the same"
         )
+    reason = unfit(spec, scheme)
+    return f"{reason}{keep}" if reason else None
+
+
+def unfit(spec: TensorSpec, scheme: Scheme | None) -> str | None:
+    """Why no tensor of this shape and dtype can be in `scheme`, or None."""
+    if scheme is None or spec.scheme == scheme:
+        return None
     if spec.dtype not in FLOAT_DTYPES:
-        return f"holds {spec.dtype}, which is not floating point; add a rule that keeps it"
-    reason = scheme.problem(spec.shape)
-    return f"{reason}; add a rule that keeps it" if reason else None
+        return f"holds {spec.dtype}, which is not floating point"
+    return scheme.problem(spec.shape)

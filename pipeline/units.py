@@ -11,8 +11,11 @@ _UNITS = {
 }  # fmt: skip
 
 
-def parse_bytes(text: str | int, where: str) -> int:
+def parse_bytes(text: str | int, where: str, *, bare: int = 1) -> int:
     """'2GiB' → 2147483648. KB, MB, … are powers of ten; KiB, MiB, … powers of two.
+
+    Args:
+        bare: the least that a number without a unit may be: who types 5 for a file's size means no 5 bytes.
 
     Raises:
         ConfigError: not a positive number with one of these units; `where` names the key.
@@ -23,6 +26,8 @@ def parse_bytes(text: str | int, where: str) -> int:
     nbytes = int(float(match[1]) * _UNITS[match[2].upper()])
     if nbytes < 1:
         raise ConfigError(f"{where}={text!r} is not a positive size")
+    if not match[2] and nbytes < bare:
+        raise ConfigError(f"{where}={text} would be {nbytes:,} bytes; write the unit, {where}={text}GB (or {text}B)")
     return nbytes
 
 

@@ -6,9 +6,9 @@ from math import exp
 from pathlib import Path
 from typing import Any
 
-from pipeline import meter, texts
+from pipeline import meter, scored, texts
 from pipeline.digest import identity, unchanged
-from pipeline.engine import Engine, Score, Windows, gang_of, scoring, weights_rows
+from pipeline.engine import Against, Engine, Score, Windows, gang_of, scoring, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Cell, Figure
 from pipeline.read_back import opened, predicted
@@ -17,7 +17,8 @@ from pipeline.running.results import FOLDER, Results
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
 
 LEAST = 2  # tokens of a text
-STATES = "states.npz"  # hidden states of the baseline
+STATES = "states.npz"  # hidden states of the baseline, of one text
+HEAD = "head.npz"  # what makes logits of them, of one model
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Evaluate:
         subject, reads = predicted(checkpoint, exported)
         files = [texts.input_file(text) for text in self.texts]
         changed = subject.store != decode.store
-        usage = scoring([f.nbytes for f in files], self.windows, keeps=changed)
+        windows = self._windows(decode)
+        usage = scoring([f.nbytes for f in files], windows, keeps=changed)
         ours = self.engine.plan(subject, usage=usage)
         base = self.engine.plan(decode, usage=usage) if changed else ours
         takes = Footprint(
@@ -86,7 +88,7 @@ class Evaluate:
             max(ours.host_nbytes, base.host_nbytes),
             tuple(dict.fromkeys((*ours.inputs, *base.inputs, *files))),
             ours.ignored,
-            reads,
+            "; ".join(filter(None, (reads, scored.said(windows, self.windows)))),
             disk_nbytes=base.disk_nbytes,
             moved_nbytes=base.moved_nbytes + (ours.moved_nbytes if changed else 0),
             rate=ours.rate,
@@ -107,19 +109,19 @@ class Evaluate:
             SourceError: no tokenizer; a text that is not UTF-8.
             StorageError: the baseline cannot be kept; the export was changed.
         """
-        subject = opened(checkpoint, exported)
+        subject, windows = opened(checkpoint, exported), self._windows(decode)
         changed = subject.store != decode.store  # what no stage between them touched is the same store
         written = {Path(t).name: texts.read(t) for t in self.texts}
         if len(written) < len(self.texts):
             raise ConfigError(f"evaluate.texts: two files are called the same: {', '.join(self.texts)}")
-        kept, base, base_facts = self._baseline(ctx, decode, written, needed=changed)
+        kept, base, base_facts = self._baseline(ctx, decode, windows, written, needed=changed)
         if changed:
             session = ctx.models.load(self.engine, subject)
             found = {}
             for name, text in written.items():
                 text_stream.write(f"scoring {name}\n")
                 ids = _ids(session, name, text)
-                found[name] = session.score(ids, self.windows, keep=None, against=kept[name])
+                found[name] = session.score(ids, windows, keep=None, against=kept[name])
             facts = session.facts
         else:
             found, facts = base, base_facts
@@ -127,19 +129,24 @@ class Evaluate:
         return Evaluated(
             texts=rows,
             facts={**facts, "baseline_nbytes": base_facts["device_nbytes"], "read_from": str(subject.source)},
-            windows=asdict(self.windows),
+            windows=asdict(windows),
             figures=_figures(rows),
             tables=_tables(rows, found, facts, base_facts, changed=changed),
             before=_figures({n: _row(s, None) for n, s in base.items()}) if changed else {},
         )
 
+    def _windows(self, decode: Checkpoint) -> Windows:
+        """With as many tokens for what is not quantized: two models go through every text."""
+        return scored.settled(self.windows, decode, 2 * len(self.texts), "evaluate.windows")
+
     def _baseline(
-        self, ctx: Context, decode: Checkpoint, written: Mapping[str, str], *, needed: bool
-    ) -> tuple[dict[str, Path], dict[str, Score], dict[str, Any]]:
-        """For each text the file to compare with (if it is `needed`) and the score: kept, or made now."""
+        self, ctx: Context, decode: Checkpoint, windows: Windows, written: Mapping[str, str], *, needed: bool
+    ) -> tuple[dict[str, Against], dict[str, Score], dict[str, Any]]:
+        """For each text what to compare with (if it is `needed`) and the score: kept, or made now."""
         results = ctx.results or Results(ctx.run_dir / FOLDER)
         read = [f.identity for f in self.engine.plan(decode).inputs]  # the tokenizer, where it lies elsewhere
-        kept, scores = {}, {}
+        kept: dict[str, Against] = {}
+        scores = {}
         facts: dict[str, Any] = {}
         made: list[str] = []
         for name, text in written.items():
@@ -149,18 +156,34 @@ class Evaluate:
                 session = ctx.models.load(self.engine, decode)
                 text_stream.write(f"scoring {name} with the unquantized model\n")
                 keep = folder / STATES if needed else None
-                found = session.score(_ids(session, name, text), self.windows, keep=keep, against=None)
+                found = session.score(_ids(session, name, text), windows, keep=keep, against=None)
                 unchanged(*decode.inputs)  # or it would be kept for files that were not read
                 meter.wrote(keep.stat().st_size if keep is not None and keep.exists() else 0)
-                return {"score": asdict(found), "facts": dict(session.facts), "text": name}
+                head = session.keep_head(None) if needed else None
+                return {"score": asdict(found), "facts": dict(session.facts), "text": name, "head": head}
 
-            key = identity(["baseline", ctx.recipe, ctx.takes.get("decode"), read, text])
+            key = identity(["baseline", ctx.recipe, ctx.takes.get("decode"), read, text, asdict(windows)])
             parts = {"stage": "a baseline of Evaluate", "recipe": ctx.recipe, "takes": dict(ctx.takes), "text": name}
             said, folder = results.once(key, score, files=[STATES] if needed else [], parts=parts)
-            kept[name], scores[name], facts = folder / STATES, Score(**said["score"]), said["facts"]
+            scores[name], facts = Score(**said["score"]), said["facts"]
+            if needed:
+                kept[name] = Against(folder / STATES, self._head(ctx, decode, results, said["head"]))
         if len(made) < len(written):
             meter.took()
         return kept, scores, facts
+
+    def _head(self, ctx: Context, decode: Checkpoint, results: Any, known_by: str) -> Path:
+        """The file of the baseline's head: one for all texts, windows and runs that have the same."""
+
+        def make(folder: Path) -> dict[str, Any]:
+            ctx.models.load(self.engine, decode).keep_head(folder / HEAD)
+            unchanged(*decode.inputs)
+            meter.wrote((folder / HEAD).stat().st_size if (folder / HEAD).exists() else 0)
+            return {}
+
+        parts = {"stage": "the head of a baseline of Evaluate", "head": known_by}
+        _, folder = results.once(identity(["head", known_by]), make, files=[HEAD], parts=parts)
+        return Path(folder) / HEAD
 
 
 def _ids(session: Any, name: str, text: str) -> list[int]:

@@ -82,7 +82,7 @@ class Export:
             shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
         else:
             binding = hold(dialect, self.options, encode)
-        max_shard = parse_bytes(shard_size, "export.max_shard_size") if shard_size else None
+        max_shard = parse_bytes(shard_size, "export.max_shard_size", bare=1 << 20) if shard_size else None
         layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
         files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
         return ExportWork(

@@ -5,12 +5,13 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from pipeline.assigned import EXTRA, assigned
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call
-from pipeline.rules import Rule, choose, misfit
+from pipeline.rules import Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -22,7 +23,9 @@ class Quantize:
 
     Attributes:
         method: how values become codes, and back: what `to: quant` means.
-        rules: the first that matches a tensor decides; a tensor that none matches is kept.
+        rules: the first that matches a tensor decides; then those of the method, if it has any; a tensor that none
+            matches is kept.
+        extra_rules: before `rules`.
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
         measure: compute the error of every quantized tensor (decodes each slice once more).
@@ -35,6 +38,7 @@ class Quantize:
     rules: tuple[Rule, ...]
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
+    extra_rules: tuple[Rule, ...] = ()
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
@@ -60,17 +64,16 @@ class Quantize:
         """Tensor → the method that it is to take."""
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
-        chosen, problems = choose(self.rules, self.roles, known, specs)
+        rules = (*self.extra_rules, *self.rules)
+        tied = checkpoint.config.get("tie_word_embeddings") is True
+        found, problems = assigned(rules, self.roles, known, specs, again=self.allow_requantize, tied=tied)
         if self.method.scheme is None:  # then nothing stays packed but what a rule keeps
-            kept = {n for n in specs if any(r.to == "keep" and self._is_about(r, n) for r in self.rules)}
-            chosen |= {n: "quant" for n, s in specs.items() if s.scheme is not None and n not in {*chosen, *kept}}
-        for name, to in chosen.items():
-            why = misfit(specs[name], known[to].scheme, again=self.allow_requantize)
-            problems += [Problem(name, why)] if why else []
-        problems += [] if problems else self._nothing(known[to].scheme for to in chosen.values())
+            kept = {n for n in specs if any(r.to == "keep" and self._is_about(r, n) for r in rules)}
+            found |= {n: self.method for n, s in specs.items() if s.scheme is not None and n not in {*found, *kept}}
+        problems += [] if problems else self._nothing(m.scheme for m in found.values())
         if problems:
             raise PlanError(problems)
-        return {n: known[to] for n, to in chosen.items() if specs[n].scheme != known[to].scheme}
+        return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
 
     def _is_about(self, rule: Rule, name: str) -> bool:
         wanted = self.roles.get(rule.role, ()) if rule.role is not None else (rule.match or "",)
@@ -81,9 +84,9 @@ class Quantize:
         if self.method.scheme is None or any(schemes):
             return []
         wanted = TensorSpec((), "BF16", self.method.scheme).encoding
-        rules = "; ".join(f"{rule} to {rule.to}" for rule in self.rules) or "none"
+        rules = "; ".join(f"{rule} to {rule.to}" for rule in (*self.extra_rules, *self.rules)) or "none"
         text = (
-            f"asks for {wanted}, and no tensor would be quantized (rules: {rules}); add a rule with `to: quant` to "
-            "model.rules, or say quant=none"
+            f"asks for {wanted}, and no tensor would be quantized (rules: {rules}); "
+            f"'{EXTRA}=[{{match: PATTERN, to: quant}}]' adds a rule, quant=none is for none"
         )
         return [Problem("quant", text)]

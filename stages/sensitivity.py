@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 from math import exp
 from typing import Any, ClassVar, Literal
 
-from pipeline import meter, texts
-from pipeline.engine import Engine, Windows, gang_of, scoring, weights_rows
+from pipeline import meter, scored, texts
+from pipeline.engine import Against, Engine, Windows, gang_of, scoring, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Cell, Figure
 from pipeline.reporting.plots import bars
@@ -59,7 +59,9 @@ class Sensitivity:
     by: Literal["layer", "role", "tensor"] = "layer"
     roles: Mapping[str, tuple[str, ...]] | None = None
 
-    writes: ClassVar[tuple[str, ...]] = ("sensitivity.npz", "sensitivity.partial.npz", "sensitivity.png")
+    writes: ClassVar[tuple[str, ...]] = (
+        "sensitivity.npz", "sensitivity.partial.npz", "sensitivity.head.npz", "sensitivity.png",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
@@ -71,15 +73,17 @@ class Sensitivity:
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         text = texts.input_file(self.text)
-        usage = scoring([text.nbytes], self.windows, keeps=True)
+        groups = len(self._groups(checkpoint, decode)) + 1
+        windows = scored.settled(self.windows, decode, groups, "sensitivity.windows")
+        usage = scoring([text.nbytes], windows, keeps=True)
         base, plain = (self.engine.plan(decode, plain=p, usage=usage) for p in (False, True))
         values = sum(s.size for s in decode.store.specs.values())
-        groups = len(self._groups(checkpoint, decode)) + 1
         takes = replace(
             plain,
             host_nbytes=base.host_nbytes + 4 * values,
             inputs=(*base.inputs, text),
             moved_nbytes=groups * plain.moved_nbytes,
+            reads=scored.said(windows, self.windows),
         )
         return Prediction(None, takes)
 
@@ -89,16 +93,19 @@ class Sensitivity:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
         groups = self._groups(checkpoint, decode)
+        windows = scored.settled(self.windows, decode, len(groups) + 1, "sensitivity.windows")
         session = ctx.models.load(self.engine, decode, plain=True)
         ids = session.tokenizer.encode(texts.read(self.text))
         kept = ctx.run_dir / "sensitivity.npz"
-        base = session.score(ids, self.windows, keep=kept, against=None)
+        base = session.score(ids, windows, keep=kept, against=None)
+        against = Against(kept, kept.with_suffix(".head.npz"))
+        session.keep_head(against.head)
         member.agreed()  # of several processes the first has written it, for all
         found: dict[str, dict[str, Any]] = {}
         for name, tensors in groups.items():
             text_stream.write(f"quantizing {name} alone ({len(tensors)} tensors)\n")
             with session.replaced(tensors, checkpoint):
-                score = session.score(ids, self.windows, keep=None, against=kept)
+                score = session.score(ids, windows, keep=None, against=against)
             specs = [checkpoint.store.specs[t] for t in tensors]
             bits = 8 * sum(s.nbytes for s in specs) / sum(s.size for s in specs)
             found[name] = {
@@ -108,8 +115,9 @@ class Sensitivity:
         plot = "sensitivity.png"
         member.agreed()  # nobody reads it any more
         if member.first():
-            meter.wrote(kept.stat().st_size)
-            kept.unlink()
+            for path in (against.states, against.head):
+                meter.wrote(path.stat().st_size)
+                path.unlink()
             title = f"KL from the unquantized model, each {self.by} quantized alone"
             bars(ctx.run_dir / plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
         before = exp(base.nll)
@@ -124,7 +132,7 @@ class Sensitivity:
         columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1 agreement")
         head = Table(f"Quantized alone, worst first (unquantized: {before:.3f})", columns, lines)
         return Sensitivities(
-            found, before, plot, asdict(self.windows), session.facts, {"worst": ranked[0]},
+            found, before, plot, asdict(windows), session.facts, {"worst": ranked[0]},
             (head, Table("On the device", ("", ""), tuple(weights_rows(session.facts))),
              Table("Picture", ("",), ((f"{plot}, in the run's folder",),))),
         )  # fmt: skip

@@ -113,7 +113,9 @@ class Train:
 
     def _write(self, folder: Path, store: TensorStore) -> None:
         """Each process of a gang what lies on its devices, the first one what is known to all."""
-        layout = self.container.layout(store.specs, {}, parse_bytes(self.max_shard_size, "train.max_shard_size"))
+        layout = self.container.layout(
+            store.specs, {}, parse_bytes(self.max_shard_size, "train.max_shard_size", bare=1 << 20)
+        )
         if member.first():
             self.container.begin(folder, layout)
         member.agreed()  # there are files to write into

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
-from pipeline.method import Method
+from pipeline.method import Method, fitted
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.blocks import Box, component_box
 from pipeline.tensors.qtensor import QTensor
@@ -45,38 +45,43 @@ class Transcode:
                 "how values are packed and makes no codes; flow=convert quantizes, and quant=none changes naming only"
             )
             raise PlanError([Problem("quant", text)])
-        todo = {n: s for n, s in checkpoint.store.specs.items() if s.scheme not in (None, scheme)}
-        problems = [Problem(n, why) for n, s in todo.items() if (why := scheme.problem(s.shape))]
+        packed = {n: s for n, s in checkpoint.store.specs.items() if s.scheme is not None}
+        found = {n: fitted(self.method, s.shape) for n, s in packed.items()}
+        todo = {n: m for n, m in found.items() if m.scheme != packed[n].scheme}
+        problems = [
+            Problem(n, why)
+            for n, m in todo.items()
+            if m.scheme is not None and (why := m.scheme.problem(packed[n].shape))
+        ]
         if problems:
             raise PlanError(problems)
         if not todo:
             return checkpoint
-        return replace(checkpoint, store=Recoded(checkpoint.store, self.method, frozenset(todo), self.allow_requantize))
+        return replace(checkpoint, store=Recoded(checkpoint.store, todo, self.allow_requantize))
 
 
 @dataclass(frozen=True)
 class Recoded(StoreView):
-    """The lazy view behind `Transcode`."""
+    """The lazy view behind `Transcode`: tensors of `methods` in the scheme of theirs."""
 
     store: TensorStore
-    method: Method
-    names: frozenset[str] = field(repr=False)
+    methods: Mapping[str, Method] = field(repr=False)
     allow_requantize: bool
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        specs = self.store.specs
-        return {n: replace(s, scheme=self.method.scheme) if n in self.names else s for n, s in specs.items()}
+        specs, methods = self.store.specs, self.methods
+        return {n: replace(s, scheme=methods[n].scheme) if n in methods else s for n, s in specs.items()}
 
     def grain(self, name: str) -> tuple[int, ...]:
         """A scale may depend on the whole matrix, so whole matrices are recoded (packed, they are small)."""
         found = super().grain(name)
-        if name not in self.names:
+        if name not in self.methods:
             return found
         return (*found[:-2], *(max(1, n) for n in self.specs[name].shape[-2:]))
 
     def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
-        if name not in self.names:
+        if name not in self.methods:
             return super().read_nbytes(name, boxes)
         return super().read_nbytes(name, [_wide(normalize(b, self.specs[name].shape), self.specs[name]) for b in boxes])
 
@@ -85,19 +90,20 @@ class Recoded(StoreView):
         Raises:
             NotLossless: the scheme cannot hold these values exactly, and requantizing is not allowed.
         """
-        if name not in self.names:
+        if name not in self.methods:
             return self.store.read(name, index)
         spec = self.specs[name]
         box = normalize(index, spec.shape)
         packed = self.store.read(name, _wide(box, spec))
+        method = self.methods[name]
         try:
-            recoded = self.method.recode(packed)
+            recoded = method.recode(packed)
         except NotLossless as why:
             if not self.allow_requantize:
                 raise NotLossless(
                     f"{name}: {why}; allow_requantize=true quantizes it again and reports the error"
                 ) from None
-            recoded, stats = self.method.encode(self.method.decode(packed, "F32"), measure=True)
+            recoded, stats = method.encode(method.decode(packed, "F32"), measure=True)
             meter.error(name, stats)
         within = (*(slice(0, s.stop - s.start) for s in box[:-2]), *box[-2:])
         return checked(cut(recoded, within), spec, box, name)

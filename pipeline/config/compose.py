@@ -22,7 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from pipeline import redact
-from pipeline.config import extend, kernels
+from pipeline.config import extend, foreign, kernels
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -31,6 +31,7 @@ from pipeline.prompts import continued
 
 ENTRY_POINTS = "weightmill.plugins"
 CONF = Path(__file__).parents[2] / "conf"
+_REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
 _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
 
 
@@ -100,8 +101,8 @@ def _with_kernels(cfg: DictConfig, chosen: Any) -> tuple[DictConfig, list[Proble
 def _astray(cfg: DictConfig) -> list[Problem]:
     """Keys added on the command line (`+key=…`) that nothing looks at: Hydra takes any, and a typo would go unseen."""
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
-    added = [o.lstrip("+").partition("=")[0] for o in overrides if o.startswith("+")]
-    added = [key for key in added if not options(key.partition("@")[0])]
+    given = dict(o.lstrip("+").partition("=")[::2] for o in overrides if o.startswith("+"))
+    added = [key for key in given if not options(key.partition("@")[0])]
     if not added:
         return []
     text = str(OmegaConf.to_container(cfg, resolve=False))
@@ -114,6 +115,7 @@ def _astray(cfg: DictConfig) -> list[Problem]:
         if parts[0] not in known and not looked_at:
             siblings = _keys(cfg, parts)
             near = did_you_mean(parts[-1], siblings) if siblings else did_you_mean(parts[0], _keys(cfg, parts[:1]))
+            near = f"; say {ours}" if (ours := foreign.instead(key, given[key])) else near
             problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
     return problems
 
@@ -133,7 +135,7 @@ def _aliases(cfg: DictConfig) -> dict[str, str]:
     found = {"config.": ""}
     for where, node in nodes.items():
         for name, value in node.items() if isinstance(node, Mapping) else ():
-            if isinstance(value, str) and (match := re.fullmatch(r"\$\{([\w.]+)\}", value)):
+            if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
                 found[f"{where}.{name}"] = match[1]
     return found
 
@@ -274,15 +276,15 @@ def _cause(why: OmegaConfBaseException) -> str:
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
 
 
-def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
-    """The nodes of the quant options that `rules` name: a rule may say `to: int8` whatever quant= says.
+def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
+    """The nodes of the quant options that rules name: a rule may say `to: int8` whatever quant= says.
 
     Raises:
         ConfigError: a name that is no quant option.
     """
     repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     found: dict[str, Any] = {}
-    for rule in rules or ():
+    for rule in (rule for rules in lists for rule in rules or ()):
         name = rule.get("to") if isinstance(rule, Mapping | DictConfig) else None
         if isinstance(name, str) and name not in ("quant", "keep"):
             if name not in (known := options("quant")):

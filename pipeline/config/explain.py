@@ -15,7 +15,7 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import extend, moved
+from pipeline.config import extend, foreign, moved
 from pipeline.config.compose import CONF, options, search_override
 from pipeline.config.overrides import VERBS, parsed_override
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some
@@ -67,7 +67,9 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
         if missing:
             name = missing[1].rpartition("/")[2]
-            return f"{override}: there is no {name!r} in {group}{did_you_mean(name, choices)}"
+            ours = foreign.option(group, name)
+            said = f"; here that is nearest to {group}={ours}" if ours else did_you_mean(name, choices)
+            return f"{override}: there is no {name!r} in {group}{said}"
         if "No match in the defaults list" in text:
             return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
         if lost := re.search(r"Could not override '([^']+)'", text):
@@ -76,6 +78,8 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
     if missing and (choices := options(missing[1])):
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
+        if ours := foreign.instead(key, value):
+            return f"{override}: there is no {key!r} here; say {ours}"
         return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
     if "Cannot merge DictConfig with ListConfig" in text:  # whichever of them was given
         wanted = "mapping is expected, {name: value}" if value.startswith("[") else "list is expected, [value]"

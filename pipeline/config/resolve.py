@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import moved
+from pipeline.config import foreign, moved
 from pipeline.errors import PlanError, Problem, WeightmillError, did_you_mean
 from pipeline.hooks import lacking, misspelt
 
@@ -89,7 +89,9 @@ class Resolver:
         for key in values:
             if key not in fields:
                 known = moved.field(f"{cls.__module__}.{cls.__qualname__}", str(key))
-                hint = f"; it {known}" if known else did_you_mean(str(key), fields)
+                ours = foreign.of_field(cls.__name__, str(key), values[key])
+                hint = f"; say {ours}" if ours else did_you_mean(str(key), fields)
+                hint = f"; it {known}" if known else hint
                 self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{hint}")
         given = {k: self._value(v, hints[k], f"{where}.{k}") for k, v in values.items() if k in fields}
         for name, f in fields.items():
@@ -138,7 +140,9 @@ class Resolver:
         inner = [a for a in args if a is not type(None)]
         if len(inner) == 1:
             return self._value(value, inner[0], where)
-        if type(value) in inner:
+        if type(value) in inner or any(
+            typing.get_origin(a) is typing.Literal and value in typing.get_args(a) for a in inner
+        ):
             return value
         listed = [a for a in inner if typing.get_origin(a) in (tuple, list, Sequence)]
         if listed and isinstance(value, Sequence) and not isinstance(value, str):
@@ -148,7 +152,7 @@ class Resolver:
             return self._value(value, records[0], where)
         if str in inner and type(value) in (int, float) and not {int, float} & {*inner}:
             return str(value)  # a bare number on the command line arrives parsed
-        return self.note(where, f"{value!r} is none of {', '.join(getattr(a, '__name__', str(a)) for a in inner)}")
+        return self.note(where, f"{value!r} is none of {', '.join(map(_spoken, inner))}")
 
     def _plugin(self, node: Mapping[str, Any], hint: Any, where: str) -> Any:
         built = self._build(node, where)
@@ -178,6 +182,12 @@ class Resolver:
             return value
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
         return self.note(where, f"{kind or getattr(hint, '__name__', hint)} is expected, got {value!r}")
+
+
+def _spoken(hint: Any) -> str:
+    if typing.get_origin(hint) is typing.Literal:
+        return ", ".join(map(str, typing.get_args(hint)))
+    return getattr(hint, "__name__", str(hint))
 
 
 def _top(cls: type) -> str:

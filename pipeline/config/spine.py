@@ -68,7 +68,7 @@ class Dask:
         if self.threads_per_worker < 1:
             raise ValueError(f"dask.threads_per_worker={self.threads_per_worker}: at least 1 is needed")
         if self.memory != AUTO:
-            parse_bytes(self.memory, "dask.memory")
+            parse_bytes(self.memory, "dask.memory", bare=1 << 20)
         parse_bytes(self.chunk, "dask.chunk")
         if self.retries < 0:
             raise ValueError(f"dask.retries={self.retries}: 0 or more is needed")

@@ -41,7 +41,7 @@ def budget(conf: Dask, root: Path = Path("/")) -> Budget:
         root: where proc and sys are, for tests.
     """
     if conf.memory != AUTO:
-        given = parse_bytes(conf.memory, "dask.memory")
+        given = parse_bytes(conf.memory, "dask.memory", bare=1 << 20)
         return Budget(given, given, str(conf.memory))
     if conf.address:
         text = f"auto: {show_bytes(CONVERSION)} for conversions; models {PERCENT} of the memory that a worker has"

@@ -124,7 +124,7 @@ class Engine:
     programs_most: str = field(default="2GiB", metadata=NEUTRAL)
 
     def __post_init__(self) -> None:
-        parse_bytes(self.programs_most, "engine.programs_most")
+        parse_bytes(self.programs_most, "engine.programs_most", bare=1 << 20)
 
     def plan(
         self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False, usage: Usage = NOTHING

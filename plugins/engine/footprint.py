@@ -88,7 +88,8 @@ class Running:
             mesh.processes * self._process_nbytes(specs, usage, compared, wide) + on_devices,
             ignored=self.ignored,
             cache_nbytes=cache,
-            disk_nbytes=sum(n * state + head + ARCHIVE_NBYTES for n in usage.keeps),
+            disk_nbytes=sum(n * state + ARCHIVE_NBYTES for n in usage.keeps)
+            + (head + ARCHIVE_NBYTES) * bool(usage.keeps),
             moved_nbytes=weights * usage.tokens,
             rate=" ".join([kind, self.dtype, *axes, *sorted({s.encoding for s in specs.values()})]),
             devices=mesh.size,

@@ -1,7 +1,8 @@
 """How well a model predicts a text: negative log likelihood, and the distance from a baseline's distributions.
 
-The baseline is kept as its last hidden states, [B, T, D], and its head: logits are made again from them, block by
-block, so that the comparison is with whole distributions, and takes D rather than V numbers a token on disk.
+The baseline is kept as its last hidden states, [B, T, D], a file a text, and its head, a file a model: logits are made
+again from them, block by block, so that the comparison is with whole distributions, and takes D rather than V numbers a
+token on disk.
 """
 
 import time
@@ -16,8 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import xxhash
 
-from pipeline.engine import Score, Windows
+from pipeline.digest import identity
+from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError
 from plugins.engine.runtime import Runtime
 from plugins.engine.sizes import LOGITS_NBYTES
@@ -49,7 +52,7 @@ def windows(ids: Sequence[int], cut: Windows, bos: int | None) -> Iterator[Batch
     """
     if cut.bos and bos is None:
         raise ConfigError("evaluate.windows.bos=true: this tokenizer has no BOS token")
-    ids = list(ids[: cut.tokens])
+    ids = list(ids[: cut.limit])
     if len(ids) < 2:
         raise ConfigError(f"a text of {len(ids)} tokens has nothing to predict")
     head = [bos] if cut.bos and bos is not None else []
@@ -78,7 +81,7 @@ def windows(ids: Sequence[int], cut: Windows, bos: int | None) -> Iterator[Batch
 
 
 class Kept:
-    """A baseline that is being written: hidden states batch by batch, then its head; memory is one batch's.
+    """A baseline that is being written: hidden states batch by batch; memory is one batch's.
 
     The file is a NumPy archive, written under another name first: a file that is there is whole.
     """
@@ -97,11 +100,9 @@ class Kept:
         self._write(f"hidden{self.count}", _bits(hidden))
         self.count, self.dtype = self.count + 1, str(hidden.dtype)
 
-    def finish(self, head: Any, softcap: float | None) -> None:
+    def finish(self) -> None:
         """Everything was added: the file comes to be."""
-        self._write("head", _bits(head))
-        self._write("dtypes", np.array([self.dtype, str(head.dtype)]))
-        self._write("softcap", np.float32(softcap or 0))
+        self._write("dtype", np.array(self.dtype))
         self.archive.close()
         self.partial.replace(self.path)
 
@@ -118,11 +119,12 @@ class Kept:
 class Baseline:
     """A baseline that was kept: its head, and one batch of hidden states at a time."""
 
-    def __init__(self, path: Path):
-        self.archive = np.load(path)
-        self.hidden_dtype, head_dtype = (jnp.dtype(str(d)) for d in self.archive["dtypes"])
-        self.head = jnp.asarray(self.archive["head"].view(head_dtype))
-        self.softcap = float(self.archive["softcap"]) or None
+    def __init__(self, against: Against):
+        with np.load(against.head) as kept:
+            self.head = jnp.asarray(kept["head"].view(jnp.dtype(str(kept["dtype"]))))
+            self.softcap = float(kept["softcap"]) or None
+        self.archive = np.load(against.states)
+        self.hidden_dtype = jnp.dtype(str(self.archive["dtype"]))
 
     def __enter__(self) -> "Baseline":
         return self
@@ -135,6 +137,17 @@ class Baseline:
         return self.archive[f"hidden{batch}"].view(self.hidden_dtype)
 
 
+def keep_head(runtime: Runtime, path: Path | None) -> str:
+    """See `pipeline.engine.Session.keep_head`."""
+    head, softcap = runtime.head()
+    parts = {"head": _bits(head), "dtype": np.array(str(head.dtype)), "softcap": np.float32(softcap or 0)}
+    if path is not None and (runtime.spread is None or jax.process_index() == 0):
+        with path.open("wb") as file:
+            np.savez(file, **parts)
+    body = np.ascontiguousarray(parts["head"]).reshape(-1).view(np.uint8)
+    return identity([str(head.dtype), list(head.shape), softcap, xxhash.xxh3_128_hexdigest(body)])
+
+
 def _bits(array: Any) -> Any:
     """As unsigned integers: NumPy's files do not know bfloat16."""
     array = np.asarray(array)
@@ -142,7 +155,7 @@ def _bits(array: Any) -> Any:
 
 
 def score(
-    runtime: Runtime, ids: Sequence[int], cut: Windows, bos: int | None, keep: Path | None, against: Path | None
+    runtime: Runtime, ids: Sequence[int], cut: Windows, bos: int | None, keep: Path | None, against: Against | None
 ) -> Score:
     """See `pipeline.engine.Session.score`."""
     compiled = runtime.compile_s
@@ -170,12 +183,11 @@ def score(
                 hidden = runtime.fetched(hidden)
             if kept is not None:
                 kept.add(hidden[:rows] if len(hidden) > rows else hidden)
-        head = runtime.head() if keep else None
-        if kept is not None and head is not None:
-            kept.finish(*head)
+        if kept is not None:
+            kept.finish()
     compile_s = runtime.compile_s - compiled
     return Score(
-        tokens=len(ids[: cut.tokens]), scored=scored, nll=total / scored, kl=kl / scored if base else None,
+        tokens=len(ids[: cut.limit]), scored=scored, nll=total / scored, kl=kl / scored if base else None,
         top1=agree / scored if base else None, seconds=time.perf_counter() - start - compile_s, compile_s=compile_s,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.engine import Score, Windows
+from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
@@ -17,7 +17,7 @@ from plugins.engine.generate import Completion, Timings, generate
 from plugins.engine.load import fill
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime
-from plugins.engine.score import score
+from plugins.engine.score import keep_head, score
 from plugins.models.common.decoder import Decoder
 from plugins.tokenizers.channels import ChannelText
 from plugins.tokenizers.chat_harmony import HarmonyChat
@@ -91,10 +91,14 @@ class Model:
         }  # fmt: skip
 
     def score(
-        self, ids: Sequence[int], windows: Windows, *, keep: Path | None = None, against: Path | None = None
+        self, ids: Sequence[int], windows: Windows, *, keep: Path | None = None, against: Against | None = None
     ) -> Score:
         """See `pipeline.engine.Session.score`."""
         return score(self.runtime, ids, windows, self.tokenizer.bos if windows.bos else None, keep, against)
+
+    def keep_head(self, path: Path | None) -> str:
+        """See `pipeline.engine.Session.keep_head`."""
+        return keep_head(self.runtime, path)
 
     def taps(self, ids: Sequence[int]) -> dict[str, Any]:
         """See `pipeline.engine.Session.taps`."""

@@ -5,7 +5,7 @@ from typing import Any
 
 from pipeline.api import quant_method
 from pipeline.errors import PlanError, Problem, did_you_mean
-from pipeline.method import Method
+from pipeline.method import Method, fitted
 from pipeline.rules import Rule, choose, misfit
 from pipeline.tensors.spec import TensorSpec
 from plugins.live.devices import obstacle, unmade
@@ -52,13 +52,16 @@ def chosen(
     """
     listed, methods = methods_of(quant, rules)
     found, problems = choose(listed, {}, methods, specs)
+    takes = {name: fitted(methods[to], specs[name].shape) for name, to in found.items()}
     for name, to in found.items():
-        scheme = methods[to].scheme
+        scheme = takes[name].scheme
         if scheme is None:
             problems.append(Problem(name, f"{to!r} packs nothing; dequantize unpacks, and rules may say `keep`"))
         elif specs[name].scheme != scheme:
-            why = unfit.get(name) or misfit(specs[name], scheme, again=again) or obstacle(tensors[name], scheme)
-            if not (why or on_host) and (no := unmade(tensors[name], methods[to])):
+            keep = f"; rules={{{name!r}: 'keep', …}} keeps it"
+            why = unfit.get(name) or misfit(specs[name], scheme, again=again, keep=keep)
+            why = why or obstacle(tensors[name], scheme)
+            if not (why or on_host) and (no := unmade(tensors[name], takes[name])):
                 why = f"cannot be packed on its devices ({no}); on_host=True makes its codes on the host"
             problems += [Problem(name, why)] if why else []
     if not found and not problems:
@@ -66,4 +69,4 @@ def chosen(
         problems.append(Problem("rules", f"leave every tensor as it is ({said}){did_you_mean('', specs)}"))
     if problems:
         raise PlanError(problems)
-    return {n: methods[to] for n, to in found.items() if specs[n].scheme != methods[to].scheme}
+    return {n: method for n, method in takes.items() if specs[n].scheme != method.scheme}

@@ -4,12 +4,13 @@ What the usual names stand for is in conf/quant: constants over these fields.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
 
 from pipeline.errors import ConfigError
 from pipeline.ops import Call, Kernel
+from pipeline.rules import Rule
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -28,6 +29,8 @@ class Blockwise:
     Attributes:
         element, block_elems, block_rows, scale, zero_point, second: the scheme: what the bytes mean; see
             pipeline.tensors.scheme. `zero_point` is the scheme's `zero`.
+        narrower: for rows that blocks of `block_elems` do not divide: the first of these that does.
+        rules: see `pipeline.method.MethodHooks`.
         scale_rule … seed: how they are made; see plugins/kernels/quantize. None: what `like` does, else the default.
         like: do it as this library does.
         quantize, dequantize: the kernels that do the work.
@@ -56,12 +59,22 @@ class Blockwise:
     stochastic: bool = False
     seed: int = 0
     like: Like | None = None
+    narrower: tuple[int, ...] = ()
+    rules: tuple[Rule, ...] = ()
     quantize: Kernel = field(default_factory=partial(Kernel, "quantize", ("numpy", "reference")))
     dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def __post_init__(self) -> None:
         if problem := self.recipe.problem(self.scheme):
             raise ConfigError(problem)
+        for elems in self.narrower:
+            if elems < 1:
+                raise ConfigError(f"narrower={[*self.narrower]}: blocks of {elems} columns")
+
+    def fitted(self, shape: tuple[int, ...]) -> "Blockwise":
+        """See `pipeline.method.MethodHooks`: with the first of `narrower` that fits, where `block_elems` does not."""
+        tried = [replace(self, block_elems=elems) for elems in self.narrower] if self.scheme.problem(shape) else []
+        return next((m for m in tried if m.scheme.problem(shape) is None), self)
 
     @cached_property
     def scheme(self) -> Scheme:

@@ -4,10 +4,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from pipeline.assigned import assigned
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.method import Method
-from pipeline.rules import Rule, choose, misfit
+from pipeline.rules import Rule
 from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
 
@@ -19,6 +20,7 @@ class Packing:
     Attributes:
         method: what `to: quant` means.
         rules: the first that matches a tensor decides; a tensor that none matches is kept.
+        extra_rules: before `rules`.
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
         allow_requantize: also what is packed in another scheme, which loses twice.
@@ -29,18 +31,16 @@ class Packing:
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
     allow_requantize: bool = False
+    extra_rules: tuple[Rule, ...] = ()
 
     def chosen(self, specs: Mapping[str, TensorSpec]) -> tuple[dict[str, Method], list[Problem]]:
         """Tensor → the method that it is to take, of those that are not in its scheme; and all that is wrong."""
         known = {"quant": self.method, **self.methods}
-        found, problems = choose(self.rules, self.roles, known, specs)
-        for name, to in found.items():
-            if why := misfit(specs[name], known[to].scheme, again=self.allow_requantize):
-                problems.append(Problem(name, why))
-        if not problems and not any(known[to].scheme for to in found.values()):
+        rules = (*self.extra_rules, *self.rules)
+        found, problems = assigned(rules, self.roles, known, specs, again=self.allow_requantize)
+        if not problems and not any(m.scheme for m in found.values()):
             problems.append(Problem("quant", "packs no tensor, and training is to be for a packed export: quant=NAME"))
-        packs = {n: known[to] for n, to in found.items() if known[to].scheme not in (None, specs[n].scheme)}
-        return packs, problems
+        return {n: m for n, m in found.items() if m.scheme not in (None, specs[n].scheme)}, problems
 
     def applied(self, checkpoint: Checkpoint) -> Checkpoint:
         """The checkpoint with its tensors packed, where they are read.

@@ -42,7 +42,7 @@ def test_a_sweep_over_checkpoints_and_formats_needs_no_other_option(sources: Pat
 
 def test_the_plan_and_the_run_say_what_was_chosen(sources: Path) -> None:
     typed = ("model.source=llama", "quant=int4", "flow=convert")
-    line = "\nexport: compressed_tensors, chosen for int4/32/f32 (hf cannot hold it)\n"
+    line = "\nexport: compressed_tensors, chosen for int4/128/bf16, int4/64/bf16, int4/32/bf16 (hf cannot hold it)\n"
     for verb in ((), ("plan",)):
         said = pipeline(*verb, *typed, cwd=sources)
         assert said.code == 0, said.err

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.engine import Windows
+from pipeline.engine import Against, Windows
 from pipeline.errors import PlanError
 from pipeline.mesh import Mesh
 from pipeline.ops import Kernel
@@ -105,9 +105,10 @@ def test_scores_and_hidden_states_are_those_of_one_device(kind: str, name: str, 
     found = {}
     for name_, model in (("alone", alone), ("mesh", mesh)):
         found[name_] = model.score(TEXT, CUT, keep=tmp_path / name_)
+        model.keep_head(tmp_path / f"{name_}.head")
     assert found["mesh"].nll == pytest.approx(found["alone"].nll, rel=1e-5)
     for model, base in ((mesh, "alone"), (alone, "mesh")):
-        scored = model.score(TEXT, CUT, against=tmp_path / base)
+        scored = model.score(TEXT, CUT, against=Against(tmp_path / base, tmp_path / f"{base}.head"))
         assert scored.nll == pytest.approx(found["alone"].nll, rel=1e-5)
         assert scored.kl == pytest.approx(0, abs=1e-6)
         assert scored.top1 == 1

@@ -35,6 +35,14 @@ def test_sizes(text: str | int, nbytes: int) -> None:
     assert parse_bytes(text, "k") == nbytes
 
 
+def test_a_small_number_without_a_unit_is_questioned() -> None:
+    """max_shard_size=5 would be files of five bytes."""
+    with pytest.raises(ConfigError, match=r"^k=5 would be 5 bytes; write the unit, k=5GB \(or 5B\)$"):
+        parse_bytes("5", "k", bare=1 << 20)
+    assert parse_bytes("5B", "k", bare=1 << 20) == 5
+    assert parse_bytes(1 << 20, "k", bare=1 << 20) == 1 << 20
+
+
 @pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "2 GIG", "1e9", "0", "0.1B", "2GiB!", "inf", "1_000"])
 def test_not_sizes(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^dask\.memory=") as why:

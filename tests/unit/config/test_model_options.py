@@ -35,7 +35,7 @@ def model(*overrides: str) -> Any:
 @pytest.mark.parametrize("name", options("model"))
 def test_it_composes(name: str) -> None:
     found = model(f"+model={name}", *(["model.source=here"] if name in BY_FAMILY else []))
-    assert {*found} == {"source", "model_types", "roles", "rules"}
+    assert {*found} == {"source", "model_types", "roles", "extra_rules", "rules"}
     assert {rule["role"] for rule in found["rules"] if "role" in rule} <= {*found["roles"]}
     assert {r["to"] for r in found["rules"]} == {"quant"}  # what is left stays, and under quant=none is unpacked
 

@@ -142,8 +142,8 @@ def test_what_is_wrong_is_said_at_once() -> None:
         "quantize rule 0 ('fin'): matches none of the 4 tensors; did you mean 'fine'? (allowed: cut, fine, odd, whole)",
         "cut: lies divided over devices, and that 0:32 cuts a block of 64 in a dimension of 128; lay it otherwise, or "
         "keep it",
-        "odd: last dimension 48 is not a multiple of the block of 64; add a rule that keeps it",
-        "whole: holds I32, which is not floating point; add a rule that keeps it",
+        "odd: last dimension 48 is not a multiple of the block of 64; rules={'odd': 'keep', …} keeps it",
+        "whole: holds I32, which is not floating point; rules={'whole': 'keep', …} keeps it",
     ]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import pipeline
-from pipeline.engine import Windows
+from pipeline.engine import Against, Windows
 from pipeline.ops import Kernel
 from plugins.models.common.ops import Ops
 from tests.cases import model_runs, toy_gpt_oss
@@ -43,9 +43,10 @@ def test_states_logits_scores_and_tokens_are_those_of_xla(
     ids = IDS * 3
     kept = tmp_path / "kept.npz"
     nll = compiled.score(ids, windows, keep=kept).nll
+    compiled.keep_head(tmp_path / "head.npz")
     for block in (1 << 30, 4 * 259 * 5):  # one block of positions, and several
         monkeypatch.setattr("plugins.engine.score.LOGITS_NBYTES", block)
-        score = eager.score(ids, windows, against=kept)
+        score = eager.score(ids, windows, against=Against(kept, tmp_path / "head.npz"))
         assert score.nll == pytest.approx(nll, rel=atol)
         assert abs(score.kl) <= atol
         assert score.compile_s == 0

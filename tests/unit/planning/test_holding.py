@@ -51,7 +51,7 @@ def option(source: Path, name: str, *args: str) -> Any:
 
 CHOICES = [
     ("llama", ["quant=none"], "hf", "plain values"),
-    ("llama", ["quant=int4"], "compressed_tensors", "int4/32/f32"),
+    ("llama", ["quant=int4"], "compressed_tensors", "int4/128/bf16, int4/64/bf16, int4/32/bf16"),
     ("llama", ["quant=int8"], "compressed_tensors", "int8/row/f32"),
     ("llama", ["quant=fp8_e4m3"], "compressed_tensors", "e4m3/tensor/f32"),
     ("llama", ["quant=mxfp4"], "compressed_tensors", "e2m1/32/e8m0"),
@@ -61,12 +61,12 @@ CHOICES = [
     ("llama", ["quant=nvfp4", "quant.second=f32"], "modelopt", "e2m1/16/e4m3/f32"),
     ("llama", ["quant=nf4", MLP], "bitsandbytes", "nf4/64/f32"),
     ("llama", ["quant=q8_0"], "gguf", "int8/32/f16"),
-    ("llama", ["quant=q4_0"], "gguf", "int4/32/f16"),
-    ("llama", ["quant=q4_1"], "gguf", "uint4/32/f16/zero:min_f16"),
+    ("llama", ["quant=q4_0"], "gguf", "int4/32/f16, int8/32/f16"),
+    ("llama", ["quant=q4_1"], "gguf", "uint4/32/f16/zero:min_f16, int8/32/f16"),
     ("llama", ["quant=q8_0", "model.rules=[{role: mlp, to: quant}, {role: attention, to: mxfp4}]"], "gguf",
      "int8/32/f16, e2m1/32/e8m0"),
     ("llama", ["quant=q8_0", "model.rules=[{role: mlp, to: quant}, {role: attention, to: int4}]"], "compressed_tensors",
-     "int8/32/f16, int4/32/f32"),
+     "int8/32/f16, int4/128/bf16, int4/32/bf16"),
     ("gpt_oss", ["quant=none"], "hf", "plain values"),
     ("gpt_oss", ["quant=mxfp4"], "hf", "e2m1/32/e8m0"),
     ("gpt_oss", ["quant=nvfp4"], "compressed_tensors", "e2m1/16/e4m3/inverse_f32"),
@@ -111,8 +111,12 @@ def test_what_was_asked_for_and_cannot_be_is_one_problem_that_names_what_can(sou
     [problem] = planned(sources["llama"], "quant=int4", "export=hf").problems
     said = problem.message.splitlines()
     assert said[0] == "export=hf cannot hold this; export=compressed_tensors, export=orbax can"
-    assert said[1].startswith("    model.layers.*.mlp.down_proj.weight and 6 others (×21): is quantized (int4/32/f32)")
-    assert len(said) == 2
+    assert said[1].startswith("    model.layers.*.mlp.down_proj.weight (×3): is quantized (int4/64/bf16)")
+    assert [line.partition(" is quantized ")[2].partition(";")[0] for line in said[1:]] == [
+        "(int4/64/bf16)",
+        "(int4/128/bf16)",
+        "(int4/32/bf16)",
+    ]
     [problem] = planned(sources["gpt_oss"], "quant=none", "export=modelopt").problems
     assert "; export=hf, export=gguf, export=original, export=orbax can" in problem.message
 

@@ -59,7 +59,7 @@ def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(m
         "quantize": ["field method.scale_rule: None → even"], "export": taken, "shard": taken,
         "evaluate": [*taken, "input exported"], "generate": [*taken, "input exported"],
     }  # fmt: skip
-    assert new(main, keys("evaluate.windows.tokens=99")) == {"evaluate": ["field windows.tokens: 8192 → 99"]}
+    assert new(main, keys("evaluate.windows.tokens=99")) == {"evaluate": ["field windows.tokens: auto → 99"]}
 
 
 def test_a_mesh_counts_where_a_model_runs(main: dict[str, Key]) -> None:

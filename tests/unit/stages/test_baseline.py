@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline.digest import described
-from pipeline.engine import NOTHING, Score, Usage, Windows
+from pipeline.engine import NOTHING, Against, Score, Usage, Windows
 from pipeline.planning.identity import node_keys
 from pipeline.planning.wiring import make_plan
 from pipeline.running.results import FOLDER, Results
@@ -22,6 +22,9 @@ from tests.cases.memory_store import MemoryStore
 loads: list[str] = []
 """Which checkpoint each model was made of."""
 
+heads: list[str] = []
+"""Files of heads that were written."""
+
 
 class Tokenizer:
     def encode(self, text: str) -> list[int]:
@@ -32,11 +35,17 @@ class Model:
     tokenizer = Tokenizer()
     facts: Mapping[str, Any] = {"device": "fake", "device_nbytes": 1, "activations": "f32"}
 
-    def score(self, ids: Any, windows: Windows, *, keep: Path | None, against: Path | None) -> Score:
+    def score(self, ids: Any, windows: Windows, *, keep: Path | None, against: Against | None) -> Score:
         if keep is not None:
             np.savez(keep, ids=np.array(ids))
-        assert against is None or against.exists()
+        assert against is None or (against.states.exists() and against.head.read_bytes() == b"the head")
         return Score(len(ids), len(ids) - 1, 1.5, 0.1 if against else None, 0.9 if against else None, 0.1, 0.0)
+
+    def keep_head(self, path: Path | None) -> str:
+        if path is not None:
+            heads.append(path.name)
+            path.write_bytes(b"the head")
+        return "the head"
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,7 @@ class Scaled:
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     loads.clear()
+    heads.clear()
     monkeypatch.setattr(f"{__name__}.here", "cpu (cpu)")
 
 
@@ -136,3 +146,18 @@ def test_another_device_backend_or_window_shares_none(tmp_path: Path, monkeypatc
     assert evaluated(tmp_path) == []
     assert evaluated(tmp_path, engine=replace(Fake(), backends=("reference",))) == ["baseline", "quantized"]
     assert evaluated(tmp_path, window=7) == ["baseline", "quantized"]
+
+
+def test_one_head_for_all_texts_and_windows_of_a_model(tmp_path: Path) -> None:
+    """What is kept of a text are its states; a head that was lost is written again."""
+    evaluated(tmp_path)
+    (tmp_path / "other.txt").write_text("Another text")
+    evaluated(tmp_path, text="other.txt")
+    evaluated(tmp_path, window=7)
+    assert heads == ["head.npz"]
+    assert len([*(tmp_path / FOLDER).glob("*/states.npz")]) == 3
+    [head] = (tmp_path / FOLDER).glob("*/head.npz")
+    head.write_bytes(b"the heap")
+    evaluated(tmp_path, by=2.0)
+    assert heads == ["head.npz", "head.npz"]
+    assert head.read_bytes() == b"the head"

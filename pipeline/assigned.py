@@ -1,0 +1,78 @@
+"""Which tensor takes which method: what the rules of a run choose, fitted to the shapes of a checkpoint."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from pipeline.errors import Problem
+from pipeline.hooks import optional
+from pipeline.method import Method, MethodHooks, fitted
+from pipeline.rules import Rule, choose, misfit, unfit
+from pipeline.tensors.spec import TensorSpec, group_of
+
+HEAD, EMBEDDING = "head", "embedding"
+EXTRA = "model.extra_rules"
+
+Roles = Mapping[str, Sequence[str]]
+
+
+def assigned(
+    rules: Sequence[Rule], roles: Mapping[str, tuple[str, ...]], methods: Mapping[str, Method],
+    specs: Mapping[str, TensorSpec], *, again: bool, tied: bool = False,
+) -> tuple[dict[str, Method], list[Problem]]:  # fmt: skip
+    """Tensor → its method, for those not kept; and all that is wrong.
+
+    Args:
+        rules: the first that matches a tensor decides; then those that the method `quant` comes with.
+        roles: role → name patterns.
+        methods: by the names that rules have for them, `quant` among them.
+        specs: of all tensors.
+        again: whether what is packed may be quantized once more.
+        tied: the head is the embedding, whatever is stored.
+    """
+    own = _own_rules(optional(methods["quant"], MethodHooks, "rules"), roles, specs, tied=tied)
+    chosen, problems = choose((*rules, *own), roles, methods, specs)
+    cut: dict[tuple[str, tuple[int, ...]], Method] = {}
+    found = {}
+    for name, to in chosen.items():
+        shape = specs[name].shape
+        if (to, shape) not in cut:
+            cut[to, shape] = fitted(methods[to], shape)
+        method = cut[to, shape]
+        if not unfit(specs[name], method.scheme) or any(_is_about(rule, name, roles) for rule in rules):
+            found[name] = method  # and what the method's own rules would pack, and cannot, stays
+    keep = _keeping([n for n, m in found.items() if unfit(specs[n], m.scheme)], roles, specs)
+    for name, method in found.items():
+        if why := misfit(specs[name], method.scheme, again=again, keep=keep):
+            problems.append(Problem(name, why))
+    return found, problems
+
+
+def _own_rules(rules: Iterable[Rule], roles: Roles, specs: Iterable[str], *, tied: bool) -> tuple[Rule, ...]:
+    """Those that are about something: roles that the model has, and tensors that are there."""
+    found = []
+    for rule in rules:
+        there = any(_is_about(rule, n, roles) for n in specs)
+        if rule.role == HEAD and EMBEDDING in roles and (tied or not there):
+            found.append(Rule(rule.to, role=EMBEDDING))
+        found += [rule] if there else []
+    return tuple(found)
+
+
+def _is_about(rule: Rule, name: str, roles: Roles) -> bool:
+    return _any(name, roles.get(rule.role, ()) if rule.role is not None else (rule.match or "",))
+
+
+def _keeping(names: Sequence[str], roles: Roles, specs: Iterable[str]) -> str:
+    """The setting that keeps `names`, to be typed as it stands: by roles that have no other tensors, else by name."""
+    rest, found = set(names), []
+    for role, patterns in roles.items():
+        of = {n for n in specs if _any(n, patterns)}
+        if of and of <= rest:
+            rest -= of
+            found.append(f"{{role: {role}, to: keep}}")
+    found += [f"{{match: {group}, to: keep}}" for group in dict.fromkeys(group_of(n) for n in names if n in rest)]
+    return f"; '{EXTRA}=[{', '.join(found)}]' keeps {'it' if len(names) == 1 else 'them'}"
+
+
+def _any(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, p) for p in patterns)

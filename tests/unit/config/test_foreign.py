@@ -1,0 +1,58 @@
+"""Words of other programs lead to ours: what the error says can be typed."""
+
+from typing import Any
+
+import pytest
+
+from pipeline.api import compose_run
+from pipeline.config import foreign
+from pipeline.config.compose import options
+from pipeline.config.explain import explain
+
+BASE = ["+model=gpt_oss", "quant=int4"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "ours"),
+    [
+        ("quant.group_size=64", "quant.block_elems=64"), ("group_size=32", "quant.block_elems=32"),
+        ("quant.bits=4", "quant=int4"), ("bits=5", "quant=int4, or int2, int3, int8"),
+        ("quant.scale_dtype=torch.float16", "quant.scale=f16"), ("sampling.max_new_tokens=9", "sampling.max_tokens=9"),
+        ("export.torch_dtype=bfloat16", "export.dtype=bf16"), ("model.model_path=/tmp", "model.source=/tmp"),
+        ("evaluate.n_ctx=128", "evaluate.windows.window=128"),
+    ],
+)  # fmt: skip
+def test_a_foreign_word_is_told_the_override_to_type(typed: str, ours: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
+        compose_run([*BASE, typed])
+    said = str(explain(caught.value, [*BASE, typed]))
+    assert said == f"{typed}: there is no {typed.partition('=')[0]!r} here; say {ours}"
+    if ", or" not in ours:
+        compose_run([*[o for o in BASE if o.partition("=")[0] != ours.partition("=")[0]], ours])
+
+
+def test_it_is_told_after_a_plus_too() -> None:
+    with pytest.raises(
+        Exception, match=r"quant\.group_size: Blockwise has no field 'group_size'; say quant\.block_elems"
+    ):
+        compose_run([*BASE, "+quant.group_size=64"])
+
+
+def test_a_foreign_option_is_told_the_nearest() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        compose_run(["+model=gpt_oss", "quant=W4A16"])
+    assert str(explain(caught.value, ["+model=gpt_oss", "quant=W4A16"])) == (
+        "quant=W4A16: there is no 'W4A16' in quant; here that is nearest to quant=int4"
+    )
+
+
+def test_every_word_leads_somewhere() -> None:
+    tree: Any = compose_run([*BASE, "stages=[load,evaluate,generate,quantize,export,train]"]).tree
+    for ours in {*foreign.WORDS.values()} - {"quant"}:
+        node = tree
+        for part in ours.split("."):
+            assert part in node, ours
+            node = node[part]
+    for group, words in foreign.OPTIONS.items():
+        assert {*words.values()} <= {*options(group)}
+        assert not {*words} & {*options(group)}
