@@ -139,7 +139,7 @@ def _losses(rows: Rows, folder: Path) -> list[Path]:
 
 
 def _picture(rows: Rows, folder: Path) -> list[Path]:
-    """sweep.png: perplexity over bits a weight, where jobs were evaluated; jobs that differ in their seed are a point."""
+    """sweep.png: perplexity over bits a weight, of jobs that were evaluated; those that differ in their seed are one."""
     from pipeline.reporting.plots import Point, tradeoff
 
     scored = [
@@ -154,9 +154,8 @@ def _picture(rows: Rows, folder: Path) -> list[Path]:
         values = [scored[job][2] for job in jobs]
         report = scored[jobs[0]][1]
         points.append(Point(name, report.bits_per_weight, values, _scheme(report)))
-    for line in _before(rows):
-        if isinstance(perplexity := line.get("perplexity"), Figure):
-            points.append(Point(str(line["job"]), BF16, [perplexity.value], UNQUANTIZED))
+    before = [(str(line["job"]), line.get("perplexity")) for line in _before(rows)]
+    points += [Point(name, BF16, [p.value], UNQUANTIZED) for name, p in before if isinstance(p, Figure)]
     about = _about([report for _, report, _ in scored])
     tradeoff(folder / "sweep.png", about, BITS, "perplexity", points, UNQUANTIZED)
     return [folder / "sweep.png"]

@@ -24,10 +24,10 @@ from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
+from pipeline.tables import table, unbroken
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe
-from pipeline.tables import table, unbroken
 from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
@@ -418,6 +418,9 @@ def _tables_of(value: Any, *, but_streamed: bool = False) -> list[Any]:
         if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
             columns, rows = [str(c) for c in given["columns"]], [[cell(c) for c in row] for row in given["rows"]]
             if but_streamed and given.get("streamed"):
+                continue
+            if not columns:  # lines; one in quotes is to be copied, and stays whole
+                found += [unbroken(row[0]) if str(row[0]).startswith("'") else str(row[0]) for row in rows]
                 continue
             if not any(columns) and all(str(row[-1]).startswith("/") for row in rows):
                 found += [f"{row[0]}: {unbroken(row[-1])}" for row in rows]

@@ -10,6 +10,7 @@ from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
 from pipeline.reporting import comparison, console
 from pipeline.reporting.manifest import Report
+from pipeline.reporting.progress import progress
 from pipeline.reporting.sweep import sweep_tables
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results
@@ -57,7 +58,7 @@ def executed(asked: Asked) -> list[Outcome]:
     except OSError as why:
         raise StorageError(f"{asked.folder}: {reason(why)}") from None
     outcomes: dict[int, Outcome] = {}
-    with console.progress(jobs[0].run.spine.progress) as events:
+    with progress(jobs[0].run.spine.progress) as events:
         kernels.prepare([job.run for job in jobs], events.say)
         for alike in _by_dask(jobs, set(first)):
 

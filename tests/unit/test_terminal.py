@@ -15,8 +15,8 @@ from rich.console import Console
 from pipeline.errors import PlanError, Problem
 from pipeline.reporting import console
 from pipeline.reporting.manifest import Report, tables
-from pipeline.terminal import _Descriptor, _Stream, line, safe
 from pipeline.tables import table
+from pipeline.terminal import _Descriptor, _Stream, line, safe
 
 EVIL = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202egnp\u2066\u061c\x00\x7f\u2028[red]x[/red]:smile:\udc80"
 
