@@ -126,10 +126,8 @@ class Sensitivity:
         if member.first():
             meter.wrote(kept.stat().st_size)
             kept.unlink()
-            about = (
-                f"{Path(self.text).name} · {base.scored:,} tokens scored · all of them together {together['kl']:.4f}"
-            about += " · orange: what the rules keep"
-            )
+            about = f"{Path(self.text).name} · {base.scored:,} tokens scored · all of them together "
+            about += f"{together['kl']:.4f} · orange: what the rules keep"
             title = f"What each {self.by} costs, quantized alone"
             values = {n: r["kl"] for n, r in found.items()}
             bars(ctx.run_dir / plot, title, about, "KL from the unquantized model, nats a token", values, worst)

@@ -77,10 +77,6 @@ def _grouped(why: PlanError) -> list[str]:
     return found
 
 
-def job(number: int, jobs: int, overrides: Sequence[str]) -> None:
-    say(f"\n[{number}/{jobs}] {' '.join(overrides)}")
-
-
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.planning.wiring import store_of

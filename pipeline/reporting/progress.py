@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from pipeline.events import Events
 from pipeline.reporting.console import stream
-from pipeline.running.progress import said
 from pipeline.tables import shortened
 from pipeline.terminal import line, safe, say
+from pipeline.units import show_progress
 
 EVERY_S, DRAWN_S = 5.0, 0.1  # of lines in a log, and on a screen
 NARROW = 80  # of a screen whose width nobody knows
@@ -26,9 +26,8 @@ def progress(enabled: bool) -> Iterator[Events]:
     if not enabled:
         yield Events(say=say)
         return
-    if (shell := notebook()) is not None:
+    if notebook() is not None:
         shown: Shown = _InPlace(sys.stdout, erase=" " * (NARROW - 1) + "\r")
-        del shell
     else:
         shown = _InPlace(sys.stderr) if sys.stderr.isatty() else _Lines()
     try:
@@ -91,7 +90,7 @@ class Progressing:
             self._done += nbytes
             self._reused += nbytes if reused else 0
             rate = (self._done - self._reused) / max(1e-9, time.monotonic() - self._start)
-            self._shown.show(f"{said('', self._done, self._total, 'B', rate)} · {line(label)}")
+            self._shown.show(f"{show_progress('', self._done, self._total, 'B', rate)} · {line(label)}")
 
 
 class _InPlace:

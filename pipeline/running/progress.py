@@ -7,7 +7,7 @@ so, and the seconds that took count for no rate.
 import time
 
 from pipeline.running import text_stream
-from pipeline.units import show_bytes, show_seconds
+from pipeline.units import show_progress
 
 EVERY_S = 0.1  # lines come no faster
 
@@ -38,19 +38,7 @@ class Progress:
         now = time.perf_counter()
         if now - self._said >= EVERY_S:
             self._said = now
-            text_stream.live(said(self._what, self._done, self._total, self._unit, self._rate(now)))
+            text_stream.live(show_progress(self._what, self._done, self._total, self._unit, self._rate(now)))
 
     def _rate(self, now: float) -> float:
         return (self._done - self._before) / max(1e-9, now - self._start - self._aside)
-
-
-def said(what: str, done: float, total: float, unit: str, rate: float) -> str:
-    """`scoring a.txt: 2,048 of 8,160 tokens · 4,243/s · 1.4 s left`."""
-    if unit == "B":
-        parts = [f"{show_bytes(done)} of {show_bytes(total)}", f"{show_bytes(rate)}/s"]
-    else:
-        speed = f"{rate:,.0f}/s" if rate >= 10 else f"{1 / rate:.2g} s each" if 0 < rate < 0.95 else f"{rate:.2g}/s"
-        parts = [f"{done:,.0f} of {total:,.0f} {unit}", speed]
-    if rate > 0:
-        parts.append(f"{show_seconds(max(0.0, total - done) / rate)} left")
-    return f"{what}: {' · '.join(parts)}" if what else " · ".join(parts)
