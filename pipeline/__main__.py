@@ -32,6 +32,7 @@ from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
 from pipeline.planning.sweep import Asked
 from pipeline.reporting import console
+from pipeline.reporting.progress import progress
 from pipeline.running import stopping, sweep
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, remove, unreferred
@@ -94,7 +95,7 @@ def _job(cfg: DictConfig) -> Any:
         return None
     _collect_garbage()
     command = unresolved(HydraConfig.get().overrides.task)
-    with console.progress(run.spine.progress) as events:
+    with progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
     from pipeline.reporting.manifest import tables
 

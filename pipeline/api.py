@@ -10,43 +10,115 @@
 """
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pipeline.config.spine import RunConfig
     from pipeline.method import Method
+    from pipeline.reporting.comparison import Comparison
     from pipeline.reporting.manifest import Report
+    from pipeline.reporting.planned import Planned
 
 
-def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progress: bool = False) -> "Report":
+def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progress: bool | None = None) -> "Report":
     """`python -m pipeline OVERRIDES…`, and its report.
 
     A run that is complete already is verified and not done again, as on the command line.
 
     Args:
-        overrides: as typed, one string each: `["+model=gpt_oss", "quant=mxfp4"]`. No sweeps: call it in a loop.
+        overrides: as typed, one string each: `["+model=gpt_oss", "quant=mxfp4"]`. Lists of values are for `sweep`.
         config_dir: as `--config-dir`.
-        progress: say on stderr how it goes.
+        progress: say how it goes; None: where somebody looks, in a notebook or a terminal.
 
     Raises:
         ConfigError, PlanError, SourceError, StorageError, StageError: what the command line would say and exit with.
     """
-    from pipeline.errors import ConfigError
-    from pipeline.events import Events
-    from pipeline.reporting import console
     from pipeline.running.runner import execute
+
+    with _composed(_checked(overrides), config_dir) as (config, settled), _events(progress, config) as events:
+        return execute(config, _folder(config), settled, events)
+
+
+def plan(overrides: Sequence[str], *, config_dir: str | Path | None = None) -> "Planned":
+    """`python -m pipeline plan OVERRIDES…`: what a run would do and take; nothing is read or written.
+
+    Args: as `run`.
+
+    Returns:
+        What is shown in a notebook as on the command line, `problems` included, which raise nothing here.
+
+    Raises:
+        ConfigError, PlanError: what cannot be composed.
+    """
+    from pipeline.planning.memory import plan_run
+    from pipeline.reporting.planned import Planned
+    from pipeline.running.attempt import obstacles_ahead
+
+    with _composed(_checked(overrides), config_dir) as (config, _):
+        found = plan_run(config, _folder(config), fetch=False)
+        return Planned(found, tuple(found.problems or obstacles_ahead(config, found, _folder(config))))
+
+
+def sweep(
+    overrides: Sequence[str], *, config_dir: str | Path | None = None, progress: bool | None = None
+) -> "Comparison":
+    """`python -m pipeline -m OVERRIDES…`: a run for each combination of values, as one graph, and how they compare.
+
+    Args: as `run`, with lists of values: `["+model=gpt_oss", "quant=mxfp4,int8"]`.
+
+    Returns:
+        A row for each job, and the reports; of jobs that failed what ended them.
+
+    Raises:
+        ConfigError, PlanError: what cannot be composed, of any job; nothing was run.
+        StorageError: the comparison cannot be kept.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    from pipeline.config.jobs import combined
+    from pipeline.config.names import run_name, short_names
+    from pipeline.config.overrides import as_typed, for_jobs
+    from pipeline.planning.sweep import Asked, Job
+    from pipeline.running.attempt import outputs_of
+    from pipeline.running.sweep import ran
+
+    typed = for_jobs(as_typed(_checked(overrides)))
+    several = combined(OverridesParser.create().parse_overrides(typed))
+    jobs = []
+    for each, name in zip(several, short_names(several), strict=True):
+        with _composed(each, config_dir) as (config, settled):
+            jobs.append(Job(config, _folder(config), tuple(settled), name))
+    folder = outputs_of(jobs[0].run) / f"compared-{run_name(typed)}"
+    asked = Asked(jobs, several, folder, "\n".join(f"- {o}" for o in typed))
+    with _events(progress, jobs[0].run) as events:
+        found = ran(asked, events)
+    return found
+
+
+def _checked(overrides: Sequence[str]) -> list[str]:
+    from pipeline.errors import ConfigError
 
     if isinstance(overrides, str):
         raise ConfigError(f"overrides={overrides!r}: a list of them is expected, one string each")
-    with _composed(overrides, config_dir) as (config, settled):
-        run_dir = Path(os.path.expanduser(config.spine.paths.run)).absolute()
-        if not progress:
-            return execute(config, run_dir, settled, Events())
-        with console.progress(config.spine.progress) as events:
-            return execute(config, run_dir, settled, events)
+    return list(overrides)
+
+
+def _folder(config: "RunConfig") -> Path:
+    return Path(os.path.expanduser(config.spine.paths.run)).absolute()
+
+
+def _events(progress: bool | None, config: "RunConfig") -> Any:
+    """Where a run tells how it goes."""
+    from pipeline.events import Events
+    from pipeline.reporting import progress as shown
+
+    if progress is None:
+        progress = shown.notebook() is not None or bool(getattr(sys.stderr, "isatty", bool)())
+    return shown.progress(config.spine.progress) if progress else nullcontext(Events())
 
 
 def load_model(

@@ -26,6 +26,13 @@ class WeightmillError(Exception):
     def __str__(self) -> str:
         return hide(super().__str__())
 
+    def _render_traceback_(self, *_: object) -> list[str]:
+        """What a notebook shows (IPython asks for it): what is wrong, without frames, which say nothing of it."""
+        problems = getattr(self, "problems", ())
+        if len(problems) > 1:
+            return [f"error: {len(problems)} problems", *(f"  - {p}" for p in shown([str(p) for p in problems]))]
+        return [f"error: {self}"]
+
 
 class ConfigError(WeightmillError):
     """A key, option, value, stage or pattern that the configuration does not allow."""

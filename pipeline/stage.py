@@ -332,6 +332,7 @@ class Table:
     """A table for people, in a stage's result: shown on the console as it is.
 
     Attributes:
+        columns: their names; without any, rows are lines of text.
         streamed: the stage has shown what is in it as it came (`pipeline.running.text_stream`), so that a terminal that
             has that needs it no second time.
     """

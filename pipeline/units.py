@@ -50,3 +50,15 @@ def show_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def show_progress(what: str, done: float, total: float, unit: str, rate: float) -> str:
+    """How far something is: `scoring a.txt: 2,048 of 8,160 tokens · 4,243/s · 1.4 s left`."""
+    if unit == "B":
+        parts = [f"{show_bytes(done)} of {show_bytes(total)}", f"{show_bytes(rate)}/s"]
+    else:
+        speed = f"{rate:,.0f}/s" if rate >= 10 else f"{1 / rate:.2g} s each" if 0 < rate < 0.95 else f"{rate:.2g}/s"
+        parts = [f"{done:,.0f} of {total:,.0f} {unit}", speed]
+    if rate > 0:
+        parts.append(f"{show_seconds(max(0.0, total - done) / rate)} left")
+    return f"{what}: {' · '.join(parts)}" if what else " · ".join(parts)

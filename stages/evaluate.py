@@ -15,6 +15,7 @@ from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
 from pipeline.running.results import FOLDER, Results
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
+from pipeline.units import show_seconds
 
 LEAST = 2  # tokens of a text
 STATES = "states.npz"  # hidden states of the baseline, of one text
@@ -234,5 +235,6 @@ def _tables(
     device = [
         *weights_rows(facts, base if changed else None),
         ("scoring", f"{rate:.0f} tokens/s, activations {facts['activations']}"),
+        ("compiling", show_seconds(sum(s.compile_s for s in scores.values()))),
     ]
     return Table("Perplexity", columns, tuple(lines)), Table("On the device", ("", ""), tuple(device))

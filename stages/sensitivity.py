@@ -1,9 +1,12 @@
 """Sensitivity: which tensors lose most by being quantized? One group at a time, all others as they were."""
 
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from math import exp
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pipeline import meter, scored, texts
@@ -13,6 +16,10 @@ from pipeline.figures import Cell, Figure
 from pipeline.reporting.plots import bars
 from pipeline.running import member, text_stream
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
+from pipeline.units import show_bytes, show_seconds
+
+ALL, TOGETHER = "", "all together"
+SHARE, MOST = 1 / 3, 1 / 4  # of the sum of KL that the worst account for, and of all groups that these may be
 
 
 @dataclass(frozen=True)
@@ -20,14 +27,16 @@ class Sensitivities:
     """What quantizing each group alone does.
 
     Attributes:
-        groups: name → perplexity, KL divergence from the unquantized model (nats), top-1 agreement, number of tensors,
-            bits a weight.
+        groups: in the order of the model, name → perplexity, KL divergence from the unquantized model (nats), top-1
+            agreement, number of tensors, bits a weight, `saved_nbytes`.
         perplexity: of the unquantized model.
         plot: the picture of it: a file in the run's folder.
         windows: how the text was cut.
         facts: device, dtypes, bytes on the device.
         figures: for comparisons.
         tables: for people.
+        together: the same of all groups at once.
+        rules: the override that keeps the worst of them.
     """
 
     groups: Mapping[str, Mapping[str, Any]]
@@ -37,6 +46,8 @@ class Sensitivities:
     facts: Mapping[str, Any]
     figures: Mapping[str, Cell]
     tables: tuple[Table, ...]
+    together: Mapping[str, Any]
+    rules: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,7 @@ class Sensitivity:
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         text = texts.input_file(self.text)
-        groups = len(self._groups(checkpoint, decode)) + 1
+        groups = len(self._groups(checkpoint, decode)) + 2  # the unquantized model, and all of them together
         windows = scored.settled(self.windows, decode, groups, "sensitivity.windows")
         usage = scoring([text.nbytes], windows, keeps=True)
         base, plain = (self.engine.plan(decode, plain=p, usage=usage) for p in (False, True))
@@ -102,40 +113,52 @@ class Sensitivity:
         session.keep_head(against.head)
         member.agreed()  # of several processes the first has written it, for all
         found: dict[str, dict[str, Any]] = {}
-        for name, tensors in groups.items():
-            text_stream.write(f"quantizing {name} alone ({len(tensors)} tensors)\n")
+        start = time.perf_counter()
+        for i, (name, tensors) in enumerate([*groups.items(), (ALL, [t for ts in groups.values() for t in ts])]):
+            left = f", {show_seconds((time.perf_counter() - start) / i * (len(groups) + 1 - i))} left" if i else ""
+            said = f"quantizing {name} alone" if name != ALL else "quantizing all of them"
+            text_stream.write(f"[{i + 1}/{len(groups) + 1}] {said} ({len(tensors)} tensors){left}\n")
             with session.replaced(tensors, checkpoint):
                 score = session.score(ids, windows, keep=None, against=against)
-            specs = [checkpoint.store.specs[t] for t in tensors]
-            bits = 8 * sum(s.nbytes for s in specs) / sum(s.size for s in specs)
+            specs, before = ([of.store.specs[t] for t in tensors] for of in (checkpoint, decode))
+            values, nbytes = sum(s.size for s in specs), sum(s.nbytes for s in specs)
             found[name] = {
-                "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors), "bits": bits
+                "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors),
+                "bits": 8 * nbytes / values, "saved_nbytes": sum(s.nbytes for s in before) - nbytes,
             }  # fmt: skip
-        ranked = sorted(found, key=lambda n: -found[n]["kl"])
+        together = found.pop(ALL)
+        worst = worst_of({n: r["kl"] for n, r in found.items()})
         plot = "sensitivity.png"
         member.agreed()  # nobody reads it any more
         if member.first():
             for path in (against.states, against.head):
                 meter.wrote(path.stat().st_size)
                 path.unlink()
-            title = f"KL from the unquantized model, each {self.by} quantized alone"
-            bars(ctx.run_dir / plot, title, "nats a token", {n: found[n]["kl"] for n in groups})
-        before = exp(base.nll)
-        lines = tuple(
-            (
-                n, Figure(r["tensors"], form="d"), Figure(r["bits"]), Figure(r["perplexity"]),
-                Figure(100 * (r["perplexity"] / before - 1), "%", "+z.3f"), Figure(r["kl"], form=".5f"),
-                Figure(100 * r["top1"], "%", ".2f"),
-            )
-            for n, r in ((n, found[n]) for n in ranked)
-        )  # fmt: skip
-        columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1 agreement")
-        head = Table(f"Quantized alone, worst first (unquantized: {before:.3f})", columns, lines)
+            about = f"{Path(self.text).name} · {base.scored:,} tokens scored · all of them together "
+            about += f"{together['kl']:.4f} · orange: what the rules keep"
+            title = f"What each {self.by} costs, quantized alone"
+            values = {n: r["kl"] for n, r in found.items()}
+            bars(ctx.run_dir / plot, title, about, "KL from the unquantized model, nats a token", values, worst)
+        unquantized = exp(base.nll)
+        columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
+        lines = tuple(_row(n, r, unquantized) for n, r in [*found.items(), (TOGETHER, together)])
+        head = Table(f"Each {self.by} quantized alone (unquantized: {unquantized:.3f})", columns, lines)
+        tables = (
+            head,
+            _advice(self.by, worst, found, checkpoint),
+            Table("On the device", ("", ""), tuple(weights_rows(session.facts))),
+        )
         return Sensitivities(
-            found, before, plot, asdict(windows), session.facts, {"worst": ranked[0]},
-            (head, Table("On the device", ("", ""), tuple(weights_rows(session.facts))),
-             Table("Picture", ("",), ((f"{plot}, in the run's folder",),))),
-        )  # fmt: skip
+            found,
+            unquantized,
+            plot,
+            asdict(windows),
+            session.facts,
+            {"worst": worst[0]},
+            tables,
+            together,
+            rules_of(self.by, worst),
+        )
 
     def _groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
         """Group → the tensors of it that quantization changed."""
@@ -145,7 +168,7 @@ class Sensitivity:
         found: dict[str, list[str]] = {}
         for name in changed:
             found.setdefault(self._group(name), []).append(name)
-        return found
+        return dict(sorted(found.items(), key=lambda item: in_order(item[0])))
 
     def _group(self, name: str) -> str:
         parts = name.split(".")
@@ -159,3 +182,54 @@ class Sensitivity:
         if self.by == "layer":
             return ".".join(parts[: at + 1]) if at is not None else name
         return ".".join("*" if p.isdigit() else p for p in parts)
+
+
+def in_order(name: str) -> list[tuple[int, int, str]]:
+    """What layers are sorted by: `layers.2` comes before `layers.10`."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def worst_of(kl: Mapping[str, float]) -> list[str]:
+    """The fewest groups that account for a third of the sum of KL, worst first; a quarter of all at most."""
+    ranked = sorted(kl, key=lambda n: -kl[n])
+    most = max(1, int(MOST * len(ranked)))
+    whole, so_far = sum(kl.values()), 0.0
+    for n, name in enumerate(ranked, 1):
+        so_far += kl[name]
+        if n == most or so_far >= SHARE * whole:
+            return ranked[:n]
+    return ranked
+
+
+def rules_of(by: str, names: Sequence[str]) -> str:
+    """The override that keeps these groups."""
+    return f"model.extra_rules=[{', '.join(_rule(by, n) for n in names)}]"
+
+
+def _rule(by: str, name: str) -> str:
+    """A rule that keeps a group."""
+    if by == "role":
+        return f"{{role: {name}, to: keep}}"
+    layer = by == "layer" and name.rpartition(".")[2].isdigit()
+    return f'{{match: "{name}{".*" if layer else ""}", to: keep}}'
+
+
+def _row(name: str, found: Mapping[str, Any], unquantized: float) -> tuple[Cell, ...]:
+    return (
+        name, Figure(found["tensors"], form="d"), Figure(found["bits"]), Figure(found["perplexity"]),
+        Figure(100 * (found["perplexity"] / unquantized - 1), "%", "+z.3f"), Figure(found["kl"], form=".5f"),
+        Figure(100 * found["top1"], "%", ".2f"),
+    )  # fmt: skip
+
+
+def _advice(by: str, worst: Sequence[str], found: Mapping[str, Mapping[str, Any]], checkpoint: Checkpoint) -> Table:
+    """What to type to keep the worst, and what that costs and saves."""
+    specs = checkpoint.store.specs.values()
+    more = sum(found[n]["saved_nbytes"] for n in worst)
+    bits = 8 * more / sum(s.size for s in specs)
+    share = sum(found[n]["kl"] for n in worst) / max(1e-30, sum(r["kl"] for r in found.values()))
+    return Table("", (), (
+        (f"{len(worst)} of {len(found)} have {100 * share:.0f} % of the sum of KL: {', '.join(worst)}",),
+        (f"to keep them, with {show_bytes(more)} more, {bits:.2f} bits a weight:",),
+        (f"'{rules_of(by, worst)}'",),
+    ))  # fmt: skip

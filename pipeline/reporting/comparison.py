@@ -5,6 +5,7 @@ What was quantized is put beside what it was before: models that jobs compare wi
 
 import csv
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from pipeline.errors import StorageError
 from pipeline.figures import Cell, Figure, cell
 from pipeline.redact import hide
 from pipeline.reporting import console
+from pipeline.reporting.card import Card
 from pipeline.reporting.manifest import Report, figures_of
 from pipeline.reporting.trainings import curve, losses, over_seeds, settings
-from pipeline.tables import table, unbroken
+from pipeline.tables import table
 
 AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
 BITS, SIZES, ERRORS, LAST = "bits a weight", ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
@@ -27,8 +29,36 @@ Rows = Sequence[tuple[str, Any]]
 """Names of jobs, and the report of each, or the error that it ended with."""
 
 
-def comparison(rows: Rows, folder: Path) -> None:
-    """Print the comparison, and keep it: sweep.csv with raw numbers, units in its header.
+@dataclass(frozen=True)
+class Comparison(Card):
+    """The jobs of a sweep beside each other.
+
+    Attributes:
+        folder: of the sweep: `sweep.csv`, and pictures.
+        rows: of each job, and of what jobs were compared with, raw numbers by name; units stand in the names. What
+            pandas takes: `pandas.DataFrame(comparison.rows)`.
+        reports: of each job its name, and its report or the error that it ended with.
+        pictures: files.
+        tables: for people.
+    """
+
+    folder: Path
+    rows: list[dict[str, Any]] = field(repr=False)
+    reports: Sequence[tuple[str, Any]] = field(repr=False)
+    pictures: tuple[Path, ...] = field(repr=False)
+    tables: tuple[Any, ...] = field(repr=False)
+
+    @property
+    def shown(self) -> list[Any]:
+        return [*self.tables, *self.pictures, self.folder]
+
+    def __repr__(self) -> str:
+        failed = sum(isinstance(r, Exception) for _, r in self.reports)
+        return f"sweep of {len(self.reports)} jobs{f', {failed} of them failed' if failed else ''}: {self.folder}"
+
+
+def compared(rows: Rows, folder: Path) -> Comparison:
+    """The comparison, kept in `folder`: sweep.csv with raw numbers, units in its header, and pictures.
 
     Raises:
         StorageError: it cannot be kept.
@@ -39,18 +69,21 @@ def comparison(rows: Rows, folder: Path) -> None:
     columns = list(dict.fromkeys([*known, *(c for line in lines for c in line if c not in LAST), *LAST]))
     units = {c: next((v.unit for line in lines if isinstance(v := line.get(c), Figure)), None) for c in columns}
     drawn = _table(lines, columns, units)
+    heads = [f"{c} [{units[c]}]" if units[c] else c for c in columns]
+    raw = [
+        [v.value if isinstance(v, Figure) else hide(v) for c in columns for v in [line.get(c, "")]] for line in lines
+    ]
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         with (folder / "sweep.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             writer = csv.writer(file)
-            writer.writerow([f"{c} [{units[c]}]" if units[c] else c for c in columns])
-            for line in lines:
-                cells = (line.get(c, "") for c in columns)
-                writer.writerow([v.value if isinstance(v, Figure) else hide(v) for v in cells])
-        pictures = [*_picture(rows, folder), *_losses(rows, folder)]
+            writer.writerows([heads, *raw])
+        pictures = (*_picture(rows, folder), *_losses(rows, folder))
     except OSError as why:
         console.out(drawn)
         raise StorageError(f"{folder}: the comparison cannot be kept: {why.strerror}") from None
-    console.out(drawn, *_over_seeds(rows), *pictures, folder)
+    whole = [{h: None if v == "" else v for h, v in zip(heads, row, strict=True)} for row in raw]
+    return Comparison(folder, whole, rows, pictures, (drawn, *_over_seeds(rows)))
 
 
 def ended(number: str, name: str, report: Report) -> str:
@@ -59,7 +92,7 @@ def ended(number: str, name: str, report: Report) -> str:
     shown = [f"{found[BITS]} bits a weight", str(found["size"])]
     shown += [f"{name} {value}" for name, value in _found(report).items() if isinstance(value, Figure)]
     shown += ["complete before" if report.reused else str(found[AFTER])]
-    return f"[{number}] {name}: {', '.join(shown)}: {unbroken(report.run)}"
+    return f"[{number}] {name}: {', '.join(shown)}: {report.run}"
 
 
 def _table(lines: Sequence[Line], columns: Sequence[str], units: Mapping[str, str | None]) -> Any:
@@ -139,7 +172,7 @@ def _losses(rows: Rows, folder: Path) -> list[Path]:
 
 
 def _picture(rows: Rows, folder: Path) -> list[Path]:
-    """sweep.png: perplexity over bits a weight, where jobs were evaluated; jobs that differ in their seed are a point."""
+    """sweep.png: perplexity over bits a weight, of jobs that evaluated; those that differ in their seed are one."""
     from pipeline.reporting.plots import Point, tradeoff
 
     scored = [
@@ -154,9 +187,8 @@ def _picture(rows: Rows, folder: Path) -> list[Path]:
         values = [scored[job][2] for job in jobs]
         report = scored[jobs[0]][1]
         points.append(Point(name, report.bits_per_weight, values, _scheme(report)))
-    for line in _before(rows):
-        if isinstance(perplexity := line.get("perplexity"), Figure):
-            points.append(Point(str(line["job"]), BF16, [perplexity.value], UNQUANTIZED))
+    before = [(str(line["job"]), line.get("perplexity")) for line in _before(rows)]
+    points += [Point(name, BF16, [p.value], UNQUANTIZED) for name, p in before if isinstance(p, Figure)]
     about = _about([report for _, report, _ in scored])
     tradeoff(folder / "sweep.png", about, BITS, "perplexity", points, UNQUANTIZED)
     return [folder / "sweep.png"]

@@ -3,19 +3,14 @@
 import os
 import re
 import sys
-import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import PlanError, StorageError, shown, some
-from pipeline.events import Events
-from pipeline.figures import Cell, Figure
+from pipeline.errors import PlanError, shown, some
 from pipeline.redact import hide
-from pipeline.terminal import line, safe, say
 from pipeline.tables import GLUE, WIDEST, Grid, table, unbroken, width, wrapped
+from pipeline.terminal import line, safe, say
 from pipeline.units import show_bytes, show_seconds
 
 FEW = 2  # tensors with the same thing wrong, that have a line each
@@ -80,84 +75,6 @@ def _grouped(why: PlanError) -> list[str]:
         for where, lines in groups.items():
             found.append(lines[0] if len(lines) == 1 else f"{where} (×{len(lines)}): {message}")
     return found
-
-
-def job(number: int, jobs: int, overrides: Sequence[str]) -> None:
-    say(f"\n[{number}/{jobs}] {' '.join(overrides)}")
-
-
-@contextmanager
-def progress(enabled: bool) -> Iterator[Events]:
-    """Events that draw a bar (bytes, rate, time left), or say a line now and then when stderr is no terminal."""
-    if not enabled:
-        yield Events(say=say)
-        return
-    if not sys.stderr.isatty():
-        yield _Lines().events
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-    from rich.text import Text
-
-    columns = (
-        BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn(),
-        TextColumn("{task.description}", markup=False),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=None)
-        lock = threading.Lock()
-
-        def total(nbytes: int, chunks: int) -> None:
-            bar.update(task, total=nbytes)
-
-        def chunk(label: str, nbytes: int, reused: bool) -> None:
-            with lock:
-                bar.update(task, advance=nbytes, description=line(label))
-
-        def text(part: str) -> None:
-            bar.stop()  # a bar that is drawn again and again would tear the text
-            stream(part)
-
-        def live(said: str) -> None:
-            with lock:
-                bar.start()  # text may have stopped it
-                bar.update(task, description=line(said))
-
-        yield Events(lambda said: bar.console.print(Text(safe(said))), total, chunk, text, live)
-
-
-class _Lines:
-    """Progress for logs: a line at most every few seconds."""
-
-    EVERY_S = 5.0
-
-    def __init__(self) -> None:
-        self._total = self._done = self._reused = 0
-        self._start = self._last = time.monotonic()
-        self._lock = threading.Lock()
-        self.events = Events(say, self._set_total, self._chunk, stream, self._live)
-
-    def _live(self, said: str) -> None:
-        with self._lock:
-            now = time.monotonic()
-            if now - self._last >= self.EVERY_S:
-                self._last = now
-                say(line(said))
-
-    def _set_total(self, nbytes: int, chunks: int) -> None:
-        self._total = nbytes
-
-    def _chunk(self, label: str, nbytes: int, reused: bool) -> None:
-        with self._lock:
-            self._done += nbytes
-            self._reused += nbytes if reused else 0
-            now = time.monotonic()
-            if now - self._last < self.EVERY_S:
-                return
-            self._last = now
-            rate = (self._done - self._reused) / (now - self._start)
-            left = f", {(self._total - self._done) / rate:.0f} s left" if rate else ""
-            say(f"{show_bytes(self._done)} of {show_bytes(self._total)}, {show_bytes(rate)}/s{left} ({line(label)})")
 
 
 def plan_tables(plan: Any) -> list[Any]:
@@ -303,7 +220,10 @@ def why_tables(reasons: Sequence[Any]) -> list[Any]:
         if r.open:
             said += f"\nopen until the run: what {' and '.join(r.open)} comes to on this machine"
         rows.append((line(r.node), r.state, safe(hide(said))))
-    return [table("Why", ("stage", "", "what is new"), rows), *(", ".join(nodes) + place for place, nodes in places.items())]
+    return [
+        table("Why", ("stage", "", "what is new"), rows),
+        *(", ".join(nodes) + place for place, nodes in places.items()),
+    ]
 
 
 def gc_tables(found: Sequence[Any], *, deleted: bool) -> list[Any]:

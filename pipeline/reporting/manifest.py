@@ -23,11 +23,12 @@ from pipeline.files import write_json
 from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
+from pipeline.reporting.card import Card
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
+from pipeline.tables import table, unbroken
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe
-from pipeline.tables import table, unbroken
 from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
@@ -39,8 +40,8 @@ METRICS = "metrics.jsonl"
 KINDS = ("stage", "error", "tensor", "figure", "run")  # of rows in it, beside those of stages
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(Card):
     """A finished run. JSON-able field by field; `manifest.json` is this.
 
     Attributes:
@@ -107,6 +108,27 @@ class Report:
     def bits_per_weight(self) -> float:
         """Effective: scales and everything else counted."""
         return 16 / self.ratio
+
+    @property
+    def figures(self) -> list[dict[str, Any]]:
+        """What stages found, a row each: stage, name, value, unit; what pandas takes, as `stages`, `errors` and
+        `tensors` are."""
+        return [
+            {"stage": stage, "name": name}
+            | ({"value": v.value, "unit": v.unit} if isinstance(v, Figure) else {"value": v, "unit": ""})
+            for stage, result in self.results.items()
+            for name, v in figures_of(result).items()
+        ]
+
+    @property
+    def shown(self) -> list[Any]:
+        pictures = sorted(Path(self.run).glob("*.png")) if Path(self.run).is_dir() else []
+        return [*tables(self), *pictures, Path(self.run)]
+
+    def __repr__(self) -> str:
+        found = [f"{name} {v}" for result in self.results.values() for name, v in figures_of(result).items()]
+        size = f"{show_bytes(self.nbytes_out)}, {self.bits_per_weight:.3f} bits a weight"
+        return f"report: {', '.join([size, *found, show_seconds(self.seconds)])}: {self.run}"
 
     @property
     def error(self) -> ErrorStats:
@@ -418,6 +440,9 @@ def _tables_of(value: Any, *, but_streamed: bool = False) -> list[Any]:
         if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
             columns, rows = [str(c) for c in given["columns"]], [[cell(c) for c in row] for row in given["rows"]]
             if but_streamed and given.get("streamed"):
+                continue
+            if not columns:  # lines; one in quotes is to be copied, and stays whole
+                found += [unbroken(row[0]) if str(row[0]).startswith("'") else str(row[0]) for row in rows]
                 continue
             if not any(columns) and all(str(row[-1]).startswith("/") for row in rows):
                 found += [f"{row[0]}: {unbroken(row[-1])}" for row in rows]

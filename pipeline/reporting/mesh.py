@@ -12,9 +12,9 @@ from pipeline.planning.mesh_costs import held_nbytes, weights_nbytes
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.mesh_picture import Drawing, blocks, draw, sides
 from pipeline.stage import Checkpoint, Footprint
+from pipeline.tables import table
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.terminal import line
-from pipeline.tables import table
 from pipeline.units import show_bytes
 
 MOST_WHOLE = 8  # of the largest tensors that lie whole everywhere

@@ -1,6 +1,6 @@
 """Pictures of results, for people; drawn without a display."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -29,18 +29,35 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     return figure, axes
 
 
-def bars(path: Path, title: str, label: str, values: Mapping[str, float]) -> None:
-    """Horizontal bars in the order given, from the top, each with its value; a PNG at `path`."""
+def bars(
+    path: Path, title: str, about: str, label: str, values: Mapping[str, float], marked: Collection[str] = ()
+) -> None:  # fmt: skip
+    """Horizontal bars in the order given, from the top, each with its value; a PNG at `path`.
+
+    Args:
+        about: what was measured, below the title.
+        marked: names whose bars stand out.
+    """
     names = list(values)
-    figure, axes = _figure(8, 1.2 + 0.3 * len(names))
-    drawn = axes.barh(names, [values[n] for n in names], color=BLUE)
+    figure, axes = _figure(8, 1.4 + 0.26 * len(names))
+    colours = [COLOURS[1] if n in marked else BLUE for n in names]
+    drawn = axes.barh(range(len(names)), [values[n] for n in names], color=colours, height=0.7)
     axes.bar_label(drawn, labels=[f"{values[n]:.3g}" for n in names], padding=3, fontsize=8, color=GREY)
+    axes.set_yticks(range(len(names)), [_short(n) for n in names])
     axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_title(title, loc="left", fontsize=10)
-    axes.set_xlabel(label)
+    axes.margins(x=0.12, y=0.6 / (len(names) + 1))
+    axes.xaxis.grid(visible=True, alpha=0.25)
+    axes.set_axisbelow(True)
+    _titled(figure, axes, title, about)
+    axes.set_xlabel(label, fontsize=9)
     axes.tick_params(labelsize=8)
+    axes.tick_params(axis="y", length=0)
     figure.savefig(path, dpi=150)
+
+
+def _short(name: str) -> str:
+    """`model.layers.3` → `layers.3`."""
+    return name.removeprefix("model.").removesuffix(".weight")
 
 
 @dataclass(frozen=True)
@@ -122,7 +139,8 @@ def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
     """A title, and smaller below it what the picture is of."""
     axes.set_title(title if not about else f"{title}\n", loc="left", fontsize=11, fontweight="bold")
     if about:
-        axes.text(0, 1.02, about, transform=axes.transAxes, fontsize=8, color=GREY)
+        axes.annotate(about, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8,
+                      color=GREY)  # fmt: skip
 
 
 def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:

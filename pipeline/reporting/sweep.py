@@ -8,8 +8,8 @@ from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import store_of
 from pipeline.reporting.console import memory_lines, time_line
 from pipeline.reporting.manifest import chosen
-from pipeline.terminal import line
 from pipeline.tables import table
+from pipeline.terminal import line
 from pipeline.units import show_bytes
 
 

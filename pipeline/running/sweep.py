@@ -4,12 +4,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pipeline.errors import PlanError, Problem, StageError, StorageError, WeightmillError
+from pipeline.events import Events
 from pipeline.places import reason
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
-from pipeline.reporting import comparison, console
+from pipeline.reporting import console
+from pipeline.reporting.comparison import Comparison, compared, ended
 from pipeline.reporting.manifest import Report
+from pipeline.reporting.progress import progress
 from pipeline.reporting.sweep import sweep_tables
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results
@@ -44,10 +47,29 @@ def planned(asked: Asked, verb: str) -> list[Any]:
 
 
 def executed(asked: Asked) -> list[Outcome]:
-    """Run the jobs, say of each how it ended as soon as it did, and compare them.
+    """Run the jobs, and say how they compare.
 
     Raises:
         StageError: some failed; names each with its cause.
+        StorageError: the comparison cannot be kept.
+    """
+    with progress(asked.jobs[0].run.spine.progress) as events:
+        found = ran(asked, events)
+    console.out(*found.shown)
+    failed = [(name, why) for name, why in found.reports if isinstance(why, Exception)]
+    if failed:
+        lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
+        raise StageError(f"{len(failed)} of {len(asked.jobs)} jobs failed\n{lines}")
+    return [outcome for _, outcome in found.reports]
+
+
+def ran(asked: Asked, events: Events, *, say: bool = True) -> Comparison:
+    """Run the jobs, and compare them.
+
+    Args:
+        say: of each how it ended, as soon as it did.
+
+    Raises:
         StorageError: the comparison cannot be kept.
     """
     jobs, first = asked.jobs, distinct(asked.jobs)
@@ -57,21 +79,16 @@ def executed(asked: Asked) -> list[Outcome]:
     except OSError as why:
         raise StorageError(f"{asked.folder}: {reason(why)}") from None
     outcomes: dict[int, Outcome] = {}
-    with console.progress(jobs[0].run.spine.progress) as events:
-        kernels.prepare([job.run for job in jobs], events.say)
-        for alike in _by_dask(jobs, set(first)):
+    kernels.prepare([job.run for job in jobs], events.say)
+    for alike in _by_dask(jobs, set(first)):
 
-            def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
-                _say(alike[n], asked, outcome)
+        def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
+            if say:
+                _say(alike[n], asked, outcome, events)
 
-            outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
+        outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
     rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
-    comparison.comparison(rows, asked.folder)
-    failed = [(name, why) for name, why in rows if isinstance(why, Exception)]
-    if failed:
-        lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
-        raise StageError(f"{len(failed)} of {len(rows)} jobs failed\n{lines}")
-    return [outcome for _, outcome in rows]
+    return compared(rows, asked.folder)
 
 
 def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[list[int]]:
@@ -83,10 +100,11 @@ def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[lis
         yield alike
 
 
-def _say(i: int, asked: Asked, outcome: Outcome) -> None:
+def _say(i: int, asked: Asked, outcome: Outcome, events: Events) -> None:
+    number = f"{i + 1}/{len(asked.jobs)}"
     if isinstance(outcome, Report):
-        console.out(comparison.ended(f"{i + 1}/{len(asked.jobs)}", asked.jobs[i].name, outcome))
+        events.say(ended(number, asked.jobs[i].name, outcome))
     else:
-        console.job(i + 1, len(asked.jobs), asked.overrides[i])
+        events.say(f"[{number}] {asked.jobs[i].name}: failed")
         known = isinstance(outcome, WeightmillError)
         console.error(outcome if known else StageError(f"{type(outcome).__name__}: {outcome}"))

@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from pipeline.ops import Kernel
+from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import Box, component_box, inner_box
 from pipeline.tensors.qtensor import QTensor
@@ -81,10 +82,11 @@ def fill(
     """
     some = where.devices.flat[0] if isinstance(where, jax.sharding.Mesh) else where
     empty: Empty = Pages().empty if some.platform == "cpu" else np.empty
-    for param in parameters(model):
-        if only and not set(only).intersection(param.names):
-            continue
+    some_of_them = [p for p in parameters(model) if not only or set(only).intersection(p.names)]
+    going = Progress("loading weights", sum(p.spec.nbytes for p in some_of_them), "B")
+    for param in some_of_them:
         param.set_value(_placed(param, checkpoint, where, empty, cast, unpack))
+        going.add(param.spec.nbytes)
 
 
 def _placed(

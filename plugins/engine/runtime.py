@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from pipeline.running import member
+from pipeline.running import member, text_stream
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
@@ -109,6 +109,7 @@ class Runtime:
 
     def _compile(self, key: Hashable, jitted: Any, *args: Any) -> None:
         start = time.perf_counter()
+        text_stream.live(f"compiling {key[0]}" if isinstance(key, tuple) else "compiling")
         options = COMPILER_OPTIONS.get(self.device.platform)
         self._programs[key] = jitted.lower(*args).compile(compiler_options=options)
         member.agreed()  # one that still compiles keeps the others waiting, and collectives wait for half a minute only

@@ -22,6 +22,7 @@ import xxhash
 from pipeline.digest import identity
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError
+from pipeline.running.progress import Progress
 from plugins.engine.runtime import Runtime
 from plugins.engine.sizes import LOGITS_NBYTES
 from plugins.models.common.decoder import Decoder
@@ -165,8 +166,10 @@ def score(
         base = files.enter_context(Baseline(against)) if against else None
         writes = runtime.spread is None or jax.process_index() == 0  # of the processes of one model the first
         kept = files.enter_context(Kept(keep)) if keep and writes else None
-        for i, batch in enumerate(windows(ids, cut, bos)):
-            rows = len(batch.tokens)
+        batches = [*windows(ids, cut, bos)]
+        going = Progress("scoring", sum(int((b.targets >= 0).sum()) for b in batches), "tokens")
+        for i, batch in enumerate(batches):
+            rows, before = len(batch.tokens), runtime.compile_s
             args = [runtime.padded(a, v) for a, v in ((batch.tokens, 0), (batch.positions, -1), (batch.targets, -1))]
             if base is None:
                 hidden, nll = runtime.call("score", _score, *args)
@@ -178,7 +181,10 @@ def score(
                 kl += float(runtime.fetched(divergence).astype(np.float64).sum())
                 agree += int(runtime.fetched(same).sum())
             total += float(runtime.fetched(nll).astype(np.float64).sum())
-            scored += int((batch.targets >= 0).sum())
+            here = int((batch.targets >= 0).sum())
+            scored += here
+            going.aside(runtime.compile_s - before)
+            going.add(here)
             if keep:
                 hidden = runtime.fetched(hidden)
             if kept is not None:

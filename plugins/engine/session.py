@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ import numpy as np
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
+from pipeline.tables import table
+from pipeline.units import show_bytes
 from plugins.engine.engine import Engine
 from plugins.engine.generate import Completion, Timings, generate
 from plugins.engine.load import fill
@@ -39,9 +41,9 @@ class Generated:
     """
 
     text: str
-    completion: Completion
-    timings: Timings
-    messages: tuple[Message, ...] = ()
+    completion: Completion = field(repr=False)
+    timings: Timings = field(repr=False)
+    messages: tuple[Message, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         return self.text
@@ -64,6 +66,26 @@ class Model:
         """
         self.runtime = runtime
         self._checkpoint, self._engine, self._planned, self._ignored = checkpoint, engine, planned, ignored
+
+    def __repr__(self) -> str:
+        return f"model: {', '.join(f'{name} {value}' for name, value in self._card)}: {self._checkpoint.source}"
+
+    def _repr_html_(self) -> str:
+        rows = [*self._card, ("read from", str(self._checkpoint.source))]
+        return table("Model", ("", ""), rows).html
+
+    @property
+    def _card(self) -> list[tuple[str, str]]:
+        """What it is, for people."""
+        facts, specs = self.facts, self._checkpoint.store.specs.values()
+        packed = sorted({s.encoding for s in specs if s.scheme is not None})
+        return [
+            ("type", str(self.runtime.config.get("model_type", "unknown"))),
+            ("values", f"{sum(s.size for s in specs):,}"),
+            ("on the device", f"{show_bytes(facts['device_nbytes'])} ({facts['device']})"),
+            ("packed as", ", ".join(packed) or "nothing"),
+            ("activations", str(facts["activations"])),
+        ]
 
     @cached_property
     def tokenizer(self) -> Tokenizer:

@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import sys
 import threading
 import unicodedata
 from types import SimpleNamespace
@@ -13,10 +14,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from pipeline.errors import PlanError, Problem
-from pipeline.reporting import console
+from pipeline.reporting import console, progress
 from pipeline.reporting.manifest import Report, tables
-from pipeline.terminal import _Descriptor, _Stream, line, safe
 from pipeline.tables import table
+from pipeline.terminal import _Descriptor, _Stream, line, safe
 
 EVIL = "\x1b[2J\x1b]0;title\x07\r\x9b31m\u202egnp\u2066\u061c\x00\x7f\u2028[red]x[/red]:smile:\udc80"
 
@@ -74,12 +75,14 @@ def test_everything_a_report_shows_is_harmless() -> None:
 
 def test_errors_progress_and_streamed_text_are_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     console.error(PlanError([Problem(EVIL, EVIL), Problem("b", "c")]))
-    console.job(1, 2, [EVIL])
     console.stream(f"{EVIL}\n")
     console.out(EVIL)
-    progress = console._Lines()
-    progress.EVERY_S = -1.0
-    progress.events.chunk(EVIL, 1, False)
+    for shown in (progress._Lines(every_s=-1.0), progress._InPlace(sys.stderr, erase="")):
+        events = progress.Progressing(shown).events
+        events.chunk(EVIL, 1, False)
+        events.say(EVIL)
+        events.text(EVIL)
+        shown.clear()
     said = capsys.readouterr()
     assert harmless(said.out + said.err)
     assert said.err.count("\\x1b[2J") >= 5

@@ -1,0 +1,36 @@
+"""The report of a run that ended some time ago, from its folder: `pipeline.report.load("outputs/gpt_oss-mxfp4")`."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pipeline.reporting.manifest import Report
+
+
+def load(folder: str | Path) -> "Report":
+    """What `pipeline.run` gave, as it stands in `manifest.json`.
+
+    Raises:
+        SourceError: no run has ended there.
+    """
+    from pipeline.errors import SourceError
+    from pipeline.files import read_whole
+    from pipeline.reporting.manifest import Report
+    from pipeline.running.attempt import MOST_RECORD_NBYTES
+
+    place = Path(os.path.expanduser(folder)).absolute()
+    file = place / "manifest.json"
+    if not file.is_file():
+        there = [p.name for p in sorted(place.glob("*/manifest.json"))] if place.is_dir() else []
+        hint = (
+            f"; runs in it: {', '.join(p.parent.name for p in sorted(place.glob('*/manifest.json'))[:5])}"
+            if there
+            else ""
+        )
+        raise SourceError(f"{place}: is no folder of a run that ended: it has no manifest.json{hint}")
+    try:
+        return Report.from_json(json.loads(read_whole(file, MOST_RECORD_NBYTES)))
+    except (ValueError, TypeError) as why:
+        raise SourceError(f"{file}: is no report of ours: {why}") from None
