@@ -120,6 +120,7 @@ class Parameter:
         units: elements of every dimension that are never cut apart: head_dim where heads are flattened, 2 where gate
             and up are interleaved, else 1.
         stack: whether the tensors are stacked.
+        places: of a row where it is applied, each time to other numbers: the pixels of what a filter gives.
     """
 
     names: tuple[str, ...]
@@ -127,6 +128,7 @@ class Parameter:
     axes: tuple[str, ...]
     units: tuple[int, ...]
     stack: bool = False
+    places: int = 1
 
     def __post_init__(self) -> None:
         if not len(self.shape) == len(self.axes) == len(self.units):

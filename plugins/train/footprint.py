@@ -18,8 +18,8 @@ FORTH, BACK = 1, 2  # products with a weight: with what goes in; for its own gra
 
 def products(parameters: Sequence[Parameter], config: Mapping[str, Any]) -> float:
     """Numbers of the weights that a token, or a row, is multiplied by: of experts those that it is sent to, of an
-    embedding none unless it is the head as well. What attention takes beside them is not counted; and a convolution as
-    if it was applied in one place."""
+    embedding none unless it is the head as well; of a filter once in each place. What attention takes beside them is
+    not counted."""
     values = 0.0
     for parameter in parameters:
         if parameter.axes[0] == "vocab" and parameter.name.endswith("embed_tokens.weight") and not _tied(config):
@@ -28,7 +28,7 @@ def products(parameters: Sequence[Parameter], config: Mapping[str, Any]) -> floa
         if parameter.axes[0] == "experts":
             chosen = config.get("num_experts_per_tok") or config.get("experts_per_token") or parameter.shape[0]
             share = int(chosen) / parameter.shape[0]
-        values += prod(parameter.shape) * share if len(parameter.shape) > 1 else 0
+        values += prod(parameter.shape) * parameter.places * share if len(parameter.shape) > 1 else 0
     return values
 
 
@@ -41,6 +41,8 @@ def host_nbytes(parameters: Sequence[Parameter]) -> int:
     return HOST_NBYTES + MATRIX_NBYTES * sum(len(p.shape) > 1 for p in parameters)
 
 
-def activations_nbytes(specs: Mapping[str, TensorSpec], tokens: int) -> int:
-    """That so many tokens leave for the way back, as fp32."""
-    return round(4 * BETWEEN * tokens) * sum(sum(s.shape[-2:]) for s in specs.values() if len(s.shape) > 1)
+def activations_nbytes(specs: Mapping[str, TensorSpec], parameters: Sequence[Parameter], tokens: int) -> int:
+    """That so many tokens, or rows, leave for the way back, as fp32."""
+    places = {name: p.places for p in parameters for name in p.names}
+    ends = (sum(s.shape[-2:]) * places.get(name, 1) for name, s in specs.items() if len(s.shape) > 1)
+    return round(4 * BETWEEN * tokens) * sum(ends)

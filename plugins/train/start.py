@@ -66,7 +66,9 @@ def train(
     where = device if spread is None else spread.devices
     beside = {} if frozen_by is None or spread is None else frozen_by.lies(parameters, layouts)
     leaves = None if transform is None else partial(transform.leaves, parameters=parameters, specs=result)
-    teaches = None if teacher is None else _frozen_model(trainer, teacher, None, {})
+    teaches = None
+    if teacher is not None:
+        teaches = _frozen_model(trainer, teacher, None, {} if spread is None else engine.placement(teacher).layouts)
     step = make_step(
         model, trainer.objective, trainer.optimizer, steps=trainer.steps, leaves=leaves, spread=spread,
         recompute=trainer.recompute, beside=beside, teacher=teaches,

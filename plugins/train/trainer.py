@@ -15,11 +15,12 @@ from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Parameter
 from pipeline.planning.layout import batch_problems
+from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
-from plugins.models.device import device_nbytes
+from plugins.models.device import device_nbytes, device_spec
 from plugins.train import matching
 from plugins.train.footprint import BACK, FORTH, ROUNDED, activations_nbytes, host_nbytes, products
 from plugins.train.objectives import Objective, ObjectiveHooks
@@ -224,12 +225,12 @@ class Trainer:
             members = len(self.population.members)
             values, own = values * members // ways, self.at_once * members // ways
         if (teacher := self.teacher(checkpoint, teacher)) is not None:
-            kept += device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], lies.dtype)
+            kept += self._taught_nbytes(teacher, lies.dtype)
         trained = {p.name: p.shape for p in parameters} if self.freezing is None else self.freezing.trained(parameters)
         asked = optional(self.optimizer, OptimizerHooks, "kept")
         moments = 2.0 if asked is None else asked(trained) / sum(map(prod, trained.values()))
         state = round(4 * values * (1 + moments))
-        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, own * tokens)
+        temporary = 4 * values + activations_nbytes(checkpoint.store.specs, parameters, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
         temporary += 4 * ROUNDED * values if self.transform is not None and self.freezing is None else 0
         saved = self.save.keep + 1 + (self.look.patience is not None)
@@ -281,6 +282,14 @@ class Trainer:
         """Whom the objective learns of: a checkpoint that is given, or else the one that is trained, as it was before.
         None: of nobody."""
         return (given or checkpoint) if optional(self.objective, ObjectiveHooks, "wants_teacher") else None
+
+    def _taught_nbytes(self, teacher: Checkpoint, dtype: Literal["bf16", "f32"]) -> int:
+        """Of a teacher's weights on each device, over several of which it lies as it does to be run."""
+        if self.engine.mesh.size == 1:
+            return device_nbytes(teacher.store.specs, self.engine.weights(teacher)[1], dtype)
+        placed = self.engine.placement(teacher)
+        held = {name: device_spec(teacher.store.specs[name], dtype) for name in placed.specs}
+        return weights_nbytes(placed.mesh, placed.parameters, held, placed.layouts)
 
     def result_specs(self, checkpoint: Checkpoint) -> dict[str, TensorSpec]:
         """What comes out: every tensor that the model has, plain."""

@@ -21,7 +21,7 @@ from pipeline.training import DataPlan, Splits
 from plugins.quant.blockwise import Blockwise
 from plugins.train.loop import METRICS
 from plugins.train.lora import Lora
-from plugins.train.objectives import CausalLM
+from plugins.train.objectives import CausalLM, Distillation
 from plugins.train.optimizers import SGD
 from plugins.train.packing import Packing
 from plugins.train.qat import Qat
@@ -35,7 +35,8 @@ RULES = Rule(match="*self_attn*_proj.weight"), Rule("blocks", match="*.experts.*
 PACKING = Packing(NF4, RULES, methods={"blocks": MXFP4})
 QLORA = Lora(rank=3, alpha=12.0, packing=PACKING, ranks={"*o_proj*": 2})
 QAT = Qat(packing=replace(PACKING, method=MXFP4))
-HOW = {"qlora": QLORA, "qat": QAT}
+BYTES = Blockwise("int8", 0, "f32", scale_rule="amax")
+HOW = {"qlora": QLORA, "qat": QAT, "qat, activations": replace(QAT, activations=BYTES)}
 MESHES: dict[str, Mesh] = {
     "data": toys.mesh("data", data=4), "expert": toys.mesh("expert", expert=4), "fsdp_tensor": toys.mesh("fsdp_tensor"),
 }  # fmt: skip
@@ -64,7 +65,10 @@ def trainer(transform: Any, mesh: Mesh | None, **options: Any) -> Trainer:
 
 @cache
 def trained(kind: str, transform: str, name: str | None) -> Found:
-    how, given = trainer(HOW[transform], None if name is None else MESHES[name]), models.checkpoint(kind, layers=1)
+    """Training for rounded activations learns of the model as it was, as `train=qat` does."""
+    objective = Distillation() if transform == "qat, activations" else CausalLM()
+    how = trainer(HOW[transform], None if name is None else MESHES[name], objective=objective)
+    given = models.checkpoint(kind, layers=1)
     with TemporaryDirectory() as folder, model_runs.quick_compilation():
         data = Splits(Rows(16), Rows(6, seed=3))
         found = how.train(Context(Path(folder)), given, data, processes.Numbers(), 0, None)
@@ -76,7 +80,10 @@ def trained(kind: str, transform: str, name: str | None) -> Found:
         return Found(rows, {n: store.read(n) - w for n, w in before.items()}, before)
 
 
-@pytest.mark.parametrize(("transform", "name"), [("qlora", "expert"), ("qlora", "fsdp_tensor"), ("qat", "fsdp_tensor")])
+@pytest.mark.parametrize(
+    ("transform", "name"),
+    [("qlora", "expert"), ("qlora", "fsdp_tensor"), ("qat", "fsdp_tensor"), ("qat, activations", "expert")],
+)
 def test_a_mesh_finds_what_one_device_does(transform: str, name: str) -> None:
     """Losses, of updates and of what is held out; norms; texts; and what was added up of gradients."""
     one, several = trained("gpt_oss", transform, None), trained("gpt_oss", transform, name)
@@ -118,7 +125,7 @@ def test_what_shares_a_scale_is_not_divided() -> None:
         return [str(p) for p in why.value.problems]
 
     dense = Packing(MXFP4, RULES[:1])
-    rows = Qat(packing=dense, activations=Blockwise("int8", 0, "f32", scale_rule="amax"))
+    rows = Qat(packing=dense, activations=BYTES)
     [*_, said] = problems(MESHES["fsdp_tensor"], rows)
     assert "its input is divided over tensor" in said
     assert "scales are of a row; mesh.stored divides weights" in said

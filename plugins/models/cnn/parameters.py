@@ -27,9 +27,11 @@ class Numbers:
 
     Attributes:
         channels: of what goes into each layer, and of what comes out of the last.
+        places: of each layer's result, height times width.
     """
 
     channels: tuple[int, ...]
+    places: tuple[int, ...]
     strides: tuple[int, ...]
     kernel: int
     outputs: int
@@ -47,7 +49,12 @@ class Numbers:
         s.require("inputs", len(s.inputs) == 3, f"{list(s.inputs)}: height, width and channels are expected")
         act, eps = s.activation("hidden_act", "silu"), s.get("rms_norm_eps", float, 1e-6)
         s.check()
-        return cls((s.inputs[-1], *sizes), strides, kernel, s.outputs, act, eps)
+        height, width, channels = s.inputs
+        places = []
+        for stride in strides:
+            height, width = -(-height // stride), -(-width // stride)
+            places.append(height * width)
+        return cls((channels, *sizes), tuple(places), strides, kernel, s.outputs, act, eps)
 
 
 def parameters(config: Mapping[str, Any]) -> tuple[Parameter, ...]:
@@ -57,7 +64,8 @@ def parameters(config: Mapping[str, Any]) -> tuple[Parameter, ...]:
     def table() -> Table:
         for i, (into, out) in enumerate(zip(c.channels[:-1], c.channels[1:], strict=True)):
             where = f"layers.{i}"
-            yield from linear(f"{where}.conv", Dim(out, "embed"), Dim(c.kernel**2 * into, "head"), bias=True)
+            filters = Dim(out, "embed"), Dim(c.kernel**2 * into, "head")
+            yield from linear(f"{where}.conv", *filters, bias=True, places=c.places[i])
             yield from norms(where, ("norm",), out)
         yield from linear("head", Dim(c.outputs, "embed"), Dim(c.channels[-1], "head"), bias=True)
 

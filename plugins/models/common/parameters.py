@@ -24,9 +24,9 @@ class Dim(NamedTuple):
     unit: int = 1
 
 
-def tensor(name: str, *dims: Dim) -> Parameter:
+def tensor(name: str, *dims: Dim, places: int = 1) -> Parameter:
     """The parameter that is one tensor."""
-    return Parameter((name,), *_dims(dims), stack=False)
+    return Parameter((name,), *_dims(dims), stack=False, places=places)
 
 
 def stacked(names: Sequence[str], *dims: Dim) -> Parameter:
@@ -48,9 +48,9 @@ def norms(where: str, names: Sequence[str], hidden: int) -> Table:
         yield tensor(f"{where}.{name}.weight", embed(hidden))
 
 
-def linear(name: str, out: Dim, into: Dim, *, bias: bool = False) -> Table:
+def linear(name: str, out: Dim, into: Dim, *, bias: bool = False, places: int = 1) -> Table:
     """As `layers.Linear`."""
-    yield tensor(f"{name}.weight", out, into)
+    yield tensor(f"{name}.weight", out, into, places=places)
     if bias:
         yield tensor(f"{name}.bias", out)
 
