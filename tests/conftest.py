@@ -62,6 +62,13 @@ SLOW = (
 )  # fmt: skip
 
 
+# Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times.
+OPTIMIZED = (
+    "contract/", "fuzz/", "golden/", "oracle/test_mx_torchao.py", "oracle/test_number_formats.py", "oracle/test_ops.py",
+    "property/", "real/", "sharding/test_page.py", "unit/kernels/", "unit/live/test_page.py",
+)  # fmt: skip
+
+
 @pytest.hookimpl(tryfirst=True)  # before workers start
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the native kernels once: a run that has to says so, and tests look at what runs say."""
@@ -80,6 +87,28 @@ def _seeds() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
+def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Programs compile in half the time, but for those of `OPTIMIZED`; commands that tests start are not concerned."""
+    optimized = request.path.relative_to(Path(__file__).parent).as_posix().startswith(OPTIMIZED)
+    if optimized or "jax" not in sys.modules:
+        yield
+        return
+    from tests.cases import model_runs
+
+    with model_runs.quick_compilation():
+        yield
+
+
+@pytest.fixture
+def optimized() -> Iterator[None]:
+    """For one test, what `OPTIMIZED` is for a module."""
+    from tests.cases import model_runs
+
+    with model_runs.quick_compilation(False):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
 def _memory() -> Iterator[None]:
     """What a module's tests compiled and loaded is let go of: processes of pytest would grow to gigabytes."""
     yield
@@ -93,6 +122,7 @@ def pytest_collection_finish() -> None:
     takes a third of a second, after each module and whenever a model is traced."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)  # tracing a model makes a hundred thousand objects, most of them no garbage
 
 
 @pytest.hookimpl(tryfirst=True)  # before items are chosen by their markers

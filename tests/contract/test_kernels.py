@@ -1,6 +1,6 @@
 """Every backend of our own ops gives what the reference gives."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import product
 
 import ml_dtypes
@@ -13,6 +13,7 @@ from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case, KernelContract
 from pipeline.testing.memory import random_bytes
 from plugins.kernels import cast
+from tests.cases.model_runs import quick_compilation
 
 BF16 = ml_dtypes.bfloat16
 
@@ -71,6 +72,12 @@ class TestQuantize(KernelContract):
 class TestQuantizeDequantize(KernelContract):
     """The corpus of `quantize` once more, without what it refuses: programs cannot raise. Op by op every operation is
     compiled by itself; the rest of the schemes is in tests/unit/kernels/test_quantize_dequantize.py, as programs."""
+
+    @pytest.fixture(autouse=True, scope="class")
+    def _quick(self) -> Iterator[None]:
+        """There is nothing to fuse in an operation by itself."""
+        with quick_compilation():
+            yield
 
     def op(self) -> str:
         return "quantize_dequantize"

@@ -146,6 +146,7 @@ def test_the_spelling_of_transformers_4(name: str, tmp_path: Path) -> None:
     assert jax.tree.leaves(state) == jax.tree.leaves(same_state)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_float32_checkpoints(tmp_path: Path) -> None:
     """Weights that bfloat16 cannot hold stay as they are."""
     import torch
@@ -162,6 +163,7 @@ def test_float32_checkpoints(tmp_path: Path) -> None:
     assert_same(runtime.taps(t.ids, straight(t.ids)), want)
 
 
+@pytest.mark.usefixtures("optimized")
 def test_gpt_oss_against_its_own_program(tmp_path: Path) -> None:
     """MXFP4 experts stay packed; gpt_oss.torch decoded them when its logits were recorded."""
     recorded = json.loads(RECORD.read_bytes())

@@ -63,7 +63,8 @@ def gone(processes: dict[int, psutil.Process]) -> None:
 def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is, with one error, no orphan, and nothing in the way of the next try; which in the end finds what
     one device does. One process keeps the baseline, both make it, and both compare with it."""
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    for name, value in model_runs.quick_environment().items():
+        monkeypatch.setenv(name, value)
     real = gang.run
     command = [*EVALUATED, *HOSTS, f"paths.run={tmp_path / 'run'}", f"paths.outputs={tmp_path}"]
     for rank, place in KILLED:

@@ -27,10 +27,8 @@ from tests.sharding import killed, processes, toys
 from tests.sharding.processes import EXPORTS, MESH, QUANT, RULES
 from tests.sharding.test_export import write
 
-KILLED = (
-    (1, "loading"), (0, "exporting to orbax"), (1, "exporting to orbax"), (1, "exporting to safetensors"),
-    (0, "in Orbax"), (1, "in Orbax"),
-)  # fmt: skip
+# Each process in our own writer and in Orbax; while it loads and computes it is killed in test_gang.py.
+KILLED = ((0, "exporting to orbax"), (1, "exporting to safetensors"), (0, "in Orbax"), (1, "in Orbax"))
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = np.random.default_rng(3).integers(0, 104, 60)
     (folder / "text.txt").write_text(" ".join(map(str, ids)))
     with pytest.MonkeyPatch.context() as patch, model_runs.quick_compilation():
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # of the members
+        for name, value in model_runs.quick_environment().items():  # of the members
+            patch.setenv(name, value)
         _run(folder)
     return folder
 

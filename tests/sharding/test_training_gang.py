@@ -14,7 +14,7 @@ from pipeline.running import gang
 from pipeline.running.results import FOLDER
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.train.loop import METRICS
-from tests.cases import toy_table
+from tests.cases import model_runs, toy_table
 from tests.cli.run import start
 from tests.sharding import killed
 from tests.sharding.test_gang import LIMIT_S, begun, gone, watched
@@ -52,7 +52,8 @@ def test_who_is_killed_ends_all_and_the_same_run_goes_on(
     tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A member, or the process that started them; in the end there is what nobody was killed for."""
-    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    for name, value in model_runs.quick_environment().items():
+        monkeypatch.setenv(name, value)
     two, real = "mesh.processes=2", gang.run
     often = command(table, tmp_path / "often", two)
     for rank, place in KILLED:

@@ -45,7 +45,7 @@ class Cluster:
         before = len(self.client.scheduler_info()["workers"])
         env = {
             **os.environ,
-            "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+            **model_runs.quick_environment(),
             "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]),
         }
         self.workers[host] = subprocess.Popen([*command, *options], cwd=ROOT, env=env, stderr=subprocess.DEVNULL)

@@ -1,6 +1,7 @@
 """conf/model: every option composes, names what it should, and quantizes what it says."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ OWN = ("gpt_oss", "mlp", "cnn")  # and these have one here
 PUBLISHED = [n for n in options("model") if n not in (*BY_FAMILY, *OWN)]
 
 
+@cache
 def model(*overrides: str) -> Any:
+    """For all who ask the same; to be looked at only."""
     return compose_run([*overrides, "flow=convert"]).tree["model"]
 
 

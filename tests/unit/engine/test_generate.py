@@ -51,6 +51,7 @@ def assert_likeliest(logits: Any, chosen: Any, slack: float = 1e-4) -> None:
     assert behind.max() <= slack, (int(behind.argmax()), float(behind.max()))
 
 
+@pytest.mark.usefixtures("optimized")
 def test_seven_hundred_tokens(model: Any, prompts: list[list[int]]) -> None:
     """Far past the sliding window (64) and the original context (256), and the ring goes round ten times."""
     config = model.runtime.config

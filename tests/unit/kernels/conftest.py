@@ -1,8 +1,18 @@
 """What tests of native kernels have in common."""
 
+from collections.abc import Iterator
+
 import pytest
 
 from plugins.kernels.native import library
+from tests.cases.model_runs import quick_compilation
+
+
+@pytest.fixture
+def quick() -> Iterator[None]:
+    """For many programs of one shape or another; those of the contract's cases are optimized."""
+    with quick_compilation():
+        yield
 
 
 @pytest.fixture(params=library.ISAS)

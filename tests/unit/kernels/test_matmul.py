@@ -22,9 +22,16 @@ from tests.cases.quantized import quantized
 MATMUL = Kernel("matmul", ("xla",))
 
 
-@pytest.mark.parametrize("elsewhere", [False, True], ids=["cpu", "other platforms"])
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "nf4 twice", "int8 a row", "int8 a matrix", "fp8 in tiles", "e3m2"])
-@pytest.mark.parametrize("rows", [1, 3])
+# Any two of scheme, rows and platform meet once.
+BANDS = [
+    pytest.param(name, (1, 3)[(i + elsewhere) % 2], elsewhere, id=f"{name}, {where}")
+    for i, name in enumerate(("mxfp4", "nvfp4", "nf4 twice", "int8 a row", "int8 a matrix", "fp8 in tiles", "e3m2"))
+    for elsewhere, where in ((False, "cpu"), (True, "other platforms"))
+]
+
+
+@pytest.mark.parametrize(("name", "rows", "elsewhere"), BANDS)
+@pytest.mark.usefixtures("quick")
 def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: str, rows: int, elsewhere: bool) -> None:
     """22 rows in bands of 5 or 6, and the rest; the same from the middle of a stack."""
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 6 * 128 * 4)

@@ -33,6 +33,7 @@ def run(x: Any, chosen: Any, weights: Any, w_in: Any, w_out: Any, activation: An
 
 
 @pytest.mark.parametrize(("tokens", "k"), [(1, 1), (1, 4), (3, 2), (40, 2)])
+@pytest.mark.usefixtures("quick")
 def test_experts_nobody_chose_are_not_decoded(tokens: int, k: int) -> None:
     """Their scales are NaN, and no result is."""
     rng = np.random.default_rng(tokens)
@@ -63,6 +64,7 @@ def test_padding_reads_no_expert_and_disturbs_no_token() -> None:
 @pytest.mark.parametrize(
     ("tokens", "k", "experts"), [(1, 4, EXPERTS), (1, 1, EXPERTS), (64, 2, EXPERTS), (5, 2, EXPERTS), (64, 2, 1)]
 )
+@pytest.mark.usefixtures("quick")
 def test_tiles_go_with_the_assignments(tokens: int, k: int, experts: int) -> None:
     """No more rows are multiplied than there are assignments, and a part of a tile for each expert chosen."""
     rng = np.random.default_rng(0)

@@ -23,6 +23,7 @@ from plugins.formats.orbax.tree import abstract, describe
 from plugins.live import devices
 from plugins.live.trees import dequantize, quantize
 from plugins.quant.blockwise import Blockwise
+from tests.cases.model_runs import quick_compilation
 
 ON_HOST = ("nf4 twice", "at random", "searched")
 OPTIONS = sorted(p.stem for p in (CONF / "quant").glob("*.yaml") if p.stem != "none")
@@ -74,8 +75,13 @@ def no_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_on_host", refused)
 
 
-@pytest.mark.parametrize("dtype", ["F32", "BF16", "F16"])
-@pytest.mark.parametrize("name", [n for n in (*OPTIONS, *MORE) if n not in ON_HOST])
+ON_DEVICE = [n for n in (*OPTIONS, *MORE) if n not in ON_HOST]
+# float16 is widened before anything else is done with it: one of every kind of scale.
+NARROW = ("mxfp4", "nvfp4", "nf4", "q4_1", "int8 a row", "fp8 in tiles")
+CODED = [*((n, dtype) for n in ON_DEVICE for dtype in ("F32", "BF16")), *((n, "F16") for n in NARROW)]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CODED)
 @pytest.mark.usefixtures("no_host")
 def test_codes_are_those_of_the_pipeline_and_come_back(name: str, dtype: str) -> None:
     x = values(3, 6, 128, dtype=numpy_dtype(dtype))
@@ -84,11 +90,13 @@ def test_codes_are_those_of_the_pipeline_and_come_back(name: str, dtype: str) ->
         x[0, 1, 7], x[2, 5, 127] = np.nan, -np.inf
     how = method(name)
     expected = how.encode(x)
-    tree = quantize({"a": {"b": jnp.asarray(x)}, "norm": jnp.ones(4)}, how)
-    same(tree["a"]["b"], expected)
-    if dtype == "F16":
-        return
-    back = dequantize(tree, jnp.dtype(numpy_dtype(dtype)))
+    # Programs differ between dtypes by how they begin and end: optimized ones are those of float32.
+    with quick_compilation(dtype != "F32"):
+        tree = quantize({"a": {"b": jnp.asarray(x)}, "norm": jnp.ones(4)}, how)
+        same(tree["a"]["b"], expected)
+        if dtype == "F16":
+            return
+        back = dequantize(tree, jnp.dtype(numpy_dtype(dtype)))
     np.testing.assert_array_equal(*(np.asarray(v, np.float32) for v in (back["a"]["b"], how.decode(expected, dtype))))
     assert back["norm"] is tree["norm"]
 

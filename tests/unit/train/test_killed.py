@@ -1,5 +1,6 @@
 """A training whose process is killed at any moment goes on to the same bits."""
 
+import os
 import random
 import subprocess
 import sys
@@ -8,12 +9,15 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.cases.model_runs import quick_environment
+
 KILLS = 2
 
 
 def start(folder: Path, weights: Path) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "tests.cases.train_toy", str(folder), str(weights)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+    env = {**os.environ, **quick_environment()}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3], env=env)
 
 
 def test_killed_at_random_it_ends_with_the_same_weights(tmp_path: Path) -> None:
