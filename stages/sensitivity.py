@@ -104,7 +104,7 @@ class Sensitivity:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
         groups = self._groups(checkpoint, decode)
-        windows = scored.settled(self.windows, decode, len(groups) + 1, "sensitivity.windows")
+        windows = scored.settled(self.windows, decode, len(groups) + 2, "sensitivity.windows")
         session = ctx.models.load(self.engine, decode, plain=True)
         ids = session.tokenizer.encode(texts.read(self.text))
         kept = ctx.run_dir / "sensitivity.npz"
