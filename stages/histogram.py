@@ -69,21 +69,22 @@ class Histogram:
         spreads = []
         for name in self._chosen(checkpoint):
             spec = checkpoint.store.specs[name]
-            going = Progress(name, 2 * spec.size, "values")
-            most = max((float(np.abs(x).max(initial=0)) for x in self._parts(decode.store, name, going)), default=0.0)
-            edges = np.linspace(-most or -1.0, most or 1.0, BINS + 1)
+            going = Progress(name, 4 * spec.size, "values")
+            stats, largest = ErrorStats(), [0.0, 0.0, 0.0]
+            for x, y in self._pairs(decode, checkpoint, name, going):
+                stats = stats + ErrorStats.between(x, y)
+                here = (float(np.abs(part).max(initial=0)) for part in (x, y, y - x))
+                largest = [max(a, b) for a, b in zip(largest, here, strict=True)]
+            edges, near = (np.linspace(-m or -1.0, m or 1.0, BINS + 1) for m in (max(largest[:2]), largest[2]))
             before, after, off = (np.zeros(BINS) for _ in range(3))
-            largest, stats = 0.0, ErrorStats()
-            parts = zip(self._parts(decode.store, name), self._parts(checkpoint.store, name, going), strict=True)
-            for x, y in parts:
+            for x, y in self._pairs(decode, checkpoint, name, going):
                 before += np.histogram(x, edges)[0]
                 after += np.histogram(y, edges)[0]
-                off += np.histogram(y - x, edges)[0]
-                largest = max(largest, float(np.abs(y).max(initial=0)))
-                stats = stats + ErrorStats.between(x, y)
-            spreads.append(Spread(name, spec.encoding, edges, before, after, off))
+                off += np.histogram(y - x, near)[0]
+            spreads.append(Spread(name, spec.encoding, edges, before, after, near, off))
             found[name] = {
-                "encoding": spec.encoding, "values": spec.size, "largest_before": most, "largest_after": largest,
+                "encoding": spec.encoding, "values": spec.size, "largest_before": largest[0],
+                "largest_after": largest[1],
                 "max_abs": stats.max_abs, "rmse": stats.rmse, "sqnr_db": stats.sqnr_db,
             }  # fmt: skip
         distributions(ctx.run_dir / self.writes[0], "Before and after quantizing", spreads)
@@ -101,17 +102,20 @@ class Histogram:
             raise ConfigError(f"histogram.tensors: {len(found)} tensors; {MOST} at most can be seen in a picture")
         return list(found)
 
-    def _parts(self, store: TensorStore, name: str, going: Progress | None = None) -> Iterator[Any]:
+    def _pairs(self, decode: Checkpoint, checkpoint: Checkpoint, name: str, going: Progress) -> Iterator[Any]:
+        """The values before and after, some rows at a time."""
+        for x, y in zip(self._parts(decode.store, name), self._parts(checkpoint.store, name), strict=True):
+            going.add(x.size + y.size)
+            yield x, y
+
+    def _parts(self, store: TensorStore, name: str) -> Iterator[Any]:
         """A tensor's values as float32, some rows at a time."""
         spec = store.specs[name]
         step = _step(spec)
         for start in range(0, spec.shape[0] if spec.shape else 1, step):
             index: Index = (slice(start, min(start + step, spec.shape[0])),) if spec.shape else ()
             value = store.read(name, index)
-            values = self.unpack(value, "F32") if isinstance(value, QTensor) else self.cast(value, "F32")
-            if going is not None:
-                going.add(values.size)
-            yield values
+            yield self.unpack(value, "F32") if isinstance(value, QTensor) else self.cast(value, "F32")
 
 
 def _step(spec: TensorSpec) -> int:

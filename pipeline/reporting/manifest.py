@@ -384,8 +384,8 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
-        again = seen and name not in report.found and not report.reused
-        found += _tables_of(value, but_streamed=again) or [_result_table(name, value)]
+        came = seen and name not in report.found and not report.reused
+        found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *verdicts]

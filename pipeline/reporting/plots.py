@@ -147,7 +147,7 @@ def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
 def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     """Names beside points, each where no other is in its way; where there is no such place, none: the table has it."""
     figure.draw_without_rendering()
-    taken = [_box(*axes.transData.transform((p.x, p.y)), DOT) for p in points]
+    taken = [_box(axes.transData.transform((p.x, p.y)), DOT) for p in points]
     frame = axes.get_window_extent()
     taken += [axes.get_legend().get_window_extent()]
     for point in points:
@@ -163,11 +163,11 @@ def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
             said.remove()
 
 
-def _box(x: float, y: float, side: float) -> Any:
+def _box(at: Any, side: float) -> Any:
     """A square around a place."""
     from matplotlib.transforms import Bbox
 
-    return Bbox.from_bounds(x - side / 2, y - side / 2, side, side)
+    return Bbox.from_bounds(at[0] - side / 2, at[1] - side / 2, side, side)
 
 
 @dataclass(frozen=True)
@@ -176,8 +176,8 @@ class Spread:
 
     Attributes:
         name, encoding: what it is called, and what it was packed as.
-        edges: of bins.
-        before, after, error: how many values fall into each bin, as they were, as they are now, and of what is between.
+        edges, near: of bins, of values and of what is between them.
+        before, after, error: how many fall into each bin, as they were, as they are now, and of what is between.
     """
 
     name: str
@@ -185,31 +185,33 @@ class Spread:
     edges: Any
     before: Any
     after: Any
+    near: Any
     error: Any
 
 
 def distributions(path: Path, title: str, given: Sequence[Spread]) -> None:
     """A row for each tensor: its values before and after, and beside them the error, counted by magnitudes; a PNG."""
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 1.0 + 2.1 * len(given)), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     rows = figure.subplots(len(given), 2, squeeze=False, width_ratios=(3, 2))
     for (left, right), one in zip(rows, given, strict=True):
         left.stairs(one.before, one.edges, fill=True, color=GREY, alpha=0.45, label="before")
-        left.stairs(one.after, one.edges, color=COLOURS[0], linewidth=1.2, label=f"after, as {one.encoding}")
-        right.stairs(one.error, one.edges, fill=True, color=COLOURS[1], alpha=0.7)
-        left.set_title(one.name, loc="left", fontsize=9)
+        left.stairs(one.after, one.edges, color=COLOURS[0], linewidth=1.2, label="after")
+        right.stairs(one.error, one.near, fill=True, color=COLOURS[1], alpha=0.7)
+        left.set_title(f"{one.name} as {one.encoding}", loc="left", fontsize=9)
         right.set_title("error", loc="left", fontsize=9, color=GREY)
-        reach = max((abs(e) for e, n in zip(one.edges[1:], one.error, strict=True) if n), default=0) or one.edges[-1]
-        right.set_xlim(-1.2 * reach, 1.2 * reach)
         for axes in (left, right):
             axes.set_yscale("log")
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
             axes.tick_params(labelsize=8)
         left.set_ylabel("values", fontsize=8)
-        left.legend(frameon=False, fontsize=8)
+        right.xaxis.set_major_locator(MaxNLocator(5))
+    handles, labels = rows[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="upper right", ncols=2)
     figure.savefig(path, dpi=150)
 
 
