@@ -24,6 +24,7 @@ LONGEST_NUMBER = 28  # what is longer in a column of numbers is text
 GLUE = "\ue000"  # stands for a space at which nothing is folded (of Unicode's private use)
 UNITS = r"([KMGT]i)?B(/s)?|m?s|min|h|%|dB|tokens(/s)?|nats|bits?|layers?|files?|chunks?|devices?"
 NUMBER = re.compile(rf"(?<=\d) (?=({UNITS})(?![\w/]))")
+NUMBERS = re.compile(r"[\d×.,+%–-]*|scalar")
 IDENTIFIER = re.compile(r"[\w.*:/=+,@{}\[\]×~-]+", re.ASCII)
 
 
@@ -152,7 +153,8 @@ class Grid:
         texts = [row[i] for row in self.rows if i < len(row)]
         if any(not isinstance(t, str) for t in texts):
             return True
-        return i in self.right and max(map(cells, texts), default=0) <= LONGEST_NUMBER
+        longest = max(map(cells, texts), default=0)
+        return longest <= LONGEST_NUMBER and (i in self.right or all(map(NUMBERS.fullmatch, texts)))
 
     def _natural(self, i: int, console: Any) -> int:
         """Columns that it takes unfolded."""

@@ -50,7 +50,7 @@ def same(said: str, expected: str) -> bool:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """The reader's folder and environment."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return tmp_path_factory.mktemp("readme"), {**os.environ, "PATH": path, "COLUMNS": "140"}
+    return tmp_path_factory.mktemp("readme"), {**os.environ, "PATH": path, "COLUMNS": "80"}
 
 
 def test_every_command_runs_and_says_what_the_readme_says(reader: tuple[Path, dict[str, str]]) -> None:
