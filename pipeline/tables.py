@@ -99,7 +99,7 @@ class Grid:
         drop: Collection[str],
     ):  # fmt: skip
         self.title, self.columns = line(title), [line(column) for column in columns]
-        self.rows = [[c if hasattr(c, "__rich_console__") else safe(str(c)) for c in row] for row in rows]
+        self.rows = [[c if type(c).__module__.startswith("rich.") else safe(str(c)) for c in row] for row in rows]
         self.right = {*right}
         self._drop = [*drop]
 

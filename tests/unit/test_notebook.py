@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import pipeline
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
@@ -75,3 +76,11 @@ def test_errors_are_a_paragraph_without_frames() -> None:
     assert ConfigError("no such thing")._render_traceback_() == ["error: no such thing"]
     said = PlanError([Problem("a", "no"), Problem("b", "neither")])._render_traceback_()
     assert said == ["error: 2 problems", "  - a: no", "  - b: neither"]
+
+
+def test_texts_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Commas and quotes of a prompt are no list, in a sweep neither."""
+    text = "It's one, two"
+    found = pipeline.sweep([MODEL, f"paths.outputs={tmp_path}", "stages=[load]", f"prompt={text}", "seed=1,2"])
+    for _, report in found.reports:
+        assert yaml.safe_load((Path(report.run) / "config.yaml").read_text())["prompt"] == text
