@@ -90,7 +90,7 @@ def sweep(
     several = combined(OverridesParser.create().parse_overrides(typed))
     jobs = []
     for each, name in zip(several, short_names(several), strict=True):
-        with _composed(each, config_dir) as (config, settled):
+        with _composed(each, config_dir, typed=False) as (config, settled):
             jobs.append(Job(config, _folder(config), tuple(settled), name))
     folder = outputs_of(jobs[0].run) / f"compared-{run_name(typed)}"
     asked = Asked(jobs, several, folder, "\n".join(f"- {o}" for o in typed))
@@ -196,12 +196,13 @@ def _place(source: str | Path) -> str:
 
 @contextmanager
 def _composed(
-    overrides: Sequence[str], config_dir: str | Path | None, build: Sequence[str] = ()
+    overrides: Sequence[str], config_dir: str | Path | None, build: Sequence[str] = (), *, typed: bool = True
 ) -> Iterator[tuple["RunConfig", list[str]]]:
     """The config of a command line, checked, and the overrides as they were composed.
 
     Args:
         build: nodes that are built beside the stages.
+        typed: overrides are as people type them, and not yet as Hydra's grammar has them.
 
     Raises:
         ConfigError: Hydra's errors, explained.
@@ -221,7 +222,7 @@ def _composed(
     register()
     folder = Path(config_dir).absolute() if config_dir else None
     search = search_override(folder)
-    overrides = with_model(as_typed(overrides), fetch=True, config_dir=folder)
+    overrides = with_model(as_typed(overrides) if typed else overrides, fetch=True, config_dir=folder)
     with initialize_config_dir(str(CONF), version_base="1.3"):
         try:
             whole = compose("config", [*search, *overrides], return_hydra_config=True)

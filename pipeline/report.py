@@ -15,7 +15,7 @@ def load(folder: str | Path) -> "Report":
     Raises:
         SourceError: no run has ended there.
     """
-    from pipeline.errors import SourceError
+    from pipeline.errors import SourceError, some
     from pipeline.files import read_whole
     from pipeline.reporting.manifest import Report
     from pipeline.running.attempt import MOST_RECORD_NBYTES
@@ -23,12 +23,8 @@ def load(folder: str | Path) -> "Report":
     place = Path(os.path.expanduser(folder)).absolute()
     file = place / "manifest.json"
     if not file.is_file():
-        there = [p.name for p in sorted(place.glob("*/manifest.json"))] if place.is_dir() else []
-        hint = (
-            f"; runs in it: {', '.join(p.parent.name for p in sorted(place.glob('*/manifest.json'))[:5])}"
-            if there
-            else ""
-        )
+        there = [p.parent.name for p in sorted(place.glob("*/manifest.json"))]
+        hint = f"; runs in it: {some(there)}" if there else ""
         raise SourceError(f"{place}: is no folder of a run that ended: it has no manifest.json{hint}")
     try:
         return Report.from_json(json.loads(read_whole(file, MOST_RECORD_NBYTES)))

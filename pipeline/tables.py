@@ -18,11 +18,13 @@ from pipeline.terminal import line, safe
 WIDEST = 140  # where nobody knows how wide what is shown may be, as in a file
 NAME, TEXT = 28, 24  # columns that a name or a text has at least, before others go to make room
 LEAST = 8  # … and when there are no others
+HEADS = (1 / 3, 1 / 2, 2 / 3, 5 / 6)  # of names that are shortened, what their beginning may keep, as keeps them apart
 LONGEST_NUMBER = 28  # what is longer in a column of numbers is text
 
 GLUE = "\ue000"  # stands for a space at which nothing is folded (of Unicode's private use)
 UNITS = r"([KMGT]i)?B(/s)?|m?s|min|h|%|dB|tokens(/s)?|nats|bits?|layers?|files?|chunks?|devices?"
 NUMBER = re.compile(rf"(?<=\d) (?=({UNITS})(?![\w/]))")
+NUMBERS = re.compile(r"[\d×.,+%–-]*|scalar")
 IDENTIFIER = re.compile(r"[\w.*:/=+,@{}\[\]×~-]+", re.ASCII)
 
 
@@ -65,11 +67,15 @@ def cells(text: str) -> int:
     return cell_len(text)
 
 
-def shortened(name: str, columns: int) -> str:
-    """A name without its middle: its end, which says most, keeps two thirds."""
+def shortened(name: str, columns: int, before: float = HEADS[0]) -> str:
+    """A name without its middle.
+
+    Args:
+        before: which part of what stays is its beginning; its end says most.
+    """
     if cells(name) <= columns:
         return name
-    head = max(0, (columns - 1) // 3)
+    head = max(0, int((columns - 1) * before))
     tail = max(0, columns - 1 - head)
     return f"{name[:head]}…{name[len(name) - tail :]}"
 
@@ -93,7 +99,7 @@ class Grid:
         drop: Collection[str],
     ):  # fmt: skip
         self.title, self.columns = line(title), [line(column) for column in columns]
-        self.rows = [[c if hasattr(c, "__rich_console__") else safe(str(c)) for c in row] for row in rows]
+        self.rows = [[c if type(c).__module__.startswith("rich.") else safe(str(c)) for c in row] for row in rows]
         self.right = {*right}
         self._drop = [*drop]
 
@@ -120,7 +126,7 @@ class Grid:
         if not isinstance(cell, str):
             return cell
         if IDENTIFIER.fullmatch(cell) and i not in self.right:
-            return text(shortened(cell, columns))
+            return text(shortened(cell, columns, _head(self._names(i), columns) or HEADS[0]))
         return text("\n".join(piece for part in wrapped(cell, columns) for piece in chopped(part, columns)))
 
     def _fitted(self, most: int, console: Any) -> tuple[list[int], dict[int, int]]:
@@ -135,7 +141,7 @@ class Grid:
 
         while going and sum(least[i] for i in kept) > room():
             kept.remove(going.pop(0))
-        tight = {i: least[i] if self._rigid(i) else min(least[i], LEAST) for i in kept}
+        tight = {i: self._least(i, full[i], LEAST) for i in kept}
         while len(kept) > 1 and sum(tight[i] for i in kept) > room():
             kept.pop()
         if sum(least[i] for i in kept) > room():
@@ -147,7 +153,8 @@ class Grid:
         texts = [row[i] for row in self.rows if i < len(row)]
         if any(not isinstance(t, str) for t in texts):
             return True
-        return i in self.right and max(map(cells, texts), default=0) <= LONGEST_NUMBER
+        longest = max(map(cells, texts), default=0)
+        return longest <= LONGEST_NUMBER and (i in self.right or all(map(NUMBERS.fullmatch, texts)))
 
     def _natural(self, i: int, console: Any) -> int:
         """Columns that it takes unfolded."""
@@ -159,17 +166,22 @@ class Grid:
                 widths.append(console.measure(cell).maximum)
         return max(widths)
 
-    def _least(self, i: int, full: int) -> int:
-        """Columns that it cannot well do without."""
+    def _names(self, i: int) -> set[str]:
+        return {
+            row[i] for row in self.rows if i < len(row) and isinstance(row[i], str) and IDENTIFIER.fullmatch(row[i])
+        }
+
+    def _least(self, i: int, full: int, floor: int | None = None) -> int:
+        """Columns that it cannot well do without; with a `floor`, cannot at all."""
         heading = max((cells(word) for word in NUMBER.sub(GLUE, self.columns[i]).split(" ")), default=0)
         given = [row[i] for row in self.rows if i < len(row)]
         if self._rigid(i):
             texts = [cells(part) for cell in given if isinstance(cell, str) for part in cell.split("\n")]
             return full if any(not isinstance(c, str) for c in given) else max([heading, *texts])
-        names = {cell for cell in given if IDENTIFIER.fullmatch(cell)}
-        least = min(full, max(heading, NAME if names else TEXT))
-        while least < full and len({shortened(name, least) for name in names}) < len(names):
-            least += 1  # or two names would look the same
+        names = self._names(i)
+        least = min(full, max(heading, floor or (NAME if names else TEXT)))
+        while least < full and _head(names, least) is None:
+            least += 1
         return least
 
     @property
@@ -185,6 +197,11 @@ class Grid:
         rows = "".join(f"<tr>{''.join(cell('td', i, c) for i, c in enumerate(row))}</tr>" for row in self.rows)
         caption = f'<caption style="text-align:left"><b>{escape(self.title)}</b></caption>'
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+
+def _head(names: set[str], columns: int) -> float | None:
+    """How names are to be shortened so that no two of them look the same; None: they always do."""
+    return next((h for h in HEADS if len({shortened(n, columns, h) for n in names}) == len(names)), None)
 
 
 def _shared(least: dict[int, int], full: dict[int, int], room: int, rigid: Any) -> dict[int, int]:

@@ -90,7 +90,8 @@ class Generate:
             *weights_rows(facts),
             ("load, prepare, compile", f"{facts['load_s']:.2f} s, {t.prepare:.2f} s, {t.compile:.2f} s"),
             ("prefill", prefill),
-            ("decode", f"{decode}, ended by {ended}"),
+            ("decode", decode),
+            ("ended by", ended),
         ]
         texts = [(p, g.text, g.completion.finish) for p, g in zip(prompts, found, strict=True)]
         return Generated(

@@ -137,8 +137,8 @@ class Sensitivity:
             about = f"{Path(self.text).name} · {base.scored:,} tokens scored · all of them together "
             about += f"{together['kl']:.4f} · orange: what the rules keep"
             title = f"What each {self.by} costs, quantized alone"
-            values = {n: r["kl"] for n, r in found.items()}
-            bars(ctx.run_dir / plot, title, about, "KL from the unquantized model, nats a token", values, worst)
+            kl = {n: r["kl"] for n, r in found.items()}
+            bars(ctx.run_dir / plot, title, about, "KL from the unquantized model, nats a token", kl, worst)
         unquantized = exp(base.nll)
         columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
         lines = tuple(_row(n, r, unquantized) for n, r in [*found.items(), (TOGETHER, together)])

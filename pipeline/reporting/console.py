@@ -48,15 +48,18 @@ def stream(text: str) -> None:
 
 
 def error(why: Exception) -> None:
+    """Say an error as people should read it."""
+    for said in error_lines(why):
+        say(said)
+
+
+def error_lines(why: Exception) -> list[str]:
     """An error as people should read it: no traceback, one line a problem."""
-    if isinstance(why, PlanError) and len(why.problems) > 1:
-        lines = _grouped(why)
-        kinds = f" of {'one kind' if len(lines) == 1 else f'{len(lines)} kinds'}" * (len(lines) < len(why.problems))
-        say(f"error: {len(why.problems)} problems{kinds}")
-        for line in shown(lines):
-            say(f"  - {line}")
-    else:
-        say(f"error: {why}")
+    if not isinstance(why, PlanError) or len(why.problems) < 2:
+        return [f"error: {why}"]
+    lines = _grouped(why)
+    kinds = f" of {'one kind' if len(lines) == 1 else f'{len(lines)} kinds'}" * (len(lines) < len(why.problems))
+    return [f"error: {len(why.problems)} problems{kinds}", *(f"  - {said}" for said in shown(lines))]
 
 
 def _grouped(why: PlanError) -> list[str]:

@@ -372,7 +372,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         rate = f"{show_bytes(max(taken, given) / seconds)}/s" if seconds > 1e-6 and given else "–"
         sizes = (show_bytes(n) if given else "–" for n in (taken, given))  # a model that runs passes nothing on
         stages.append((line(row["name"]), row["tensors"], *sizes, f"{seconds:.2f} s", rate))
-    found = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
+    found: list[Any] = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
     verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
     if report.errors:
         errors = []
@@ -384,8 +384,8 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
-        again = seen and name not in report.found and not report.reused
-        found += _tables_of(value, but_streamed=again) or [_result_table(name, value)]
+        came = seen and name not in report.found and not report.reused
+        found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
     if verdicts:  # what was asked for, not how much was read for it
         return [*found, *verdicts]
@@ -435,7 +435,7 @@ def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str,
 
 def _tables_of(value: Any, *, but_streamed: bool = False) -> list[Any]:
     """The tables that a result brings along; one of names and paths as lines, in which paths are whole."""
-    found = []
+    found: list[Any] = []
     for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
         if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
             columns, rows = [str(c) for c in given["columns"]], [[cell(c) for c in row] for row in given["rows"]]

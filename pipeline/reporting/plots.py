@@ -14,6 +14,7 @@ TICKS_BITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 PLACES = ((8, 8, "left"), (8, -9, "left"), (-8, 8, "right"), (-8, -9, "right"), (0, 16, "center"), (0, -17, "center"),
           (12, 22, "left"), (12, -23, "left"), (-12, 22, "right"), (-12, -23, "right"))  # fmt: skip
 FEW = 30  # points of a line
+DOT = 8.0  # pixels that a point takes
 MAGNITUDES = 20  # of the largest value, the share that would be hard to see
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -146,7 +147,7 @@ def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
 def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     """Names beside points, each where no other is in its way; where there is no such place, none: the table has it."""
     figure.draw_without_rendering()
-    taken = [_box(*axes.transData.transform((p.x, p.y)), 8, 8, centred=True) for p in points]
+    taken = [_box(axes.transData.transform((p.x, p.y)), DOT) for p in points]
     frame = axes.get_window_extent()
     taken += [axes.get_legend().get_window_extent()]
     for point in points:
@@ -162,11 +163,56 @@ def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
             said.remove()
 
 
-def _box(x: float, y: float, width: float, height: float, *, centred: bool) -> Any:
+def _box(at: Any, side: float) -> Any:
+    """A square around a place."""
     from matplotlib.transforms import Bbox
 
-    left, low = (x - width / 2, y - height / 2) if centred else (x, y)
-    return Bbox.from_bounds(left, low, width, height)
+    return Bbox.from_bounds(at[0] - side / 2, at[1] - side / 2, side, side)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How the values of a tensor are spread.
+
+    Attributes:
+        name, encoding: what it is called, and what it was packed as.
+        edges, near: of bins, of values and of what is between them.
+        before, after, error: how many fall into each bin, as they were, as they are now, and of what is between.
+    """
+
+    name: str
+    encoding: str
+    edges: Any
+    before: Any
+    after: Any
+    near: Any
+    error: Any
+
+
+def distributions(path: Path, title: str, given: Sequence[Spread]) -> None:
+    """A row for each tensor: its values before and after, and beside them the error, counted by magnitudes; a PNG."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(9, 1.0 + 2.1 * len(given)), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    rows = figure.subplots(len(given), 2, squeeze=False, width_ratios=(3, 2))
+    for (left, right), one in zip(rows, given, strict=True):
+        left.stairs(one.before, one.edges, fill=True, color=GREY, alpha=0.45, label="before")
+        left.stairs(one.after, one.edges, color=COLOURS[0], linewidth=1.2, label="after")
+        right.stairs(one.error, one.near, fill=True, color=COLOURS[1], alpha=0.7)
+        left.set_title(f"{one.name} as {one.encoding}", loc="left", fontsize=9)
+        right.set_title("error", loc="left", fontsize=9, color=GREY)
+        for axes in (left, right):
+            axes.set_yscale("log")
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+            axes.tick_params(labelsize=8)
+        left.set_ylabel("values", fontsize=8)
+        right.xaxis.set_major_locator(MaxNLocator(5))
+    handles, labels = rows[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, fontsize=8, loc="upper right", ncols=2)
+    figure.savefig(path, dpi=150)
 
 
 def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Points]) -> None:

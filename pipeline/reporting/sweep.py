@@ -45,5 +45,5 @@ def _totals(sweep: Sweep) -> list[str]:
         f"chunks read {show_bytes(once)} ({show_bytes(each)} job by job) and write {show_bytes(written)}, "
         f"{chunks} chunks in {len(sweep.groups)} task{'s' * (len(sweep.groups) != 1)}",
         *(memory_lines(sweep.memory) if sweep.memory is not None else ()),
-        *([time_line(sweep.time, stages=False)] if sweep.time is not None and sweep.time.parts else ()),
+        *([time_line(sweep.time)] if sweep.time is not None and sweep.time.parts else ()),
     ]

@@ -63,11 +63,8 @@ def executed(asked: Asked) -> list[Outcome]:
     return [outcome for _, outcome in found.reports]
 
 
-def ran(asked: Asked, events: Events, *, say: bool = True) -> Comparison:
-    """Run the jobs, and compare them.
-
-    Args:
-        say: of each how it ended, as soon as it did.
+def ran(asked: Asked, events: Events) -> Comparison:
+    """Run the jobs, say of each how it ended as soon as it did, and compare them.
 
     Raises:
         StorageError: the comparison cannot be kept.
@@ -83,8 +80,7 @@ def ran(asked: Asked, events: Events, *, say: bool = True) -> Comparison:
     for alike in _by_dask(jobs, set(first)):
 
         def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
-            if say:
-                _say(alike[n], asked, outcome, events)
+            _say(alike[n], asked, outcome, events)
 
         outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
     rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
@@ -107,4 +103,5 @@ def _say(i: int, asked: Asked, outcome: Outcome, events: Events) -> None:
     else:
         events.say(f"[{number}] {asked.jobs[i].name}: failed")
         known = isinstance(outcome, WeightmillError)
-        console.error(outcome if known else StageError(f"{type(outcome).__name__}: {outcome}"))
+        for said in console.error_lines(outcome if known else StageError(f"{type(outcome).__name__}: {outcome}")):
+            events.say(said)

@@ -65,7 +65,7 @@ Follow = Callable[[str], int]
 def follow(tmp_path: Path) -> Follow:
     """Runs a page as its reader would; how many of its blocks said what they print."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "COLUMNS": "140"}
+    env = {**os.environ, "PATH": path, "COLUMNS": "80"}
     my_llama.write(tmp_path)
 
     def run(page: str) -> int:

@@ -23,7 +23,8 @@ from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")
 FUNCTIONS = (
-    "pipeline.load_model", "pipeline.run", "plugins.formats.orbax.tree.abstract", "plugins.live.trees.dequantize",
+    "pipeline.load_model", "pipeline.plan", "pipeline.report.load", "pipeline.run", "pipeline.sweep",
+    "plugins.formats.orbax.tree.abstract", "plugins.live.trees.dequantize",
     "plugins.live.trees.quantize", "plugins.mesh.library.preset", "plugins.mesh.library.shardings",
 )  # fmt: skip
 CONSTANTS = (

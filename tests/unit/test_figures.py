@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.figures import Figure, cell
-from pipeline.reporting import comparison, manifest
+from pipeline.reporting import comparison, console, manifest
 from pipeline.reporting.manifest import Report, figures_of, plain
 from pipeline.running.results import keepable, packed, unpacked
 from pipeline.stage import Table
@@ -61,7 +61,7 @@ def test_jobs_are_compared_as_numbers(
     drawn: list[Any] = []
     monkeypatch.setattr("pipeline.reporting.plots.tradeoff", lambda *given: drawn.append(given[4]))
     one, other = (replace(REPORT, results={"evaluate": evaluated(p)}) for p in (70.123456789, 71.5))
-    comparison.comparison([("a", one), ("b", other), ("c", ValueError("no such device"))], tmp_path)
+    found = comparison.compared([("a", one), ("b", other), ("c", ValueError("no such device"))], tmp_path)
     head, *rows = csv.reader((tmp_path / "sweep.csv").read_text().splitlines())
     table = [dict(zip(head, row, strict=True)) for row in rows]
     assert [float(row["perplexity"]) for row in table[:2]] == [70.123456789, 71.5]
@@ -71,6 +71,7 @@ def test_jobs_are_compared_as_numbers(
     assert table[2]["perplexity"] == ""
     [points] = drawn
     assert [(label, y) for label, y in ((p.name, p.y) for p in points)] == [("a", 70.123456789), ("b", 71.5)]
+    console.out(*found.tables)
     said = capsys.readouterr().out
     assert "70.123 " in said
     assert "top-1 [%]" in said

@@ -1,0 +1,137 @@
+"""Histogram: how the values of a few tensors are distributed, before and after they were quantized, and their error."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipeline.errors import ConfigError, did_you_mean
+from pipeline.figures import Cell, Figure
+from pipeline.ops import Kernel
+from pipeline.reporting.plots import Spread, distributions
+from pipeline.running.progress import Progress
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Table
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.stats import ErrorStats
+from pipeline.tensors.store import Index, TensorStore
+
+BINS = 120
+STEP_NBYTES = 64 << 20  # of float32 values at once, as far as rows divide a tensor
+MOST = 8  # tensors in a picture
+
+
+@dataclass(frozen=True)
+class Distributed:
+    """What was found.
+
+    Attributes:
+        tensors: name → encoding, values, largest magnitude before and after, max_abs, rmse and sqnr_db of the error.
+        plot: the picture: a file in the run's folder.
+        tables: for people.
+    """
+
+    tensors: Mapping[str, Mapping[str, Any]]
+    plot: str
+    tables: tuple[Table, ...]
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Draw tensors of the checkpoint beside those of the one that `decode` gave: the same, not quantized.
+
+    Attributes:
+        tensors: shell patterns of names; 8 tensors at most.
+        unpack: decodes packed values.
+        cast: widens plain ones.
+    """
+
+    tensors: tuple[str, ...]
+    unpack: Kernel
+    cast: Kernel
+
+    writes: ClassVar[tuple[str, ...]] = ("histogram.png",)
+
+    def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
+        some = [checkpoint.store.specs[n] for n in self._chosen(checkpoint)]
+        host = max(4 * _step(s) * prod(s.shape[1:]) for s in some) * 6  # both sides, the error, and counting them
+        return Prediction(None, Footprint(host_nbytes=host, moved_nbytes=sum(4 * s.size for s in some)))
+
+    def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Distributed:
+        """
+        Raises:
+            ConfigError: no tensor is called so, or too many are.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        spreads = []
+        for name in self._chosen(checkpoint):
+            spec = checkpoint.store.specs[name]
+            going = Progress(name, 4 * spec.size, "values")
+            stats, largest = ErrorStats(), [0.0, 0.0, 0.0]
+            for x, y in self._pairs(decode, checkpoint, name, going):
+                stats = stats + ErrorStats.between(x, y)
+                here = (float(np.abs(part).max(initial=0)) for part in (x, y, y - x))
+                largest = [max(a, b) for a, b in zip(largest, here, strict=True)]
+            edges, near = (np.linspace(-m or -1.0, m or 1.0, BINS + 1) for m in (max(largest[:2]), largest[2]))
+            before, after, off = (np.zeros(BINS) for _ in range(3))
+            for x, y in self._pairs(decode, checkpoint, name, going):
+                before += np.histogram(x, edges)[0]
+                after += np.histogram(y, edges)[0]
+                off += np.histogram(y - x, near)[0]
+            spreads.append(Spread(name, spec.encoding, edges, before, after, near, off))
+            found[name] = {
+                "encoding": spec.encoding, "values": spec.size, "largest_before": largest[0],
+                "largest_after": largest[1],
+                "max_abs": stats.max_abs, "rmse": stats.rmse, "sqnr_db": stats.sqnr_db,
+            }  # fmt: skip
+        distributions(ctx.run_dir / self.writes[0], "Before and after quantizing", spreads)
+        return Distributed(found, self.writes[0], (_table(found),))
+
+    def _chosen(self, checkpoint: Checkpoint) -> list[str]:
+        names = list(checkpoint.store.specs)
+        found: dict[str, None] = {}
+        for pattern in self.tensors:
+            here = [n for n in names if fnmatchcase(n, pattern) and checkpoint.store.specs[n].size]
+            if not here:
+                raise ConfigError(f"histogram.tensors: {pattern!r} matches no tensor{did_you_mean(pattern, names)}")
+            found |= dict.fromkeys(here)
+        if len(found) > MOST:
+            raise ConfigError(f"histogram.tensors: {len(found)} tensors; {MOST} at most can be seen in a picture")
+        return list(found)
+
+    def _pairs(self, decode: Checkpoint, checkpoint: Checkpoint, name: str, going: Progress) -> Iterator[Any]:
+        """The values before and after, some rows at a time."""
+        for x, y in zip(self._parts(decode.store, name), self._parts(checkpoint.store, name), strict=True):
+            going.add(x.size + y.size)
+            yield x, y
+
+    def _parts(self, store: TensorStore, name: str) -> Iterator[Any]:
+        """A tensor's values as float32, some rows at a time."""
+        spec = store.specs[name]
+        step = _step(spec)
+        for start in range(0, spec.shape[0] if spec.shape else 1, step):
+            index: Index = (slice(start, min(start + step, spec.shape[0])),) if spec.shape else ()
+            value = store.read(name, index)
+            yield self.unpack(value, "F32") if isinstance(value, QTensor) else self.cast(value, "F32")
+
+
+def _step(spec: TensorSpec) -> int:
+    """Rows at a time. Of a matrix all, where a scale may need that."""
+    if len(spec.shape) < 3:
+        return max(1, spec.shape[0] if spec.shape else 1)
+    return max(1, STEP_NBYTES // (4 * prod(spec.shape[1:])))
+
+
+def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
+    rows: Sequence[tuple[Cell, ...]] = [
+        (
+            name, r["encoding"], Figure(r["largest_before"], form=".3g"), Figure(r["largest_after"], form=".3g"),
+            Figure(r["sqnr_db"], "dB", ".2f"),
+        )
+        for name, r in found.items()
+    ]  # fmt: skip
+    columns = ("tensor", "as", "largest before", "after", "SQNR")
+    return Table("Values", columns, tuple(rows))

@@ -1,0 +1,76 @@
+"""80 columns are enough: no table and no line that is printed is wider, but for paths and what is to be copied."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import MAIN, pipeline
+
+SHORT = ("evaluate.windows.tokens=64", "sampling.max_tokens=4")
+
+
+def too_wide(text: str, columns: int) -> list[str]:
+    """Lines that are wider, though they could be folded: with a space before their last word, which is no path."""
+    return [
+        line for line in text.splitlines() if len(line) > columns and "/" not in line.split()[-1] and line[0] != "'"
+    ]
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run in it."""
+    folder = tmp_path_factory.mktemp("here")
+    said = pipeline(*MAIN, "flow=full", *SHORT, cwd=folder, env={"COLUMNS": "80"})
+    assert said.code == 0, said.err
+    (folder / "said.txt").write_text(said.out)
+    return folder
+
+
+def test_a_run(here: Path) -> None:
+    said = (here / "said.txt").read_text()
+    for title in ("Stages", "Quantization error", "Perplexity", "Text", "Speed", "Planned and measured"):
+        assert title in said
+    assert too_wide(said, 80) == []
+    name = "gpt_oss-mxfp4-flow=full-evaluate.windows.tokens=64-sampling.max_tokens=4"
+    assert said.splitlines()[-1] == str(here / "outputs" / name)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("plan", *MAIN, "flow=full", *SHORT),
+        ("plan", *MAIN, "flow=generate", "mesh=expert", "mesh.axes.expert=4", "engine.device=cpu"),
+        ("why", *MAIN, "flow=full", *SHORT, "quant.scale_rule=even"),
+        ("plan", "-m", MAIN[0], "quant=mxfp4,int8", "export=plain,orbax"),
+        ("gc",),
+    ],
+    ids=["plan", "mesh", "why", "sweep", "gc"],
+)
+@pytest.mark.parametrize("columns", [60, 80, 200])
+def test_what_is_asked_before(here: Path, words: Sequence[str], columns: int) -> None:
+    said = pipeline(*words, cwd=here, env={"COLUMNS": str(columns)})
+    assert said.code == 0, said.err
+    assert said.out
+    assert too_wide(said.out, columns) == []
+
+
+def test_a_sweep_says_a_line_for_each_job_and_a_table_in_the_end(here: Path) -> None:
+    sweep = ("-m", MAIN[0], "quant=mxfp4,int8", "flow=evaluate", SHORT[0])
+    said = pipeline(*sweep, cwd=here, env={"COLUMNS": "80"})
+    assert said.code == 0, said.err
+    assert too_wide(said.out, 80) == []
+    lines = [line for line in said.err.splitlines() if line.startswith("[")]
+    assert [line.split(":")[0] for line in lines] == ["[1/2] quant=mxfp4", "[2/2] quant=int8"]
+    assert said.out.count("┏") == 1  # one table
+    assert "unquantized" in said.out
+
+
+def test_text_is_shown_once_where_both_streams_are_one_place(here: Path) -> None:
+    words = (*MAIN, "flow=generate", "sampling.max_tokens=8", "paths.run=once", "paths.outputs=once.outputs")
+    both = pipeline(*words, cwd=here, env={"COLUMNS": "80"}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert both.code == 0, both.out
+    [text] = json.loads((here / "once/manifest.json").read_text())["results"]["generate"]["texts"]
+    assert both.out.count(text.strip()[:30]) == 1
