@@ -2,6 +2,7 @@
 
 Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop before anything is read or written;
 `explain KEY` says what a group, an option or a setting is;
+`chat` loads the model and talks; `convert`, `evaluate`, `generate` and `chat SOURCE` say their words as overrides;
 `gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how native kernels had best divide
 their work on this machine; `new-stage NAME` writes a stage to start from.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
@@ -14,6 +15,7 @@ import signal
 import sys
 import traceback
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,8 +27,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import backends, terminal
-from pipeline.config.compose import CONF, load_run, register, unresolved
-from pipeline.config.overrides import VERBS, as_typed, for_jobs
+from pipeline.config import line
+from pipeline.config.compose import CONF, load_run, options, register, unresolved
+from pipeline.config.overrides import as_typed, for_jobs
+from pipeline.engine import gang_of
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
@@ -75,6 +79,8 @@ def _collect_garbage() -> None:
 
 def _job(cfg: DictConfig) -> Any:
     """Plan, and run unless the verb says otherwise."""
+    if _verb == "chat":
+        return _talk(cfg)
     run = load_run(cfg)
     run_dir = Path(os.path.expanduser(run.spine.paths.run)).absolute()
     if _verb in ("plan", "graph", "why"):
@@ -103,6 +109,20 @@ def _job(cfg: DictConfig) -> Any:
     return report
 
 
+def _talk(cfg: DictConfig) -> None:
+    """Load the model, and chat."""
+    from pipeline.running.chat import chat
+    from pipeline.running.loading import loaded
+
+    run = load_run(cfg, build=("engine", "sampling"))
+    if gang_of(run.built["engine"]) is not None:
+        raise ConfigError("mesh.processes: a chat is one process; it takes all devices that this one sees")
+    terminal.say("loading …")
+    model = loaded(run, "{}", text=True)
+    _collect_garbage()
+    chat(model, run.built["sampling"], template=run.tree["chat"], system=run.tree["system"])
+
+
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
     gc.disable()
@@ -128,26 +148,46 @@ def _main(args: list[str]) -> int:
     """The exit code of what `args` ask for."""
     global _code, _outcome, _verb
     _code, _outcome, _verb = 0, None, "run"
-    if args and args[0] in VERBS:
-        _verb = args.pop(0)
-    if _verb == "new-stage":
-        from pipeline.config.scaffold import new_stage
-
-        new_stage(args)
+    if {"-h", "--help"} & {*args} and (asked := [a for a in args if a in line.SHORT]):
+        console.out(line.usage(asked[0]))
         return 0
-    if _verb == "gc":
-        _gc(args)
+    if args[:1] in (["--version"], ["version"]):
+        console.out(f"weightmill {_version()}")
         return 0
-    if _verb == "explain":
-        _explain(args)
-        return 0
-    if _verb == "tune":
-        if args:
-            raise ConfigError(f"tune {args[0]}: it takes no arguments")
-        console.out(*console.tune_table(backends.tune(terminal.say)))
+    if args[:1] == ["help"]:
+        args = ["--help"]
+    if args and args[0] in line.APART:
+        _apart(*args)
         return 0
     _run_hydra(args)
     return _code
+
+
+def _version() -> str:
+    try:
+        return metadata.version("weightmill")
+    except metadata.PackageNotFoundError:
+        return f"in {CONF.parent}, not installed"
+
+
+def _apart(verb: str, *args: str) -> None:
+    """The verbs that are about no run.
+
+    Raises:
+        ConfigError: an argument that they do not have.
+    """
+    if verb == "new-stage":
+        from pipeline.config.scaffold import new_stage
+
+        new_stage(list(args))
+    elif verb == "gc":
+        _gc(list(args))
+    elif verb == "explain":
+        _explain(list(args))
+    elif args:
+        raise ConfigError(f"tune {args[0]}: it takes no arguments")
+    else:
+        console.out(*console.tune_table(backends.tune(terminal.say)))
 
 
 def _gc(args: list[str]) -> None:
@@ -188,24 +228,38 @@ def _explain(args: list[str]) -> None:
 
 
 def _run_hydra(args: list[str]) -> None:
+    global _debug, _verb
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
-    config_dir = _use_config_dir(args)
+    if {"--shell-completion", "-sc"} & {*args}:
+        register()
+        _complete()
+        sys.argv = [sys.argv[0], *args]
+        job()
+        return
+    said = line.read(args, options("model"))
+    _verb = said.verb
+    _debug = any(o.lstrip("+").lower() == "debug=true" for o in said.overrides)
+    if said.spelt is not None:
+        terminal.say(said.spelt)
+    _use_config_dir(said.options)
     register()
-    args = _settled(args)
-    args = for_jobs(args) if {"-m", "--multirun"} & {*args} else args
-    sys.argv = [sys.argv[0], *args]
+    typed = _for_chat(said) if _verb == "chat" else said.overrides
+    typed = as_typed(typed)
+    if _option(said.options, "--config-name", "-cn") is None:  # a config of the user's own has a model or not
+        typed = with_model(typed, fetch=_verb in ("run", "chat"))
+    typed = for_jobs(typed) if said.sweeps else typed
+    sys.argv = [sys.argv[0], *said.options, *typed]
     try:
         job()
-        if isinstance(_outcome, Exception) and "-m" not in args and "--multirun" not in args:
+        if isinstance(_outcome, Exception) and not said.sweeps:
             raise _outcome
     except Exception as why:
         from pipeline.config.explain import explain
 
-        overrides = [a for a in args if not a.startswith("-") and a != config_dir]
-        said = explain(why, overrides)
-        if _debug:
+        found = explain(why, typed)
+        if found is why:
             raise
-        raise said from None
+        raise found from (why if _debug else None)
 
 
 def _use_config_dir(args: list[str]) -> str | None:
@@ -228,18 +282,29 @@ def _without_option(args: list[str], *names: str) -> list[str]:
     return found
 
 
-def _settled(args: list[str]) -> list[str]:
-    """What was typed, as Hydra takes it; a shell that asks how a line goes on has that line settled as well."""
-    if _option(args, "--config-name", "-cn") is not None:  # a config of the user's own has a model or not
-        return as_typed(args)
-    if "--shell-completion" in args or "-sc" in args:
-        app, *words = os.environ.get("COMP_LINE", "").split(" ")
-        words = words[1:] if words[:1] and words[0] in VERBS else words
-        with suppress(WeightmillError):  # a line that is not finished may be wrong
-            words = [*with_model(as_typed(words[:-1]), fetch=False), *words[-1:]]
-        os.environ["COMP_LINE"] = " ".join([app, *words])
-        return args
-    return with_model(as_typed(args), fetch=_verb == "run")
+def _for_chat(said: line.Line) -> list[str]:
+    """The overrides of a chat: those that load a model, and how it answers where nobody said how.
+
+    Raises:
+        ConfigError: what makes no sense for it.
+    """
+    from pipeline.running.loading import how, of_others
+
+    if said.sweeps:
+        raise ConfigError("chat -m: one conversation at a time")
+    if found := of_others(said.overrides):
+        raise ConfigError(f"chat {found[0]}: a chat has no stages; quant=NAME quantizes what is loaded")
+    keys = [o.lstrip("+").partition("=")[0] for o in said.overrides]
+    return [*([] if "sampling" in keys else ["sampling=chat"]), *how("quant" in keys), *said.overrides]
+
+
+def _complete() -> None:
+    """A shell asks how a line goes on: that line is settled as one that is typed."""
+    app, *words = os.environ.get("COMP_LINE", "").split(" ")
+    words = words[1:] if words[:1] and words[0] in line.VERBS else words
+    with suppress(WeightmillError):  # a line that is not finished may be wrong
+        words = [*with_model(as_typed(words[:-1]), fetch=False), *words[-1:]]
+    os.environ["COMP_LINE"] = " ".join([app, *words])
 
 
 def _option(args: list[str], *names: str) -> str | None:

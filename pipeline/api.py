@@ -145,28 +145,15 @@ def load_model(
     Raises:
         as `run`.
     """
-    from dataclasses import replace
-
     from pipeline.config.overrides import quoted
-    from pipeline.engine import Loads
-    from pipeline.errors import PlanError
-    from pipeline.planning import kernels
-    from pipeline.planning.memory import plan_run
+    from pipeline.running.loading import how, loaded
 
-    chosen = [f"{group}={name}" for group, name in (("model", model), ("mesh", mesh)) if name is not None]
-    as_it_is = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
-    how = as_it_is if quant is None else [f"quant={quant}"]
-    stages = "stages=[load,decode,quantize]"
-    args = [*chosen, f"model.source={quoted(_place(source))}", stages, *how, *overrides]
+    chosen = [
+        f"{group}={name}" for group, name in (("model", model), ("mesh", mesh), ("quant", quant)) if name is not None
+    ]
+    args = [*chosen, f"model.source={quoted(_place(source))}", *how(quant is not None), *overrides]
     with _composed(args, None, build=("engine",)) as (config, _):
-        loads = Loads(config.built["engine"])
-        run = replace(config, stages={**config.stages, "model": loads}, nodes={**config.nodes, "model": {}})
-        kernels.prepare([run], lambda said: None)
-        plan = plan_run(run, Path(config.spine.paths.run).absolute(), override='overrides=["{}"]')
-        if plan.problems:
-            raise PlanError(plan.problems)
-        taken = plan.nodes[plan.nodes["model"].inputs["checkpoint"]]
-        return loads.engine.load(taken.result)  # the caller's alone
+        return loaded(config, 'overrides=["{}"]')
 
 
 def quant_method(name: str, overrides: Sequence[str] = ()) -> "Method":

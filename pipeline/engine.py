@@ -138,6 +138,57 @@ class Against:
     head: Path
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came of a turn of a conversation.
+
+    Attributes:
+        text: the answer.
+        finish: why it ended: end, stop, length, interrupted.
+        timings: `prompt_tokens` are those that were read; see `plugins.engine.generate.Timings`.
+        tokens: of the conversation, before the answer.
+        thought: what else was written, where the model has channels.
+    """
+
+    text: str
+    finish: str
+    timings: Any
+    tokens: int
+    thought: str | None = None
+
+
+class Conversation(Protocol):
+    """Turns with a loaded model, which keeps what it has read."""
+
+    chat: bool
+    """Whether a chat template writes it; otherwise texts are continued."""
+
+    channels: bool
+    """Whether answers come in channels."""
+
+    @property
+    def room(self) -> int | None:
+        """Tokens that the model reads at most, if it says so."""
+        ...
+
+    def reply(
+        self, messages: Sequence[Mapping[str, Any]], sampling: Any, *, on_text: Callable[[str, str], None],
+        wanted: Callable[[], bool], **variables: Any,
+    ) -> Reply:  # fmt: skip
+        """The answer to `messages`, all of them from the first on.
+
+        Args:
+            sampling: how tokens are chosen.
+            on_text: called with (channel, text) as text comes; without channels the first is empty.
+            wanted: asked at every token; False ends the answer.
+            variables: for the chat template.
+
+        Raises:
+            ConfigError: more than there is room for; or what the template refuses.
+        """
+        ...
+
+
 class Session(Protocol):
     """A loaded model."""
 
@@ -199,6 +250,17 @@ class Session(Protocol):
         self, prompt: Any, sampling: Any, *, chat: bool | None, on_text: Callable[[int, str], None]
     ) -> list[Any]:
         """Continue one prompt or several; see `plugins.engine.session.Model.generate`."""
+        ...
+
+    def conversation(self, *, chat: bool | None) -> Conversation:
+        """A new one.
+
+        Args:
+            chat: write it with the chat template; False: continue what was said; None: if there is a template.
+
+        Raises:
+            SourceError: no tokenizer, or no chat template where one is asked for.
+        """
         ...
 
 
@@ -283,12 +345,17 @@ def gang_of(engine: Engine) -> Gang | None:
 
 @dataclass(frozen=True)
 class Loads:
-    """The stage that `pipeline.load_model` ends with. Without a tokenizer a model still continues token ids."""
+    """The stage that `pipeline.load_model` ends with.
+
+    Attributes:
+        text: whether a checkpoint without a tokenizer is an error; a model still continues token ids.
+    """
 
     engine: Engine
+    text: bool = False
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
-        return Prediction(None, self.engine.plan(checkpoint, text=False))
+        return Prediction(None, self.engine.plan(checkpoint, text=self.text))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Any:
         return self.engine.load(checkpoint)

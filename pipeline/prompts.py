@@ -1,8 +1,10 @@
-"""What is to be continued: `prompt`, a text; `prompts`, a list of them; or `prompt_file`, a file or standard input.
+"""What is to be continued: `prompt`, a text; `prompts`, a list of them; `prompt_file`, a file or standard input; or
+`prompts_file`, a file with a text on each line.
 
 Files are read when the config is resolved, so that their content is part of what a run is.
 """
 
+import json
 import os
 import sys
 from functools import cache
@@ -16,24 +18,53 @@ MOST_NBYTES = 16 << 20  # a hundred times the longest context there is
 STDIN = "-"
 
 
-def continued(prompt: Any, prompts: Any, prompt_file: Any) -> Any:
-    """The text or texts; of the three, those that are not set are None, and `prompt` has a default.
+def continued(prompt: Any, prompts: Any, prompt_file: Any, prompts_file: Any = None) -> Any:
+    """The text or texts; of the four, those that are not set are None, and `prompt` has a default.
 
     Raises:
         ConfigError: as `read`; `prompts` that are no list.
     """
     if prompts is not None and (isinstance(prompts, str) or not hasattr(prompts, "__iter__")):
         raise ConfigError(f"""prompts={prompts!r}: a list is expected, such as prompts='["One text", "Another"]'""")
+    if prompts_file is not None:
+        return several(str(prompts_file))
     return read(str(prompt_file)) if prompt_file is not None else prompt if prompts is None else prompts
 
 
-def read(file: str) -> str:
+def several(file: str) -> list[str]:
+    """The texts in a file, one on each line that is not empty; of a `.jsonl` each a JSON text, or an object with one
+    under `prompt`.
+
+    Raises:
+        ConfigError: as `read`; there is none; or a line of JSON is neither.
+    """
+    found = []
+    for number, line in enumerate(read(file, key="prompts_file").splitlines(), 1):
+        if not line.strip():
+            continue
+        if not file.endswith(".jsonl"):
+            found.append(line)
+            continue
+        try:
+            given = json.loads(line)
+        except ValueError as why:
+            raise ConfigError(f"prompts_file={file}: line {number} is no JSON: {why}") from None
+        text = given.get("prompt") if isinstance(given, dict) else given
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"""prompts_file={file}: line {number}: a text or {{"prompt": "…"}} is expected""")
+        found.append(text)
+    if not found:
+        raise ConfigError(f"prompts_file={file}: holds no prompt; one is expected on each line")
+    return found
+
+
+def read(file: str, key: str = "prompt_file") -> str:
     """The text in a file, or for `-` on standard input, without the line break that ends it.
 
     Raises:
         ConfigError: it cannot be read, is no UTF-8, or larger than any prompt.
     """
-    where = f"prompt_file={file}"
+    where = f"{key}={file}"
     try:
         content = _stdin() if file == STDIN else _read(Path(os.path.expanduser(file)))
         text = content.decode()

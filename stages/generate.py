@@ -45,16 +45,20 @@ class Generate:
         sampling: how tokens are chosen.
         prompt: a text, or several, continued in one batch.
         chat: put each into the chat template as the user's message; null: when the checkpoint has one.
+        system: what the chat begins with.
     """
 
     engine: Engine
     sampling: Any
     prompt: str | tuple[str, ...]
     chat: bool | None = None
+    system: str | None = None
 
     def __post_init__(self) -> None:
         if not self.prompt or not all([self.prompt] if isinstance(self.prompt, str) else self.prompt):
             raise ConfigError("prompt: an empty text cannot be continued")
+        if self.system is not None and self.chat is False:
+            raise ConfigError("system: a text that is no chat has no place for it; leave chat=false out")
 
     @property
     def gang(self) -> Gang | None:
@@ -63,12 +67,18 @@ class Generate:
 
     def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Prediction:
         subject, reads = predicted(checkpoint, exported)
-        usage = generating(self._prompts, self.sampling.max_tokens)
+        usage = generating([f"{self.system or ''}{p}" for p in self._prompts], self.sampling.max_tokens)
         return Prediction(None, replace(self.engine.plan(subject, usage=usage), reads=reads))
 
     @property
     def _prompts(self) -> tuple[str, ...]:
         return (self.prompt,) if isinstance(self.prompt, str) else tuple(self.prompt)
+
+    def _asked(self, prompt: str) -> Any:
+        """A text, or the conversation that it is in."""
+        if self.system is None:
+            return prompt
+        return [{"role": "system", "content": self.system}, {"role": "user", "content": prompt}]
 
     def run(self, ctx: Context, checkpoint: Checkpoint, exported: Exported | None = None) -> Generated:
         prompts = self._prompts
@@ -79,7 +89,7 @@ class Generate:
         def on_text(row: int, text: str) -> None:
             text_stream.write(text if alone else f"[{row}] {text}\n")
 
-        found = session.generate(list(prompts), self.sampling, chat=self.chat, on_text=on_text)
+        found = session.generate([self._asked(p) for p in prompts], self.sampling, chat=self.chat, on_text=on_text)
         text_stream.write("\n")
         t = found[0].timings
         facts = {**session.facts, "read_from": str(subject.source)}

@@ -1,7 +1,7 @@
 """Weightmill by a name of its own: `import weightmill`, `python -m weightmill`, the command `weightmill`.
 
-`pipeline`, `stages` and `plugins` are names that other people's folders have as well. Whoever comes through this one gets
-ours in a folder that has its own: they are taken from where this file lies, whatever Python looks through first.
+`pipeline`, `stages` and `plugins` are names that other people's folders have as well. Whoever comes through this one
+gets ours in a folder that has its own: they are taken from where this file lies, whatever Python looks through first.
 `pipeline.config.extend` then sees to it that this stays so.
 """
 

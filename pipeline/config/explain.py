@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import extend, foreign, moved
 from pipeline.config.compose import CONF, options, search_override
-from pipeline.config.overrides import VERBS, parsed_override
+from pipeline.config.overrides import parsed_override
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some
 
 
@@ -61,7 +61,7 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
         _, op, *field = key.split(".")
         return f"{override}: kernels.{op} {moved.kernel(op, value.strip('[]') if field else '…')}"
     if isinstance(why, HydraException) and "=" not in override:
-        return f"{override!r}: an override is written key=value{did_you_mean(override, VERBS)}"
+        return f"{override!r}: a setting is written key=value"
     group, _, _package = key.partition("@")
     if choices := options(group):
         missing = re.search(r"Could not (?:find|load) '([^']+)'", text)

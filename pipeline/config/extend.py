@@ -30,7 +30,7 @@ class _Ours:
         return PathFinder.find_spec(name, [str(ROOT)]) if name in ("pipeline", *PACKAGES) else None
 
 
-sys.meta_path.insert(0, _Ours)  # type: ignore[arg-type]  # the protocol wants an instance
+sys.meta_path.insert(0, _Ours)
 
 
 def folder() -> Path | None:

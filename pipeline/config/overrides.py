@@ -15,16 +15,18 @@ from hydra.errors import HydraException
 from pipeline import prompts
 from pipeline.errors import ConfigError
 
-VERBS = ("plan", "graph", "why", "explain", "gc", "tune", "new-stage")  # words that may stand before overrides
 TEXT = "prompt"
-PROMPTS = (TEXT, "prompts", "prompt_file")  # one of them says what is continued
+TEXTS = (TEXT, "system")  # as they are typed, whatever is in them
+PROMPTS = (TEXT, "prompts", "prompt_file", "prompts_file")  # one of them says what is continued
+HOME = re.compile(r"(^|[\[,]\s*)(~[\w.-]*/)")  # where a path begins, alone or in a list
 STDIN = f"prompt_file={prompts.STDIN}"
 
 
 def as_typed(overrides: Sequence[str]) -> list[str]:
     """Hydra's quotes around every `prompt=TEXT`, and around a path that exists, where its grammar would change them.
 
-    `prompt_file=-` becomes the text on standard input, so that runs of different texts differ in their names.
+    `~/` is the home that it is in a shell, which does not look behind `=`. `prompt_file=-` becomes the text on standard
+    input, so that runs of different texts differ in their names.
     Everything else is Hydra's grammar: lists, numbers, and with `-m` commas.
 
     Raises:
@@ -38,8 +40,13 @@ def as_typed(overrides: Sequence[str]) -> list[str]:
 
 def _as_typed(override: str) -> str:
     key, given, value = override.partition("=")
-    if not given or override.startswith("-") or not (key.lstrip("+") == TEXT or exists(expanduser(value))):
+    if not given or override.startswith(("-", "~")):
         return override
+    if key.lstrip("+") not in TEXTS:
+        value = HOME.sub(lambda found: found[1] + expanduser(found[2]), value)
+        override = f"{key}={value}"
+        if not exists(value):
+            return override
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -53,6 +60,11 @@ def quoted(text: str) -> str:
     escaped = re.sub(r"(\\*)'", r"\1\1\\'", literal)
     closed = re.sub(r"(\\+)\Z", r"\1\1", escaped)
     return f"'{closed}'"
+
+
+def listed(values: Sequence[str]) -> str:
+    """A list of texts as a value of Hydra's grammar."""
+    return f"[{','.join(v if re.fullmatch(r'[A-Za-z_./~][A-Za-z0-9_./~-]*', v) else quoted(v) for v in values)}]"
 
 
 def _plain(override: str, value: str) -> bool:

@@ -16,11 +16,11 @@ from pipeline.errors import ConfigError
 from plugins.engine import sampling as samplers
 from plugins.engine.options import Sampling
 from plugins.engine.runtime import Runtime
-from plugins.engine.sizes import bucket
+from plugins.engine.sizes import SMALLEST_CACHE, bucket, power_of_two
 from plugins.engine.stopping import StopText
 from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
-Finish = Literal["end", "stop", "length"]
+Finish = Literal["end", "stop", "length", "interrupted"]
 
 AHEAD: Final = 2
 """Steps that were asked for and whose tokens nobody saw yet: asking takes about a millisecond of Python's. As many are
@@ -34,7 +34,7 @@ class Completion:
     Attributes:
         tokens: generated ids, the one that ended it included.
         text: decoded, without special tokens and without the stop string.
-        finish: an end token came, a stop string came, or `max_tokens` were reached.
+        finish: an end token came, a stop string came, `max_tokens` were reached, or nobody wanted more.
     """
 
     tokens: tuple[int, ...]
@@ -52,7 +52,7 @@ class Timings:
         prepare: laying out the cache, the first time with JAX's own small programs.
         prefill: until the first token, without compiling.
         decode: all further tokens.
-        prompt_tokens, new_tokens: of all prompts together.
+        prompt_tokens, new_tokens: of all prompts together; what a `Kept` held already is not counted.
     """
 
     load: float
@@ -103,9 +103,43 @@ class _Row:
         self._text.append(shown)
         return shown
 
+    def interrupt(self) -> str:
+        """Nobody wants more of it; the text that was held back."""
+        self.finish = "interrupted"
+        self._text.append(shown := self._stops.push(self._stream.end() if self._stream else "") + self._stops.end())
+        return shown
+
     @property
     def completion(self) -> Completion:
         return Completion(tuple(self.tokens), "".join(self._text), self.finish or "length")
+
+
+class Kept:
+    """A cache that stays from call to call, for a prompt that goes on with what an earlier one and its text were.
+
+    Attributes:
+        ids: the tokens that it holds, from the first on.
+    """
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self._cache: Any = None
+        self._slots = 0
+
+    def taken(self, runtime: Runtime, prompt: Sequence[int], length: int) -> tuple[Any, int]:
+        """The cache for `length` tokens, and how many of the prompt's it holds; all but the last one at most, as what
+        comes next follows from a token that was put through the model."""
+        pairs = enumerate(zip(self.ids, prompt, strict=False))
+        begun = min(next((i for i, (a, b) in pairs if a != b), len(self.ids)), len(prompt) - 1)
+        if self._cache is None or length > self._slots:  # a larger one begins anew: twice the work in all, at most
+            self._cache, begun = runtime.new_cache(runtime.rows(1), length, rings=False), 0
+            self._slots = power_of_two(length, SMALLEST_CACHE)
+        cache, self._cache, self.ids = self._cache.up_to(begun), None, []  # until it comes back: programs take it over
+        return cache, begun
+
+    def put(self, cache: Any, ids: Sequence[int]) -> None:
+        """Keep `cache`, which holds `ids`, and whatever comes after them."""
+        self._cache, self.ids = cache, list(ids)
 
 
 def generate(
@@ -117,6 +151,8 @@ def generate(
     tokenizer: Tokenizer | None = None,
     streams: Sequence[Stream] | None = None,
     on_text: Callable[[int, str], None] = lambda row, text: None,
+    kept: Kept | None = None,
+    wanted: Callable[[], bool] = lambda: True,
 ) -> tuple[list[Completion], Timings]:
     """Continue every prompt. The same prompt several times gives several texts, unless sampling is greedy.
 
@@ -126,6 +162,8 @@ def generate(
         tokenizer: without one, completions have no text, and stop strings cannot be seen.
         streams: one for each prompt, to read its tokens otherwise than the tokenizer does.
         on_text: called with (prompt number, text) as text comes.
+        kept: where a single prompt begins, and what it leaves.
+        wanted: whether to go on; asked at every token.
 
     Raises:
         ConfigError: an empty prompt, an id outside the vocabulary, stop strings without a tokenizer.
@@ -139,7 +177,7 @@ def generate(
     batch = runtime.rows(len(prompts))
     lengths = [len(p) for p in prompts]
     length = max(lengths) + sampling.max_tokens
-    cache = runtime.new_cache(batch, length)
+    cache, begun = (runtime.new_cache(batch, length), 0) if kept is None else kept.taken(runtime, prompts[0], length)
     meter.on_device(runtime.device_nbytes + runtime.cache_nbytes(batch, length))
     keys = _keys(sampling.seed, prompts, batch)
     numbers, kind = samplers.numbers(sampling), sampling.kind
@@ -148,7 +186,7 @@ def generate(
     compiled = runtime.compile_s
     prepared = time.perf_counter() - start - (compiled - before)
     start = time.perf_counter()
-    cache, last = _prefilled(runtime, cache, prompts, batch)
+    cache, last = _prefilled(runtime, cache, prompts, batch, begun, fresh=kept is None)
     token, seen = runtime.first(last, seen, keys, numbers, kind)
     position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
     steps = 0
@@ -166,16 +204,26 @@ def generate(
         for i, row in enumerate(rows):
             if row.finish is None and (text := row.push(int(shown[i]))):
                 on_text(i, text)
+        if not wanted():
+            _interrupt(rows, on_text)
         if all(r.finish for r in rows):
             break
         shown = runtime.fetched(pending.popleft())
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
+    if kept is not None:
+        kept.put(cache, [*prompts[0], *rows[0].tokens[:steps]])
     timings = Timings(
         load=runtime.load_s, compile=runtime.compile_s - before, prefill=first, decode=decode,
-        prompt_tokens=sum(lengths), new_tokens=sum(len(r.tokens) for r in rows), steps=steps, prompts=len(prompts),
-        prepare=prepared,
+        prompt_tokens=sum(lengths) - begun, new_tokens=sum(len(r.tokens) for r in rows), steps=steps,
+        prompts=len(prompts), prepare=prepared,
     )  # fmt: skip
     return [r.completion for r in rows], timings
+
+
+def _interrupt(rows: Sequence[_Row], on_text: Callable[[int, str], None]) -> None:
+    for i, row in enumerate(rows):
+        if row.finish is None and (text := row.interrupt()):
+            on_text(i, text)
 
 
 def _check(runtime: Runtime, prompts: Sequence[Sequence[int]], sampling: Sampling, tokenizer: Tokenizer | None) -> None:
@@ -208,11 +256,17 @@ def _keys(seed: int, prompts: Sequence[Sequence[int]], batch: int) -> Any:
     return fold(fold(jnp.broadcast_to(jax.random.key(seed), batch), words[:, 0]), words[:, 1])
 
 
-def _prefilled(runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], batch: int) -> tuple[Any, Any]:
-    """The cache with all prompts, and the hidden state of each one's last token, [B, D]."""
+def _prefilled(
+    runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], batch: int, start: int = 0, *, fresh: bool = True
+) -> tuple[Any, Any]:
+    """The cache with all prompts, and the hidden state of each one's last token, [B, D].
+
+    Args:
+        start: tokens of the prompts that it holds already.
+        fresh: whether a cache that holds none has a program of its own.
+    """
     longest = max(map(len, prompts))
     last = jnp.zeros((batch, runtime.hidden), runtime.dtype)
-    start = 0
     while start < longest:
         width = bucket(longest - start)
         tokens = np.zeros((batch, width), np.int32)
@@ -224,7 +278,7 @@ def _prefilled(runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], b
             positions[i, : len(part)] = np.arange(start, start + len(part))
             if start < len(prompt) <= start + width:
                 pick[i] = len(prompt) - 1 - start
-        cache, last = runtime.prefill(cache, tokens, positions, pick, last, fresh=start == 0)
+        cache, last = runtime.prefill(cache, tokens, positions, pick, last, fresh=fresh and start == 0)
         start += width
     return cache, last
 

@@ -7,6 +7,7 @@ What was compiled, and how long it took, is counted, so that nothing recompiles 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -184,13 +185,18 @@ class Runtime:
             return jnp.pad(array, [(0, lacking), *[(0, 0)] * (array.ndim - 1)], constant_values=value)
         return jnp.asarray(array)
 
-    def new_cache(self, batch: int, length: int) -> Cache:
-        """An empty cache for `batch` sequences of up to `length` tokens, in a size that programs are compiled for."""
-        sizes = self._cache_of(batch, length)
-        create = partial(Cache.create, *sizes)
+    def new_cache(self, batch: int, length: int, *, rings: bool = True) -> Cache:
+        """An empty cache for `batch` sequences of up to `length` tokens, in a size that programs are compiled for.
+
+        Args:
+            rings: layers with a window forget what is out of its sight; otherwise `Cache.up_to` can go back.
+        """
+        shapes, *size = self._cache_of(batch, length)
+        kept = shapes if rings else [replace(shape, window=None) for shape in shapes]
+        create: Callable[[], Cache] = partial(Cache.create, kept, *size)  # type: ignore[arg-type]  # in order
         if self.spread is None:
             return create()
-        key = ("cache", sizes[1:])
+        key = ("cache", rings, *size)
         if key not in self._programs:
             self._compile(key, self.spread.made(create))
         return self._programs[key]()  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint
 from pipeline.tables import table
 from pipeline.units import show_bytes
+from plugins.engine.conversation import Conversation
 from plugins.engine.engine import Engine
 from plugins.engine.generate import Completion, Timings, generate
 from plugins.engine.load import fill
@@ -188,11 +189,20 @@ class Model:
         return found if many else found[0]
 
     def _in_channels(self, prompt: Any, chat: bool | None, *, many: bool) -> bool:
-        """Whether the answers will be in harmony: chats with a model whose vocabulary has its tokens."""
-        if self.runtime.config.get("model_type") != "gpt_oss" or chat is False:
-            return False
+        """Whether the answers will be in harmony."""
         talks = any(not _is_ids(p) for p in (prompt if many else [prompt]))
-        return talks and self.tokenizer.has_chat_template and HarmonyChat.fits(self.tokenizer.id_of)
+        return chat is not False and talks and self.in_harmony
+
+    @property
+    def in_harmony(self) -> bool:
+        """Whether chats are: with a gpt-oss whose vocabulary has the tokens of the format."""
+        if self.runtime.config.get("model_type") != "gpt_oss":
+            return False
+        return self.tokenizer.has_chat_template and HarmonyChat.fits(self.tokenizer.id_of)
+
+    def conversation(self, *, chat: bool | None = None) -> Conversation:
+        """See `pipeline.engine.Session.conversation`."""
+        return Conversation(self, chat=chat)
 
     def encode(self, prompt: Prompt, *, chat: bool | None = None) -> list[int]:
         """Token ids of a prompt as `generate` takes it."""

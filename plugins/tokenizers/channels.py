@@ -11,9 +11,19 @@ from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
 
 class ChannelText:
-    """A `plugins.tokenizers.tokenizer.Stream` over a `Parser`."""
+    """A `plugins.tokenizers.tokenizer.Stream` over a `Parser`.
 
-    def __init__(self, tokenizer: Tokenizer):
+    Attributes:
+        label: of the message that the last text belongs to: its channel, and who a call is for; `malformed` once
+            something broke the format.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, marks: bool = True):
+        """
+        Args:
+            marks: put the channel before what is said in it.
+        """
+        self._marks, self.label = marks, ""
         self._parser = Parser(Harmony(tokenizer), strict=False)
         self._shown = 0
         self._tokenizer = tokenizer
@@ -27,8 +37,8 @@ class ChannelText:
         try:
             return self._text(self._parser.push(token))
         except StageError:
-            self._plain = self._tokenizer.stream(skip_special=False)
-            return f"{chr(10) if self._shown else ''}[malformed] {self._plain.push(token)}"
+            self._plain, self.label = self._tokenizer.stream(skip_special=False), "malformed"
+            return f"{self._mark()}{self._plain.push(token)}"
 
     def end(self) -> str:
         """A generation that was cut off within a header has nothing more to show."""
@@ -43,11 +53,15 @@ class ChannelText:
         if delta.message is None or delta.message is self._message:
             return delta.text
         self._message = delta.message
+        self.label = " ".join(filter(None, (delta.channel, delta.message.recipient))) or "message"
+        return self._mark() + delta.text
+
+    def _mark(self) -> str:
+        """What stands before the text of a message that begins, if anything does."""
         self._shown += 1
-        label = " ".join(filter(None, (delta.channel, delta.message.recipient)))
-        first = self._shown == 1
-        mark = "" if first and label == "final" else f"{'' if first else chr(10)}[{label or 'message'}] "
-        return mark + delta.text
+        if not self._marks or (self._shown == 1 and self.label == "final"):
+            return ""
+        return f"{'' if self._shown == 1 else chr(10)}[{self.label}] "
 
     @property
     def messages(self) -> tuple[Message, ...]:

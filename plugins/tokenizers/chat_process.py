@@ -84,6 +84,7 @@ def _running() -> subprocess.Popen[str]:
         _process = subprocess.Popen(  # noqa: S603  this interpreter, and a program of ours
             [sys.executable, "-P", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             encoding="ascii", env={**os.environ, "PYTHONPATH": path},
+            process_group=0,  # Ctrl-C is for this process, which may go on
         )  # fmt: skip
         _owner = os.getpid()
     return _process

@@ -76,6 +76,10 @@ class Cache:
         counts = sorted({s.slots(length) for s in shapes})
         return Cache(tuple(layers), {n: jnp.full((batch, n), -1, jnp.int32) for n in counts}, dtype)
 
+    def up_to(self, position: int) -> "Cache":
+        """With what was remembered from `position` on forgotten; of a ring, what it held in those places is lost."""
+        return replace(self, positions={n: jnp.where(at < position, at, -1) for n, at in self.positions.items()})
+
     @staticmethod
     def nbytes(shapes: Sequence[LayerShape], batch: int, length: int, dtype: CacheDtype) -> int:
         """What `create` takes, in bytes."""

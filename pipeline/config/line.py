@@ -1,0 +1,245 @@
+"""The words of a command line, sorted: a verb, Hydra's options, and overrides; and the short verbs, which are spelt as
+overrides, for people who do not want to know Hydra.
+
+Words may stand in any order: `-m plan …` is `plan -m …`.
+"""
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from os.path import exists, expanduser
+from pathlib import Path
+
+from pipeline.config.overrides import listed, parsed_override, quoted
+from pipeline.errors import ConfigError, did_you_mean
+
+STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
+APART = ("explain", "gc", "tune", "new-stage")  # verbs with arguments of their own, and no run
+# Hydra's options: whether a value follows.
+OPTIONS: Mapping[str, bool] = {
+    "--help": False, "-h": False, "--hydra-help": False, "--version": False, "--multirun": False, "-m": False,
+    "--run": False, "-r": False, "--resolve": False, "--shell-completion": False, "-sc": False, "--cfg": True,
+    "-c": True, "--package": True, "-p": True, "--config-path": True, "-cp": True, "--config-name": True, "-cn": True,
+    "--config-dir": True, "-cd": True, "--experimental-rerun": True, "--info": False, "-i": False,
+}  # fmt: skip
+OVERRIDE = re.compile(r"~\S+|[+]{0,2}[\w./@-]*=.*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Short:
+    """A short verb.
+
+    Attributes:
+        about: what it does, in a line.
+        spells: what it always says.
+        takes: its own options, by what they spell; `{}` is the value.
+        prompt: a second word is what is continued.
+    """
+
+    about: str
+    spells: tuple[str, ...]
+    takes: Mapping[str, str] = field(default_factory=dict)
+    prompt: bool = False
+
+
+_QUANT = {"--quant": "quant={}"}
+_MODEL = {
+    **_QUANT,
+    "--temperature": "sampling.temperature={}",
+    "--max-tokens": "sampling.max_tokens={}",
+    "--system": "system={}",
+}
+SHORT: Mapping[str, Short] = {
+    "convert": Short(
+        "write it in another format, quantized or not", ("flow=convert",),
+        {"--to": "export={}", **_QUANT, "--dtype": "export.dtype={}", "--out": "export.path={}"},
+    ),
+    "evaluate": Short(
+        "perplexity on texts of yours, before and after", ("flow=evaluate",),
+        {**_QUANT, "--texts": "evaluate.texts={}"},
+    ),
+    "generate": Short(
+        "text from a prompt", ("flow=generate",), {**_MODEL, "--prompt-file": "prompt_file={}"}, prompt=True
+    ),
+    "chat": Short("talk to it", (), _MODEL),
+}  # fmt: skip
+VERBS = (*SHORT, *STOPS, *APART)
+SWEPT = ("--quant", "--to")  # options that take several values, to compare them
+LISTS = ("--texts",)  # options that take several words
+TEXTS = ("--system",)  # options whose value is a text as typed
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Attributes:
+    verb: `run` where none was typed.
+    options: Hydra's.
+    overrides: what is set.
+    spelt: how the line would be typed without its short verb; None: it has none.
+    """
+
+    verb: str
+    options: list[str]
+    overrides: list[str]
+    spelt: str | None = None
+
+    @property
+    def sweeps(self) -> bool:
+        return not {"-m", "--multirun"}.isdisjoint(self.options)
+
+
+def read(args: Sequence[str], models: Sequence[str] = ()) -> Line:
+    """What was typed, sorted.
+
+    Args:
+        models: options that a short verb may be given in the place of a source.
+
+    Raises:
+        ConfigError: words that are none of it; all of them at once.
+    """
+    verbs, options, words = _sorted(args)
+    short = next((verb for verb in verbs if verb in SHORT), None)
+    stop = next((verb for verb in verbs if verb in STOPS), None)
+    if len(verbs) > (short is not None) + (stop is not None):
+        raise ConfigError(
+            f"{' '.join(verbs)}: one verb at a time, or {', '.join(STOPS[:-1])} or {STOPS[-1]} before another"
+        )
+    if short is not None:
+        spelt, swept = _spelt(short, words, models)
+        options = [*options, *(["-m"] if swept and "-m" not in options else [])]
+        shown = [*filter(None, (stop, "chat" if short == "chat" else None)), *options, *spelt]
+        verb = stop or ("chat" if short == "chat" else "run")
+        return Line(verb, options, spelt, shlex.join([*_door(), *shown]))
+    wrong = [_stray(word) for word in words if not OVERRIDE.fullmatch(word)]
+    if wrong:
+        raise ConfigError("\n".join(wrong))
+    return Line(stop or "run", options, words)
+
+
+def usage(verb: str) -> str:
+    """What a short verb takes."""
+    short = SHORT[verb]
+    takes = "".join(f" [{name} {_metavar(name)}]" for name in short.takes)
+    prompt = " ['PROMPT']" if short.prompt else ""
+    spells = "\n".join(f"  {name:<14} {spelt.format('…')}" for name, spelt in short.takes.items())
+    return (
+        f"weightmill {verb} SOURCE{prompt}{takes} [KEY=VALUE …]\n\n"
+        f"{short.about.capitalize()}. SOURCE is a folder, a GGUF file, hf://owner/name, or one of the names that\n"
+        f"`weightmill --help` lists under model. Options, and what they spell:\n\n"
+        f"  {'SOURCE':<14} model.source=SOURCE, or model=NAME\n{spells}\n\n"
+        "Whatever else `weightmill --help` lists may follow as KEY=VALUE."
+    )
+
+
+def _metavar(name: str) -> str:
+    return {"--texts": "FILE …", "--quant": "NAME[,NAME…]", "--to": "EXPORT"}.get(name, name.strip("-").upper())
+
+
+def _door() -> list[str]:
+    """How this program was called: by one of its doors, the printed line goes through the same."""
+    name = Path(sys.argv[0]).name
+    module = "weightmill" if Path(sys.argv[0]).parent.name == "weightmill" else "pipeline"
+    return ["weightmill"] if name == "weightmill" else ["python", "-m", module]
+
+
+def _sorted(args: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Verbs, Hydra's options, and all else in its order.
+
+    Raises:
+        ConfigError: an option that nobody has.
+    """
+    verbs: list[str] = []
+    options: list[str] = []
+    words: list[str] = []
+    own = {name for short in SHORT.values() for name in short.takes}
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        name, given, _ = word.partition("=")
+        if name in own:
+            words.append(word)
+            if not given and rest:
+                words.append(rest.pop(0))
+        elif name in OPTIONS:
+            options.append(word)
+            if OPTIONS[name] and not given and rest:
+                options.append(rest.pop(0))
+        elif word.startswith("-") and len(word) > 1 and not OVERRIDE.fullmatch(word):
+            raise ConfigError(f"{word}: there is no such option{did_you_mean(name, [*OPTIONS, *sorted(own)], 0)}")
+        elif (word in (*SHORT, *STOPS) and not words) or (word in STOPS and not {*verbs} & {*SHORT}):
+            verbs.append(word)
+        else:
+            words.append(word)
+    return verbs, options, words
+
+
+def _stray(word: str) -> str:
+    """What a word that sets nothing may have been meant for."""
+    if word.startswith("--"):
+        verbs = [verb for verb, short in SHORT.items() if word.partition("=")[0] in short.takes]
+        spelt = SHORT[verbs[0]].takes[word.partition("=")[0]].format("…")
+        return f"{word}: is an option of {' and '.join(verbs)}; without such a verb write {spelt}"
+    if exists(expanduser(word)) or "://" in word:
+        return f"{word!r}: a checkpoint is given as model.source={word}, or after a verb: weightmill convert {word}"
+    return f"{word!r}: a setting is written key=value{did_you_mean(word, VERBS)}"
+
+
+def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list[str], bool]:
+    """The overrides that a short verb and its words are, and whether they are several jobs.
+
+    Raises:
+        ConfigError: no source, an option without a value, or a word too many.
+    """
+    short = SHORT[verb]
+    said: list[str] = []
+    swept = False
+    given: list[str] = []
+    set_ones: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, has_value, value = word.partition("=")
+        if word.startswith("--"):
+            if name not in short.takes:
+                raise ConfigError(f"{verb} {name}: there is no such option{did_you_mean(name, short.takes)}")
+            values = [value] if has_value else []
+            while rest and (not values or name in LISTS) and not rest[0].startswith("--"):
+                if OVERRIDE.fullmatch(rest[0]) and name not in TEXTS:
+                    break
+                values.append(rest.pop(0))
+            if not values:
+                raise ConfigError(f"{verb} {name}: a value is expected, {name} {_metavar(name)}")
+            swept |= name in SWEPT and "," in values[0]
+            said.append(short.takes[name].format(_written(name, values)))
+        elif OVERRIDE.fullmatch(word):
+            set_ones.append(word)
+        else:
+            given.append(word)
+    found = [o for o in set_ones if o.lstrip("+").startswith(("model=", "model.source="))]
+    if not given and not found:
+        raise ConfigError(f"{verb}: of which checkpoint? weightmill {verb} DIR, FILE.gguf or hf://owner/name")
+    if given and not found:
+        source = given.pop(0)
+        named = source in models and not exists(expanduser(source))
+        said.insert(0, f"model={source}" if named else f"model.source={_plain(source)}")
+    if given and short.prompt:
+        said.append(f"prompt={given.pop(0)}")
+    if given:
+        hint = "; a prompt of several words goes in quotes" if short.prompt else ""
+        raise ConfigError(f"{verb}: {given[0]!r} is one word too many{hint}")
+    return [*said[:1], *short.spells, *said[1:], *set_ones] if not found else [*short.spells, *said, *set_ones], swept
+
+
+def _written(name: str, values: list[str]) -> str:
+    if name in LISTS:
+        return listed(values)
+    return values[0] if name in SWEPT or name in TEXTS else _plain(values[0])
+
+
+def _plain(value: str) -> str:
+    """`value` as an override has it: in quotes where Hydra would take it for something else."""
+    parsed = parsed_override(f"key={value}")
+    plain = value.startswith("~") or (parsed is not None and not parsed.is_sweep_override())
+    return value if plain else quoted(value)

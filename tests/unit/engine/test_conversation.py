@@ -1,0 +1,78 @@
+"""Conversations: the cache is kept from turn to turn, and what comes is what comes without."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError
+from plugins.engine.generate import Kept, generate
+from plugins.engine.options import Sampling
+from tests.cases import model_runs
+
+TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
+TEXT = "The people of the United States, and all those who went with them to the whale, have seen it. "
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    """The embedded gpt-oss, whose window is 64."""
+    return model_runs.engine().load(model_runs.checkpoint(TINY))
+
+
+@pytest.fixture(autouse=True)
+def quick() -> Any:
+    with model_runs.quick_compilation():
+        yield
+
+
+def test_a_turn_reads_what_is_new_and_says_the_same(model: Any) -> None:
+    """Four turns far past the window; the second ends early, and the last takes back what was said."""
+    kept, how = Kept(), Sampling(max_tokens=24)
+    said = model.tokenizer.encode(TEXT * 4)
+    assert len(said) > 80
+    generate(model.runtime, [said], Sampling(max_tokens=200), kept=kept, wanted=lambda: False)  # room for all turns
+    read: list[int] = []
+
+    def turn(ids: list[int], wanted: Any = lambda: True) -> list[int]:
+        [done], timings = generate(model.runtime, [ids], how, kept=kept, wanted=wanted)
+        [alone], _ = generate(model.runtime, [ids], how)
+        assert done.tokens == alone.tokens[: len(done.tokens)]
+        read.append(timings.prompt_tokens)
+        return [*ids, *done.tokens]
+
+    ids = turn(said)
+    left = iter([True] * 7)
+    cut = turn([*ids, *said[:9]], lambda: next(left, False))
+    assert len(cut) == len(ids) + 9 + 8
+    turn([*cut[:-5], *said[3:30]])
+    turn([*said, *said[10:14]])
+    # What a prediction follows from; the last token of the answer, which nobody asked what follows it, and what came;
+    # what follows the third token of an answer; and what is not as it was.
+    assert read == [1, 1 + 9, 27, 4]
+
+
+def test_a_conversation_that_outgrows_its_cache(model: Any) -> None:
+    kept, how = Kept(), Sampling(max_tokens=8)
+    said = model.tokenizer.encode(TEXT * 9)
+    generate(model.runtime, [said[:60]], how, kept=kept)
+    [second], timings = generate(model.runtime, [said[:180]], how, kept=kept)
+    assert timings.prompt_tokens == 180
+    assert second.tokens == generate(model.runtime, [said[:180]], how)[0][0].tokens
+
+
+def test_texts_are_continued_without_a_template(model: Any) -> None:
+    talk = model.conversation()
+    assert (talk.chat, talk.channels, talk.room) == (False, False, 2048)
+    parts: list[tuple[str, str]] = []
+    say = {"on_text": lambda label, text: parts.append((label, text))}
+    reply = talk.reply([{"role": "user", "content": TEXT}], Sampling(max_tokens=6), **say)
+    assert reply.text == str(model.generate(TEXT, max_tokens=6))
+    assert "".join(text for _, text in parts) == reply.text
+    assert {label for label, _ in parts} == {""}
+    more = [{"role": "user", "content": TEXT}, {"role": "assistant", "content": reply.text}]
+    again = talk.reply([*more, {"role": "user", "content": " Then"}], Sampling(max_tokens=6), **say)
+    assert again.timings.prompt_tokens <= 5
+    with pytest.raises(ConfigError, match=r"has 2,\d\d\d tokens, and the model reads 2,048"):
+        talk.reply([{"role": "user", "content": TEXT * 100}], Sampling(), **say)
+    assert talk.reply(more, Sampling(max_tokens=4000), wanted=lambda: False, **say).finish == "interrupted"
