@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pipeline import meter
 from pipeline.errors import ValueRangeError
 from pipeline.hooks import optional
+from pipeline.measured import encoded
 from pipeline.method import Method, MethodHooks
+from pipeline.ops import Kernel
 from pipeline.tensors.blocks import block_grain, common, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf, scanned
 from pipeline.tensors.qtensor import QTensor
@@ -25,6 +27,7 @@ class CodedStore(StoreView):
         store: what is read.
         methods: tensor → its method.
         measure: add up what encoding loses.
+        unpack: decodes what was encoded, where that is measured.
         plain: what tensors become that are unpacked: `bf16`, or `keep`, the fp32 values that they decode to.
         extremes: of whole matrices and rows, for methods that need them.
     """
@@ -33,6 +36,7 @@ class CodedStore(StoreView):
     methods: Mapping[str, Method]
     measure: bool
     plain: Literal["bf16", "keep"] = "bf16"
+    unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
@@ -88,13 +92,15 @@ class CodedStore(StoreView):
         if spec.scheme is None:
             return checked(value, spec, box, name)
         try:
-            coded = method.encode(value, measure=self.measure, **self._wider(method, name, box))
+            wider = self._wider(method, name, box)
+            if self.measure:
+                coded, stats = encoded(method, value, self.unpack, **wider)
+                meter.error(name, stats)
+            else:
+                coded = method.encode(value, **wider)
         except ValueRangeError as why:
             at = ",".join(f"{s.start}:{s.stop}" for s in box)
             raise ValueRangeError(f"{name}[{at}]: {why}") from None
-        if self.measure:
-            coded, stats = coded
-            meter.error(name, stats)
         return checked(coded, spec, box, name)
 
     def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:

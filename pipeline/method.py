@@ -68,7 +68,7 @@ class MethodHooks:
 
     rules: tuple[Rule, ...] = ()
     """What becomes of tensors that the model's rules say nothing of, as readers of such files are used to it. Roles
-    that the model does not have, and blocks that do not fit, are passed over; a head that is the embedding is a `head`."""
+    that the model does not have, and blocks that do not fit, are passed over; an embedding that is the head is one."""
 
     recipe: Any = None
     """How `encode` makes codes, as options of the op `quantize` (a dataclass): what training for a quantized export

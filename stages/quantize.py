@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Literal
 
 from pipeline.assigned import EXTRA, assigned
@@ -10,7 +11,7 @@ from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
-from pipeline.ops import Call
+from pipeline.ops import Call, Kernel
 from pipeline.rules import Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
@@ -32,6 +33,7 @@ class Quantize:
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
         plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
             that they decode to.
+        unpack: decodes what was encoded, to measure the error of methods that are not ours.
     """
 
     method: Method
@@ -42,6 +44,7 @@ class Quantize:
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
+    unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
@@ -52,7 +55,7 @@ class Quantize:
         todo = self._todo(checkpoint)
         if not todo:
             return checkpoint
-        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain))
+        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack))
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""

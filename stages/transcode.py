@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pipeline import meter
 from pipeline.errors import NotLossless, PlanError, Problem
+from pipeline.measured import encoded
 from pipeline.method import Method, fitted
+from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.blocks import Box, component_box
 from pipeline.tensors.qtensor import QTensor
@@ -25,10 +27,12 @@ class Transcode:
     Attributes:
         method: its scheme is the target; its way of making codes is used only where requantizing is allowed.
         allow_requantize: where a tensor does not fit exactly, quantize its values again and report the error.
+        unpack: decodes what was quantized again, to measure the error of methods that are not ours.
     """
 
     method: Method
     allow_requantize: bool = False
+    unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
@@ -57,7 +61,7 @@ class Transcode:
             raise PlanError(problems)
         if not todo:
             return checkpoint
-        return replace(checkpoint, store=Recoded(checkpoint.store, todo, self.allow_requantize))
+        return replace(checkpoint, store=Recoded(checkpoint.store, todo, self.allow_requantize, self.unpack))
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class Recoded(StoreView):
     store: TensorStore
     methods: Mapping[str, Method] = field(repr=False)
     allow_requantize: bool
+    unpack: Kernel
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -103,7 +108,7 @@ class Recoded(StoreView):
                 raise NotLossless(
                     f"{name}: {why}; allow_requantize=true quantizes it again and reports the error"
                 ) from None
-            recoded, stats = method.encode(method.decode(packed, "F32"), measure=True)
+            recoded, stats = encoded(method, method.decode(packed, "F32"), self.unpack)
             meter.error(name, stats)
         within = (*(slice(0, s.stop - s.start) for s in box[:-2]), *box[-2:])
         return checked(cut(recoded, within), spec, box, name)

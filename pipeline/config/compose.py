@@ -23,6 +23,7 @@ from omegaconf.resolvers import oc
 
 from pipeline import redact
 from pipeline.config import extend, foreign, kernels
+from pipeline.config.joined import joined
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -55,7 +56,9 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     cfg, astray = _with_kernels(cfg, chosen)
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
-    by_name = _by_name(cfg) if _env_asked else tree
+    folders = option_folders(None)
+    tree = joined(tree, folders)
+    by_name = joined(_by_name(cfg), folders) if _env_asked else tree
     given = redact.tree(by_name, redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
     redact.learn(_environment, [str(place) for place in places])

@@ -122,6 +122,12 @@ class Resolver:
                 return value
             return self.note(where, f"{value!r} is not a choice{did_you_mean(str(value), map(str, args))}")
         if origin in (tuple, list, Sequence):
+            if (
+                isinstance(value, Mapping)
+                and value
+                and all(isinstance(v, Mapping) and "_target_" in v for v in value.values())
+            ):
+                value = [*value.values()]  # by name, as our files have them
             if isinstance(value, str) or not isinstance(value, Sequence):
                 return self.note(where, f"a list is expected, got {value!r}")
             items = [self._value(v, args[0] if args else Any, f"{where}[{i}]") for i, v in enumerate(value)]

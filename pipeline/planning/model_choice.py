@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.compose import CONF, allowed_packages, no_model, option_folders, options
+from pipeline.config.joined import joined
 from pipeline.config.model_types import model_types
 from pipeline.config.overrides import parsed_override
 from pipeline.config.resolve import Resolver
@@ -92,7 +93,7 @@ def _opened(source: str, hub: Sequence[str], fetch: bool, config_dir: Path | Non
             OmegaConf.update(tree, parsed.key_or_group, parsed.value())
     tree.engine = OmegaConf.load(CONF / "engine" / "jax.yaml")  # its families: a config.json may be all there is
     tree.load = OmegaConf.load(CONF / "stages" / "load.yaml")
-    node: Any = OmegaConf.to_container(tree.load, resolve=True)
+    node: Any = joined(OmegaConf.to_container(tree.load, resolve=True), option_folders(config_dir))
     resolver = Resolver(allowed_packages())
     load = resolver.build({**node, "source": source}, "model")
     if resolver.problems:

@@ -54,6 +54,8 @@ def built(name, **changes):
     """The method of conf/quant/NAME.yaml, or of VARIANTS."""
     if name in VARIANTS:
         return Blockwise(**{**VARIANTS[name], **changes})
+    if name in ("int3", "int4"):  # blocks that rows of 64 have room for
+        changes = {"block_elems": 32, "scale": "f32", **changes}
     tree = OmegaConf.create({"quant": OmegaConf.load(CONF / f"{name}.yaml")})
     for elsewhere in {"quantize", "dequantize", "seed"} & set(tree.quant):
         del tree.quant[elsewhere]

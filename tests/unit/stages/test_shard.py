@@ -92,7 +92,7 @@ def test_an_export_read_back_is_placed_too() -> None:
     """What is scored is what was written, on the same mesh."""
     plan = planned("flow=full", "mesh=expert")
     assert not plan.problems
-    assert plan.takes["evaluate"].reads == "reads the export"
+    assert plan.takes["evaluate"].reads == "reads the export; 8,192 tokens of a text"
     assert plan.takes["evaluate"].devices == 2
     assert plan.works["export"].chunks == planned("flow=convert").works["export"].chunks
 
