@@ -21,9 +21,10 @@ from pipeline.errors import ConfigError, PlanError, StageError
 from pipeline.running import gang, pinned
 from pipeline.running.graph import Task, run_distributed
 from pipeline.stage import Gang
-from tests.cases import model_runs
+from tests.cases import model_runs, toy_table
 from tests.cli.run import ROOT, kill_tree
 from tests.sharding.test_gang import EXPERTS, SAMPLED, asleep, first_of, gone, join, members, raising
+from tests.sharding.test_training_gang import losses
 from tests.unit.running.test_graph import CONF
 
 HOSTS = ("127.0.0.2", "127.0.0.3")
@@ -131,6 +132,25 @@ def test_a_run_finds_there_what_one_device_does(cluster: Cluster, tmp_path: Path
     assert both.results["generate"]["tokens"] == alone.results["generate"]["tokens"]
     assert both.results["generate"]["facts"]["devices"] == 4
     assert looked.result() == ([cluster.workers[host].pid for host in HOSTS], {HOSTS[0]})
+
+
+def test_a_training_goes_there_as_in_one_process(cluster: Cluster, tmp_path: Path) -> None:
+    """Rows of metrics and weights of the members are in the folders of whoever asked; later ones find them."""
+    given = toy_table.write(tmp_path / "table.csv")
+    trained = [*toy_table.TRAINED, f"data.files=[{given}]", "train.steps=4", "train.look.every=2"]
+    mesh = ["mesh=data", "mesh.axes.data=4", "mesh.processes=2"]
+    there = [*mesh, f"dask.address={cluster.scheduler.scheduler_address}"]
+
+    def command(name: str, *more: str) -> list[str]:
+        return [*trained, *more, f"paths.run={tmp_path / name / 'run'}", f"paths.outputs={tmp_path / name}"]
+
+    both = pipeline.run(command("both", *there)).results["train"]
+    with model_runs.quick_compilation():
+        alone = pipeline.run(command("alone")).results["train"]
+    assert both["step"] == alone["step"] == 4
+    for found, wanted in zip(losses(tmp_path / "both"), losses(tmp_path / "alone"), strict=True):
+        assert found[:2] == wanted[:2]
+        assert found[2] == pytest.approx(wanted[2], rel=1e-5)
 
 
 def test_the_first_is_where_its_address_is(cluster: Cluster) -> None:
