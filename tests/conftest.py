@@ -65,7 +65,7 @@ SLOW = (
 # Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times.
 OPTIMIZED = (
     "contract/", "fuzz/", "golden/", "oracle/test_mx_torchao.py", "oracle/test_number_formats.py", "oracle/test_ops.py",
-    "property/", "real/", "sharding/test_page.py", "unit/kernels/", "unit/live/test_page.py",
+    "property/", "real/", "unit/kernels/",
 )  # fmt: skip
 
 
