@@ -89,7 +89,8 @@ def _seeds() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Programs compile in half the time, but for those of `OPTIMIZED`; commands that tests start are not concerned."""
-    optimized = request.path.relative_to(Path(__file__).parent).as_posix().startswith(OPTIMIZED)
+    where = request.path.relative_to(Path(__file__).parent).as_posix()
+    optimized = where.startswith(OPTIMIZED) and "/test_native_" not in where  # C++ is what it is
     if optimized or "jax" not in sys.modules:
         yield
         return
