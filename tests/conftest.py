@@ -65,7 +65,7 @@ SLOW = (
 # Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times.
 OPTIMIZED = (
     "contract/", "fuzz/", "golden/", "oracle/test_mx_torchao.py", "oracle/test_number_formats.py", "oracle/test_ops.py",
-    "property/", "real/", "sharding/test_page.py", "unit/kernels/", "unit/live/test_page.py",
+    "property/", "real/", "unit/kernels/",
 )  # fmt: skip
 
 
@@ -89,7 +89,8 @@ def _seeds() -> None:
 @pytest.fixture(autouse=True, scope="module")
 def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Programs compile in half the time, but for those of `OPTIMIZED`; commands that tests start are not concerned."""
-    optimized = request.path.relative_to(Path(__file__).parent).as_posix().startswith(OPTIMIZED)
+    where = request.path.relative_to(Path(__file__).parent).as_posix()
+    optimized = where.startswith(OPTIMIZED) and "/test_native_" not in where  # C++ is what it is
     if optimized or "jax" not in sys.modules:
         yield
         return

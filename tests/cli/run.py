@@ -11,11 +11,14 @@ from typing import Any
 
 import psutil
 
+from tests.cases.model_runs import quick_environment
 from tests.cli import warm
 
 ROOT = Path(__file__).parents[2]
 MAIN = ("+model=gpt_oss", "quant=mxfp4")
 QUIETLY = ("+model=gpt_oss", "progress=false")
+OPTIMIZED = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "0", "XLA_FLAGS": os.environ.get("XLA_FLAGS", "")}
+"""For commands whose programs are to be as people have them; all others compile theirs quickly."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,12 @@ def start(
     Args:
         args: as typed.
         cwd: where. In the project's folder only runs that say `paths.run=`.
-        env: variables beside those of this process.
+        env: variables beside those of this process, and of quick compilation.
         popen: to `subprocess.Popen`; streams, for one.
     """
     streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environment = {**os.environ, **(env or {})}
     return subprocess.Popen(
-        command(*args), cwd=cwd, env=environment, text=True, start_new_session=True, **{**streams, **popen}
+        command(*args), cwd=cwd, env=_environment(env), text=True, start_new_session=True, **{**streams, **popen}
     )
 
 
@@ -80,10 +82,14 @@ def pipeline(
     *args: str, cwd: Path | bytes = ROOT, env: Mapping[str, str] | None = None, timeout_s: float = 120, **popen: Any
 ) -> Said:
     """Run to the end."""
-    environment = {**os.environ, **(env or {})}
+    environment = _environment(env)
     if not popen and warm.serves(args, cwd, environment):
         return Said(*warm.run(command(*args)[3:], cwd, environment, timeout_s))
     return end(start(*args, cwd=cwd, env=env, **popen), timeout_s)
+
+
+def _environment(env: Mapping[str, str] | None) -> dict[str, str]:
+    return {**os.environ, **quick_environment(), **(env or {})}
 
 
 def done(*args: str, cwd: Path | bytes = ROOT, env: Mapping[str, str] | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from pipeline.testing.memory import MemoryStore
 from stages.parity import Parity
-from tests.cli.run import MAIN, ROOT, end, pipeline, start
+from tests.cli.run import MAIN, OPTIMIZED, ROOT, end, pipeline, start
 
 TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
 # plugins/models/gpt_oss/tiny/README.md: transformers, fp32 arithmetic on the bf16 weights, the first 8192 tokens.
@@ -48,7 +48,7 @@ def assert_as_planned(report: Any, *overrides: str) -> None:
 
 
 def test_the_main_job_says_what_quantization_did(tmp_path: Path) -> None:
-    said = pipeline(*MAIN, "flow=full", "sampling.max_tokens=8", cwd=tmp_path)
+    said = pipeline(*MAIN, "flow=full", "sampling.max_tokens=8", cwd=tmp_path, env=OPTIMIZED)
     assert said.code == 0, said.err
     manifest = json.loads(
         (tmp_path / "outputs" / "gpt_oss-mxfp4-flow=full-sampling.max_tokens=8/manifest.json").read_text()

@@ -73,7 +73,7 @@ class TestQuantizeDequantize(KernelContract):
     """The corpus of `quantize` once more, without what it refuses: programs cannot raise. Op by op every operation is
     compiled by itself; the rest of the schemes is in tests/unit/kernels/test_quantize_dequantize.py, as programs."""
 
-    @pytest.fixture(autouse=True, scope="class")
+    @pytest.fixture(autouse=True)
     def _quick(self) -> Iterator[None]:
         """There is nothing to fuse in an operation by itself."""
         with quick_compilation():

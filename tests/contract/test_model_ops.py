@@ -10,11 +10,9 @@ from tests.cases.model_runs import quick_compilation
 
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Values are those of optimized programs; what gradients are is the same without, and they are most to compile."""
-    if "gradient" in request.function.__name__:
-        with quick_compilation():
-            yield
-    else:
+    """Values of XLA's are those of optimized programs; gradients are the same without, and are most to compile."""
+    native = request.node.callspec.params["backend"].startswith("native")
+    with quick_compilation(native or "gradient" in request.function.__name__):
         yield
 
 

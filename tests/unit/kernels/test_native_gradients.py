@@ -1,6 +1,7 @@
 """The products of gradients in C++: any rows, columns and choices under every instruction set, within the error of a
 float32 sum; and the gradients of ops beside the contract's cases."""
 
+from functools import cache
 from typing import Any
 
 import jax
@@ -107,13 +108,14 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"window": 20, "softcap": 3.0}, {"causal": False, "window": 9}], ids=["", "window", "both ways"]
-)
-@pytest.mark.parametrize("documents", [1, 4])
-@pytest.mark.parametrize("shape", ROWS)
-def test_attention_of_rows_of_documents(isa: str, shape: str, documents: int, options: dict[str, Any]) -> None:
-    """Values and gradients; the last tokens of a row are padding."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    "": {}, "window": {"window": 20, "softcap": 3.0}, "both ways": {"causal": False, "window": 9}
+}  # fmt: skip
+
+
+@cache
+def rows_of_documents(shape: str, documents: int, options: str) -> tuple[Any, ...]:
+    """The loss as a function of an attention and its floats, these, and its value and gradients in float64."""
     batch, tokens, heads, key_heads, d, dv = ROWS[shape]
     rng = np.random.default_rng(tokens)
     sizes = ((batch, tokens, heads, d), (batch, tokens, key_heads, d), (batch, tokens, key_heads, dv))
@@ -128,15 +130,23 @@ def test_attention_of_rows_of_documents(isa: str, shape: str, documents: int, op
 
     def loss(f: Any, *floats: Any) -> Any:
         q, k, v, sinks = floats
-        return (f(q, k, v, at, at, scale=0.2, sinks=sinks, segments=own, **options) * direction).sum()
+        return (f(q, k, v, at, at, scale=0.2, sinks=sinks, segments=own, **OPTIONS[options]) * direction).sum()
 
     with jax.enable_x64(True):
         wide = [jnp.asarray(a, jnp.float64) for a in (q, k, v, sinks)]
-        want = jax.value_and_grad(lambda *a: loss(in_float64, *a), (0, 1, 2, 3))(*wide)
-        want = jax.tree.map(np.asarray, want)
-    value, found = jax.jit(jax.value_and_grad(lambda *a: loss(attention.attention, *a), (0, 1, 2, 3)))(q, k, v, sinks)
-    np.testing.assert_allclose(value, want[0], rtol=1e-4, atol=1e-3)
-    for got, expected in zip(found, want[1], strict=True):
+        want = jax.jit(jax.value_and_grad(lambda *a: loss(in_float64, *a), (0, 1, 2, 3)))(*wide)
+    return loss, (q, k, v, sinks), *jax.tree.map(np.asarray, want)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("documents", [1, 4])
+@pytest.mark.parametrize("shape", ROWS)
+def test_attention_of_rows_of_documents(isa: str, shape: str, documents: int, options: str) -> None:
+    """Values and gradients; the last tokens of a row are padding."""
+    loss, floats, value, gradients = rows_of_documents(shape, documents, options)
+    found = jax.jit(jax.value_and_grad(lambda *a: loss(attention.attention, *a), (0, 1, 2, 3)))(*floats)
+    np.testing.assert_allclose(found[0], value, rtol=1e-4, atol=1e-3)
+    for got, expected in zip(found[1], gradients, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=2e-5 * np.abs(expected).max())
 
 

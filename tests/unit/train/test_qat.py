@@ -33,8 +33,14 @@ ON_HOST = {
 }
 
 
+def one_layer(kind: str) -> dict[str, Any]:
+    """Options of config.json: each weight is rounded by itself, and to compile it is most of the work."""
+    types = trained.CONFIGS[kind].get("layer_types")
+    return {"num_hidden_layers": 1, **({} if types is None else {"layer_types": types[:1]})}
+
+
 def parameters_of(kind: str) -> Any:
-    config = trained.CONFIGS[kind]
+    config = {**trained.CONFIGS[kind], **one_layer(kind)}
     return family_of(config, model_runs.engine().families).parameters(config)
 
 
@@ -52,7 +58,7 @@ def qat(kind: str, name: str, **options: Any) -> Qat:
 
 
 def step_of(kind: str, how: Qat, dtype: str) -> Step:
-    model = trained.model(kind)
+    model = trained.model(kind, **one_layer(kind))
     model.ops = how.ops(model.ops)
     leaves = partial(how.leaves, parameters=parameters_of(kind), specs=specs_of(kind, dtype))
     return make_step(model, CausalLM(), AdamW(rate=1e-2), steps=100, leaves=leaves)
@@ -72,7 +78,7 @@ def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> No
     how = qat(kind, name, on_host=name in ON_HOST)
     step = step_of(kind, how, dtype)
     assert list(how.problems(parameters_of(kind), specs_of(kind, dtype))) == []
-    state, losses = step.init(trained.parameters(kind)), []
+    state, losses = step.init(trained.parameters(kind, **one_layer(kind))), []
     for _ in range(4):
         state, seen = step(state, trained.batches(2, 2, 24), trained.key())
         losses.append(float(seen["loss"]))
@@ -98,8 +104,10 @@ def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> No
 
 def test_gradients_are_those_of_the_rounded_weights() -> None:
     """Straight through: as if the masters were what they are rounded to."""
-    step, plain = step_of("llama", qat("llama", "mxfp4"), "BF16"), trained.step_of("llama")
-    masters = {n: jnp.asarray(w) for n, w in trained.parameters("llama").items()}
+    one = one_layer("llama")
+    step = step_of("llama", qat("llama", "mxfp4"), "BF16")
+    plain = make_step(trained.model("llama", **one), CausalLM(), AdamW(), steps=100)
+    masters = {n: jnp.asarray(w) for n, w in trained.parameters("llama", **one).items()}
     batches = trained.batches(1, 2, 24)
     rounded = jax.jit(step.gradients.leaves)(masters, {}, None)
     mine = jax.jit(step.gradients)(masters, batches, trained.key(), {}, {})
@@ -113,7 +121,7 @@ def test_activations_are_rounded_where_weights_are_packed() -> None:
     """With scales of whole rows, of 8 bits: the loss changes, and not much; nothing's gradient is lost."""
     kind = "gpt_oss"
     whole, rounded = step_of(kind, qat(kind, "int8"), "F32"), step_of(kind, qat(kind, "int8", activations=INT8), "F32")
-    masters = {n: jnp.asarray(w) for n, w in trained.parameters(kind).items()}
+    masters = {n: jnp.asarray(w) for n, w in trained.parameters(kind, **one_layer(kind)).items()}
     batches = trained.batches(1, 2, 24)
     (a, _, _), expected = jax.jit(whole.gradients)(masters, batches, trained.key(), {}, {})
     (b, _, _), found = jax.jit(rounded.gradients)(masters, batches, trained.key(), {}, {})
