@@ -19,7 +19,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-if __name__ == "__main__":
+from pipeline import huge_pages
+
+if __name__ == "__main__" or Path(sys.argv[0]).stem == "weightmill":
+    huge_pages.begin_anew(sys.argv[1:])
     gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
 
 import hydra

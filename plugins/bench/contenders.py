@@ -97,8 +97,11 @@ def turn(contender: Contender, source: Path, task: Task) -> Turn:
     return found
 
 
-def run(command: Sequence[object], threads: int) -> tuple[str, int]:
+def run(command: Sequence[object], threads: int, **variables: str) -> tuple[str, int]:
     """What a program says that has `threads` cores, and its largest resident bytes.
+
+    Args:
+        variables: of its environment, beside this one's.
 
     Raises:
         SystemExit: it failed, with what it said.
@@ -106,6 +109,7 @@ def run(command: Sequence[object], threads: int) -> tuple[str, int]:
     words = [str(word) for word in command]
     some = sorted(os.sched_getaffinity(0))[-threads:]
     env = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}  # compile anew
+    env |= variables
     own = os.sched_getaffinity(0)
     os.sched_setaffinity(0, some)  # which a child has from the thread that starts it
     try:

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "floats.h"
-#include "lines.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "targets.h"
@@ -73,14 +72,14 @@ void run(ffi::ThreadPool& pool, const Call& c, int64_t most_rows, int64_t found_
   const bool whole = blocks.size() * size_t(c.key_heads) > 64;  // enough to share out as it is
   if (whole) parts = 1;
   const int64_t tasks = int64_t(blocks.size()) * c.key_heads;
-  const Lines results(whole ? 0 : tasks * parts * found_floats);
+  const Scratch<> results(whole ? 0 : tasks * parts * found_floats);
   const int64_t threads = slots * c.key_heads * (c.dims + c.value_dims) / WORTH_PRODUCTS;
   parallel(pool, threads, tasks * parts, [&](int64_t i) {
     const int64_t task = i / parts, part = i % parts, head = task % c.key_heads;
     const Block& block = blocks[size_t(task / c.key_heads)];
     const int64_t count = int64_t(block.slots.size()), begin = whole ? 0 : std::min(count, part * PART);
     const int64_t end = whole ? count : std::min(count, begin + PART);
-    const Own<USUAL_FLOATS> scratch(scratch_floats + (whole ? found_floats : 0));
+    const Scratch<USUAL_FLOATS> scratch(scratch_floats + (whole ? found_floats : 0));
     float* found = whole ? scratch.data + scratch_floats : results.data + i * found_floats;
     attend(c, block.batch, head, block.first, block.rows, block.slots.data() + begin, end - begin, found, scratch.data);
     if (whole) finish(c, block.batch, head, block.first, block.rows, found, 1);
@@ -167,11 +166,9 @@ ffi::Error gradient(ffi::ThreadPool pool, int64_t isa, int64_t element, float sc
     const auto c = given.call<space::attention::Call>(nullptr, found.typed_data());                                 \
     const Gradient g{c, d_out.typed_data(), dq->typed_data(), dk->typed_data(), dv->typed_data(),                   \
                      d_sinks->typed_data()};                                                                        \
-    Scratch memory(gradient_floats(c));                                                                             \
     parallel(pool, pool.num_threads(), c.batch * c.key_heads, [&](int64_t i) {                                      \
-      Memory scratch = memory.take();                                                                               \
-      space::attention::gradient(g, i / c.key_heads, i % c.key_heads, scratch.get());                               \
-      memory.give(std::move(scratch));                                                                              \
+      const Scratch<> scratch(gradient_floats(c));                                                                  \
+      space::attention::gradient(g, i / c.key_heads, i % c.key_heads, scratch.data);                                \
     }, parallel_work::PROMPT);                                                                                      \
     return ffi::Error::Success();                                                                                   \
   }

@@ -3,15 +3,16 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <vector>
 
 #include "elements.h"
 #include "floats.h"
 #include "gemv_call.h"
 #include "grouped.h"
-#include "lines.h"
 #include "targets.h"
 #include "parallel.h"
+#include "scratch.h"
 
 #define WM_KERNELS "gemv.h"
 #include "each_isa.h"
@@ -112,7 +113,9 @@ void find_blocks(std::vector<Product>& products) {
 // What a call keeps of activations, in an order that some of its weights want.
 struct Order {
   const GemvKernel* kernel;
-  Lines x, sums;
+  Scratch<> x, sums;
+
+  Order(const GemvKernel* kernel, int64_t x, int64_t sums) : kernel(kernel), x(x), sums(sums) {}
 };
 
 constexpr int64_t USUAL_FLOATS = 1 << 12;  // of scratch, beside which there are few larger
@@ -136,13 +139,13 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
   find_blocks(products);
 
   const bool sums = std::any_of(products.begin(), products.end(), [](const Product& p) { return p.q.w.zero; });
-  std::vector<Order> orders;
+  std::deque<Order> orders;
   for (Product& p : products) {
     const GemvKernel* k = p.q.kernel;
     const int64_t stride = p.q.groups * k->group, lanes = p.q.groups * k->lanes;
     auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
     if (o == orders.end()) {
-      orders.push_back({k, Lines(call.rows * stride), Lines(sums ? call.rows * lanes : 0)});
+      orders.emplace_back(k, call.rows * stride, sums ? call.rows * lanes : 0);
       o = orders.end() - 1;
       for (int64_t i = 0; i < call.rows; ++i)
         k->arrange(call.x + i * n * (call.bf16 ? 2 : 4), call.bf16, n, o->x.data + i * stride,
@@ -168,7 +171,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
     const Product* p = products.data();
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
-    const Own<USUAL_FLOATS> scratch(scratch_floats(p->q));
+    const Scratch<USUAL_FLOATS> scratch(scratch_floats(p->q));
     for (size_t from = 0; from < group.assignments.size(); from += GEMV_MOST) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];

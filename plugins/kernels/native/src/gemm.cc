@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
@@ -71,25 +72,25 @@ struct Job {
   const int64_t* assignments;
   int64_t count, tiles, pieces = 0;
   std::once_flag begun;
-  Memory arranged;
+  std::optional<Scratch<>> arranged;
   std::atomic<int64_t> next_tile{0}, ready_tiles{0}, done_pieces{0};
 
   Job(int64_t matrix, const int64_t* assignments, int64_t count, int64_t tiles)
       : matrix(matrix), assignments(assignments), count(count), tiles(tiles) {}
 
   template <typename Arrange>
-  const float* in_order(Scratch& memory, const Arrange& arrange) {
-    std::call_once(begun, [&] { arranged = memory.take(); });
+  const float* in_order(int64_t floats, const Arrange& arrange) {
+    std::call_once(begun, [&] { arranged.emplace(floats); });
     for (int64_t i; (i = next_tile.fetch_add(1)) < tiles;) {
-      arrange(i, arranged.get());
+      arrange(i, arranged->data);
       ready_tiles.fetch_add(1, std::memory_order_release);
     }
     while (ready_tiles.load(std::memory_order_acquire) < tiles) parallel_work::pause();  // others are at them
-    return arranged.get();
+    return arranged->data;
   }
 
-  void done(Scratch& memory) {
-    if (done_pieces.fetch_add(1) + 1 == pieces) memory.give(std::move(arranged));
+  void done() {
+    if (done_pieces.fetch_add(1) + 1 == pieces) arranged.reset();
   }
 };
 
@@ -137,17 +138,16 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16
                         std::min(share(strips, parts, i + 1) * k.strip, stack.w.rows)});
       job.pieces += parts;
     }
-  Scratch own(k.scratch), arranged(most * k.arranged(call.n));
+  const int64_t arranged = most * k.arranged(call.n);  // floats of the largest job: all have pieces of one size
   parallel(pool, threads, int64_t(work.size()), [&](int64_t i) {
     const Piece& p = work[size_t(i)];
     Job& job = *p.job;
     const Weights& w = p.stack->w;
     const GemmRows rows{call.x, call.bf16, call.n, job.assignments, job.count, call.each, p.stack->y, w.rows};
     const float* ordered = job.in_order(arranged, [&](int64_t tile, float* out) { k.arrange(rows, tile, out); });
-    Memory scratch = own.take();
-    k.product(w, job.matrix, p.first, p.last, rows, ordered, scratch.get());
-    own.give(std::move(scratch));
-    job.done(arranged);
+    const Scratch<> scratch(k.scratch);
+    k.product(w, job.matrix, p.first, p.last, rows, ordered, scratch.data);
+    job.done();
   }, parallel_work::PROMPT);
   return ffi::Error::Success();
 }

@@ -81,7 +81,6 @@ ffi::Error input_gradient(ffi::ThreadPool pool, int64_t isa, ffi::Buffer<ffi::S3
   const int64_t most = piece_of(count, pool.num_threads());
   for (const Group& group : groups) divide(group, int64_t(group.assignments.size()), most, work);
   const Kernels& k = kernels(isa);
-  Scratch memory(k.scratch);
   parallel(pool, pool.num_threads(), int64_t(work.size()), [&](int64_t i) {
     const Piece& p = work[size_t(i)];
     std::vector<GradientTerm> own = terms;
@@ -89,9 +88,8 @@ ffi::Error input_gradient(ffi::ThreadPool pool, int64_t isa, ffi::Buffer<ffi::S3
       t.dy.assignments = p.group->assignments.data() + p.first, t.dy.count = p.last - p.first;
       t.w += p.group->matrix * t.dy.n * in * (t.bf16 ? 2 : 4);
     }
-    Memory scratch = memory.take();
-    k.input(own.data(), int64_t(own.size()), in, scratch.get());
-    memory.give(std::move(scratch));
+    const Scratch<> scratch(k.scratch);
+    k.input(own.data(), int64_t(own.size()), in, scratch.data);
   }, parallel_work::PROMPT);
   return ffi::Error::Success();
 }
@@ -120,16 +118,14 @@ ffi::Error weight_gradient(ffi::ThreadPool pool, int64_t isa, ffi::AnyBuffer dy,
     std::fill_n(db->typed_data() + e * out, out, 0.0f);
   }
   const Kernels& k = kernels(isa);
-  Scratch memory(k.scratch);
   parallel(pool, pool.num_threads(), int64_t(work.size()), [&](int64_t i) {
     const Piece& p = work[size_t(i)];
     const int64_t e = p.group->matrix;
     const WeightGradient g{bytes(dy), bytes(x), half(dy), half(x), out, in, p.group->assignments.data(),
                            int64_t(p.group->assignments.size()), count / d[0], count / of[0],
                            dw->typed_data() + e * out * in, db->typed_data() + e * out};
-    Memory scratch = memory.take();
-    k.weight(g, p.first, p.last, scratch.get());
-    memory.give(std::move(scratch));
+    const Scratch<> scratch(k.scratch);
+    k.weight(g, p.first, p.last, scratch.data);
   }, parallel_work::PROMPT);
   return ffi::Error::Success();
 }
