@@ -17,6 +17,8 @@ from typing import Final
 NAME: Final = "GLIBC_TUNABLES"
 TUNABLE: Final = "glibc.malloc.hugetlb=1"  # ask with madvise(2); GNU libc manual, "Memory Allocation Tunables"
 GIVEN: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+WITHOUT: Final = ("plan", "graph", "why", "explain", "gc", "tune", "new-stage", "help", "version")  # verbs
+QUESTIONS: Final = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")
 SINCE: Final = (2, 35)  # of glibc
 
 
@@ -33,8 +35,12 @@ def begin_anew(words: Sequence[str]) -> None:
 
 def wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether these words ask for a run, and its memory could be in huge pages and is not."""
-    runs = any("=" in word for word in words) and ("=" in words[0] or words[0].startswith("-"))  # else it is a verb
-    return runs and NAME not in environment and libc() >= SINCE and "[madvise]" in given()
+    return runs(words) and NAME not in environment and libc() >= SINCE and "[madvise]" in given()
+
+
+def runs(words: Sequence[str]) -> bool:
+    """Whether something is computed, as far as can be told before anything is imported."""
+    return bool(words) and words[0] not in WITHOUT and not {*QUESTIONS} & {*words}
 
 
 def given() -> str:

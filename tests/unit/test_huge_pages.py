@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import huge_pages
-from pipeline.config.overrides import VERBS
+from pipeline.config.line import APART, SHORT, STOPS
 from tests.cli.run import end, start
 
 RUN = ["+model=gpt_oss", "quant=mxfp4"]
@@ -25,7 +25,9 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [(RUN, True), (["-m", *RUN], True), (["--config-dir", "mine", *RUN], True), ([], False), (["--help"], False)]
-    + [([verb, *RUN], False) for verb in VERBS],
+    + [([verb, *RUN], False) for verb in (*STOPS, *APART)]
+    + [([verb, "DIR"], True) for verb in SHORT]
+    + [(["convert", "--help"], False), (["--version"], False)],
 )
 def test_runs_want_them(machine: Path, words: list[str], wanted: bool) -> None:
     assert huge_pages.wanted(words, {}) == wanted
