@@ -16,6 +16,12 @@ from pipeline.reporting import reference as shown
 STRUCTURE = ("_target_", "_partial_")
 
 
+@pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the folder of a user that another test has named."""
+    monkeypatch.delenv(extend.VARIABLE, raising=False)
+
+
 def leaves(node: Any, prefix: str) -> dict[str, Any]:
     if not isinstance(node, dict) or not node or not all(str(k).isidentifier() for k in node):
         return {prefix: node}
