@@ -115,19 +115,19 @@ class Grid:
         for i in kept:
             header = "\n".join(wrapped(self.columns[i], widths[i]))
             drawn.add_column(Text(header), justify="right" if i in self.right else "left", width=widths[i])
+        heads = {i: _head(self._names(i), widths[i]) or HEADS[0] for i in kept}
         for row in self.rows:
-            cells_of = [row[i] if i < len(row) else "" for i in kept]
-            drawn.add_row(
-                *(self._cell(cell, widths[i], i, Text) for i, cell in zip(kept, cells_of, strict=True)),
-            )
+            given = [(i, row[i] if i < len(row) else "") for i in kept]
+            fit = [(self._fit(c, widths[i], None if i in self.right else heads[i]), c) for i, c in given]
+            drawn.add_row(*(Text(text) if isinstance(c, str) else c for text, c in fit))
         yield drawn
 
-    def _cell(self, cell: Any, columns: int, i: int, text: Any) -> Any:
-        if not isinstance(cell, str):
-            return cell
-        if IDENTIFIER.fullmatch(cell) and i not in self.right:
-            return text(shortened(cell, columns, _head(self._names(i), columns) or HEADS[0]))
-        return text("\n".join(piece for part in wrapped(cell, columns) for piece in chopped(part, columns)))
+    @staticmethod
+    def _fit(cell: Any, columns: int, head: float | None) -> str:
+        """A text in lines that fit; a name, where there is a `head` for names, without its middle."""
+        if head is not None and IDENTIFIER.fullmatch(str(cell)):
+            return shortened(cell, columns, head)
+        return "\n".join(piece for part in wrapped(str(cell), columns) for piece in chopped(part, columns))
 
     def _fitted(self, most: int, console: Any) -> tuple[list[int], dict[int, int]]:
         """The columns that there is room for, and the width of each."""

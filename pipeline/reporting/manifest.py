@@ -459,7 +459,9 @@ def figures_of(result: Any) -> dict[str, Cell]:
 
 
 def _result_table(name: str, value: Any) -> Any:
-    """A stage's result: a line for each of its fields or items."""
+    """A stage's result: a line for each of its fields or items, but for its summary, which ends what is shown."""
+    if isinstance(value, dict):
+        value = {k: v for k, v in value.items() if k != "summary"}
     rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [("", value)]
     pairs = list(rows)
     lines = []

@@ -33,6 +33,7 @@ from pipeline.running.description import Description, describe, read_description
 from pipeline.running.exports import Exports, adopts, places_of
 from pipeline.running.graph import Failure
 from pipeline.running.journal import Journal, locked
+from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
 from pipeline.stage import StageHooks, WorkHooks
@@ -295,12 +296,14 @@ def _earlier(
             if then is not None and (here := resolved(key)).id != then["key"]:
                 new = differences({"resolved": then["resolved"]}, {"resolved": here.parts.get("resolved", {})})
                 refuse(run_dir, before, [(name, d) for d in new], what)
+    going = Progress("verifying outputs", sum(file["nbytes"] for file in report.outputs), "B")
     for file in report.outputs:
         path = Path(file["path"])
         if not path.exists():
             raise ConfigError(f"{path}: is gone since this run finished; overwrite=true makes it again")
         if digest_file(path).xxh3_128 != file["xxh3_128"]:
             raise ConfigError(f"{path}: was changed since this run finished; overwrite=true makes it again")
+        going.add(file["nbytes"])
     events.say(f"complete already, outputs verified: {run_dir}")
     return replace(report, reused=True)
 

@@ -27,6 +27,9 @@ from pipeline.running.graph import Failure, Ref, Task, attempt
 from pipeline.running.results import FOLDER, Results, keepable, packed, unpacked
 from pipeline.stage import Checkpoint, Chunk, Context, Exported, StageHooks, Work
 from pipeline.tensors.spec import TensorSpec
+from pipeline.units import show_bytes
+
+LARGE_NBYTES = 1 << 30  # of a file whose digest takes long enough to be said
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,6 +388,8 @@ def finish(work: Work[Any], inputs: tuple[InputFile, ...], *records: Mapping[str
 
 def digest_input(file: InputFile, known: str | None) -> str:
     unchanged(file)
+    if known is None and file.nbytes >= LARGE_NBYTES:
+        text_stream.live(f"digesting {file.path.name}, {show_bytes(file.nbytes)}")
     digest = known or digest_file(file.path).xxh3_128
     unchanged(file)
     return digest

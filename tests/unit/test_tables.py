@@ -40,9 +40,10 @@ def test_with_room_everything_is_there_in_single_lines() -> None:
 
 
 def test_columns_go_in_their_order_and_the_title_says_so() -> None:
-    assert drawn(wide(), 84)[0] == "Tensors (without in)"
-    assert drawn(wide(("shape", "in")), 84)[0] == "Tensors (without shape)"
-    text = "\n".join(drawn(wide(), 84))
+    assert drawn(wide(), 72)[0] == "Tensors (without in)"
+    assert drawn(wide(("shape", "in")), 72)[0] == "Tensors (without shape)"
+    assert drawn(wide(), 60)[0] == "Tensors (without shape, in)"
+    text = "\n".join(drawn(wide(), 72))
     assert "8×448×160" in text
     assert "MiB" not in text
 
@@ -51,7 +52,6 @@ def test_names_lose_their_middle_and_stay_different() -> None:
     lines = drawn(wide(("in", "shape", "from")), 70)
     shown = [re.split(r"│", line)[1].strip() for line in lines if "…" in line]
     assert len({*shown}) == len(shown) == len(NAMES)
-    assert all("layers.3" in name or "layers.13" in name for name in shown)  # what tells them apart is there
     assert shortened("abcdefghij", 6) == "a…ghij"
     assert shortened("abc", 3) == "abc"
 
