@@ -1,12 +1,13 @@
 """Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from pipeline.coded_store import CodedStore
-from pipeline.errors import PlanError, Problem
+from pipeline.errors import PlanError, Problem, some
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call
@@ -14,6 +15,8 @@ from pipeline.rules import Rule, choose, misfit
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+
+ALIKE = 4  # tensors with one reason are said together from here on
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,10 @@ class Quantize:
         if self.method.scheme is None:  # then nothing stays packed but what a rule keeps
             kept = {n for n in specs if any(r.to == "keep" and self._is_about(r, n) for r in self.rules)}
             chosen |= {n: "quant" for n, s in specs.items() if s.scheme is not None and n not in {*chosen, *kept}}
-        for name, to in chosen.items():
-            why = misfit(specs[name], known[to].scheme, again=self.allow_requantize)
-            problems += [Problem(name, why)] if why else []
+        wrong = {
+            name: misfit(specs[name], known[to].scheme, again=self.allow_requantize) for name, to in chosen.items()
+        }
+        problems += _summed({name: why for name, why in wrong.items() if why}, len(chosen))
         problems += [] if problems else self._nothing(known[to].scheme for to in chosen.values())
         if problems:
             raise PlanError(problems)
@@ -87,3 +91,18 @@ class Quantize:
             "model.rules, or say quant=none"
         )
         return [Problem("quant", text)]
+
+
+def _summed(wrong: Mapping[str, str], of: int) -> list[Problem]:
+    """A problem for each tensor; or where many have the same reason, one that says it once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in wrong.items():
+        by_reason.setdefault(why, []).append(name)
+    found = []
+    for why, names in by_reason.items():
+        if len(names) < ALIKE:
+            found += [Problem(name, why) for name in names]
+        else:
+            patterns = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+            found.append(Problem(f"{len(names)} of {of} tensors that quant= is for", f"{why}: {some(patterns)}"))
+    return found

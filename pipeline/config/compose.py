@@ -26,6 +26,7 @@ from pipeline.config import extend, kernels
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
+from pipeline.config.synonyms import spelt
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.prompts import continued
 
@@ -298,7 +299,7 @@ def quants_named_in(rules: Any, *, _root_: DictConfig) -> dict[str, Any]:
 def wide_enough_for(written: str) -> str:
     """What plain values may be until they are written as `written`, an `export.dtype`: bf16, or as they are where bf16
     would round what the file could hold. Rounded once, where it is written."""
-    return "keep" if written in ("fp16", "fp32") else "bf16"
+    return "keep" if spelt(written, ("fp16", "fp32")) in ("fp16", "fp32") else "bf16"
 
 
 def options(group: str) -> list[str]:
@@ -312,7 +313,7 @@ def options(group: str) -> list[str]:
 def no_model() -> str:
     """What to do about a run without a model."""
     where = "model.source=DIR, FILE.gguf or hf://owner/name says which by itself, model=NAME chooses one"
-    return f"no model chosen; {where}{did_you_mean('', options('model'), 40)}"
+    return f"no model chosen; {where}{did_you_mean('', options('model'))}"
 
 
 def option_folders(config_dir: Path | None) -> list[Path]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import moved
+from pipeline.config.synonyms import spelt
 from pipeline.errors import PlanError, Problem, WeightmillError, did_you_mean
 from pipeline.hooks import lacking, misspelt
 
@@ -116,12 +117,12 @@ class Resolver:
         if origin in (typing.Union, types.UnionType):
             return self._union(value, args, where)
         if origin is typing.Literal:
-            if value in args:
+            if (value := spelt(value, args)) in args:
                 return value
             return self.note(where, f"{value!r} is not a choice{did_you_mean(str(value), map(str, args))}")
         if origin in (tuple, list, Sequence):
             if isinstance(value, str) or not isinstance(value, Sequence):
-                return self.note(where, f"a list is expected, got {value!r}")
+                return self.note(where, f"a list is expected, got {value!r}; [{value}] is one")
             items = [self._value(v, args[0] if args else Any, f"{where}[{i}]") for i, v in enumerate(value)]
             return _BAD if any(i is _BAD for i in items) else (items if origin is list else tuple(items))
         if origin in (dict, Mapping):
@@ -176,6 +177,9 @@ class Resolver:
             return self.note(where, f"a node with `_target_` is expected, got {value!r}")
         if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or type(value) is not bool):
             return value
+        if dataclasses.is_dataclass(hint):
+            names = ", ".join(f"{f.name}: …" for f in dataclasses.fields(hint) if f.init)
+            return self.note(where, f"a mapping is expected, of {{{names}}}, got {value!r}")
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
         return self.note(where, f"{kind or getattr(hint, '__name__', hint)} is expected, got {value!r}")
 
