@@ -194,7 +194,7 @@ def _stray(word: str) -> str:
     if word.startswith("--"):
         verbs = [verb for verb, short in SHORT.items() if word.partition("=")[0] in short.takes]
         spelt = SHORT[verbs[0]].takes[word.partition("=")[0]].format("…")
-        return f"{word}: is an option of {' and '.join(verbs)}; without such a verb write {spelt}"
+        return f"{word}: is an option of {', '.join(verbs)}; without such a verb write {spelt}"
     if exists(expanduser(word)) or "://" in word:
         return f"{word!r}: a checkpoint is given as model.source={word}, or after a verb: weightmill convert {word}"
     return f"{word!r}: a setting is written key=value{did_you_mean(word, VERBS)}"

@@ -43,7 +43,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} quant = int4", 2, "quant = int4: there are no spaces around '=': quant=int4"),
     (f"{G} quant= int4", 2, "quant= int4: there are no spaces around '=': quant=int4"),
     (f"{G} quant", 2, "'quant': a setting is written key=value"),
-    (f"{G} --quant=int4", 2, "is an option of convert, evaluate, generate and chat; without such a verb write quant=…"),
+    (f"{G} --quant=int4", 2, "is an option of convert, evaluate, generate, chat; without such a verb write quant=…"),
     (f"{G} --qant=int4", 2, "--qant=int4: there is no such option; did you mean '--quant'"),
     (f"{L} quant=int4 {C} quant.block_elems=48", 3, "15 of 21 tensors that quant= is for"),
     # What comes out.
@@ -116,7 +116,7 @@ def words(typed: str) -> list[str]:
 def test_what_a_mistake_is_told(typed: str, code: int, said: str, here: Path) -> None:
     before = sorted(here.rglob("*"))
     got, out, err = warm.run(words(typed), here, {**os.environ, "COLUMNS": "80"}, 60)
-    lines = [line for line in err.splitlines() if not line.startswith("python -m ")]
+    lines = [line for line in err.splitlines() if not line.startswith(("python -m ", "loading"))]
     assert (got, out) == (code, ""), err
     assert lines[0].startswith("error: "), err
     assert said in " ".join(err.split()), err
