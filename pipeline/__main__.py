@@ -259,7 +259,7 @@ def _run_hydra(args: list[str]) -> None:
     except Exception as why:
         from pipeline.config.explain import explain
 
-        found = explain(why, typed)
+        found = explain(why, typed, sweeps=said.sweeps)
         if found is why:
             raise
         raise found from (why if _debug else None)

@@ -218,7 +218,7 @@ def _composed(
                 del whole["hydra"]
             config = load_run(whole, build)
         except (HydraException, OmegaConfBaseException) as why:
-            raise explain(why, list(overrides)) from None
+            raise explain(why, list(overrides), sweeps=False) from None
         finally:
             HydraConfig.instance().cfg = None
         yield config, overrides

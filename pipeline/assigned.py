@@ -1,9 +1,10 @@
 """Which tensor takes which method: what the rules of a run choose, fitted to the shapes of a checkpoint."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from pipeline.errors import Problem
+from pipeline.errors import Problem, some
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks, fitted
 from pipeline.rules import Rule, choose, misfit, unfit
@@ -11,6 +12,7 @@ from pipeline.tensors.spec import TensorSpec, group_of
 
 HEAD, EMBEDDING = "head", "embedding"
 EXTRA = "model.extra_rules"
+ALIKE = 4  # tensors with one reason are said together from here on
 
 Roles = Mapping[str, Sequence[str]]
 
@@ -41,10 +43,8 @@ def assigned(
         if not unfit(specs[name], method.scheme) or any(_is_about(rule, name, roles) for rule in rules):
             found[name] = method  # and what the method's own rules would pack, and cannot, stays
     keep = _keeping([n for n, m in found.items() if unfit(specs[n], m.scheme)], roles, specs)
-    for name, method in found.items():
-        if why := misfit(specs[name], method.scheme, again=again, keep=keep):
-            problems.append(Problem(name, why))
-    return found, problems
+    wrong = {n: why for n, m in found.items() if (why := misfit(specs[n], m.scheme, again=again, keep=keep))}
+    return found, [*problems, *_summed(wrong, len(found))]
 
 
 def _own_rules(rules: Iterable[Rule], roles: Roles, specs: Iterable[str], *, tied: bool) -> tuple[Rule, ...]:
@@ -76,3 +76,18 @@ def _keeping(names: Sequence[str], roles: Roles, specs: Iterable[str]) -> str:
 
 def _any(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
+
+
+def _summed(wrong: Mapping[str, str], of: int) -> list[Problem]:
+    """A problem for each tensor; or where many have the same reason, one that says it once."""
+    by_reason: dict[str, list[str]] = {}
+    for name, why in wrong.items():
+        by_reason.setdefault(why, []).append(name)
+    found = []
+    for why, names in by_reason.items():
+        if len(names) < ALIKE:
+            found += [Problem(name, why) for name in names]
+        else:
+            patterns = list(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in names))
+            found.append(Problem(f"{len(names)} of {of} tensors that quant= is for", f"{why}: {some(patterns)}"))
+    return found

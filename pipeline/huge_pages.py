@@ -18,7 +18,18 @@ NAME: Final = "GLIBC_TUNABLES"
 TUNABLE: Final = "glibc.malloc.hugetlb=1"  # ask with madvise(2); GNU libc manual, "Memory Allocation Tunables"
 GIVEN: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 WITHOUT: Final = ("plan", "graph", "why", "explain", "gc", "tune", "new-stage", "help", "version")  # verbs
-QUESTIONS: Final = ("--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc")
+QUESTIONS: Final = (
+    "--help",
+    "-h",
+    "--hydra-help",
+    "--version",
+    "--info",
+    "-i",
+    "--cfg",
+    "-c",
+    "--shell-completion",
+    "-sc",
+)
 SINCE: Final = (2, 35)  # of glibc
 
 

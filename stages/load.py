@@ -4,6 +4,7 @@ A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.digest import InputFile, small_input, stamped
-from pipeline.errors import PlanError, Problem, SourceError, did_you_mean
+from pipeline.errors import PlanError, Problem, SourceError, did_you_mean, some
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
 from pipeline.formats import PEEKED, Container, Dialect, DialectHooks, Fetched, Leaves, Remote, UnreachableError
 from pipeline.hooks import optional
@@ -23,6 +24,8 @@ from stages.outline import Family, outlined, published
 PEEK_NBYTES = 64 << 10  # a leaf that describes others is smaller
 CONFIG = "config.json"
 QUANTIZATION = "quantization_config"
+OWNER_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # what a model of the hub is called
+HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)")
 UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth")  # of weights that no container reads
 SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
 
@@ -113,7 +116,9 @@ class Load:
         container = self._container(source)
         if container is None:
             names = ", ".join(type(c).__name__ for c in self.containers)
-            raise SourceError(f"model.source={self.source!r}: no container recognizes it (tried: {names})")
+            raise SourceError(
+                f"model.source={self.source!r}: no container recognizes it{self._inside(source)} (tried: {names})"
+            )
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
         beside = Beside(folder)
@@ -172,9 +177,13 @@ class Load:
         if scheme is None or os.path.exists(self.source):
             path = placed(self.source)
             if not exists(path):
-                raise SourceError(f"model.source={self.source!r}: no such file or folder{_neighbours(path)}")
+                raise SourceError(
+                    f"model.source={self.source!r}: no such file or folder{self._elsewhere()}{_neighbours(path)}"
+                )
             return Fetched(path, "")
         remote = next((r for r in self.remotes if r.scheme == scheme), None)
+        if remote is None and (page := HUB_PAGE.match(self.source)):
+            raise SourceError(f"model.source={self.source!r}: that is a page; its model is model.source=hf://{page[1]}")
         if remote is None:
             known = did_you_mean(scheme, [r.scheme for r in self.remotes])
             raise SourceError(f"model.source={self.source!r}: nothing here fetches from {scheme}{known}")
@@ -186,6 +195,19 @@ class Load:
                 raise
             reason = str(why).removeprefix(f"{self.source}: ").partition(";")[0]
             return Fetched(settings, f"config.json of {self.source} as Weightmill has it: {reason}", whole=False)
+
+    def _elsewhere(self) -> str:
+        """Where something of such a name may be, if it is no path."""
+        return f"; the hub's is model.source=hf://{self.source}" if OWNER_NAME.fullmatch(self.source) else ""
+
+    def _inside(self, source: Path) -> str:
+        """Where a folder that is no checkpoint has some: a run has its export beside its records."""
+        if not source.is_dir():
+            return ""
+        found = sorted(p.name for p in source.iterdir() if p.suffix == ".gguf" or (p / CONFIG).is_file())
+        if "model" in found:
+            return f"; it is the folder of a run, whose export is {Path(self.source) / 'model'}"
+        return f"; there are checkpoints in it: {some([str(Path(self.source) / n) for n in found])}" if found else ""
 
     def _carried(self, folder: Path, weights: set[Path]) -> dict[str, Path]:
         found = {

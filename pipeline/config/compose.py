@@ -22,11 +22,12 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from pipeline import redact
-from pipeline.config import extend, foreign, kernels
+from pipeline.config import extend, kernels, synonyms
 from pipeline.config.joined import joined
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
+from pipeline.config.synonyms import spelt
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.prompts import continued
 
@@ -118,7 +119,7 @@ def _astray(cfg: DictConfig) -> list[Problem]:
         if parts[0] not in known and not looked_at:
             siblings = _keys(cfg, parts)
             near = did_you_mean(parts[-1], siblings) if siblings else did_you_mean(parts[0], _keys(cfg, parts[:1]))
-            near = f"; say {ours}" if (ours := foreign.instead(key, given[key])) else near
+            near = f"; say {ours}" if (ours := synonyms.instead(key, given[key])) else near
             problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
     return problems
 
@@ -303,7 +304,7 @@ def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
 def wide_enough_for(written: str) -> str:
     """What plain values may be until they are written as `written`, an `export.dtype`: bf16, or as they are where bf16
     would round what the file could hold. Rounded once, where it is written."""
-    return "keep" if written in ("fp16", "fp32") else "bf16"
+    return "keep" if spelt(written, ("fp16", "fp32")) in ("fp16", "fp32") else "bf16"
 
 
 def options(group: str) -> list[str]:
@@ -317,7 +318,7 @@ def options(group: str) -> list[str]:
 def no_model() -> str:
     """What to do about a run without a model."""
     where = "model.source=DIR, FILE.gguf or hf://owner/name says which by itself, model=NAME chooses one"
-    return f"no model chosen; {where}{did_you_mean('', options('model'), 40)}"
+    return f"no model chosen; {where}{did_you_mean('', options('model'))}"
 
 
 def option_folders(config_dir: Path | None) -> list[Path]:

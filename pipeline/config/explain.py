@@ -15,14 +15,21 @@ from hydra.errors import HydraException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from pipeline.config import extend, foreign, moved
+from pipeline.config import extend, moved, synonyms
 from pipeline.config.compose import CONF, options, search_override
 from pipeline.config.overrides import parsed_override
+from pipeline.config.synonyms import meant
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some
 
+NOT_BARE = re.compile(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]")  # characters that end a value outside quotes
 
-def explain(error: Exception, overrides: Iterable[str]) -> Exception:
-    """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's."""
+
+def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) -> Exception:
+    """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's.
+
+    Args:
+        sweeps: several values are several jobs, which are explained one by one; otherwise they are too many.
+    """
     null = isinstance(error, ValueError) and str(error).startswith("Config group override")  # quant=null
     index = isinstance(error, ValueError) and str(error).startswith("invalid literal for int()")  # a list has no field
     hydras = null or index or isinstance(error, HydraException | OmegaConfBaseException)
@@ -32,18 +39,37 @@ def explain(error: Exception, overrides: Iterable[str]) -> Exception:
     GlobalHydra.instance().clear()
     messages = []
     good: list[str] = []
+    lost: set[str] = set()  # groups of which nothing was chosen, whose fields nobody can know
     with initialize_config_dir(str(CONF), version_base="1.3"):
         for override in overrides:
-            if override.startswith("hydra.") or _sweeps(override):
+            group = override.lstrip("+").partition("=")[0].partition(".")[0]
+            if override.startswith("hydra.") or group in lost:
+                continue
+            if _sweeps(override):
+                messages += [] if sweeps else [_several(override)]
                 continue
             try:
                 compose("config", [*search, *good, override])
                 good.append(override)
             except (HydraException, OmegaConfBaseException, ValueError) as why:
                 messages.append(_message(override, why, [*search, *good]))
+                lost |= {group} if "." not in override.partition("=")[0] else set()
     if index and not messages:
         return error
     return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
+
+
+def _several(override: str) -> str:
+    """What to do about several values where one belongs."""
+    key, _, value = override.lstrip("+").partition("=")
+    if options(key.partition("@")[0]) and key != "stages":
+        first = value.partition(",")[0]
+        return f"{override}: these are several runs, and -m runs each of them; or choose one, such as {key}={first}"
+    texts = ", ".join(repr(part.strip())[1:-1] for part in value.split(","))
+    return (
+        f"{override}: commas are between the values of several runs, which -m runs; "
+        f"a list is written '{key}=[{texts}]', and one text with commas in it '{key}=\"{value}\"'"
+    )
 
 
 def _sweeps(override: str) -> bool:
@@ -63,31 +89,53 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
     if isinstance(why, HydraException) and "=" not in override:
         return f"{override!r}: a setting is written key=value"
     group, _, _package = key.partition("@")
-    if choices := options(group):
-        missing = re.search(r"Could not (?:find|load) '([^']+)'", text)
-        if missing:
-            name = missing[1].rpartition("/")[2]
-            ours = foreign.option(group, name)
-            said = f"; here that is nearest to {group}={ours}" if ours else did_you_mean(name, choices)
-            return f"{override}: there is no {name!r} in {group}{said}"
-        if "No match in the defaults list" in text:
-            return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
-        if lost := re.search(r"Could not override '([^']+)'", text):
-            return f"{override}: {lost[1]} is set too, and is not in that {group}"
+    if options(group) and (found := _of_group(override, group, text)):
+        return found
     missing = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if missing and (choices := options(missing[1])):
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
     if "Could not override" in text or "is not in struct" in text or "Key " in text:
-        if ours := foreign.instead(key, value):
+        if ours := synonyms.instead(key, value):
             return f"{override}: there is no {key!r} here; say {ours}"
         return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
     if "Cannot merge DictConfig with ListConfig" in text:  # whichever of them was given
-        wanted = "mapping is expected, {name: value}" if value.startswith("[") else "list is expected, [value]"
-        return f"{override}: a {wanted}"
-    said = str(why).partition(chr(10))[0]
-    if isinstance(why, OverrideParseException) and re.search(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]", value):
-        return f"{override}: {said}; a value with such characters goes in quotes, here '{key}=\"{value}\"'"
-    return f"{override}: {said}"
+        if value.startswith("["):
+            return f"{override}: a mapping is expected, {key}={{name: value}}"
+        return f"{override}: a list is expected, '{key}=[{value}]'"
+    told = _unread(key, value) if isinstance(why, OverrideParseException) else None
+    return f"{override}: {told or str(why).partition(chr(10))[0]}"
+
+
+def _of_group(override: str, group: str, text: str) -> str | None:
+    """What is wrong with a choice, of which Hydra says `text`."""
+    key, _, value = override.lstrip("+~").partition("=")
+    choices = options(group)
+    if missing := re.search(r"Could not (?:find|load) '([^']+)'", text):
+        name = missing[1].rpartition("/")[2]
+        shown = override.lstrip("+") if group == "model" else override
+        if not name:
+            return f"{shown}: a name is expected, without a space before it{did_you_mean('', choices)}"
+        return f"{shown}: there is no {name!r} in {group}{meant(group, name) or did_you_mean(name, choices)}"
+    if "Multiple values for" in text or "force-add of config groups" in text:
+        if group == "model":
+            return f"{override}: model is chosen twice; leave one of them out"
+        return f"{override}: {group} has a value; without + it is replaced: {key}={value}"
+    if "No match in the defaults list" in text:
+        return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
+    if lost := re.search(r"Could not override '([^']+)'", text):
+        return f"{override}: {lost[1]} is set too, and is not in that {group}"
+    return None
+
+
+def _unread(key: str, value: str) -> str | None:
+    """What to do about a value that is outside Hydra's grammar; None: nobody knows."""
+    if value.startswith("[") and value.endswith("]"):
+        texts = ", ".join(f'"{part.strip()}"' for part in value[1:-1].split(","))
+        quote = "'" if "'" not in value else ""
+        return f"a list whose texts go in quotes, each in its own: {quote}{key}=[{texts}]{quote}"
+    if found := NOT_BARE.search(value):
+        return f"{found[0]!r} ends a value; one with it goes in quotes, here '{key}=\"{value}\"'"
+    return None
 
 
 def _keys_of(override: str) -> list[str]:
@@ -109,7 +157,8 @@ def _unknown_key(key: str, good: list[str], below: list[str]) -> str:
             return f"{part!r} in {parent} {known}"
         if part not in node:
             groups = _groups() if not parent else []
-            near = did_you_mean(part, [*names, *groups])
+            near = _named(key, node) if not parent else ""
+            near = near or did_you_mean(part, [*names, *groups])
             return f"there is no {part!r} in {parent or 'the config'}{near}{_elsewhere(key)}"
         parent = f"{parent}.{part}" if parent else part
         node = node._get_node(part)
@@ -122,6 +171,18 @@ def _unknown_key(key: str, good: list[str], below: list[str]) -> str:
         ]
         return "; ".join(said)
     return f"{key!r} cannot be set so"
+
+
+def _named(name: str, config: Any) -> str:
+    """Where in the config, not far down, something is called so."""
+    if name == "source":
+        return "; did you mean model.source?"
+    whole: Any = OmegaConf.to_container(config, resolve=False)
+    nodes = {
+        group: node for group, node in whole.items() if group not in ("stages", "hydra") and isinstance(node, dict)
+    }
+    found = [f"{group}.{name}" for group, node in nodes.items() if name in node]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def _elsewhere(key: str) -> str:

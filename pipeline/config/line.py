@@ -24,7 +24,7 @@ OPTIONS: Mapping[str, bool] = {
     "-c": True, "--package": True, "-p": True, "--config-path": True, "-cp": True, "--config-name": True, "-cn": True,
     "--config-dir": True, "-cd": True, "--experimental-rerun": True, "--info": False, "-i": False,
 }  # fmt: skip
-OVERRIDE = re.compile(r"~\S+|[+]{0,2}[\w./@-]*=.*", re.DOTALL)
+OVERRIDE = re.compile(r"~\S+|[+]{0,2}(?!-)[\w./@-]*=.*", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def read(args: Sequence[str], models: Sequence[str] = ()) -> Line:
         shown = [*filter(None, (stop, "chat" if short == "chat" else None)), *options, *spelt]
         verb = stop or ("chat" if short == "chat" else "run")
         return Line(verb, options, spelt, shlex.join([*_door(), *shown]))
-    wrong = [_stray(word) for word in words if not OVERRIDE.fullmatch(word)]
+    wrong = _spaced(words) or [_stray(word) for word in words if not OVERRIDE.fullmatch(word)]
     if wrong:
         raise ConfigError("\n".join(wrong))
     return Line(stop or "run", options, words)
@@ -175,12 +175,26 @@ def _sorted(args: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     return verbs, options, words
 
 
+def _spaced(words: Sequence[str]) -> list[str]:
+    """What is wrong where somebody typed spaces around `=`, which makes words of one."""
+    found = []
+    for i, before in enumerate(words):
+        after = words[i + 1] if words[i + 1 :] else ""
+        if before == "=" or (before.endswith("=") and after and not OVERRIDE.fullmatch(after)):
+            around = [*(words[i - 1 : i] if before == "=" else []), before, after]
+            found.append(f"{' '.join(around)}: there are no spaces around '=': {''.join(around)}")
+        elif re.match(r"\S+ *= ", before) and not before.lstrip("+").startswith(("prompt=", "system=")):
+            key, _, value = before.partition("=")
+            found.append(f"{before!r}: there are no spaces around '=': {key.strip()}={value.strip()}")
+    return found
+
+
 def _stray(word: str) -> str:
     """What a word that sets nothing may have been meant for."""
     if word.startswith("--"):
         verbs = [verb for verb, short in SHORT.items() if word.partition("=")[0] in short.takes]
         spelt = SHORT[verbs[0]].takes[word.partition("=")[0]].format("…")
-        return f"{word}: is an option of {' and '.join(verbs)}; without such a verb write {spelt}"
+        return f"{word}: is an option of {', '.join(verbs)}; without such a verb write {spelt}"
     if exists(expanduser(word)) or "://" in word:
         return f"{word!r}: a checkpoint is given as model.source={word}, or after a verb: weightmill convert {word}"
     return f"{word!r}: a setting is written key=value{did_you_mean(word, VERBS)}"

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import foreign, moved
+from pipeline.config import moved, synonyms
+from pipeline.config.synonyms import spelt
 from pipeline.errors import PlanError, Problem, WeightmillError, did_you_mean
 from pipeline.hooks import lacking, misspelt
 
@@ -89,7 +90,7 @@ class Resolver:
         for key in values:
             if key not in fields:
                 known = moved.field(f"{cls.__module__}.{cls.__qualname__}", str(key))
-                ours = foreign.of_field(cls.__name__, str(key), values[key])
+                ours = synonyms.of_field(cls.__name__, str(key), values[key])
                 hint = f"; say {ours}" if ours else did_you_mean(str(key), fields)
                 hint = f"; it {known}" if known else hint
                 self.note(f"{where}.{key}", f"{cls.__name__} has no field {key!r}{hint}")
@@ -118,7 +119,7 @@ class Resolver:
         if origin in (typing.Union, types.UnionType):
             return self._union(value, args, where)
         if origin is typing.Literal:
-            if value in args:
+            if (value := spelt(value, args)) in args:
                 return value
             return self.note(where, f"{value!r} is not a choice{did_you_mean(str(value), map(str, args))}")
         if origin in (tuple, list, Sequence):
@@ -129,7 +130,7 @@ class Resolver:
             ):
                 value = [*value.values()]  # by name, as our files have them
             if isinstance(value, str) or not isinstance(value, Sequence):
-                return self.note(where, f"a list is expected, got {value!r}")
+                return self.note(where, f"a list is expected, got {value!r}; [{value}] is one")
             items = [self._value(v, args[0] if args else Any, f"{where}[{i}]") for i, v in enumerate(value)]
             return _BAD if any(i is _BAD for i in items) else (items if origin is list else tuple(items))
         if origin in (dict, Mapping):
@@ -186,6 +187,9 @@ class Resolver:
             return self.note(where, f"a node with `_target_` is expected, got {value!r}")
         if isinstance(hint, type) and isinstance(value, hint) and (hint is bool or type(value) is not bool):
             return value
+        if dataclasses.is_dataclass(hint):
+            names = ", ".join(f"{f.name}: …" for f in dataclasses.fields(hint) if f.init)
+            return self.note(where, f"a mapping is expected, of {{{names}}}, got {value!r}")
         kind = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}.get(hint)
         return self.note(where, f"{kind or getattr(hint, '__name__', hint)} is expected, got {value!r}")
 

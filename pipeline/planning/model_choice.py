@@ -16,7 +16,7 @@ from pipeline.config.joined import joined
 from pipeline.config.model_types import model_types
 from pipeline.config.overrides import parsed_override
 from pipeline.config.resolve import Resolver
-from pipeline.errors import ConfigError, PlanError, SourceError, did_you_mean
+from pipeline.errors import ConfigError, PlanError, SourceError, did_you_mean, nearest
 from pipeline.planning.wiring import make_plan
 from pipeline.stage import Checkpoint, Context
 
@@ -43,7 +43,10 @@ def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None
         return list(overrides)
     given = [o for o, key in zip(overrides, keys, strict=True) if key == "model.source"]
     if not given:
-        raise ConfigError(f"{overrides[of_model[0]]}: {no_model()}")
+        key, _, value = overrides[of_model[0]].lstrip("+").partition("=")
+        near = nearest(key.removeprefix("model."), ["source"])
+        meant = f"did you mean model.source={value}? " if near else ""
+        raise ConfigError(f"{overrides[of_model[0]]}: {meant}{no_model()}")
     source = parsed_override(given[-1])
     bare = [o.lstrip("+") if i in of_model else o for i, o in enumerate(overrides)]
     if source is None:  # Hydra says what is wrong with it

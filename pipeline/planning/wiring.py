@@ -209,7 +209,8 @@ def make_plan(
                 result = replace(result, store=shared(node.name, result.store))
             node.result = stand_in[node.name] = result
             continue
-        same_kind = [v for v in given.values() if isinstance(v, node.gives)] if isinstance(node.gives, type) else []
+        known = isinstance(node.gives, type) and node.gives is not Any  # a type, of which nothing is an instance
+        same_kind = [v for v in given.values() if isinstance(v, node.gives)] if known else []
         if same_kind:
             stand_in[node.name] = same_kind[-1]
     plan.problems = list(dict.fromkeys(plan.problems))

@@ -90,7 +90,7 @@ TYPOS = [
     (["model.rules=[]"], ["model.rules=[]: no model chosen", "gpt_oss"]),
     ([MODEL, "export.container.stem=x"], ["'export.container' is null, so it has no fields"]),
     (["tnue", MODEL], ["'tnue'", "did you mean 'tune'?"]),
-    (["gpt_oss"], ["'gpt_oss': an override is written key=value"]),
+    (["gpt_oss"], ["'gpt_oss': a setting is written key=value"]),
     ([MODEL, "dask.memory=2GIG"], ["dask.memory='2GIG' is not a size", "2GiB"]),
     ([MODEL, "export.max_shard_size=big"], ["export.max_shard_size='big' is not a size"]),
     ([MODEL, "dask.workers=0"], ["dask.workers=0: at least 1 is needed"]),

@@ -1,10 +1,60 @@
-"""Words of other programs for what is called otherwise here: an error that says what to type instead.
+"""What other programs call it: keys, names of options, and spellings of dtypes, that people bring along.
 
-Nothing works under a foreign word; `quant.group_size=64` is told `quant.block_elems=64`.
+A dtype may be spelt as elsewhere. Nothing else works under another name: `quant.group_size=64` is an error that says
+`quant.block_elems=64`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
+
+# What people write → what to write here; by config group, in small letters.
+CHOICES: Mapping[str, Mapping[str, str]] = {
+    "quant": {
+        "4bit": "int4, nf4 or mxfp4", "8bit": "int8", "fp8": "fp8_e4m3", "fp4": "mxfp4 or nvfp4", "f8": "fp8_e4m3",
+        "gptq": "int4, rounded to nearest", "awq": "int4, rounded to nearest", "bnb": "nf4",
+        "w4a16": "int4", "w8a16": "int8",
+        "hqq": "int4, rounded to nearest", "mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3",
+        "q4": "q4_0", "q8": "q8_0", "q4_k": "q4_0 or q4_1; K-quants are read and not written",
+        "q4_k_s": "q4_0 or q4_1; K-quants are read and not written", "q4_k_m": "q4_0 or q4_1; K-quants are read and not written",
+        "q5_k_m": "q8_0; K-quants are read and not written", "q6_k": "q8_0; K-quants are read and not written",
+        "bf16": "none", "f16": "none with export.dtype=fp16", "fp16": "none with export.dtype=fp16", "fp32": "none with export.dtype=fp32", "no": "none",
+    },
+    "export": {
+        "safetensors": "hf, or plain for bf16", "huggingface": "hf", "transformers": "hf", "vllm": "compressed_tensors",
+        "llama.cpp": "gguf", "llama_cpp": "gguf", "ggml": "gguf", "ollama": "gguf", "npz": "numpy", "npy": "numpy", "jax": "orbax or numpy",
+        "flax": "orbax", "bnb": "bitsandbytes", "tensorrt": "modelopt", "llm-compressor": "compressed_tensors",
+    },
+    "flow": {
+        "chat": "the verb chat: weightmill chat DIR", "quantize": "convert", "quantise": "convert", "export": "convert",
+        "eval": "evaluate", "perplexity": "evaluate", "ppl": "evaluate", "inference": "generate", "run": "full",
+        "train": "finetune", "tune": "finetune", "lora": "finetune with train=lora", "compare": "verify",
+        "diff": "verify",
+    },
+    "model": {"gemma": "gemma3", "mistral": "llama", "gptoss": "gpt_oss", "qwen2": "qwen", "qwen3": "qwen"},
+    "dask": {"local": "threads", "cluster": "distributed", "processes": "distributed"},
+    "sampling": {"random": "nucleus", "top_p": "nucleus", "argmax": "greedy"},
+}  # fmt: skip
+DTYPES = (
+    {"fp32", "f32", "float32", "single"},
+    {"fp16", "f16", "float16", "half"},
+    {"bf16", "bfloat16"},
+    {"fp8", "f8", "float8"},
+)
+
+
+def meant(group: str, name: str) -> str:
+    """The tail of a message about a choice that there is not: what it is here, where that is known."""
+    here = CHOICES.get(group, {}).get(name.lower().replace("-", "_")) or CHOICES.get(group, {}).get(name.lower())
+    return f"; here that is {here}" if here else ""
+
+
+def spelt(given: object, allowed: Iterable[object]) -> object:
+    """The one of `allowed` that is another spelling of the dtype that is `given`; else `given`."""
+    if not isinstance(given, str):
+        return given
+    same = next((names for names in DTYPES if given.lower() in names), {given})
+    return next((a for a in allowed if a in same), given)
+
 
 _GROUPS: Final = ("group_size", "groupsize", "q_group_size", "blocksize", "block_size")
 _BITS: Final = ("bits", "num_bits", "nbits", "w_bit", "w_bits", "wbits", "weight_bits")
@@ -41,17 +91,6 @@ WORDS: Final[Mapping[str, str]] = {
 }
 """Key elsewhere → key here, of which the last word is also known at the top: `group_size` as `quant.group_size`."""
 
-OPTIONS: Final[Mapping[str, Mapping[str, str]]] = {
-    "quant": {
-        "w4a16": "int4", "w8a16": "int8", "4bit": "int4", "8bit": "int8", "awq": "int4", "gptq": "int4", "hqq": "int4",
-        "fp8": "fp8_e4m3", "fp4": "nvfp4", "bnb": "nf4", "bnb_4bit": "nf4", "mxfp8": "mxfp8_e4m3", "bf16": "none",
-        "fp16": "none", "f16": "none", "mxfp6": "mxfp6_e2m3", "q4_k_m": "q4_0", "q4_k_s": "q4_0", "q4_k": "q4_0",
-    },
-    "export": {"safetensors": "hf", "transformers": "hf", "vllm": "compressed_tensors", "llama_cpp": "gguf",
-               "llama.cpp": "gguf", "ollama": "gguf", "bnb": "bitsandbytes", "tensorrt": "modelopt"},
-}  # fmt: skip
-"""Group → option elsewhere → the nearest option here."""
-
 _OF_CLASS: Final = {
     "Blockwise": "quant", "Sampling": "sampling", "Windows": "evaluate.windows", "Trainer": "train", "Export": "export",
 }  # fmt: skip
@@ -73,8 +112,3 @@ def of_field(cls: str, name: str, value: object) -> str | None:
     """The same of a field that a class was given and does not have."""
     group = _OF_CLASS.get(cls)
     return instead(f"{group}.{name}", str(value)) if group and f"{group}.{name}" in WORDS else None
-
-
-def option(group: str, name: str) -> str | None:
-    """The option of `group` that is nearest to what other programs call `name`."""
-    return OPTIONS.get(group, {}).get(name.lower().replace("-", "_"))

@@ -1,11 +1,12 @@
 """Words of other programs lead to ours: what the error says can be typed."""
 
+import re
 from typing import Any
 
 import pytest
 
 from pipeline.api import compose_run
-from pipeline.config import foreign
+from pipeline.config import synonyms
 from pipeline.config.compose import options
 from pipeline.config.explain import explain
 
@@ -22,7 +23,7 @@ BASE = ["+model=gpt_oss", "quant=int4"]
         ("evaluate.n_ctx=128", "evaluate.windows.window=128"),
     ],
 )  # fmt: skip
-def test_a_foreign_word_is_told_the_override_to_type(typed: str, ours: str) -> None:
+def test_a_word_of_another_program_is_told_the_override_to_type(typed: str, ours: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
         compose_run([*BASE, typed])
     said = str(explain(caught.value, [*BASE, typed]))
@@ -38,21 +39,22 @@ def test_it_is_told_after_a_plus_too() -> None:
         compose_run([*BASE, "+quant.group_size=64"])
 
 
-def test_a_foreign_option_is_told_the_nearest() -> None:
+def test_an_option_of_another_program_is_told_the_nearest() -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         compose_run(["+model=gpt_oss", "quant=W4A16"])
     assert str(explain(caught.value, ["+model=gpt_oss", "quant=W4A16"])) == (
-        "quant=W4A16: there is no 'W4A16' in quant; here that is nearest to quant=int4"
+        "quant=W4A16: there is no 'W4A16' in quant; here that is int4"
     )
 
 
 def test_every_word_leads_somewhere() -> None:
     tree: Any = compose_run([*BASE, "stages=[load,evaluate,generate,quantize,export,train]"]).tree
-    for ours in {*foreign.WORDS.values()} - {"quant"}:
+    for ours in {*synonyms.WORDS.values()} - {"quant"}:
         node = tree
         for part in ours.split("."):
             assert part in node, ours
             node = node[part]
-    for group, words in foreign.OPTIONS.items():
-        assert {*words.values()} <= {*options(group)}
+    for group, words in synonyms.CHOICES.items():
+        told = {re.split(r"[, ]| or ", said)[0] for said in words.values()} - {"the"}  # the verb chat
+        assert told <= {*options(group)}
         assert not {*words} & {*options(group)}

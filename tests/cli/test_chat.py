@@ -1,0 +1,82 @@
+"""`chat` as people use it: on a terminal, where Ctrl-C ends an answer and not the program."""
+
+import os
+import pty
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.run import ROOT
+
+SHORT = ["--quant", "mxfp4", "sampling.max_tokens=1500", "sampling.temperature=0"]
+
+
+class Terminal:
+    """A program on a terminal of 80 columns."""
+
+    def __init__(self, *args: str, cwd: Path):
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.chdir(cwd)
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+            env = {
+                **os.environ,
+                "TERM": "dumb",
+                "COLUMNS": "80",
+                "PYTHONPATH": path,
+                "XDG_CACHE_HOME": str(cwd / "cache"),
+            }
+            os.execvpe(sys.executable, [sys.executable, *args], env)
+        self.shown = ""
+
+    def until(self, text: str, timeout_s: float = 120) -> str:
+        """What comes until `text` does, and with it."""
+        begun, end = len(self.shown), time.monotonic() + timeout_s
+        while text not in self.shown[begun:]:
+            assert time.monotonic() < end, self.shown
+            if select.select([self._fd], [], [], 0.5)[0]:
+                self.shown += os.read(self._fd, 4096).decode(errors="replace")
+        return self.shown[begun:]
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def end(self) -> int:
+        try:
+            while os.read(self._fd, 4096):
+                pass
+        except OSError:  # the other end is closed
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a pseudo-terminal as Linux has it")
+def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
+    """An answer is ended by Ctrl-C, and the next one knows of it; a line is taken back; the history is kept."""
+    chat = Terminal("-m", "weightmill", "chat", "gpt_oss", *SHORT, cwd=tmp_path)
+    try:
+        typed = "chat model=gpt_oss quant=mxfp4 sampling.max_tokens=1500 sampling.temperature=0"
+        assert f"python -m weightmill {typed}" in chat.until("> ")
+        chat.type("The state of the Union\r")
+        chat.until("people")
+        chat.type("\x03")
+        assert "interrupted" in chat.until("\n> ")
+        chat.type("half a line\x03")
+        chat.until("\n> ")
+        chat.type("/max_tokens 5\r")
+        chat.until("\n> ")
+        chat.type(" and so\r")
+        assert "[5 tokens" in chat.until("\n> ")
+        chat.type("/exit\r")
+        assert chat.end() == 0
+    except BaseException:
+        os.kill(chat.pid, signal.SIGKILL)
+        chat.end()
+        raise
+    history = (tmp_path / "cache/weightmill/chat_history").read_text()
+    assert "The state of the Union" in history
+    assert not (tmp_path / "outputs").exists()

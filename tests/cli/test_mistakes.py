@@ -1,0 +1,130 @@
+"""Fifty mistakes that people make in their first hour, and what they are told: what is wrong, and what to type.
+
+Each message is seen at 80 columns, ends with the exit code of its kind, and has no traceback.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import save_file
+
+from tests.cases import toy_gpt_oss, toy_llama
+from tests.cli import warm
+
+G, L, C = "+model=gpt_oss", "model.source=llama", "flow=convert"
+MISTAKES: list[tuple[str, int, str]] = [
+    # Which model.
+    ("", 2, "no model chosen; model.source=DIR, FILE.gguf or hf://owner/name says which by itself"),
+    ("llama", 2, "'llama': a checkpoint is given as model.source=llama, or after a verb: weightmill convert llama"),
+    ("gpt_oss", 2, "'gpt_oss': a setting is written key=value"),
+    ("source=llama", 2, "there is no 'source' in the config; did you mean model.source?"),
+    ("model.sourc=llama", 2, "model.sourc=llama: did you mean model.source=llama?"),
+    ("model.source=HuggingFaceTB/SmolLM2-135M", 4, "the hub's is model.source=hf://HuggingFaceTB/SmolLM2-135M"),
+    ("model.source=https://huggingface.co/a/b/tree/main", 4, "that is a page; its model is model.source=hf://a/b"),
+    ("model.source=arun", 4, "it is the folder of a run, whose export is arun/model"),
+    ("model.source=.", 4, "there are checkpoints in it: gpt, llama"),
+    ("model.source=lama", 4, "did you mean 'llama'?"),
+    ("model.source=~/nowhere", 4, "no such file or folder"),
+    ("model.source=text.txt", 4, "no container recognizes it"),
+    (f"+model=gemma {L}", 2, "model=gemma: there is no 'gemma' in model; here that is gemma3"),
+    ("model=gpt-oss", 2, "did you mean 'gpt_oss'"),
+    (f"model=gpt_oss {L} {C}", 4, "says 'llama'; model=llama is for it"),
+    (f"{G} model=llama", 2, "model is chosen twice; leave one of them out"),
+    # Which scheme.
+    (f"{G} quant=4bit", 2, "there is no '4bit' in quant; here that is int4, nf4 or mxfp4"),
+    (f"{G} quant=Q4_K_M", 2, "here that is q4_0 or q4_1; K-quants are read and not written"),
+    (f"{G} quant=mxfp", 2, "did you mean 'mxfp4'"),
+    (f"{G} quant=INT4x", 2, "did you mean 'int4'"),
+    (f"{G} +quant=int4", 2, "+quant=int4: quant has a value; without + it is replaced: quant=int4"),
+    (f"{G} ++quant=int4", 2, "++quant=int4: quant has a value; without + it is replaced: quant=int4"),
+    (f"{G} quant=int4,int8", 2, "these are several runs, and -m runs each of them; or choose one, such as quant=int4"),
+    (f"{G} quant = int4", 2, "quant = int4: there are no spaces around '=': quant=int4"),
+    (f"{G} quant= int4", 2, "quant= int4: there are no spaces around '=': quant=int4"),
+    (f"{G} quant", 2, "'quant': a setting is written key=value"),
+    (f"{G} --quant=int4", 2, "is an option of convert, evaluate, generate, chat; without such a verb write quant=…"),
+    (f"{G} --qant=int4", 2, "--qant=int4: there is no such option; did you mean '--quant'"),
+    (f"{L} quant=int4 {C} quant.block_elems=48", 3, "15 of 21 tensors that quant= is for"),
+    # What comes out.
+    (f"{G} export=safetensors", 2, "there is no 'safetensors' in export; here that is hf, or plain for bf16"),
+    (f"{G} export=vllm", 2, "here that is compressed_tensors"),
+    (f"{G} export=ggf", 2, "did you mean 'gguf'?"),
+    (f"{G} {C} export.dtype=fp8", 2, "export.dtype: 'fp8' is not a choice"),
+    (f"{G} {C} dtype=fp16", 2, "there is no 'dtype' in the config; did you mean export.dtype or engine.dtype"),
+    # How far.
+    (f"{G} flow=chat", 2, "here that is the verb chat: weightmill chat DIR"),
+    (f"{G} flow=eval", 2, "here that is evaluate"),
+    (f"{G} flow=convert,evaluate", 2, "or choose one, such as flow=convert"),
+    (f"plna {G}", 2, "did you mean 'plan'?"),
+    (f"plan why {G}", 2, "plan why: one verb at a time"),
+    (f"{G} stages=load,decode", 2, "a list is written 'stages=[load, decode]'"),
+    # Texts and lists.
+    (f"{G} evaluate.texts=a.txt,b.txt", 2, "a list is written 'evaluate.texts=[a.txt, b.txt]'"),
+    (f"{G} flow=evaluate evaluate.texts=text.txt", 2, "a list is expected, got 'text.txt'; [text.txt] is one"),
+    (f"{G} prompts=One,two", 2, "one text with commas in it 'prompts=\"One,two\"'"),
+    (f"{G} flow=generate prompts=[Hello there!]", 2, "prompts=[\"Hello there!\"]"),
+    (f"{G} flow=generate prompts_file=nothing.txt", 2, "prompts_file=nothing.txt: cannot be read: No such file"),
+    (f"{G} prompt=a prompt_file=b", 2, "one of them says what is continued"),
+    (f"{G} {{model.rules={{match: x}}}}", 2, "a list is expected, 'model.rules=[{match: x}]'"),
+    (f"{G} {{model.rules=[to: keep]}}", 2, "a mapping is expected, of {to: …, match: …, role: …}, got 'to: keep'"),
+    (f"{G} max_tokens=9", 2, "did you mean sampling.max_tokens?"),
+    (f"{G} flow=generate sampling.temperature=hot", 2, "sampling.temperature: a number is expected, got 'hot'"),
+    (f"{G} {{export.path=a b!}}", 2, "' ' ends a value; one with it goes in quotes, here 'export.path=\"a b!\"'"),
+    # Short verbs.
+    ("convert", 2, "convert: of which checkpoint? weightmill convert DIR, FILE.gguf or hf://owner/name"),
+    ("convert llama int4", 2, "convert: 'int4' is one word too many"),
+    ("convert llama --quant", 2, "convert --quant: a value is expected, --quant NAME"),
+    ("convert llama --format gguf", 2, "--format: there is no such option"),
+    ("convert llama --texts a.txt", 2, "convert --texts: there is no such option"),
+    ("generate gpt The state of", 2, "'state' is one word too many; a prompt of several words goes in quotes"),
+    ("chat llama flow=generate", 2, "chat flow=generate: a chat has no stages"),
+    ("chat llama -m", 2, "chat -m: one conversation at a time"),
+    ("chat llama", 3, "tokenizer"),
+    ("gc --delet", 2, "did you mean '--delete'?"),
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("first hour")
+    toy_gpt_oss.write(folder / "gpt", toy_gpt_oss.make("hf", "bf16"))
+    for name in ("llama", "arun/model"):
+        (folder / name).mkdir(parents=True)
+        save_file(toy_llama.weights(), folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text(json.dumps(toy_llama.CONFIG))
+    (folder / "arun" / "manifest.json").write_text("{}")
+    (folder / "text.txt").write_text("The state of the Union. " * 9)
+    return folder
+
+
+def words(typed: str) -> list[str]:
+    """As a shell gives them; braces around one with spaces stand for its quotes."""
+    found, rest = [], typed
+    while rest := rest.lstrip():
+        if rest.startswith("{"):
+            word, rest = rest[1:].rsplit("}", 1)
+        elif "[" in rest.partition(" ")[0]:
+            word, rest = rest[: rest.index("]") + 1], rest[rest.index("]") + 1 :]
+        else:
+            word, _, rest = rest.partition(" ")
+        found.append(word)
+    return found
+
+
+@pytest.mark.parametrize(("typed", "code", "said"), MISTAKES, ids=[typed or "nothing" for typed, _, _ in MISTAKES])
+def test_what_a_mistake_is_told(typed: str, code: int, said: str, here: Path) -> None:
+    before = sorted(here.rglob("*"))
+    got, out, err = warm.run(words(typed), here, {**os.environ, "COLUMNS": "80"}, 60)
+    lines = [line for line in err.splitlines() if not line.startswith(("python -m ", "loading"))]
+    assert (got, out) == (code, ""), err
+    assert lines[0].startswith("error: "), err
+    assert said in " ".join(err.split()), err
+    assert "Traceback" not in err
+    assert "Exception" not in err
+    assert len(err) < 1200, "more than anybody reads"
+    assert sorted(here.rglob("*")) == before, "a mistake leaves nothing behind"
+
+
+def test_there_are_fifty() -> None:
+    assert len({typed for typed, _, _ in MISTAKES}) >= 50

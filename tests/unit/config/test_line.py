@@ -1,0 +1,97 @@
+"""What is typed, sorted, and how short verbs are spelt."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipeline.config import line
+from pipeline.config.overrides import as_typed
+from pipeline.config.synonyms import spelt
+from pipeline.errors import ConfigError
+
+MODELS = ("gpt_oss", "llama")
+
+
+def test_words_stand_in_any_order() -> None:
+    typed = ["-m", "plan", "+model=gpt_oss", "--config-dir", "mine", "quant=int4,int8", "~sampling"]
+    found = line.read(typed)
+    assert (found.verb, found.options) == ("plan", ["-m", "--config-dir", "mine"])
+    assert found.overrides == ["+model=gpt_oss", "quant=int4,int8", "~sampling"]
+    assert found.sweeps
+    assert found.spelt is None
+    assert line.read(["+model=gpt_oss", "plan"]).verb == "plan"
+
+
+SPELT = {
+    "convert DIR --to gguf --quant q4_0": "model.source=DIR flow=convert export=gguf quant=q4_0",
+    "convert gpt_oss --quant=mxfp4 --out out": "model=gpt_oss flow=convert quant=mxfp4 export.path=out",
+    "evaluate DIR --quant int4,int8 --texts a.txt b.txt": (
+        "-m model.source=DIR flow=evaluate quant=int4,int8 'evaluate.texts=[a.txt,b.txt]'"
+    ),
+    "evaluate DIR --texts a.txt evaluate.windows.tokens=9": (
+        "model.source=DIR flow=evaluate 'evaluate.texts=[a.txt]' evaluate.windows.tokens=9"
+    ),
+    "generate hf://a/b@main PROMPT --max-tokens 9": (
+        "model.source=hf://a/b@main flow=generate sampling.max_tokens=9 prompt=PROMPT"
+    ),
+    "chat DIR --temperature 0.2": "chat model.source=DIR sampling.temperature=0.2",
+    "chat +model=gpt_oss quant=mxfp4": "chat +model=gpt_oss quant=mxfp4",
+    "plan convert DIR": "plan model.source=DIR flow=convert",
+    "convert a,b --quant int4": """'model.source='"'"'a,b'"'"'' flow=convert quant=int4""",
+}
+
+
+@pytest.mark.parametrize("typed", SPELT)
+def test_a_short_verb_spells_overrides(typed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What is printed is what is typed without the verb."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/weightmill"])
+    found = line.read(typed.split(), MODELS)
+    assert found.spelt == f"weightmill {SPELT[typed]}"
+    again = line.read(shlex.split(found.spelt)[1:], MODELS)
+    assert (again.verb, again.options, again.overrides) == (found.verb, found.options, found.overrides)
+
+
+def test_a_prompt_may_hold_anything() -> None:
+    found = line.read(["generate", "DIR", "What is 1+1=? Or [2], ~3", "--system", "a=b, c"], MODELS)
+    assert found.overrides[-1] == "prompt=What is 1+1=? Or [2], ~3"
+    assert "system=a=b, c" in found.overrides
+
+
+def test_a_folder_called_like_an_option_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "llama").mkdir()
+    assert line.read(["convert", "llama"], MODELS).overrides[0] == "model.source=llama"
+
+
+@pytest.mark.parametrize("verb", line.SHORT)
+def test_usage_fits_eighty_columns(verb: str) -> None:
+    told = line.usage(verb).splitlines()
+    assert told[0].startswith(f"weightmill {verb} SOURCE")
+    assert max(map(len, told[1:])) <= 80
+    assert all(any(option in text for text in told) for option in line.SHORT[verb].takes)
+
+
+def test_home_is_what_it_is_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    typed = ["model.source=~/m", "evaluate.texts=[~/a.txt, b~/c, ~/d]", "prompt=~/x", "~/y=1", "paths.run=a~/b"]
+    assert as_typed(typed) == [
+        "model.source=/home/me/m", "evaluate.texts=[/home/me/a.txt, b~/c, /home/me/d]", "prompt='~/x'", "~/y=1",
+        "paths.run=a~/b",
+    ]  # fmt: skip
+
+
+def test_dtypes_have_several_spellings() -> None:
+    for given in ("fp16", "f16", "float16", "Float16"):
+        assert spelt(given, ("bf16", "fp16")) == "fp16"
+    assert spelt("float32", ("auto", "f32")) == "f32"
+    assert spelt("bfloat16", ("bf16",)) == "bf16"
+    assert spelt("fp64", ("fp32",)) == "fp64"
+    assert spelt("fp16", ("bf16", "fp32")) == "fp16"
+    assert spelt(True, ("bf16",)) is True
+
+
+def test_two_verbs_are_one_too_many() -> None:
+    with pytest.raises(ConfigError, match="convert evaluate: one verb at a time"):
+        line.read(["convert", "evaluate", "DIR"], MODELS)
