@@ -2,7 +2,8 @@
 
 Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop before anything is read or written;
 `gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how native kernels had best divide
-their work on this machine; `new-stage NAME` writes a stage to start from.
+their work on this machine; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`, `new-kernel` and
+`new-family` such plugins.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
@@ -25,7 +26,7 @@ from omegaconf import DictConfig
 
 from pipeline import backends, terminal
 from pipeline.config.compose import CONF, load_run, register, unresolved
-from pipeline.config.overrides import VERBS, as_typed, for_jobs
+from pipeline.config.overrides import NEW, VERBS, as_typed, for_jobs
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
 from pipeline.planning.model_choice import with_model
@@ -132,6 +133,11 @@ def _main(args: list[str]) -> int:
         from pipeline.config.scaffold import new_stage
 
         new_stage(args)
+        return 0
+    if _verb in NEW:
+        from pipeline.config.scaffolds import new
+
+        new(_verb.removeprefix("new-"), args)
         return 0
     if _verb == "gc":
         _gc(args)

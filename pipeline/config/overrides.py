@@ -15,7 +15,8 @@ from hydra.errors import HydraException
 from pipeline import prompts
 from pipeline.errors import ConfigError
 
-VERBS = ("plan", "graph", "why", "gc", "tune", "new-stage")  # words that may stand before overrides
+NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
+VERBS = ("plan", "graph", "why", "gc", "tune", *NEW)  # words that may stand before overrides
 TEXT = "prompt"
 PROMPTS = (TEXT, "prompts", "prompt_file")  # one of them says what is continued
 STDIN = f"prompt_file={prompts.STDIN}"
