@@ -4,7 +4,8 @@ Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop
 `explain KEY` says what a group, an option or a setting is;
 `chat` loads the model and talks; `convert`, `evaluate`, `generate` and `chat SOURCE` say their words as overrides;
 `gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how native kernels had best divide
-their work on this machine; `new-stage NAME` writes a stage to start from.
+their work on this machine; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`, `new-kernel`
+and `new-family` such plugins.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
@@ -179,10 +180,10 @@ def _apart(verb: str, *args: str) -> None:
     Raises:
         ConfigError: an argument that they do not have.
     """
-    if verb == "new-stage":
-        from pipeline.config.scaffold import new_stage
+    if verb in line.NEW:
+        from pipeline.config.scaffolds import new
 
-        new_stage(list(args))
+        new(verb.removeprefix("new-"), list(args))
     elif verb == "gc":
         _gc(list(args))
     elif verb == "explain":

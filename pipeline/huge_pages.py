@@ -17,19 +17,10 @@ from typing import Final
 NAME: Final = "GLIBC_TUNABLES"
 TUNABLE: Final = "glibc.malloc.hugetlb=1"  # ask with madvise(2); GNU libc manual, "Memory Allocation Tunables"
 GIVEN: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-WITHOUT: Final = ("plan", "graph", "why", "explain", "gc", "tune", "new-stage", "help", "version")  # verbs
+WITHOUT: Final = ("plan", "graph", "why", "explain", "gc", "tune", "help", "version")  # verbs, beside new-…
 QUESTIONS: Final = (
-    "--help",
-    "-h",
-    "--hydra-help",
-    "--version",
-    "--info",
-    "-i",
-    "--cfg",
-    "-c",
-    "--shell-completion",
-    "-sc",
-)
+    "--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc",
+)  # fmt: skip
 SINCE: Final = (2, 35)  # of glibc
 
 
@@ -51,7 +42,7 @@ def wanted(words: Sequence[str], environment: Mapping[str, str]) -> bool:
 
 def runs(words: Sequence[str]) -> bool:
     """Whether something is computed, as far as can be told before anything is imported."""
-    return bool(words) and words[0] not in WITHOUT and not {*QUESTIONS} & {*words}
+    return bool(words) and words[0] not in WITHOUT and not words[0].startswith("new-") and not {*QUESTIONS} & {*words}
 
 
 def given() -> str:

@@ -5,16 +5,23 @@ Hydra finds DIR/stages/NAME.yaml; DIR/stages/NAME.py is importable as `stages.NA
 
     __path__ = extended(__name__, __path__)
 
-The folder travels in the environment, so that worker processes find the same modules; workers that somebody else
-started (`dask.address`) need the variable and the folder too. Our own modules win over the user's, and DIR's folders
-need no `__init__.py`.
+The folder travels in the environment, so that worker processes find the same modules; to workers that somebody else
+started (`dask.address`) its files are sent. Our own modules win over the user's, and DIR's folders need no
+`__init__.py`.
 """
 
+import importlib
 import os
+import shutil
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+import xxhash
+
+from pipeline.digest import identity
 
 VARIABLE = "WEIGHTMILL_CONFIG_DIR"
 NAME = "weightmill"  # the package through which our others are found, whatever folder a process starts in
@@ -62,3 +69,48 @@ def roots() -> list[Path]:
 def by_name() -> bool:
     """Whether this process came to us by our own name; those that it starts have to do so too."""
     return NAME in sys.modules
+
+
+def files() -> dict[str, bytes]:
+    """The user's code, for machines that do not have the folder: path below it → content."""
+    guest = folder()
+    found = (p for root in roots() for p in sorted(root.rglob("*")) if p.is_file() and "__pycache__" not in p.parts)
+    return {p.relative_to(guest).as_posix(): p.read_bytes() for p in found} if guest else {}
+
+
+def receive(sent: Mapping[str, bytes]) -> None:
+    """Make `sent`, which `files` gave elsewhere, the user's folder here; what was before goes, with its modules.
+
+    Modules are a process's, so the workers of a cluster have the code of one folder at a time: that of the run which
+    connected last.
+    """
+    known = identity({path: xxhash.xxh3_128_hexdigest(content) for path, content in sent.items()})
+    place = Path(tempfile.gettempdir()) / f"weightmill-{os.getuid()}" / known
+    if not place.exists():
+        place.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=place.parent))
+        for path, content in sent.items():
+            file = partial / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        try:
+            partial.rename(place)
+        except OSError:  # another process of this machine was quicker
+            shutil.rmtree(partial)
+    before = folder()
+    if before is not None and before != place:
+        _forget(before)
+    use(place)
+
+
+def _forget(guest: Path) -> None:
+    """Unload the modules that came from `guest`, and look there no more."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] not in PACKAGES:
+            continue
+        file = getattr(module, "__file__", None)
+        if file is not None and Path(file).is_relative_to(guest):
+            del sys.modules[name]
+        elif hasattr(module, "__path__"):
+            module.__path__ = [p for p in module.__path__ if not Path(p).is_relative_to(guest)]
+    importlib.invalidate_caches()

@@ -1,8 +1,8 @@
 """What is known by name, a map in our YAML: containers, dialects, remotes, families of models; and what joins it.
 
-A package that `weightmill.plugins` names, and the user's folder, add to each by a file: `dialects/acme.yaml` in its config
-folder is the node of the dialect `acme`. What was added, there or with a plus on the command line, comes before ours:
-the first that knows a source has it, and the last of ours take whatever is left.
+A package that `weightmill.plugins` names, and the user's folder, add to each by a file: `dialects/acme.yaml` among its
+YAML is the node of the dialect `acme`. What was added, there or with a plus on the command line, comes before ours: the
+first that knows a source has it, and the last of ours take whatever is left.
 """
 
 from collections.abc import Mapping

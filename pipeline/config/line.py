@@ -16,7 +16,8 @@ from pipeline.config.overrides import listed, parsed_override, quoted
 from pipeline.errors import ConfigError, did_you_mean
 
 STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
-APART = ("explain", "gc", "tune", "new-stage")  # verbs with arguments of their own, and no run
+NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
+APART = ("explain", "gc", "tune", *NEW)  # verbs with arguments of their own, and no run
 # Hydra's options: whether a value follows.
 OPTIONS: Mapping[str, bool] = {
     "--help": False, "-h": False, "--hydra-help": False, "--version": False, "--multirun": False, "-m": False,

@@ -4,6 +4,7 @@ import keyword
 import os
 import re
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.compose import CONF, options, plugins
@@ -83,7 +84,7 @@ def new_stage(args: list[str]) -> None:
         ConfigError: no name, one that cannot be used, or a file that is there already; nothing was written.
         StorageError: the folder cannot be written.
     """
-    name, folder = _parse(args)
+    name, folder = parsed(args, USAGE)
     if folder is None:
         root = CONF.parent
         if not (root / "tests" / "unit").is_dir():
@@ -106,16 +107,21 @@ def new_stage(args: list[str]) -> None:
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(f"{', '.join(there)}: exists already, and new-stage never overwrites")
     for path, template in files.items():
-        _write(path, template.format(**words))
-        print(safe(f"wrote {_shown(path)}"))
-    config_dir = [] if folder is None else [f"--config-dir {_shown(folder)}"]
+        write(path, template.format(**words))
+        print(safe(f"wrote {shown(path)}"))
+    config_dir = [] if folder is None else [f"--config-dir {shown(folder)}"]
     chosen = f"'stages=[load,decode,{name},quantize,export]'"
     run = " ".join(["python -m pipeline", *config_dir, "+model=gpt_oss quant=mxfp4", chosen])
-    tested = _shown(test / f"test_{name}.py")
+    tested = shown(test / f"test_{name}.py")
     print(safe(f"\nnext:\n  {run}\n  {run} stages.{name}.factor=2\n  python -m pytest {tested}"))
 
 
-def _parse(args: list[str]) -> tuple[str, Path | None]:
+def parsed(args: list[str], usage: str) -> tuple[str, Path | None]:
+    """The name, and the folder that `--dir` says, if it does.
+
+    Raises:
+        ConfigError: another argument, or none; says `usage`.
+    """
     names: list[str] = []
     folder = None
     rest = iter(args)
@@ -123,14 +129,14 @@ def _parse(args: list[str]) -> tuple[str, Path | None]:
         if arg == "--dir" or arg.startswith("--dir="):
             given = next(rest, "") if arg == "--dir" else arg.removeprefix("--dir=")
             if not given:
-                raise ConfigError(f"--dir needs a folder; {USAGE}")
+                raise ConfigError(f"--dir needs a folder; {usage}")
             folder = Path(os.path.expanduser(given))
         elif arg.startswith("-"):
-            raise ConfigError(f"{arg!r} is no option; {USAGE}")
+            raise ConfigError(f"{arg!r} is no option; {usage}")
         else:
             names.append(arg)
     if len(names) != 1:
-        raise ConfigError(f"one name is needed, got {len(names)}; {USAGE}")
+        raise ConfigError(f"one name is needed, got {len(names)}; {usage}")
     if folder is not None and folder.exists() and not folder.is_dir():
         raise ConfigError(f"--dir {folder}: is not a folder")
     return names[0], folder
@@ -138,22 +144,30 @@ def _parse(args: list[str]) -> tuple[str, Path | None]:
 
 def _check(name: str, folders: set[Path]) -> None:
     """Raises ConfigError unless `name` can be a module, a config key and a class, and is free."""
+    from_plugins = [ep.name for ep in plugins() if name in _of(ep)]
+    taken = {*options("stages"), *(p.stem for folder in folders for p in folder.glob("[!_]*.py"))}
+    check_name(name, "stage", taken, f" by the plugin {from_plugins[0]}" if from_plugins else "")
+
+
+def check_name(name: str, kind: str, taken: Collection[str], whose: str = "") -> None:
+    """Raises ConfigError unless `name` can be a module, a config key and a class, and is not `taken`.
+
+    Args:
+        whose: says which plugin has the name.
+    """
     allowed = (
         "a name is lower-case letters, digits and single underscores, beginning with a letter, such as 'drop_bias'"
     )
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name):
         guess = re.sub(r"[^a-z0-9]+", "_", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()).strip("_")
         usable = bool(re.fullmatch(r"[a-z][a-z0-9_]*", guess))
-        raise ConfigError(f"{name!r} cannot name a stage{f'; did you mean {guess!r}?' if usable else ''} ({allowed})")
+        raise ConfigError(f"{name!r} cannot name a {kind}{f'; did you mean {guess!r}?' if usable else ''} ({allowed})")
     if keyword.iskeyword(name) or keyword.issoftkeyword(name) or name in NOT_NAMES:
         raise ConfigError(f"{name!r} means something else to Python, YAML or Hydra ({allowed})")
     if name in sys.stdlib_module_names:
         raise ConfigError(f"{name!r} is a module of Python's own; choose another name ({allowed})")
-    from_plugins = [ep.name for ep in plugins() if name in _of(ep)]
-    taken = {*options("stages"), *(p.stem for folder in folders for p in folder.glob("[!_]*.py"))}
-    if name in taken or from_plugins:
-        whose = f" by the plugin {from_plugins[0]}" if from_plugins else ""
-        raise ConfigError(f"a stage {name!r} is there already{whose} (taken: {', '.join(sorted(taken))})")
+    if name in taken or whose:
+        raise ConfigError(f"a {kind} {name!r} is there already{whose} (taken: {', '.join(sorted(taken))})")
 
 
 def _of(plugin: object) -> list[str]:
@@ -164,7 +178,12 @@ def _of(plugin: object) -> list[str]:
     return [p.stem for p in (folder / "stages").glob("*.yaml")] if folder else []
 
 
-def _write(path: Path, text: str) -> None:
+def write(path: Path, text: str) -> None:
+    """Write a file that is not there yet.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("x") as file:
@@ -173,7 +192,7 @@ def _write(path: Path, text: str) -> None:
         raise StorageError(f"{path}: {why.strerror}") from None
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """As short as it can be typed from here."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -7,6 +7,7 @@ A dtype may be spelt as elsewhere. Nothing else works under another name: `quant
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+K_QUANTS: Final = "; K-quants are read and not written"
 # What people write → what to write here; by config group, in small letters.
 CHOICES: Mapping[str, Mapping[str, str]] = {
     "quant": {
@@ -14,15 +15,15 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
         "gptq": "int4, rounded to nearest", "awq": "int4, rounded to nearest", "bnb": "nf4",
         "w4a16": "int4", "w8a16": "int8",
         "hqq": "int4, rounded to nearest", "mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3",
-        "q4": "q4_0", "q8": "q8_0", "q4_k": "q4_0 or q4_1; K-quants are read and not written",
-        "q4_k_s": "q4_0 or q4_1; K-quants are read and not written", "q4_k_m": "q4_0 or q4_1; K-quants are read and not written",
-        "q5_k_m": "q8_0; K-quants are read and not written", "q6_k": "q8_0; K-quants are read and not written",
-        "bf16": "none", "f16": "none with export.dtype=fp16", "fp16": "none with export.dtype=fp16", "fp32": "none with export.dtype=fp32", "no": "none",
+        "q4": "q4_0", "q8": "q8_0", **dict.fromkeys(("q4_k", "q4_k_s", "q4_k_m"), f"q4_0 or q4_1{K_QUANTS}"),
+        **dict.fromkeys(("q5_k_m", "q6_k"), f"q8_0{K_QUANTS}"),
+        "bf16": "none", "f16": "none with export.dtype=fp16", "fp16": "none with export.dtype=fp16",
+        "fp32": "none with export.dtype=fp32", "no": "none",
     },
     "export": {
         "safetensors": "hf, or plain for bf16", "huggingface": "hf", "transformers": "hf", "vllm": "compressed_tensors",
-        "llama.cpp": "gguf", "llama_cpp": "gguf", "ggml": "gguf", "ollama": "gguf", "npz": "numpy", "npy": "numpy", "jax": "orbax or numpy",
-        "flax": "orbax", "bnb": "bitsandbytes", "tensorrt": "modelopt", "llm-compressor": "compressed_tensors",
+        "llama.cpp": "gguf", "llama_cpp": "gguf", "ggml": "gguf", "ollama": "gguf", "npz": "numpy", "npy": "numpy",
+        "jax": "orbax or numpy", "flax": "orbax", "bnb": "bitsandbytes", "tensorrt": "modelopt", "llm-compressor": "compressed_tensors",
     },
     "flow": {
         "chat": "the verb chat: weightmill chat DIR", "quantize": "convert", "quantise": "convert", "export": "convert",

@@ -45,6 +45,7 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
                 raise StageError(f"dask.address={conf.address!r}: the scheduler there has no workers") from None
             there = len(client.scheduler_info(n_workers=-1)["workers"])
             say(f"Dask scheduler {client.scheduler.address}, {there} workers")
+            _bring_the_users_code(client)
         else:
             # The plan bounds memory; pausing and spilling at fractions of the limit would only stall it.
             stack.enter_context(
@@ -72,6 +73,22 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
             where = f", dashboard {client.dashboard_link}" if conf.dashboard else ""
             say(f"Dask cluster: {workers} workers × {conf.threads_per_worker} threads{where}")
         yield client
+
+
+def _bring_the_users_code(client: Any) -> None:
+    """The modules of `--config-dir`, for workers that somebody else started, there now or joining later."""
+    from distributed import WorkerPlugin
+
+    if not (sent := extend.files()):
+        return
+
+    class Guest(WorkerPlugin):  # type: ignore[misc]
+        name = extend.VARIABLE
+
+        def setup(self, worker: Any) -> None:
+            extend.receive(sent)
+
+    client.register_plugin(Guest())
 
 
 def _temporary() -> Any:
