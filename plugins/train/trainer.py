@@ -16,7 +16,7 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Parameter
 from pipeline.planning.layout import batch_problems
 from pipeline.planning.mesh_costs import weights_nbytes
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang, Saves
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
@@ -228,19 +228,19 @@ class Trainer:
             kept += self._taught_nbytes(teacher, lies.dtype)
         trained = {p.name: p.shape for p in parameters} if self.freezing is None else self.freezing.trained(parameters)
         asked = optional(self.optimizer, OptimizerHooks, "kept")
-        moments = 2.0 if asked is None else asked(trained) / sum(map(prod, trained.values()))
+        numbers = sum(map(prod, trained.values()))
+        moments = 2.0 if asked is None else asked(trained) / numbers
         state = round(4 * values * (1 + moments))
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, parameters, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
         temporary += 4 * ROUNDED * values if self.transform is not None and self.freezing is None else 0
-        saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
             host_nbytes=mesh.processes * host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
             devices=ways,
             ignored=lies.ignored,
-            disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
+            saves=self._saves(round(4 * members * numbers * (1 + moments))),
             moved_nbytes=round(2 * members * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
             times=self._updates(data),
             rate=self._kind(checkpoint),
@@ -248,6 +248,13 @@ class Trainer:
             host_reads=lies.reads(),
         )
         return self.result_specs(checkpoint), takes
+
+    def _saves(self, state: int) -> Saves:
+        """States of so many bytes; while one is written, that which it comes for is there, too."""
+        best, most = int(self.look.patience is not None), self.save.keep + 1
+        by_updates = min(most, (self.steps - 1) // self.save.every) if self.save.every else 0
+        most = by_updates if self.save.seconds is None else most
+        return Saves(state + SAVED_ENTRIES_NBYTES, most + best, by_updates + best, self.save.seconds)
 
     def flops_of_token(self, checkpoint: Checkpoint) -> float:
         """Of products of a token, or a row, with weights, forth and back, without what is computed again: two each. Of
