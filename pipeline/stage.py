@@ -231,6 +231,29 @@ class Elementwise:
 
 
 @dataclass(frozen=True, slots=True)
+class Saves:
+    """States that a stage saves as it goes, from which the next try goes on.
+
+    Attributes:
+        nbytes: of each.
+        most: that lie there at once.
+        sure: of these, those that there will be however long it takes.
+        seconds: in which there is another one; None: time makes none.
+    """
+
+    nbytes: int
+    most: int
+    sure: int
+    seconds: float | None
+
+    def kept(self, seconds: float | None) -> int:
+        """How many there will be, of a stage that takes so long; None: not known."""
+        if seconds is None or self.seconds is None:
+            return self.most
+        return min(self.most, self.sure + int(seconds // self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """What computing a stage's result takes. Stages that compute run one after another.
 
@@ -239,7 +262,8 @@ class Footprint:
         cache_nbytes: of these, the KV cache.
         host_nbytes: memory of the process at its worst, the device's too when that is the CPU.
         kept_nbytes: of these, what its result holds on to until the run ends (tensors in memory).
-        disk_nbytes: written at most, beside what the work of later stages writes.
+        disk_nbytes: written at most, beside `saves` and what the work of later stages writes.
+        saves: states of it on disk, too.
         moved_nbytes: bytes that its computing goes through in all (weights, once for each token that they are applied
             to): with the rate at which this machine has done so before, its time. 0: it takes none worth saying.
         times: of a stage that does one thing again and again, how often: `moved_nbytes` is what it goes through once,
@@ -264,6 +288,7 @@ class Footprint:
     cache_nbytes: int = 0
     kept_nbytes: int = 0
     disk_nbytes: int = 0
+    saves: Saves | None = None
     moved_nbytes: int = 0
     times: float = 0.0
     rate: str = ""

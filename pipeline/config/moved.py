@@ -31,6 +31,7 @@ TARGETS: Final = (
         "plugins.quant.mx.MX": "plugins.quant.blockwise.Blockwise",
         "stages.quantize.Rule": "pipeline.rules.Rule",
     }
+    | {f"plugins.train.trainer.{name}": f"plugins.train.options.{name}" for name in ("Looking", "Population", "Saving")}
     | {f"plugins.kernels.{op}.{old}": f"${{kernels.{op}}}" for op, old in _KERNELS.items()}
 )
 """`_target_` before → now."""

@@ -115,10 +115,20 @@ class Plan:
         return {n.name: n.takes for n in self.nodes.values() if n.takes is not None}
 
     @property
-    def disk_nbytes(self) -> int:
-        """What the run writes, at most: files of its works, and what stages that compute keep."""
-        written = sum(f.nbytes for w in self.works.values() for f in w.outputs)
-        return written + sum(t.disk_nbytes for t in self.takes.values())
+    def written_nbytes(self) -> int:
+        """Files of its works."""
+        return sum(f.nbytes for w in self.works.values() for f in w.outputs)
+
+    @property
+    def kept_nbytes(self) -> int:
+        """What stages that compute write, at most; of states that they save as many as their time makes, if that is
+        known."""
+        found = 0
+        for name, takes in self.takes.items():
+            found += takes.disk_nbytes
+            if takes.saves is not None:
+                found += takes.saves.nbytes * takes.saves.kept(None if self.time is None else self.time.of(name))
+        return found
 
     @property
     def works(self) -> dict[str, Work[Any]]:

@@ -144,10 +144,9 @@ def plan_tables(plan: Any) -> list[Any]:
     found += [f"{name}: {text}" for name, text in chosen(plan).items()]
     chunks = plan.chunks
     read = sum(f.nbytes for f in plan.inputs)
-    kept = sum(t.disk_nbytes for t in plan.takes.values())
-    beside = f" and keeps at most {show_bytes(kept)} beside it" if kept else ""
+    beside = f" and keeps at most {show_bytes(plan.kept_nbytes)} beside it" if plan.kept_nbytes else ""
     found.append(
-        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(plan.disk_nbytes - kept)}{beside}, "
+        f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(plan.written_nbytes)}{beside}, "
         f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
     )
     if plan.memory is not None:

@@ -330,7 +330,7 @@ def _kept_to(
         ("memory", "bytes", plan.memory.peak, max(found, default=0) if conf.address else sum(found)),
         ("device", "bytes", max((t.device_nbytes for t in plan.takes.values()), default=0),
          max((r["device_nbytes"] for r in mine), default=0)),
-        ("disk", "bytes", plan.disk_nbytes,
+        ("disk", "bytes", plan.written_nbytes + plan.kept_nbytes,
          sum(f["nbytes"] for f in report.outputs) + sum(r["written"] for r in mine)),
     ]  # fmt: skip
     rows += [("time", "s", plan.time.seconds if plan.time is not None else None, report.seconds)] if whole else []

@@ -26,10 +26,11 @@ DATA = (
     f"data.held_out_files=[{TEXTS / 'moby_eval.txt'}]", "train.look.examples=32", "allow_requantize=true",
     "progress=false", "train.batch=4",
 )  # fmt: skip
+NF4 = "quant=nf4", "quant.block_elems=32"  # which divides the rows of the embedded model
 ADAPTERS = {
     "LoRA": ("train=lora",),
-    "QLoRA, NF4": ("train=qlora", "quant=nf4"),
-    "QLoRA, NF4, init=zero": ("train=qlora", "quant=nf4", "train.transform.init=zero"),
+    "QLoRA, NF4": ("train=qlora", *NF4),
+    "QLoRA, NF4, init=zero": ("train=qlora", *NF4, "train.transform.init=zero"),
     "QLoRA, MXFP4": ("train=qlora", "quant=mxfp4"),
 }
 ROUNDED, TRAINED = (

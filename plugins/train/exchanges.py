@@ -4,8 +4,8 @@ Of every micro-batch what a pass of the model takes forth, and what comes of tha
 gathered along devices that have different rows, their gradients are added up and divided again; where what is the same
 on all devices went into divided weights, its gradient is a sum over them. Gradients of weights that are no parts along
 the rows are added up once an update. Single numbers (losses, norms) are not counted, nor what adapters have to add up
-of each micro-batch, nor what an optimizer sends that looks at whole matrices (Muon), nor what accelerators gather a
-second time to compute layers again (XLA's CPU backend sees that it has it).
+of each micro-batch, nor what an optimizer sends that looks at whole matrices (Muon), nor what a teacher's own pass
+takes, nor what accelerators gather a second time to compute layers again (XLA's CPU backend sees that it has it).
 """
 
 import re

@@ -22,8 +22,8 @@ from plugins.train.loop import Loop, Plan, Programs
 from plugins.train.members import Members
 from plugins.train.objectives import Objective
 from plugins.train.optimizers import AdamW, Optimizer
+from plugins.train.options import Looking, Member, Saving
 from plugins.train.step import make_step
-from plugins.train.trainer import Looking, Member, Saving
 
 Loss = Callable[[Any, Mapping[str, Any]], Any]
 """(model, batch) → the loss of every example, float [B]."""

@@ -24,8 +24,8 @@ from pipeline.training import Examples, Splits, indices
 from plugins.train.checkpoints import Checkpoints
 from plugins.train.compiled import Compiled
 from plugins.train.objectives import ObjectiveHooks
+from plugins.train.options import Looking, Saving
 from plugins.train.step import State, Step
-from plugins.train.trainer import Looking, Saving
 from plugins.train.watch import Line, Metrics, norms_of
 
 STATES, BEST, METRICS = "states", "best", "metrics.jsonl"

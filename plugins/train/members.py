@@ -22,9 +22,9 @@ from pipeline.running import text_stream
 from pipeline.training import Splits
 from plugins.train.checkpoints import Checkpoints
 from plugins.train.loop import METRICS, STATES, Loop, Plan, Programs, through
+from plugins.train.options import Member
 from plugins.train.populations import Population
 from plugins.train.step import State, Step
-from plugins.train.trainer import Member
 from plugins.train.watch import Line, Metrics
 
 MOST_CURVES = 12

@@ -23,9 +23,10 @@ from plugins.engine.start import keep_programs, resolved
 from plugins.mesh.devices import arrange
 from plugins.train.loop import METRICS
 from plugins.train.members import Members, Progress
+from plugins.train.options import Member
 from plugins.train.start import PICTURE, Cast, built, plan_of
 from plugins.train.step import make_step
-from plugins.train.trainer import Member, Trainer
+from plugins.train.trainer import Trainer
 
 
 def train(trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits) -> Trained:

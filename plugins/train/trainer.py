@@ -16,7 +16,7 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Parameter
 from pipeline.planning.layout import batch_problems
 from pipeline.planning.mesh_costs import weights_nbytes
-from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang, Saves
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
@@ -26,109 +26,11 @@ from plugins.train.footprint import BACK, FORTH, ROUNDED, activations_nbytes, ho
 from plugins.train.objectives import Objective, ObjectiveHooks
 from plugins.train.on_devices import OnDevices
 from plugins.train.optimizers import Optimizer, OptimizerHooks, unused
+from plugins.train.options import Looking, Population, Saving
 from plugins.train.transform import Freezing, Transform
 
 DTYPES = {"bf16": "BF16", "fp32": "F32"}
 SAVED_ENTRIES_NBYTES = 1 << 20  # what a saved state has beside its arrays
-
-
-@dataclass(frozen=True)
-class Saving:
-    """When the state is saved, from which a run that was killed goes on.
-
-    Attributes:
-        every: updates; 0: only where the run ends early.
-        seconds: or when so many have passed since it was saved last; null: never by time.
-        keep: how many of the latest are kept, the best one beside them where there is an evaluation.
-    """
-
-    every: int = 0
-    seconds: float | None = 300.0
-    keep: int = 2
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every={self.every}: 0 or more updates are needed")
-        if self.seconds is not None and not self.seconds > 0:
-            raise ValueError(f"seconds={self.seconds}: more than 0 are needed, or null")
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: at least 1 is needed")
-
-
-@dataclass(frozen=True)
-class Looking:
-    """What is looked at while training.
-
-    Attributes:
-        every: updates between evaluations on what is held out; 0: only before the first update and after the last.
-        examples: of what is held out, at most; null: all.
-        patience: evaluations without a new best after which training stops early, and gives the best weights; null: it
-            never does.
-        prompts: texts that are continued when it is looked, so that somebody sees what the loss means.
-        tokens: of a continuation.
-        temperature: of its choices; 0: always the likeliest.
-        groups: patterns of names → the norms of their gradients together, and of their updates, under the pattern, in
-            every row of metrics.
-    """
-
-    every: int = 0
-    examples: int | None = 256
-    patience: int | None = None
-    groups: tuple[str, ...] = ()
-    prompts: tuple[str, ...] = ()
-    tokens: int = 32
-    temperature: float = 0.8
-
-    def __post_init__(self) -> None:
-        if self.every < 0:
-            raise ValueError(f"every={self.every}: 0 or more updates are needed")
-        if self.examples is not None and self.examples < 1:
-            raise ValueError(f"examples={self.examples}: at least 1 is needed, or null for all")
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens}: at least 1 is needed")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature={self.temperature}: 0 or more is needed")
-        if self.patience is not None and (self.patience < 1 or not self.every):
-            raise ValueError(f"patience={self.patience}: at least 1 is needed, with every above 0; or null")
-
-
-@dataclass(frozen=True)
-class Member:
-    """One model of a population.
-
-    Attributes:
-        seed: of its fresh weights, of which examples come when, and of what is random.
-        rate: instead of the optimizer's.
-    """
-
-    seed: int
-    rate: float
-
-    def __str__(self) -> str:
-        return f"seed {self.seed}, rate {self.rate:g}"
-
-
-@dataclass(frozen=True)
-class Population:
-    """Models that are trained at once, in one program: each seed with each rate. Those that are on a mesh are divided
-    among its devices, whatever its rules; what comes out is the best of them.
-
-    Attributes:
-        seeds: see `Member`.
-        rates: see `Member`.
-    """
-
-    seeds: tuple[int, ...]
-    rates: tuple[float, ...]
-
-    def __post_init__(self) -> None:
-        for name, given in (("seeds", self.seeds), ("rates", self.rates)):
-            if not given or len(set(given)) != len(given):
-                raise ValueError(f"{name}={list(given)}: one or more are needed, each once")
-
-    @property
-    def members(self) -> tuple[Member, ...]:
-        return tuple(Member(seed, rate) for seed in self.seeds for rate in self.rates)
 
 
 @dataclass(frozen=True)
@@ -228,19 +130,19 @@ class Trainer:
             kept += self._taught_nbytes(teacher, lies.dtype)
         trained = {p.name: p.shape for p in parameters} if self.freezing is None else self.freezing.trained(parameters)
         asked = optional(self.optimizer, OptimizerHooks, "kept")
-        moments = 2.0 if asked is None else asked(trained) / sum(map(prod, trained.values()))
+        numbers = sum(map(prod, trained.values()))
+        moments = 2.0 if asked is None else asked(trained) / numbers
         state = round(4 * values * (1 + moments))
         temporary = 4 * values + activations_nbytes(checkpoint.store.specs, parameters, own * tokens)
         temporary += 2 * values if self.engine.dtype == "bf16" else 0
         temporary += 4 * ROUNDED * values if self.transform is not None and self.freezing is None else 0
-        saved = self.save.keep + 1 + (self.look.patience is not None)
         takes = Footprint(
             device_nbytes=state + kept,
             temporary_nbytes=temporary,
             host_nbytes=mesh.processes * host_nbytes(parameters) + ways * (state + kept + 4 * values + temporary),
             devices=ways,
             ignored=lies.ignored,
-            disk_nbytes=saved * (ways * state + SAVED_ENTRIES_NBYTES),
+            saves=self._saves(round(4 * members * numbers * (1 + moments))),
             moved_nbytes=round(2 * members * self._update_flops(checkpoint, data, teacher)),  # of fp32: 4 bytes, 2 FLOP
             times=self._updates(data),
             rate=self._kind(checkpoint),
@@ -248,6 +150,13 @@ class Trainer:
             host_reads=lies.reads(),
         )
         return self.result_specs(checkpoint), takes
+
+    def _saves(self, state: int) -> Saves:
+        """States of so many bytes; while one is written, that which it comes for is there, too."""
+        best, most = int(self.look.patience is not None), self.save.keep + 1
+        by_updates = min(most, (self.steps - 1) // self.save.every) if self.save.every else 0
+        most = by_updates if self.save.seconds is None else most
+        return Saves(state + SAVED_ENTRIES_NBYTES, most + best, by_updates + best, self.save.seconds)
 
     def flops_of_token(self, checkpoint: Checkpoint) -> float:
         """Of products of a token, or a row, with weights, forth and back, without what is computed again: two each. Of

@@ -12,7 +12,7 @@ import numpy as np
 from pipeline.running import text_stream
 from pipeline.training import Splits
 from plugins.train.loop import Loop, Plan, Programs
-from plugins.train.trainer import Looking, Saving
+from plugins.train.options import Looking, Saving
 from tests.cases import trained
 from tests.cases.toy_rows import Rows
 

@@ -42,8 +42,9 @@ from plugins.train.loop import METRICS
 from plugins.train.lora import Lora
 from plugins.train.objectives import CausalLM
 from plugins.train.optimizers import SGD
+from plugins.train.options import Looking, Saving
 from plugins.train.packing import Packing
-from plugins.train.trainer import Looking, Saving, Trainer
+from plugins.train.trainer import Trainer
 from stages.evaluate import Evaluate
 from stages.generate import Generate
 from stages.parity import Parity

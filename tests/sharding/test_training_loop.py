@@ -11,8 +11,8 @@ from pipeline.training import Splits
 from plugins.train.loop import Found, Loop, Plan, Programs
 from plugins.train.objectives import CausalLM
 from plugins.train.optimizers import AdamW
+from plugins.train.options import Looking, Saving
 from plugins.train.step import Step, make_step
-from plugins.train.trainer import Looking, Saving
 from tests.cases import model_runs, trained
 from tests.cases.toy_rows import Rows
 from tests.sharding import toys

@@ -23,9 +23,10 @@ from plugins.train.loop import METRICS
 from plugins.train.lora import Lora
 from plugins.train.objectives import CausalLM, Distillation
 from plugins.train.optimizers import SGD
+from plugins.train.options import Looking, Saving
 from plugins.train.packing import Packing
 from plugins.train.qat import Qat
-from plugins.train.trainer import Looking, Saving, Trainer
+from plugins.train.trainer import Trainer
 from tests.cases import model_runs
 from tests.cases.toy_rows import Rows
 from tests.sharding import models, processes, toys

@@ -4,7 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.api import compose_run
+from pipeline.planning.memory import plan_run
 from plugins.bench import recipes
+
+ADAPTED = [(f"data.files=[{recipes.MOBY}]", "stages=[load,decode,train]", *how) for how in recipes.ADAPTERS.values()]
+ROUNDED = [(*stages, f"quant={scheme}") for stages in ((recipes.ROUNDED,), recipes.QAT) for scheme in recipes.SCHEMES]
 
 
 def test_a_recipe_is_run_and_read(tmp_path: Path) -> None:
@@ -16,3 +21,9 @@ def test_a_recipe_is_run_and_read(tmp_path: Path) -> None:
     assert 10 < found.perplexity < 1000
     with pytest.raises(SystemExit, match="quant=nonsense"):
         recipes.ran(["quant=nonsense", "stages=[load]"], tmp_path)
+
+
+@pytest.mark.parametrize("settings", [*ADAPTED, recipes.WHOLE, *ROUNDED], ids=" ".join)
+def test_every_row_fits_the_embedded_model(settings: tuple[str, ...], tmp_path: Path) -> None:
+    made = compose_run(["+model=gpt_oss", *recipes.DATA, *settings, f"paths.run={tmp_path}"])
+    assert plan_run(made, tmp_path, fetch=False).problems == []

@@ -12,7 +12,7 @@ from pipeline.planning import rates as rates_module
 from pipeline.planning.rates import MOST_KINDS, Rates
 from pipeline.planning.time import learn, parts, time_plan
 from pipeline.planning.wiring import Plan, make_plan
-from pipeline.stage import Checkpoint, Context, Footprint, Prediction
+from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Saves
 from tests.cases.memory_store import MemoryStore
 from tests.unit.planning.stages import CTX, Source, View, Write
 
@@ -73,6 +73,25 @@ def test_what_is_done_again_and_again_is_predicted_from_once() -> None:
     silent = Rates()
     learn(silent, plan(4), 1, [], {"slow": 12.0}, {}, {})  # of what it did again and again it said nothing
     assert time_plan(plan(4), silent, 1).of("slow") is None
+
+
+class Saving(Repeats):
+    """And saves states every 100 s, and one for certain."""
+
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        found = super().plan(checkpoint)
+        return replace(found, takes=replace(found.takes, saves=Saves(10, most=3, sure=1, seconds=100.0), disk_nbytes=7))
+
+
+def test_what_is_saved_with_time_goes_by_the_time() -> None:
+    rates, kept = Rates(), {}
+    for times in (4.0, 200.0, 900.0):
+        plan = make_plan({"load": Source(("v", "w")), "slow": Saving(times)}, CTX)
+        assert plan.kept_nbytes == 7 + 3 * 10  # at most, as its time is not known
+        learn(rates, plan, 1, [], {"slow": 10 + times * 2 / 3}, {}, {"slow": (times * 2 / 3, times)})
+        plan.time = time_plan(plan, rates, 1)
+        kept[times] = plan.kept_nbytes
+    assert kept == {4.0: 7 + 10, 200.0: 7 + 20, 900.0: 7 + 30}
 
 
 def test_tasks_at_once_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:

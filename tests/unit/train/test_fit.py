@@ -16,8 +16,8 @@ from pipeline.training import Splits
 from plugins.train.fit import Arrays, Fitted, fit, fit_each
 from plugins.train.objectives import Classification
 from plugins.train.optimizers import AdamW
+from plugins.train.options import Looking, Saving
 from plugins.train.schedules import Schedule
-from plugins.train.trainer import Looking, Saving
 
 
 class Net(nnx.Module):

@@ -17,7 +17,7 @@ import pytest
 from pipeline.errors import StageError, StorageError
 from pipeline.training import Splits
 from plugins.train.loop import Found, Loop, Plan, Programs
-from plugins.train.trainer import Looking, Saving
+from plugins.train.options import Looking, Saving
 from tests.cases import trained
 from tests.cases.toy_rows import Rows
 
