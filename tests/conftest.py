@@ -1,7 +1,7 @@
 """Strictness for all tests: the same seeds and examples every time, JAX on several make-believe CPU devices.
 
-Warnings are errors (pyproject.toml). JAX is told what it needs through the environment, so that importing it stays the
-business of the tests that use it.
+Warnings are errors (pyproject.toml). JAX is told what it needs through the environment, and is imported by the first
+test.
 """
 
 import atexit
@@ -90,8 +90,7 @@ def _seeds() -> None:
 def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
     """Programs compile in half the time, but for those of `OPTIMIZED`; commands that tests start are not concerned."""
     where = request.path.relative_to(Path(__file__).parent).as_posix()
-    optimized = where.startswith(OPTIMIZED) and "/test_native_" not in where  # C++ is what it is
-    if optimized or "jax" not in sys.modules:
+    if where.startswith(OPTIMIZED) and "/test_native_" not in where:  # C++ is what it is
         yield
         return
     from tests.cases import model_runs
