@@ -1,7 +1,6 @@
 """Strictness for all tests: the same seeds and examples every time, JAX on several make-believe CPU devices.
 
-Warnings are errors (pyproject.toml). JAX is told what it needs through the environment, and is imported by the first
-test.
+Warnings are errors (pyproject.toml). JAX is told what it needs through the environment; the first test imports it.
 """
 
 import atexit
@@ -63,7 +62,8 @@ SLOW = (
 )  # fmt: skip
 
 
-# Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times.
+# Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times,
+# and are compiled quickly, which takes a quarter of the time; for single tests there is the fixture `optimized`.
 OPTIMIZED = (
     "contract/", "fuzz/", "golden/", "oracle/test_mx_torchao.py", "oracle/test_number_formats.py", "oracle/test_ops.py",
     "property/", "real/", "unit/kernels/",
@@ -89,7 +89,7 @@ def _seeds() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Programs compile in half the time, but for those of `OPTIMIZED`; commands that tests start are not concerned."""
+    """Programs compile quickly, but for those of `OPTIMIZED`; what commands do about theirs is in tests/cli/run.py."""
     where = request.path.relative_to(Path(__file__).parent).as_posix()
     if where.startswith(OPTIMIZED) and "/test_native_" not in where:  # C++ is what it is
         yield
