@@ -1,7 +1,6 @@
 """Strictness for all tests: the same seeds and examples every time, JAX on several make-believe CPU devices.
 
-Warnings are errors (pyproject.toml). JAX is told what it needs through the environment, so that importing it stays the
-business of the tests that use it.
+Warnings are errors (pyproject.toml). JAX is told what it needs through the environment; the first test imports it.
 """
 
 import atexit
@@ -30,6 +29,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # Tests and the programs they start share what JAX compiled: most of them run the same small models.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch and of BLAS: where every core has tests, more of them wait
 os.environ["XDG_CACHE_HOME"] = caches.fresh(Path(tempfile.mkdtemp(prefix="weightmill-cache-")))
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
@@ -62,7 +62,8 @@ SLOW = (
 )  # fmt: skip
 
 
-# Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times.
+# Where programs are held to bits, or are what people run: XLA makes them as fast as it can. All others run a few times,
+# and are compiled quickly, which takes a quarter of the time; for single tests there is the fixture `optimized`.
 OPTIMIZED = (
     "contract/", "fuzz/", "golden/", "oracle/test_mx_torchao.py", "oracle/test_number_formats.py", "oracle/test_ops.py",
     "property/", "real/", "unit/kernels/",
@@ -88,10 +89,9 @@ def _seeds() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Programs compile in half the time, but for those of `OPTIMIZED`; commands that tests start are not concerned."""
+    """Programs compile quickly, but for those of `OPTIMIZED`; what commands do about theirs is in tests/cli/run.py."""
     where = request.path.relative_to(Path(__file__).parent).as_posix()
-    optimized = where.startswith(OPTIMIZED) and "/test_native_" not in where  # C++ is what it is
-    if optimized or "jax" not in sys.modules:
+    if where.startswith(OPTIMIZED) and "/test_native_" not in where:  # C++ is what it is
         yield
         return
     from tests.cases import model_runs

@@ -29,7 +29,15 @@ ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "pipeline.__main__", "dask.threaded", "psutil", "rich.progress", "rich.table", "safetensors", "pipeline.engine",
     "pipeline.reporting.manifest", "pipeline.running.graph", "plugins.formats.hub.files", "plugins.quant.blockwise",
-    "stages.decode", "stages.export", "stages.export_work", "stages.load", "stages.quantize",
+    "stages.decode", "stages.evaluate", "stages.export", "stages.export_work", "stages.generate", "stages.load",
+    "stages.quantize", "stages.shard", "hydra._internal.core_plugins.basic_launcher",
+    "hydra._internal.core_plugins.basic_sweeper", "hydra._internal.core_plugins.file_config_source",
+    "plugins.engine.options", "plugins.formats.hub.preview", "plugins.formats.npy.container",
+    "plugins.formats.orbax.container", "plugins.formats.orbax.pytree", "plugins.formats.safetensors.plain",
+    *(f"plugins.formats.{name}.dialect" for name in ("bitsandbytes", "compressed_tensors", "gpt_oss", "modelopt")),
+    "plugins.formats.gguf.model", "plugins.formats.safetensors.hugging_face", "plugins.engine.engine",
+    *(f"plugins.models.{name}.family" for name in ("cnn", "gemma", "gpt_oss", "llama", "mlp", "qwen")),
+    "plugins.tokenizers.auto", "plugins.tokenizers.loaded",
 )  # fmt: skip
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CONFIG_DIR")
 """Variables that are read before the first line of ours, or as it is imported."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from plugins.kernels.native import build, compiler
+from tests.cases.model_runs import quick_environment
 from tests.cases.native import needs_compiler
 from tests.cli.run import ROOT
 from tests.fuzz import native
@@ -29,7 +30,8 @@ def fuzzed(seed: int, count: int, **env: str) -> Any:
         AssertionError: it failed; with the call at which it did, and what a sanitizer found.
     """
     command = [sys.executable, "-m", "tests.fuzz.native", str(seed), str(count)]
-    ran = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True, timeout=600)
+    environment = {**os.environ, **quick_environment(), **env}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr[-8000:]
     return json.loads(ran.stdout)
 
