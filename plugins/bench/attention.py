@@ -17,7 +17,7 @@ import numpy as np
 from pipeline.ops import Kernel
 from plugins.bench.timing import has_torch, in_turn, report
 
-attention = Kernel("attention", ("xla",))
+xla, native = (Kernel("attention", (name,)) for name in ("xla", "native"))
 
 HEADS = {"gpt-oss-20b": (64, 8, 64), "SmolLM2-135M": (9, 3, 64)}
 LENGTHS = ((1, 1024), (1, 4096), (512, 512))
@@ -33,8 +33,9 @@ def calls(heads: tuple[int, int, int], queries: int, slots: int) -> dict[str, Ca
     at = slot[:, slots - queries :]
     options = {"scale": dims**-0.5, "sinks": jnp.zeros(many) if many == 64 else None}
     table: dict[str, Callable[[], Any]] = {
-        "attention bf16": partial(jax.jit(partial(attention, **options)), q, k, v, at, slot),
-        "attention bf16, window 128": partial(jax.jit(partial(attention, window=128, **options)), q, k, v, at, slot),
+        f"{name} bf16{said}": partial(jax.jit(partial(kernel, **options, **more)), q, k, v, at, slot)
+        for name, kernel in {"xla": xla, "native": native}.items()
+        for said, more in {"": {}, ", window 128": {"window": 128}}.items()
     }
     if has_torch():
         import torch
@@ -59,7 +60,7 @@ def main() -> None:
                 in_turn(table, args.rounds),
                 nbytes,
                 4.0 * queries * slots * heads[0] * heads[2],
-                "attention bf16",
+                "xla bf16",
             )
 
 
