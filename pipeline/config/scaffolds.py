@@ -1,5 +1,5 @@
-"""`new-method`, `new-dialect`, `new-kernel` and `new-family` NAME: a working plugin with its YAML and the contract test that
-it passes as it is, to be changed into what is wanted.
+"""`new-method`, `new-dialect`, `new-kernel` and `new-family` NAME: a working plugin with its YAML and the contract test
+that it passes as it is, to be changed into what is wanted.
 
 Written below a folder (`--dir DIR`, here by default), which `--config-dir DIR` then names; in a package of your own the
 same files are modules of that and YAML of its config folder.
@@ -319,6 +319,6 @@ def new(kind: str, args: list[str]) -> None:
     for path, text in files.items():
         write(path, text.format(**words))
         print(safe(f"wrote {shown(path)}"))
-    verb, _, rest = what.run.format(**words).rpartition("plan ")
-    run = f"python -m pipeline {verb and 'plan '}--config-dir {shown(folder)} {rest}"
+    _, verb, rest = what.run.format(**words).rpartition("plan ")
+    run = f"python -m pipeline {verb}--config-dir {shown(folder)} {rest}"
     print(safe(f"\nnext:\n  {run}\n  python -m pytest {shown(folder / f'test_{name}.py')}"))

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.scaffolds import SCAFFOLDS
 from pipeline.errors import ConfigError
-from tests.cli.run import QUIETLY, pipeline
+from tests.cli.run import pipeline
 
 
 @pytest.mark.parametrize("kind", SCAFFOLDS)
@@ -27,7 +27,7 @@ def test_what_is_written_passes_its_contract_and_runs(kind: str, tmp_path: Path)
     assert found.returncode == 0, found.stdout
     assert " passed" in found.stdout
     if kind != "family":  # of which there is no checkpoint
-        ran = pipeline(*shlex.split(command)[3:], *QUIETLY, cwd=tmp_path)
+        ran = pipeline(*shlex.split(command)[3:], "progress=false", cwd=tmp_path)
         assert ran.code == 0, ran.err
     again = pipeline(f"new-{kind}", "my_own", "--dir", "mine", cwd=tmp_path)
     assert again.code == 2
