@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os.path import exists, expanduser
 from pathlib import Path
+from textwrap import wrap
 
 from pipeline.config.overrides import listed, parsed_override, quoted
 from pipeline.errors import ConfigError, did_you_mean
@@ -122,15 +123,21 @@ def read(args: Sequence[str], models: Sequence[str] = ()) -> Line:
 def usage(verb: str) -> str:
     """What a short verb takes."""
     short = SHORT[verb]
-    takes = "".join(f" [{name} {_metavar(name)}]" for name in short.takes)
+    takes = " ".join(f"[{name} {_metavar(name)}]" for name in short.takes)
     prompt = " ['PROMPT']" if short.prompt else ""
-    spells = "\n".join(f"  {name:<14} {spelt.format('…')}" for name, spelt in short.takes.items())
-    return (
-        f"weightmill {verb} SOURCE{prompt}{takes} [KEY=VALUE …]\n\n"
-        f"{short.about.capitalize()}. SOURCE is a folder, a GGUF file, hf://owner/name, or one of the names that\n"
-        f"`weightmill --help` lists under model. Options, and what they spell:\n\n"
-        f"  {'SOURCE':<14} model.source=SOURCE, or model=NAME\n{spells}\n\n"
-        "Whatever else `weightmill --help` lists may follow as KEY=VALUE."
+    about = f"""{short.about.capitalize()}. SOURCE is a folder, a GGUF file, hf://owner/name, or one of the names that
+        `weightmill --help` lists under model. Options, and what they spell:"""
+    spells = {"SOURCE": "model.source=SOURCE, or model=NAME"} | {n: s.format("…") for n, s in short.takes.items()}
+    return "\n".join(
+        [
+            *wrap(f"weightmill {verb} SOURCE{prompt} {takes} [KEY=VALUE …]", 78, subsequent_indent="    "),
+            "",
+            *wrap(" ".join(about.split()), 78),
+            "",
+            *(f"  {name:<14} {text}" for name, text in spells.items()),
+            "",
+            "Whatever else `weightmill --help` lists may follow as KEY=VALUE.",
+        ]
     )
 
 

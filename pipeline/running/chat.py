@@ -5,6 +5,7 @@ ends an answer, or takes back the line that is typed; twice during an answer it 
 """
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -205,7 +206,8 @@ def _note(text: str) -> None:
 
 
 def _dim(text: str) -> str:
-    return f"\x1b[2m{text}\x1b[0m" if sys.stderr.isatty() else text
+    plain = not sys.stderr.isatty() or os.environ.get("TERM") == "dumb" or os.environ.get("NO_COLOR")
+    return text if plain else f"\x1b[2m{text}\x1b[0m"
 
 
 def _speed(reply: Reply) -> str:
@@ -264,9 +266,7 @@ def chat(model: Session, sampling: Any, *, template: bool | None, system: str | 
     """
     talk = model.conversation(chat=template)
     if system is not None and not talk.chat:
-        raise ConfigError(
-            "system: the checkpoint has no chat template, or chat=false; a system prompt has no place then"
-        )
+        raise ConfigError("system: without a chat template, and with chat=false, there is no place for it")
     session = Chat(model, talk, sampling, system)
     [(_, weights), *_] = weights_rows(model.facts)
     _note(f"{weights}. /help says what there is; Ctrl-C ends an answer, Ctrl-D the chat.")
