@@ -22,7 +22,8 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
     },
     "export": {
         "safetensors": "hf, or plain for bf16", "huggingface": "hf", "transformers": "hf", "vllm": "compressed_tensors",
-        "llama.cpp": "gguf", "llama_cpp": "gguf", "ggml": "gguf", "ollama": "gguf", "npz": "numpy", "npy": "numpy",
+        "llama.cpp": "gguf", "llama_cpp": "gguf", "ggml": "gguf", "ollama": "gguf",
+        "npz": "numpy", "npy": "numpy",
         "jax": "orbax or numpy", "flax": "orbax", "bnb": "bitsandbytes", "tensorrt": "modelopt", "llm-compressor": "compressed_tensors",
     },
     "flow": {

@@ -45,7 +45,10 @@ class Planned(Card):
         return [*plan_tables(self.plan), *kernels_table(self.plan), *(f"error: {p}" for p in self.problems)]
 
     def __repr__(self) -> str:
-        said = [f"{len(self.plan.nodes)} stages", f"writes {show_bytes(self.plan.disk_nbytes)}"]
+        said = [
+            f"{len(self.plan.nodes)} stages",
+            f"writes {show_bytes(self.plan.written_nbytes + self.plan.kept_nbytes)}",
+        ]
         if self.plan.memory is not None:
             said.append(f"peak memory {show_bytes(self.plan.memory.peak)}")
         said.append(f"about {show_seconds(self.seconds)}" if self.seconds is not None else "time not known yet")
