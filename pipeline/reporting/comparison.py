@@ -20,8 +20,9 @@ from pipeline.tables import table
 
 AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
 BITS, SIZES, ERRORS, LAST = "bits a weight", ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
-GOING = ("max abs", "RMSE", AFTER, "smaller", "SQNR", "result", "top-1")  # of the console's table, in this order
+GOING = ("max abs", "RMSE", AFTER, "smaller", "SQNR", "top-1", "result")  # of the console's table, in this order
 BF16 = 16.0
+FAILED = "failed"
 UNQUANTIZED = "unquantized"
 
 Line = dict[str, Cell]
@@ -105,13 +106,15 @@ def _table(lines: Sequence[Line], columns: Sequence[str], units: Mapping[str, st
 
 
 def _shown(value: Cell, *, bare: bool) -> str:
+    if str(value).startswith(FAILED):
+        return FAILED  # sweep.csv has why, and it is said as it happens
     return f"{value.value:{value.form}}" if bare and isinstance(value, Figure) else str(value)
 
 
 def _figures(result: Any) -> Line:
     """What is compared of a job: its report, or the error that it ended with."""
     if not isinstance(result, Report):
-        return {"result": f"failed: {str(result).splitlines()[0]}"}
+        return {"result": f"{FAILED}: {str(result).splitlines()[0]}"}
     found: Line = {
         BITS: Figure(result.bits_per_weight), "size": Figure(result.nbytes_out, "B"),
         "smaller": Figure(result.ratio, "×", ".2f"),

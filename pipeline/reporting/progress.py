@@ -18,6 +18,7 @@ from pipeline.units import show_progress
 
 EVERY_S, DRAWN_S = 5.0, 0.1  # of lines in a log, and on a screen
 NARROW = 80  # of a screen whose width nobody knows
+LEAST_LABEL = 12
 
 
 @contextmanager
@@ -90,7 +91,9 @@ class Progressing:
             self._done += nbytes
             self._reused += nbytes if reused else 0
             rate = (self._done - self._reused) / max(1e-9, time.monotonic() - self._start)
-            self._shown.show(f"{show_progress('', self._done, self._total, 'B', rate)} · {line(label)}")
+            said = show_progress("", self._done, self._total, "B", rate)
+            room = max(LEAST_LABEL, NARROW - 4 - len(said))  # numbers are not to be cut
+            self._shown.show(f"{said} · {shortened(line(label), room)}")
 
 
 class _InPlace:

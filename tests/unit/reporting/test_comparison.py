@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.figures import Figure
+from pipeline.reporting import console
 from pipeline.reporting.comparison import UNQUANTIZED, compared, ended
 from pipeline.reporting.manifest import Report, plain
 from pipeline.reporting.plots import Point, bars, undominated
@@ -59,8 +60,6 @@ def test_models_have_a_row_each(tmp_path: Path) -> None:
 def test_the_table_fits_80_columns_and_units_stand_above(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    from pipeline.reporting import console
-
     monkeypatch.setenv("COLUMNS", "80")
     found = compared([(f"quant={n}", job(40.0, 1024)) for n in "abc"], tmp_path)
     console.out(*found.tables)
@@ -68,6 +67,16 @@ def test_the_table_fits_80_columns_and_units_stand_above(
     assert max(map(len, lines)) <= 80
     assert any("[nats]" in line for line in lines)
     assert not any("0.0100 nats" in line for line in lines)
+
+
+def test_a_job_that_failed_is_seen_in_80_columns(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    found = compared([("quant=a", job(40.0, 1024)), ("quant=b", ValueError("no such device " * 9))], tmp_path)
+    console.out(*found.tables)
+    lines = capsys.readouterr().out.splitlines()
+    assert any("quant=b" in line and "failed" in line for line in lines)
+    assert max(map(len, lines)) <= 80
+    assert rows(tmp_path)[-1]["result"].startswith("failed: no such device")
 
 
 def test_a_job_ends_with_a_line() -> None:
