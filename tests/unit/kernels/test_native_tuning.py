@@ -97,3 +97,16 @@ def test_candidates_are_timed(group: str, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tune, "SECONDS", 0)
     took = tune._timed(group, {1: Tuned(), 2: Tuned(Gemv(1, 1), Gemm(1, 1))})
     assert all(seconds > 0 for seconds in took.values())
+
+
+def test_what_is_faster_only_once_is_noise(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lucky = iter([2.0, 1.0] * len(tuning.CANDIDATES))  # how much faster all others are than what suits most
+    usual = {*asdict(Gemv()).values(), *asdict(Gemm()).values()}
+
+    def timed(group: str, ways: dict[int, Tuned]) -> dict[int, float]:
+        gain = next(lucky)
+        return {n: 1.0 if n in usual else 1 / gain for n in ways}
+
+    monkeypatch.setattr(tune, "_timed", timed)
+    assert all(was == now for _, was, now, _ in tune.tune(lambda line: None))
+    assert tuning.best() == Tuned()

@@ -20,7 +20,10 @@ namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t PART = 1024;              // slots that one thread goes through for a block of rows
+// Slots that one thread goes through for a block of rows: of a few heads less, so that threads end together. Sums depend
+// on it, so it is of the model alone.
+constexpr int64_t part_of(int64_t key_heads) { return key_heads < 8 ? 512 : 1024; }
+
 constexpr int64_t WORTH_PRODUCTS = 1 << 14;  // for each thread: telling one takes as long as some of them
 constexpr int64_t USUAL_FLOATS = 20 << 10;   // of scratch: a step with heads of 128
 constexpr int64_t NO_WINDOW = 1 << 30;       // as far as positions go
@@ -61,13 +64,14 @@ void run(ffi::ThreadPool& pool, const Call& c, int64_t most_rows, int64_t found_
          Attend attend, Finish finish) {
   const int64_t group = c.group(), rows = c.queries * group;
   std::vector<Block> blocks;
+  const int64_t part_slots = part_of(c.key_heads);
   int64_t slots = 0, parts = 1;
   for (int64_t b = 0; b < c.batch; ++b)
     for (int64_t first = 0; first < rows; first += most_rows) {
       const int64_t count = std::min(most_rows, rows - first), query = first / group;
       blocks.push_back({b, first, count, seen(c, b, query, (first + count - 1) / group + 1 - query)});
       slots += int64_t(blocks.back().slots.size()) * count;
-      parts = std::max(parts, (int64_t(blocks.back().slots.size()) + PART - 1) / PART);
+      parts = std::max(parts, (int64_t(blocks.back().slots.size()) + part_slots - 1) / part_slots);
     }
   const bool whole = blocks.size() * size_t(c.key_heads) > 64;  // enough to share out as it is
   if (whole) parts = 1;
@@ -77,8 +81,8 @@ void run(ffi::ThreadPool& pool, const Call& c, int64_t most_rows, int64_t found_
   parallel(pool, threads, tasks * parts, [&](int64_t i) {
     const int64_t task = i / parts, part = i % parts, head = task % c.key_heads;
     const Block& block = blocks[size_t(task / c.key_heads)];
-    const int64_t count = int64_t(block.slots.size()), begin = whole ? 0 : std::min(count, part * PART);
-    const int64_t end = whole ? count : std::min(count, begin + PART);
+    const int64_t count = int64_t(block.slots.size()), begin = whole ? 0 : std::min(count, part * part_slots);
+    const int64_t end = whole ? count : std::min(count, begin + part_slots);
     const Scratch<USUAL_FLOATS> scratch(scratch_floats + (whole ? found_floats : 0));
     float* found = whole ? scratch.data + scratch_floats : results.data + i * found_floats;
     attend(c, block.batch, head, block.first, block.rows, block.slots.data() + begin, end - begin, found, scratch.data);
