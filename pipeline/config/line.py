@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from pipeline.config.overrides import listed, parsed_override, quoted
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, did_you_mean, nearest
 
 STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
 NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
@@ -175,7 +175,9 @@ def _sorted(args: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
             if OPTIONS[name] and not given and rest:
                 options.append(rest.pop(0))
         elif word.startswith("-") and len(word) > 1 and not OVERRIDE.fullmatch(word):
-            raise ConfigError(f"{word}: there is no such option{did_you_mean(name, [*OPTIONS, *sorted(own)], 0)}")
+            near = nearest(name, [o for o in (*OPTIONS, *sorted(own)) if o.startswith("--")])
+            meant = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ConfigError(f"{word}: there is no such option{meant} (weightmill --help says what there is)")
         elif (word in (*SHORT, *STOPS) and not words) or (word in STOPS and not {*verbs} & {*SHORT}):
             verbs.append(word)
         else:

@@ -20,6 +20,7 @@ from typing import Any
 from pipeline.config.spine import Dask
 from pipeline.errors import PlanError, StageError, WeightmillError
 from pipeline.running import gang, pinned
+from pipeline.running.blame import blamed
 from pipeline.stage import Gang
 
 
@@ -107,7 +108,7 @@ def attempt(fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any
             return Failure(label, why)
         except Exception as why:
             if left == 0:
-                return Failure(label, why)
+                return Failure(blamed(label, why), why)
     raise AssertionError("unreachable")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cases import caches
 from tests.cli.run import ROOT
 
 SHORT = ["--quant", "mxfp4", "sampling.max_tokens=2000"]
@@ -57,6 +58,7 @@ class Terminal:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a pseudo-terminal as Linux has it")
 def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     """An answer is ended by Ctrl-C, and the next one knows of it; a line is taken back; the history is kept."""
+    caches.fresh(tmp_path / "cache")
     chat = Terminal("-m", "weightmill", "chat", "gpt_oss", *SHORT, cwd=tmp_path)
     try:
         typed = "chat model=gpt_oss quant=mxfp4 sampling.max_tokens=2000"

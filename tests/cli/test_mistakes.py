@@ -44,7 +44,9 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} quant= int4", 2, "quant= int4: there are no spaces around '=': quant=int4"),
     (f"{G} quant", 2, "'quant': a setting is written key=value"),
     (f"{G} --quant=int4", 2, "is an option of convert, evaluate, generate, chat; without such a verb write quant=…"),
-    (f"{G} --qant=int4", 2, "--qant=int4: there is no such option; did you mean '--quant'"),
+    (f"{G} --qant=int4", 2, "--qant=int4: there is no such option; did you mean --quant"),
+    ("-v", 2, "-v: there is no such option (weightmill --help says what there is)"),
+    (f"{G} debug=true quant=int9", 2, "there is no 'int9' in quant; did you mean 'int8'"),
     (f"{L} quant=int4 {C} quant.block_elems=48", 3, "15 of 21 tensors that quant= is for"),
     # What comes out.
     (f"{G} export=safetensors", 2, "there is no 'safetensors' in export; here that is hf, or plain for bf16"),
@@ -116,6 +118,11 @@ def words(typed: str) -> list[str]:
 def test_what_a_mistake_is_told(typed: str, code: int, said: str, here: Path) -> None:
     before = sorted(here.rglob("*"))
     got, out, err = warm.run(words(typed), here, {**os.environ, "COLUMNS": "80"}, 60)
+    if "debug=true" in typed:
+        assert err.startswith("Traceback"), "which debug=true keeps"
+        assert (got, out) == (code, "")
+        assert said in err
+        return
     lines = [line for line in err.splitlines() if not line.startswith(("python -m ", "loading"))]
     assert (got, out) == (code, ""), err
     assert lines[0].startswith("error: "), err
@@ -124,6 +131,14 @@ def test_what_a_mistake_is_told(typed: str, code: int, said: str, here: Path) ->
     assert "Exception" not in err
     assert len(err) < 1200, "more than anybody reads"
     assert sorted(here.rglob("*")) == before, "a mistake leaves nothing behind"
+
+
+def test_the_version_is_ours(here: Path) -> None:
+    for asked in ("--version", "version"):
+        code, out, err = warm.run([asked], here, {**os.environ}, 60)
+        assert (code, err) == (0, "")
+        assert out.startswith("weightmill ")
+        assert "Hydra" not in out
 
 
 def test_there_are_fifty() -> None:
