@@ -6,7 +6,8 @@ Hydra finds DIR/stages/NAME.yaml; DIR/stages/NAME.py is importable as `stages.NA
     __path__ = extended(__name__, __path__)
 
 The folder travels in the environment, so that worker processes find the same modules; to workers that somebody else
-started (`dask.address`) its files are sent. Our own modules win over the user's, and DIR's folders need no `__init__.py`.
+started (`dask.address`) its files are sent. Our own modules win over the user's, and DIR's folders need no
+`__init__.py`.
 """
 
 import importlib
