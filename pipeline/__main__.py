@@ -4,8 +4,8 @@ Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop
 `explain KEY` says what a group, an option or a setting is;
 `chat` loads the model and talks; `convert`, `evaluate`, `generate` and `chat SOURCE` say their words as overrides;
 `gc` lists results that no run refers to, `gc --delete` removes them; `tune` times how native kernels had best divide
-their work on this machine; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`, `new-kernel`
-and `new-family` such plugins.
+their work on this machine; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`,
+`new-kernel` and `new-family` such plugins.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
 7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """

@@ -54,7 +54,7 @@ def _is_plugin(value: Any) -> bool:
 
 @cache
 def _own(folder: Path, kind: str) -> frozenset[str]:
-    return frozenset(map(str, OmegaConf.load(folder / KINDS[kind])[kind]))
+    return frozenset(map(str, OmegaConf.select(OmegaConf.load(folder / KINDS[kind]), kind)))
 
 
 def _guests(folders: tuple[Path, ...]) -> dict[str, dict[str, Any]]:

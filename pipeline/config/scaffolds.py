@@ -64,7 +64,7 @@ class {cls}(Blockwise):
     def encode(self, x: Any, *, measure: bool = False, **more: Any) -> Any:
         """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats). Sees a box of whole blocks at a time."""
         wide = np.asarray(x).astype(np.float32)
-        blocks = wide.reshape(*wide.shape[:-1], -1, self.block_elems)
+        blocks = wide.reshape(*wide.shape[:-1], wide.shape[-1] // self.block_elems, self.block_elems)
         most = self.keep * np.abs(blocks).max(axis=-1, keepdims=True)
         coded = super().encode(np.clip(blocks, -most, most).reshape(wide.shape), **more)
         return (coded, ErrorStats.between(wide, self.decode(coded, "F32"))) if measure else coded

@@ -82,7 +82,7 @@ def _bring_the_users_code(client: Any) -> None:
     if not (sent := extend.files()):
         return
 
-    class Guest(WorkerPlugin):  # type: ignore[misc]
+    class Guest(WorkerPlugin):
         name = extend.VARIABLE
 
         def setup(self, worker: Any) -> None:

@@ -30,7 +30,7 @@ class FamilyContract:
     def weights(self) -> dict[str, Any]:
         """Random tensors, by the names that the family says."""
         rng = np.random.default_rng(0)
-        found = {}
+        found: dict[str, Any] = {}
         for p in self.family().parameters(self.config()):
             shape = p.shape[1:] if p.stack else p.shape
             found |= {name: (0.2 * rng.standard_normal(shape)).astype(np.float32) for name in p.names}

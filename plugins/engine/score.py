@@ -145,7 +145,7 @@ def keep_head(runtime: Runtime, path: Path | None) -> str:
     if path is not None and (runtime.spread is None or jax.process_index() == 0):
         with path.open("wb") as file:
             np.savez(file, **parts)
-    body = np.ascontiguousarray(parts["head"]).reshape(-1).view(np.uint8)
+    body: Any = np.ascontiguousarray(parts["head"]).reshape(-1).view(np.uint8)
     return identity([str(head.dtype), list(head.shape), softcap, xxhash.xxh3_128_hexdigest(body)])
 
 
