@@ -24,7 +24,8 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
         "safetensors": "hf, or plain for bf16", "huggingface": "hf", "transformers": "hf", "vllm": "compressed_tensors",
         "llama.cpp": "gguf", "llama_cpp": "gguf", "ggml": "gguf", "ollama": "gguf",
         "npz": "numpy", "npy": "numpy",
-        "jax": "orbax or numpy", "flax": "orbax", "bnb": "bitsandbytes", "tensorrt": "modelopt", "llm-compressor": "compressed_tensors",
+        "jax": "orbax or numpy", "flax": "orbax", "bnb": "bitsandbytes", "tensorrt": "modelopt",
+        "llm-compressor": "compressed_tensors",
     },
     "flow": {
         "chat": "the verb chat: weightmill chat DIR", "quantize": "convert", "quantise": "convert", "export": "convert",
