@@ -57,7 +57,7 @@ def test_help_names_verbs_groups_and_exit_codes(tmp_path: Path) -> None:
 # What is typed, and what must be in the answer: the mistake under the name that was typed, and the nearest name.
 # Mistakes that are found together are typed together.
 TYPOS = [
-    (["+model=gpt_os"], ["+model=gpt_os", "did you mean 'gpt_oss'"]),
+    (["+model=gpt_os"], ["error: model=gpt_os: there is no", "did you mean 'gpt_oss'"]),
     (
         [MODEL, "quant=mxfp", "export=hff", "flow=convrt", "kernels=nunpy", "dask.workerz=2", "mdoel.source=x"],
         ["quant=mxfp:", "did you mean 'mxfp4'", "allowed: ", "export=hff", "did you mean 'hf'?", "flow=convrt",

@@ -177,7 +177,7 @@ def test_values(key: str, given: Any, value: Any) -> None:
         ("voice", node("Stone"), "here.voice: Stone is not a Speaks: it lacks speak, volume"),
         ("voices", [node("Dog"), node("Stone")], r"here.voices\[1\]: Stone is not a Speaks"),
         ("stone", node("Dog"), "here.stone: a Stone is expected, got Dog"),
-        ("stone", "granite", "here.stone: Stone is expected, got 'granite'"),
+        ("stone", "granite", "here.stone: a mapping is expected, of {weight: …}, got 'granite'"),
         ("voice", node("Dog", volum=1), r"here.voice.volum: Dog has no field 'volum'; did you mean 'volume'"),
     ],
 )
