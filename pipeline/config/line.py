@@ -46,7 +46,7 @@ class Short:
     prompt: bool = False
 
 
-_QUANT = {"--quant": "quant={}"}
+_QUANT = {"--quant": "quant={}", "--rule": "model.extra_rules={}"}
 _MODEL = {
     **_QUANT,
     "--temperature": "sampling.temperature={}",
@@ -69,7 +69,8 @@ SHORT: Mapping[str, Short] = {
 }  # fmt: skip
 VERBS = (*SHORT, *STOPS, *APART)
 SWEPT = ("--quant", "--to")  # options that take several values, to compare them
-LISTS = ("--texts",)  # options that take several words
+LISTS = ("--texts", "--rule")  # options that take several words
+RULE = "--rule"  # whose words are PATTERN=QUANT, or ROLE=QUANT
 TEXTS = ("--system",)  # options whose value is a text as typed
 
 
@@ -142,7 +143,7 @@ def usage(verb: str) -> str:
 
 
 def _metavar(name: str) -> str:
-    return {"--texts": "FILE …", "--quant": "NAME[,NAME…]", "--to": "EXPORT"}.get(name, name.strip("-").upper())
+    return {"--texts": "FILE …", RULE: "PATTERN=NAME …", "--quant": "NAME[,NAME…]", "--to": "EXPORT"}.get(name, name.strip("-").upper())
 
 
 def _door() -> list[str]:
@@ -230,7 +231,7 @@ def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list
                 raise ConfigError(f"{verb} {name}: there is no such option{did_you_mean(name, short.takes)}")
             values = [value] if has_value else []
             while rest and (not values or name in LISTS) and not rest[0].startswith("--"):
-                if OVERRIDE.fullmatch(rest[0]) and name not in TEXTS:
+                if OVERRIDE.fullmatch(rest[0]) and not (name in TEXTS or (name == RULE and _is_rule(rest[0]))):
                     break
                 values.append(rest.pop(0))
             if not values:
@@ -257,9 +258,31 @@ def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list
 
 
 def _written(name: str, values: list[str]) -> str:
+    if name == RULE:
+        return f"[{', '.join(map(_rule, values))}]"
     if name in LISTS:
         return listed(values)
     return values[0] if name in SWEPT or name in TEXTS else _plain(values[0])
+
+
+def _is_rule(word: str) -> bool:
+    """Whether it is a rule and no override: what stands before = is one word, a role, or a pattern."""
+    name, _, to = word.partition("=")
+    return bool(to) and (name.isidentifier() or not OVERRIDE.fullmatch(word))
+
+
+def _rule(word: str) -> str:
+    """`attention=keep` → `{role: attention, to: keep}`, `*down_proj*=int8` → `{match: "*down_proj*", to: int8}`.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    name, _, to = word.partition("=")
+    if not name or not to.isidentifier():
+        raise ConfigError(
+            f"{RULE} {word}: a rule is PATTERN=NAME or ROLE=NAME, such as '*down_proj*=int8' or attention=keep"
+        )
+    return f"{{role: {name}, to: {to}}}" if name.isidentifier() else f'{{match: "{name}", to: {to}}}'
 
 
 def _plain(value: str) -> str:
