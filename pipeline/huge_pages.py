@@ -25,12 +25,14 @@ SINCE: Final = (2, 35)  # of glibc
 
 
 def begin_anew(words: Sequence[str]) -> None:
-    """Begin this process once more with huge pages, if it has none and may have them; else return.
+    """Begin this process once more with huge pages, if it has none and may have them; else return, and in a program that
+    was started for something else.
 
     Args:
         words: of the command, after the program.
     """
-    if wanted(words, os.environ) and sys.executable:
+    own = sys.orig_argv[-len(words) :] == [*words]
+    if own and sys.executable and wanted(words, os.environ):
         os.environ[NAME] = TUNABLE
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606  this program again
 

@@ -75,3 +75,10 @@ def test_the_words_of_a_command_come_along(machine: Path, monkeypatch: pytest.Mo
     assert began == [[sys.executable, "-X", "dev", "-m", "pipeline", *RUN]]
     assert os.environ[huge_pages.NAME] == huge_pages.TUNABLE
     monkeypatch.delenv(huge_pages.NAME)
+
+
+def test_a_program_that_was_started_for_something_else_stays(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "execv", lambda program, words: pytest.fail("it begins anew"))
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "another", "3"])
+    monkeypatch.delenv(huge_pages.NAME, raising=False)
+    huge_pages.begin_anew(RUN)
