@@ -29,4 +29,5 @@ def test_rounding_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert first["agreement"] > 0.7
     rows = {row["what"]: row for row in report.predicted}
     assert rows["device"]["planned"] == pytest.approx(rows["device"]["measured"], abs=64)  # two models
-    assert 0.9 * rows["disk"]["planned"] < rows["disk"]["measured"] <= rows["disk"]["planned"]  # two states
+    disk = rows["disk"]  # two states, which Orbax compresses: many moments are 0 still
+    assert 0.65 * disk["planned"] < disk["measured"] <= disk["planned"]
