@@ -143,7 +143,9 @@ def usage(verb: str) -> str:
 
 
 def _metavar(name: str) -> str:
-    return {"--texts": "FILE …", RULE: "PATTERN=NAME …", "--quant": "NAME[,NAME…]", "--to": "EXPORT"}.get(name, name.strip("-").upper())
+    return {"--texts": "FILE …", RULE: "PATTERN=NAME", "--quant": "NAME[,NAME…]", "--to": "EXPORT"}.get(
+        name, name.strip("-").upper()
+    )
 
 
 def _door() -> list[str]:
@@ -222,6 +224,7 @@ def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list
     swept = False
     given: list[str] = []
     set_ones: list[str] = []
+    rules: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
@@ -231,17 +234,21 @@ def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list
                 raise ConfigError(f"{verb} {name}: there is no such option{did_you_mean(name, short.takes)}")
             values = [value] if has_value else []
             while rest and (not values or name in LISTS) and not rest[0].startswith("--"):
-                if OVERRIDE.fullmatch(rest[0]) and not (name in TEXTS or (name == RULE and _is_rule(rest[0]))):
+                role = name == RULE and not values and rest[0].partition("=")[0].isidentifier()
+                if OVERRIDE.fullmatch(rest[0]) and name not in TEXTS and not role:
                     break
                 values.append(rest.pop(0))
             if not values:
                 raise ConfigError(f"{verb} {name}: a value is expected, {name} {_metavar(name)}")
             swept |= name in SWEPT and "," in values[0]
-            said.append(short.takes[name].format(_written(name, values)))
+            rules += values if name == RULE else []
+            if name != RULE:
+                said.append(short.takes[name].format(_written(name, values)))
         elif OVERRIDE.fullmatch(word):
             set_ones.append(word)
         else:
             given.append(word)
+    said += [short.takes[RULE].format(f"[{', '.join(map(_rule, rules))}]")] if rules else []
     found = [o for o in set_ones if o.lstrip("+").startswith(("model=", "model.source="))]
     if not given and not found:
         raise ConfigError(f"{verb}: of which checkpoint? weightmill {verb} DIR, FILE.gguf or hf://owner/name")
@@ -258,17 +265,9 @@ def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list
 
 
 def _written(name: str, values: list[str]) -> str:
-    if name == RULE:
-        return f"[{', '.join(map(_rule, values))}]"
     if name in LISTS:
         return listed(values)
     return values[0] if name in SWEPT or name in TEXTS else _plain(values[0])
-
-
-def _is_rule(word: str) -> bool:
-    """Whether it is a rule and no override: what stands before = is one word, a role, or a pattern."""
-    name, _, to = word.partition("=")
-    return bool(to) and (name.isidentifier() or not OVERRIDE.fullmatch(word))
 
 
 def _rule(word: str) -> str:
