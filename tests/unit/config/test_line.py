@@ -37,6 +37,10 @@ SPELT = {
     ),
     "chat DIR --temperature 0.2": "chat model.source=DIR sampling.temperature=0.2",
     "chat +model=gpt_oss quant=mxfp4": "chat +model=gpt_oss quant=mxfp4",
+    "convert DIR --rule *down_proj*=int8 --rule attention=keep seed=1": (
+        """model.source=DIR flow=convert 'model.extra_rules=[{match: "*down_proj*", to: int8}, """
+        "{role: attention, to: keep}]' seed=1"
+    ),
     "plan convert DIR": "plan model.source=DIR flow=convert",
     "convert a,b --quant int4": """'model.source='"'"'a,b'"'"'' flow=convert quant=int4""",
 }
