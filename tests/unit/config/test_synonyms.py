@@ -55,6 +55,6 @@ def test_every_word_leads_somewhere() -> None:
             assert part in node, ours
             node = node[part]
     for group, words in synonyms.CHOICES.items():
-        told = {re.split(r"[, ]| or ", said)[0] for said in words.values()} - {"the"}  # the verb chat
+        told = {re.split(r"[,; ]| or ", said)[0] for said in words.values()} - {"the"}  # the verb chat
         assert told <= {*options(group)}
         assert not {*words} & {*options(group)}
