@@ -21,8 +21,8 @@ SINCE: Final = (2, 35)  # of glibc
 
 
 def begin_anew(words: Sequence[str]) -> None:
-    """Begin this process once more with huge pages, if it has none and may have them; else return, and in a program that
-    was started for something else.
+    """Begin this process once more with huge pages, if it has none and may have them; else return, as in a program
+    that was started for something else.
 
     Args:
         words: of the command, after the program.
