@@ -96,7 +96,7 @@ def theirs(rows: int, length: int, experts: str) -> Callable[[], Any]:
 
     settings = transformers.GptOssConfig.from_pretrained(FOLDER)
     settings._attn_implementation, settings._experts_implementation = "eager", experts
-    model = transformers.GptOssForCausalLM(settings).float().train()  # type: ignore[no-untyped-call]
+    model = transformers.GptOssForCausalLM(settings).float().train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
     ids = torch.tensor(tokens(rows, length), dtype=torch.int64)
 

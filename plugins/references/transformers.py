@@ -34,7 +34,7 @@ class Transformers:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-        model.eval()  # type: ignore[no-untyped-call]
+        model.eval()
         found: dict[str, Any] = {}
 
         def keep(name: str) -> Any:
