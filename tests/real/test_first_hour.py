@@ -25,8 +25,8 @@ TASKS = {
     "four schemes on a text": "evaluate MODEL --quant int8,int4,nf4,q8_0 --texts TEXT",
     "mixed precision": "convert MODEL --quant int4 --rule '*down_proj*=int8'",
     "chat": "chat MODEL --quant int4 --max-tokens 8",
-    "a notebook": """-c 'import weightmill as w; w.run(["flow=convert","quant=nf4"]+M)'""",
 }
+NOTEBOOK = "import weightmill; weightmill.run(['model.source=MODEL', 'flow=convert', 'quant=nf4'])"
 
 
 @pytest.fixture(scope="module", params=["my-llama", pytest.param("SmolLM2", marks=pytest.mark.download)])
@@ -113,8 +113,7 @@ def test_a_chat_over_a_pipe(model: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_a_notebook(model: tuple[Path, Path], tmp_path: Path) -> None:
-    program = shlex.split(TASKS["a notebook"])[1]
-    program = f"M = ['model.source={model[0]}']; {program}"
+    program = NOTEBOOK.replace("MODEL", str(model[0]))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
