@@ -180,7 +180,11 @@ def _apart(verb: str, *args: str) -> None:
     Raises:
         ConfigError: an argument that they do not have.
     """
-    if verb in line.NEW:
+    if verb == "new-stage":
+        from pipeline.config.scaffold import new_stage
+
+        new_stage(list(args))
+    elif verb in line.NEW:
         from pipeline.config.scaffolds import new
 
         new(verb.removeprefix("new-"), list(args))
