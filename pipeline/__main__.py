@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from pipeline import huge_pages
 
-if __name__ == "__main__" or Path(sys.argv[0]).stem == "weightmill":
+if __name__ == "__main__":
     huge_pages.begin_anew(sys.argv[1:])
     gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
 

@@ -1,17 +1,17 @@
 """Which tensor takes which method: what the rules of a run choose, fitted to the shapes of a checkpoint."""
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from pipeline.errors import Problem, some
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks, fitted
-from pipeline.rules import Rule, choose, misfit, unfit
+from pipeline.rules import Rule, added, choose, misfit, named, unfit
 from pipeline.tensors.spec import TensorSpec, group_of
 
 HEAD, EMBEDDING = "head", "embedding"
-EXTRA = "model.extra_rules"
 ALIKE = 4  # tensors with one reason are said together from here on
 
 Roles = Mapping[str, Sequence[str]]
@@ -40,7 +40,7 @@ def assigned(
         if (to, shape) not in cut:
             cut[to, shape] = fitted(methods[to], shape)
         method = cut[to, shape]
-        if not unfit(specs[name], method.scheme) or any(_is_about(rule, name, roles) for rule in rules):
+        if not unfit(specs[name], method.scheme) or any(rule.about(name, roles) for rule in rules):
             found[name] = method  # and what the method's own rules would pack, and cannot, stays
     keep = _keeping([n for n, m in found.items() if unfit(specs[n], m.scheme)], roles, specs)
     wrong = {n: why for n, m in found.items() if (why := misfit(specs[n], m.scheme, again=again, keep=keep))}
@@ -51,27 +51,24 @@ def _own_rules(rules: Iterable[Rule], roles: Roles, specs: Iterable[str], *, tie
     """Those that are about something: roles that the model has, and tensors that are there."""
     found = []
     for rule in rules:
-        there = any(_is_about(rule, n, roles) for n in specs)
+        there = any(rule.about(n, roles) for n in specs)
         if rule.role == HEAD and EMBEDDING in roles and (tied or not there):
             found.append(Rule(rule.to, role=EMBEDDING))
         found += [rule] if there else []
     return tuple(found)
 
 
-def _is_about(rule: Rule, name: str, roles: Roles) -> bool:
-    return _any(name, roles.get(rule.role, ()) if rule.role is not None else (rule.match or "",))
-
-
 def _keeping(names: Sequence[str], roles: Roles, specs: Iterable[str]) -> str:
     """The setting that keeps `names`, to be typed as it stands: by roles that have no other tensors, else by name."""
-    rest, found = set(names), []
+    rest = set(names)
+    found: list[Rule] = []
     for role, patterns in roles.items():
         of = {n for n in specs if _any(n, patterns)}
         if of and of <= rest:
             rest -= of
-            found.append(f"{{role: {role}, to: keep}}")
-    found += [f"{{match: {group}, to: keep}}" for group in dict.fromkeys(group_of(n) for n in names if n in rest)]
-    return f"; '{EXTRA}=[{', '.join(found)}]' keeps {'it' if len(names) == 1 else 'them'}"
+            found.append(Rule("keep", role=role))
+    found += [Rule("keep", named(group)) for group in dict.fromkeys(group_of(n) for n in names if n in rest)]
+    return f"; {shlex.quote(added(found))} keeps {'it' if len(names) == 1 else 'them'}"
 
 
 def _any(name: str, patterns: Iterable[str]) -> bool:

@@ -1,12 +1,15 @@
 """Rules: which tensors take which method, and which stay as they are; by the names that tensors have."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from pipeline.errors import Problem, did_you_mean
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+
+EXTRA = "model.extra_rules"
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,35 @@ class Rule:
     def __str__(self) -> str:
         return repr(self.match) if self.match is not None else f"role {self.role!r}"
 
+    def patterns(self, roles: Mapping[str, Sequence[str]]) -> Sequence[str]:
+        """The patterns of names that it is for; none where the model has no such role."""
+        return roles.get(self.role, ()) if self.role is not None else (self.match or "",)
+
+    def about(self, name: str, roles: Mapping[str, Sequence[str]]) -> bool:
+        """Whether it is for the tensor `name`."""
+        return any(fnmatchcase(name, pattern) for pattern in self.patterns(roles))
+
+    @property
+    def typed(self) -> str:
+        """As it stands in an override: `{role: attention, to: keep}`."""
+        which = f"role: {self.role}" if self.role is not None else f"match: {_in_quotes(self.match or '')}"
+        return f"{{{which}, to: {self.to}}}"
+
+
+def added(rules: Iterable[Rule]) -> str:
+    """The override that puts `rules` before those of the model."""
+    return f"{EXTRA}=[{', '.join(rule.typed for rule in rules)}]"
+
+
+def named(names: str) -> str:
+    """The pattern that matches these names and takes no bracket of theirs for a set of characters; stars stay."""
+    return names.replace("[", "[[]")
+
+
+def _in_quotes(text: str) -> str:
+    """`text` in Hydra's double quotes, in which a backslash counts before a quote only."""
+    return '"' + re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), text) + '"'
+
 
 def choose(
     rules: Iterable[Rule], roles: Mapping[str, tuple[str, ...]], methods: Iterable[str], specs: Mapping[str, TensorSpec]
@@ -43,7 +75,7 @@ def choose(
         if rule.role is not None and rule.role not in roles:
             problems.append(Problem(where, f"the model has no such role{did_you_mean(rule.role, roles)}"))
             continue
-        wanted = roles[rule.role] if rule.role is not None else (rule.match or "",)
+        wanted = rule.patterns(roles)
         if not any(fnmatchcase(n, w) for n in specs for w in wanted):
             given = " ".join(wanted)
             problems.append(Problem(where, f"matches none of the {len(specs)} tensors{did_you_mean(given, specs)}"))

@@ -379,7 +379,7 @@ class ResultHooks:
     """What it is shown by, instead of field by field."""
 
     figures: Mapping[str, Figure | str] = MappingProxyType({})
-    """Name → number with its unit, or text: what is put beside each other when jobs of a sweep are compared."""
+    """What is put beside each other when jobs of a sweep are compared; by name a number with its unit, or a text."""
 
     before: Mapping[str, Figure | str] = MappingProxyType({})
     """The same of what was compared with, the model before it was quantized: a row of its own in a sweep."""

@@ -6,13 +6,13 @@ from fnmatch import fnmatchcase
 from functools import partial
 from typing import Literal
 
-from pipeline.assigned import EXTRA, assigned
+from pipeline.assigned import assigned
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
-from pipeline.rules import Rule
+from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -71,16 +71,12 @@ class Quantize:
         tied = checkpoint.config.get("tie_word_embeddings") is True
         found, problems = assigned(rules, self.roles, known, specs, again=self.allow_requantize, tied=tied)
         if self.method.scheme is None:  # then nothing stays packed but what a rule keeps
-            kept = {n for n in specs if any(r.to == "keep" and self._is_about(r, n) for r in rules)}
+            kept = {n for n in specs if any(r.to == "keep" and r.about(n, self.roles) for r in rules)}
             found |= {n: self.method for n, s in specs.items() if s.scheme is not None and n not in {*found, *kept}}
         problems += [] if problems else self._nothing(m.scheme for m in found.values())
         if problems:
             raise PlanError(problems)
         return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
-
-    def _is_about(self, rule: Rule, name: str) -> bool:
-        wanted = self.roles.get(rule.role, ()) if rule.role is not None else (rule.match or "",)
-        return any(fnmatchcase(name, w) for w in wanted)
 
     def _nothing(self, schemes: Iterable[Scheme | None]) -> list[Problem]:
         """A problem when the method makes codes and the rules give none to any tensor."""

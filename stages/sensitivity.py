@@ -1,10 +1,12 @@
 """Sensitivity: which tensors lose most by being quantized? One group at a time, all others as they were."""
 
 import re
+import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -13,9 +15,14 @@ from pipeline import meter, scored, texts
 from pipeline.engine import Against, Engine, Windows, gang_of, scoring, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Cell, Figure
+from pipeline.ops import Kernel
 from pipeline.reporting.plots import bars
+from pipeline.rules import Rule, added, named
 from pipeline.running import member, text_stream
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
+from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import Index
+from pipeline.tensors.views import MappedStore
 from pipeline.units import show_bytes, show_seconds
 
 ALL, TOGETHER = "", "all together"
@@ -62,6 +69,7 @@ class Sensitivity:
         windows: how it is cut.
         by: what a group is: a `layer`, a `role` of the model, or a kind of `tensor` (over all layers).
         roles: role → name patterns.
+        unpack: decodes what was packed before it was quantized again.
     """
 
     engine: Engine
@@ -69,6 +77,7 @@ class Sensitivity:
     windows: Windows
     by: Literal["layer", "role", "tensor"] = "layer"
     roles: Mapping[str, tuple[str, ...]] | None = None
+    unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     writes: ClassVar[tuple[str, ...]] = (
         "sensitivity.npz", "sensitivity.partial.npz", "sensitivity.head.npz", "sensitivity.png",
@@ -84,6 +93,7 @@ class Sensitivity:
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         text = texts.input_file(self.text)
+        decode = self._plain(checkpoint, decode)
         groups = len(self._groups(checkpoint, decode)) + 2  # the unquantized model, and all of them together
         windows = scored.settled(self.windows, decode, groups, "sensitivity.windows")
         usage = scoring([text.nbytes], windows, keeps=True)
@@ -104,6 +114,7 @@ class Sensitivity:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
         groups = self._groups(checkpoint, decode)
+        source, decode = decode, self._plain(checkpoint, decode)
         windows = scored.settled(self.windows, decode, len(groups) + 2, "sensitivity.windows")
         session = ctx.models.load(self.engine, decode, plain=True)
         ids = session.tokenizer.encode(texts.read(self.text))
@@ -120,7 +131,7 @@ class Sensitivity:
             text_stream.write(f"[{i + 1}/{len(groups) + 1}] {said} ({len(tensors)} tensors){left}\n")
             with session.replaced(tensors, checkpoint):
                 score = session.score(ids, windows, keep=None, against=against)
-            specs, before = ([of.store.specs[t] for t in tensors] for of in (checkpoint, decode))
+            specs, before = ([of.store.specs[t] for t in tensors] for of in (checkpoint, source))
             values, nbytes = sum(s.size for s in specs), sum(s.nbytes for s in specs)
             found[name] = {
                 "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors),
@@ -159,6 +170,14 @@ class Sensitivity:
             together,
             rules_of(self.by, worst),
         )
+
+    def _plain(self, checkpoint: Checkpoint, decode: Checkpoint) -> Checkpoint:
+        """`decode` with the tensors that are to be exchanged as values: a model holds a parameter in one encoding, and
+        a source may have them packed in another one than they are to take."""
+        changed = {n for ns in self._groups(checkpoint, decode).values() for n in ns}
+        packed = frozenset(n for n in changed if decode.store.specs[n].scheme is not None)
+        store = MappedStore(decode.store, Unpacked(packed, self.unpack)) if packed else decode.store
+        return replace(decode, store=store)
 
     def _groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
         """Group → the tensors of it that quantization changed."""
@@ -203,15 +222,15 @@ def worst_of(kl: Mapping[str, float]) -> list[str]:
 
 def rules_of(by: str, names: Sequence[str]) -> str:
     """The override that keeps these groups."""
-    return f"model.extra_rules=[{', '.join(_rule(by, n) for n in names)}]"
+    return added(_rule(by, name) for name in names)
 
 
-def _rule(by: str, name: str) -> str:
+def _rule(by: str, name: str) -> Rule:
     """A rule that keeps a group."""
     if by == "role":
-        return f"{{role: {name}, to: keep}}"
+        return Rule("keep", role=name)
     layer = by == "layer" and name.rpartition(".")[2].isdigit()
-    return f'{{match: "{name}{".*" if layer else ""}", to: keep}}'
+    return Rule("keep", named(name) + (".*" if layer else ""))
 
 
 def _row(name: str, found: Mapping[str, Any], unquantized: float) -> tuple[Cell, ...]:
@@ -231,5 +250,24 @@ def _advice(by: str, worst: Sequence[str], found: Mapping[str, Mapping[str, Any]
     return Table("", (), (
         (f"{len(worst)} of {len(found)} have {100 * share:.0f} % of the sum of KL: {', '.join(worst)}",),
         (f"to keep them, with {show_bytes(more)} more, {bits:.2f} bits a weight:",),
-        (f"'{rules_of(by, worst)}'",),
+        (shlex.quote(rules_of(by, worst)),),
     ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """The lazy transform of packed tensors into the values that they stand for, as fp32.
+
+    Attributes:
+        names: which.
+        unpack: decodes them.
+    """
+
+    names: frozenset[str]
+    unpack: Kernel
+
+    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dtype="F32", scheme=None) if name in self.names else spec
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        return self.unpack(value, "F32") if name in self.names else value

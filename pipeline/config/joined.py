@@ -28,7 +28,7 @@ def joined(tree: Any, folders: list[Path]) -> Any:
         folders: ours, and then those of guests.
 
     Raises:
-        ConfigError: a guest's file that is no YAML.
+        ConfigError: a guest's file that is no YAML, or has the name of one of ours.
     """
     ours, guests = folders[0], _guests(tuple(folders[1:]))
 
@@ -39,10 +39,12 @@ def joined(tree: Any, folders: list[Path]) -> Any:
             return node
         if kind is None or "_target_" in node or not all(_is_plugin(v) for v in node.values()):
             return {k: walked(v, str(k) if k in KINDS else None) for k, v in node.items()}
-        own = _own(ours, kind)
+        known = own(ours, kind)
+        if same := sorted(known & {*guests.get(kind, {})}):
+            raise ConfigError(f"{kind}/{same[0]}.yaml of a plugin: {same[0]!r} is ours; another name lets it join")
         theirs = {name: _resolved(n, tree) for name, n in guests.get(kind, {}).items() if name not in node}
-        added = {name: n for name, n in node.items() if name not in own}
-        rest = {name: n for name, n in node.items() if name in own}
+        added = {name: n for name, n in node.items() if name not in known}
+        rest = {name: n for name, n in node.items() if name in known}
         return [n for n in {**added, **theirs, **rest}.values() if n is not None]
 
     return walked(tree, None)
@@ -53,7 +55,8 @@ def _is_plugin(value: Any) -> bool:
 
 
 @cache
-def _own(folder: Path, kind: str) -> frozenset[str]:
+def own(folder: Path, kind: str) -> frozenset[str]:
+    """Names that our file in `folder` has of a kind."""
     return frozenset(map(str, OmegaConf.select(OmegaConf.load(folder / KINDS[kind]), kind)))
 
 

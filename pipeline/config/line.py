@@ -15,6 +15,7 @@ from textwrap import wrap
 
 from pipeline.config.overrides import listed, parsed_override, quoted
 from pipeline.errors import ConfigError, did_you_mean, nearest
+from pipeline.rules import EXTRA, Rule, added
 
 STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
 NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
@@ -46,7 +47,7 @@ class Short:
     prompt: bool = False
 
 
-_QUANT = {"--quant": "quant={}", "--rule": "model.extra_rules={}"}
+_QUANT = {"--quant": "quant={}", "--rule": f"{EXTRA}={{}}"}
 _MODEL = {
     **_QUANT,
     "--temperature": "sampling.temperature={}",
@@ -248,7 +249,7 @@ def _spelt(verb: str, words: Sequence[str], models: Sequence[str]) -> tuple[list
             set_ones.append(word)
         else:
             given.append(word)
-    said += [short.takes[RULE].format(f"[{', '.join(map(_rule, rules))}]")] if rules else []
+    said += [added(map(_rule, rules))] if rules else []
     found = [o for o in set_ones if o.lstrip("+").startswith(("model=", "model.source="))]
     if not given and not found:
         raise ConfigError(f"{verb}: of which checkpoint? weightmill {verb} DIR, FILE.gguf or hf://owner/name")
@@ -270,18 +271,18 @@ def _written(name: str, values: list[str]) -> str:
     return values[0] if name in SWEPT or name in TEXTS else _plain(values[0])
 
 
-def _rule(word: str) -> str:
-    """`attention=keep` → `{role: attention, to: keep}`, `*down_proj*=int8` → `{match: "*down_proj*", to: int8}`.
+def _rule(word: str) -> Rule:
+    """`attention=keep`, of a role, or `*down_proj*=int8`, of a pattern, as a rule.
 
     Raises:
         ConfigError: it is neither.
     """
-    name, _, to = word.partition("=")
+    name, _, to = word.rpartition("=")
     if not name or not to.isidentifier():
         raise ConfigError(
             f"{RULE} {word}: a rule is PATTERN=NAME or ROLE=NAME, such as '*down_proj*=int8' or attention=keep"
         )
-    return f"{{role: {name}, to: {to}}}" if name.isidentifier() else f'{{match: "{name}", to: {to}}}'
+    return Rule(to, role=name) if name.isidentifier() else Rule(to, match=name)
 
 
 def _plain(value: str) -> str:

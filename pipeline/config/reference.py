@@ -17,11 +17,10 @@ from typing import Any
 
 import yaml
 
-from pipeline.config import extend
+from pipeline.config import extend, synonyms
 from pipeline.config.compose import CONF, option_folders
 from pipeline.errors import ConfigError, did_you_mean
 
-SPINE = "config"  # conf/config.yaml, whose settings belong to no group
 LEFT_OUT = ("hydra",)  # Hydra's own groups and settings
 HERE = "_self_"
 UP_TO = 60  # characters of a default that are shown
@@ -137,7 +136,13 @@ def begins_with(group: str) -> Part | None:
 
 @cache
 def _read(file: Path, group: str) -> Option:
-    text = file.read_text(encoding="utf-8")
+    try:
+        return _parsed(file.read_text(encoding="utf-8"), file, group)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as why:
+        raise ConfigError(f"{file}: cannot be read: {str(why).partition(chr(10))[0]}") from None
+
+
+def _parsed(text: str, file: Path, group: str) -> Option:
     lines = text.splitlines()
     opening = [line[1:].strip() for line in _comments(lines)]
     package = next((o.split()[1] for o in opening if o.startswith("@package")), group.replace("/", "."))
@@ -226,17 +231,22 @@ def _parts(node: yaml.Node, group: str, lines: Sequence[str]) -> Iterator[Part]:
 def allowed(target: str, name: str) -> str:
     """What the field `name` of the class `target` may be, in words."""
     found = _class(target)
-    hint = typing.get_type_hints(found).get(name) if found else None
+    try:
+        hint = typing.get_type_hints(found).get(name) if found else None
+    except Exception:  # of somebody's class: a name that only type checkers see, say
+        return ""
     return in_words(hint) if hint is not None else ""
 
 
 def _class(target: str) -> type | None:
-    """The class that a `_target_` names; None where its package is not installed."""
+    """The class that a `_target_` names; None where there is none: a package that is not installed, a module of
+    somebody's that cannot be imported. A run says why; here it is only about words."""
     module, _, cls = target.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), cls, None)
-    except ImportError:
+        found = getattr(importlib.import_module(module), cls, None)
+    except Exception:  # whatever a module raises that is imported
         return None
+    return found if isinstance(found, type) else None
 
 
 def in_words(hint: Any) -> str:
@@ -286,7 +296,7 @@ def explained(key: str) -> Explained:
     if chose and as_group in known:
         if one := find(as_group, option):
             return Explained(key, tuple((one, s) for s in one.settings))
-        near = did_you_mean(option, [o.name for o in options(as_group)], 40)
+        near = synonyms.meant(as_group, option) or did_you_mean(option, [o.name for o in options(as_group)], 40)
         raise ConfigError(f"explain {key}: there is no {option!r} in {as_group}{near}")
     if as_group in known:
         return Explained(key, (), tuple(options(as_group)), begins_with(as_group))
@@ -297,7 +307,8 @@ def explained(key: str) -> Explained:
         return Explained(key, tuple(found))
     names = {s.key for _, s in everywhere} | {*known}
     beside = [name for name in names if name.startswith(f"{group.partition('.')[0]}.")] if "." in group else []
-    near = did_you_mean(group, sorted(beside or names))
+    ours = (synonyms.instead(group, option) or "").partition("=")[0]
+    near = f"; here that is {ours}" if ours else did_you_mean(group, sorted(beside or names))
     raise ConfigError(f"explain {key}: there is no such group or setting{near}")
 
 

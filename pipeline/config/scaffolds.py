@@ -5,11 +5,13 @@ Written below a folder (`--dir DIR`, here by default), which `--config-dir DIR` 
 same files are modules of that and YAML of its config folder.
 """
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pipeline.config.compose import options
+from pipeline.config.compose import CONF, options
+from pipeline.config.joined import KINDS, own
 from pipeline.config.scaffold import check_name, parsed, shown, write
 from pipeline.errors import ConfigError
 from pipeline.terminal import safe
@@ -298,6 +300,21 @@ SCAFFOLDS: Final = {
 }  # fmt: skip
 
 
+def _ours(what: Scaffold) -> set[str]:
+    """Names that our own modules and options have where files of `what` go: ours would be found first, or clash."""
+    imported = re.findall(r"^from .* import (.*)$", "\n".join(what.files.values()), re.M)
+    classes = {cls for line in imported for cls in re.findall(r"\b[A-Z]\w+", line)}
+    found = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls).lower() for cls in classes}
+    for path in what.files:
+        folder = Path(path).parent
+        root = CONF.parent / folder if folder.parts[:1] == ("plugins",) else CONF / folder
+        if folder.parts and root.is_dir():
+            found |= {p.stem for p in root.iterdir() if not p.name.startswith(("_", "."))}
+        if folder.as_posix() in KINDS:
+            found |= own(CONF, folder.as_posix())
+    return found
+
+
 def new(kind: str, args: list[str]) -> None:
     """Write the files of a plugin of `kind` and say what to type next.
 
@@ -308,7 +325,7 @@ def new(kind: str, args: list[str]) -> None:
     what = SCAFFOLDS[kind]
     name, folder = parsed(args, f"new-{kind} NAME [--dir DIR]: NAME is what `{what.group}=NAME` will say")
     folder = Path() if folder is None else folder
-    check_name(name, kind, options(what.group))
+    check_name(name, kind, {*options(what.group), *_ours(what)})
     words = {
         "name": name, "kind": kind, "cls": "".join(part.capitalize() for part in name.split("_")),
         "title": name.replace("_", " ").capitalize(),

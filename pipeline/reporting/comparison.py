@@ -208,12 +208,15 @@ def _scheme(report: Report) -> str:
 def _about(reports: Sequence[Report]) -> str:
     """Which model, on which text, and how much of it: of all jobs, where it is the same."""
     models = dict.fromkeys(_model(report.command) for report in reports)
-    texts: dict[str, Any] = {}
+    texts: dict[str, None] = {}
+    scored: set[int] = set()
     for result in (r for report in reports for r in report.results.values() if isinstance(r, Mapping)):
         given = result.get("texts")
-        texts |= given if isinstance(given, Mapping) else {}
-    scored = sum(int(row.get("scored", 0)) for row in texts.values() if isinstance(row, Mapping))
-    said = [" and ".join(filter(None, models)), ", ".join(texts), f"{scored:,} tokens scored" if scored else ""]
+        rows = given if isinstance(given, Mapping) else {}
+        texts |= dict.fromkeys(rows)
+        scored |= {sum(int(row.get("scored", 0)) for row in rows.values() if isinstance(row, Mapping))} - {0}
+    much = f"{' or '.join(f'{n:,}' for n in sorted(scored))} tokens scored" if scored else ""
+    said = [" and ".join(filter(None, models)), ", ".join(texts), much]
     return " · ".join(filter(None, said))
 
 

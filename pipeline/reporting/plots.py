@@ -9,6 +9,7 @@ from typing import Any
 BLUE, GREY, INK = "#2f6db5", "#8a8f98", "#3b4048"
 # Told apart by people who see fewer colours, too (Okabe and Ito 2008), but for the yellow.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+MARKERS = "os^vP"  # a new one when the colours are used up
 FRONT = "no other is smaller and better"
 TICKS_BITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 PLACES = ((8, 8, "left"), (8, -9, "left"), (-8, 8, "right"), (-8, -9, "right"), (0, 16, "center"), (0, -17, "center"),
@@ -58,7 +59,12 @@ def bars(
 
 def _short(name: str) -> str:
     """`model.layers.3` → `layers.3`."""
-    return name.removeprefix("model.").removesuffix(".weight")
+    return _as_it_is(name.removeprefix("model.").removesuffix(".weight"))
+
+
+def _as_it_is(text: str) -> str:
+    """Somebody's text or name, which matplotlib would take for mathematics where it has two dollar signs."""
+    return text.replace("$", r"\$")
 
 
 @dataclass(frozen=True)
@@ -99,13 +105,14 @@ def tradeoff(
     shown = axes.plot([p.x for p in best], [p.y for p in best], color=GREY, linewidth=1, zorder=2, label=FRONT)
     for point in (p for p in points if p.kind == without):
         axes.axhline(point.y, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
-    kinds = list(dict.fromkeys(p.kind for p in sorted(points, key=lambda p: p.x)))
+    kinds = list(dict.fromkeys(p.kind for p in sorted(points, key=lambda p: (p.kind == without, p.x))))
     for n, kind in enumerate(kinds):
         some = [p for p in points if p.kind == kind]
         spread = [[p.y - min(p.values) for p in some], [max(p.values) - p.y for p in some]]
-        style: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "marker": "o"}
+        turn = n % len(COLOURS), MARKERS[n // len(COLOURS) % len(MARKERS)]
+        style: dict[str, Any] = {"color": COLOURS[turn[0]], "marker": turn[1]}
         style = {"color": INK, "marker": "D", "markerfacecolor": "white"} if kind == without else style
-        style |= {"label": kind, "zorder": 3, "linestyle": "none", "markersize": 6}
+        style |= {"label": _as_it_is(kind), "zorder": 3, "linestyle": "none", "markersize": 6}
         if any(len(p.values) > 1 for p in some):
             style |= {"yerr": spread, "capsize": 3, "elinewidth": 1}
         shown.append(axes.errorbar([p.x for p in some], [p.y for p in some], **style))
@@ -140,7 +147,7 @@ def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
     """A title, and smaller below it what the picture is of."""
     axes.set_title(title if not about else f"{title}\n", loc="left", fontsize=11, fontweight="bold")
     if about:
-        axes.annotate(about, (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8,
+        axes.annotate(_as_it_is(about), (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8,
                       color=GREY)  # fmt: skip
 
 
@@ -153,7 +160,7 @@ def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     for point in points:
         for dx, dy, side in PLACES:
             said = axes.annotate(
-                point.name, (point.x, point.y), xytext=(dx, dy), textcoords="offset points", fontsize=8, color=INK,
+                _as_it_is(point.name), (point.x, point.y), xytext=(dx, dy), textcoords="offset points", fontsize=8, color=INK,
                 ha=side, va="center",
             )  # fmt: skip
             box = said.get_window_extent()
@@ -195,13 +202,13 @@ def distributions(path: Path, title: str, given: Sequence[Spread]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(9, 1.0 + 2.1 * len(given)), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
+    figure.suptitle(_as_it_is(title), x=0.01, ha="left", fontsize=11, fontweight="bold")
     rows = figure.subplots(len(given), 2, squeeze=False, width_ratios=(3, 2))
     for (left, right), one in zip(rows, given, strict=True):
         left.stairs(one.before, one.edges, fill=True, color=GREY, alpha=0.45, label="before")
         left.stairs(one.after, one.edges, color=COLOURS[0], linewidth=1.2, label="after")
         right.stairs(one.error, one.near, fill=True, color=COLOURS[1], alpha=0.7)
-        left.set_title(f"{one.name} as {one.encoding}", loc="left", fontsize=9)
+        left.set_title(f"{_as_it_is(one.name)} as {one.encoding}", loc="left", fontsize=9)
         right.set_title("error", loc="left", fontsize=9, color=GREY)
         for axes in (left, right):
             axes.set_yscale("log")
@@ -220,7 +227,7 @@ def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[st
     figure, axes = _figure(8, 4.5)
     for i, (name, (x, y)) in enumerate(given.items()):
         style = {"color": GREY, "linewidth": 0.8, "alpha": 0.6} if i == 0 and len(given) > 1 else _style(x)
-        axes.plot(x, y, label=name, zorder=2 + i, **style)
+        axes.plot(x, y, label=_as_it_is(name), zorder=2 + i, **style)
     _finish(figure, axes, path, (title, x_label, y_label), [v for _, y in given.values() for v in y])
 
 
@@ -228,7 +235,7 @@ def bands(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str
     """Named lines, of x, y, and the least and largest y that the band around each reaches to; a PNG at `path`."""
     figure, axes = _figure(8, 4.5)
     for i, (name, (x, y, least, largest)) in enumerate(given.items()):
-        axes.plot(x, y, label=name, color=f"C{i % 10}", **_style(x))
+        axes.plot(x, y, label=_as_it_is(name), color=f"C{i % 10}", **_style(x))
         axes.fill_between(x, least, largest, color=f"C{i % 10}", alpha=0.15, linewidth=0)
     _finish(figure, axes, path, (title, x_label, y_label), [v for _, y, _, _ in given.values() for v in y])
 
@@ -244,7 +251,7 @@ def _finish(figure: Any, axes: Any, path: Path, labels: tuple[str, str, str], va
     if values and min(values) > 0 and max(values) > MAGNITUDES * min(values):
         axes.set_yscale("log")
     axes.grid(alpha=0.25)
-    axes.set_title(title, loc="left", fontsize=10)
+    axes.set_title(_as_it_is(title), loc="left", fontsize=10)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.tick_params(labelsize=8)

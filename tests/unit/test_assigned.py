@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_said_with_the_setting_that_keeps_it() -> None:
     [said] = {p.message for p in problems}
     reason, _, fix = said.partition("; ")
     assert reason == "last dimension 40 is not a multiple of the block of 128"
-    setting = "model.extra_rules=[{role: attention, to: keep}, {match: layers.*.down, to: keep}]"
+    setting = "model.extra_rules=[{role: attention, to: keep}, {match: "layers.*.down", to: keep}]"
     assert fix == f"'{setting}' keeps them"
     extra = tuple(Rule(**r) for r in OmegaConf.to_container(OmegaConf.create(parsed_override(setting).value())))
     assert assigned((*extra, *rules), ROLES, {"quant": INT4}, given, again=False)[1] == []
@@ -104,7 +104,7 @@ def test_usual_schemes_are_what_people_expect() -> None:
         return stage
 
     int4: Any = of("int4").method
-    assert (int4.block_elems, int4.scale, int4.narrower) == (128, "bf16", (64, 32, 16))
+    assert (int4.block_elems, int4.scale, int4.narrower) == (128, "bf16", (128, 64, 32, 16))
     heads = {name: next((r.role, r.to) for r in of(name).method.rules) for name in ("q4_0", "q4_1", "q8_0")}
     assert heads == {"q4_0": ("head", "q8_0"), "q4_1": ("head", "q8_0"), "q8_0": ("head", "quant")}
     assert {*of("q4_0").methods} == {"q8_0"}
