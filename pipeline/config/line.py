@@ -269,9 +269,9 @@ def _spelt(verb: str, words: Sequence[str], last: Sequence[str], models: Sequenc
             else:
                 said.append(short.takes[name].format(_written(name, values)))
         else:
-            source = not given and not found and exists(expanduser(word))
-            prompt = short.prompt and len(given) == (not found) and not _prompted(words, last)
-            taken = source or (prompt and DELETION.fullmatch(word)) or not OVERRIDE.fullmatch(word)
+            for_source = not given and not found and exists(expanduser(word))
+            for_prompt = short.prompt and len(given) == (not found) and not _prompted(words, last)
+            taken = for_source or (for_prompt and DELETION.fullmatch(word)) or not OVERRIDE.fullmatch(word)
             (given if taken else set_ones).append(word)
     given += last
     said += [short.takes[RULE].format(f"[{', '.join(map(_rule, rules))}]")] if rules else []

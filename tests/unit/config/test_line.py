@@ -160,7 +160,6 @@ WRONG = {
     "convert mine --out --quant int4": "convert --out: a value is expected, --out OUT",
     "convert mine --out -m": "convert --out: a value is expected, --out OUT",
     "generate mine -xyz": "-xyz: there is no such option (weightmill --help says what there is)",
-    "why ~/plam": "'~/plam': a setting is written key=value; did you mean 'plan'?",
     "plan --texts a.txt": "--texts: is an option of evaluate; without such a verb write evaluate.texts=…",
     "plan explain quant": "plan explain: one verb at a time, or plan, graph or why before another",
 }
@@ -191,6 +190,12 @@ APART = {
 @pytest.mark.parametrize("typed", APART)
 def test_verbs_that_are_no_run_stand_anywhere(typed: str) -> None:
     assert line.apart(typed.split()) == APART[typed]
+
+
+def test_home_is_no_deletion() -> None:
+    with pytest.raises(ConfigError, match="'~/x': a setting is written key=value"):
+        line.read(["~/x"])
+    assert line.read(["~a.b", "~stages/load", "~x=1"]).overrides == ["~a.b", "~stages/load", "~x=1"]
 
 
 def test_version_is_asked_anywhere(capfd: pytest.CaptureFixture[str]) -> None:
