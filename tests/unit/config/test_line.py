@@ -213,3 +213,13 @@ def test_explain_has_the_users_folder_wherever_it_is_named(
     assert "of_mine" in capfd.readouterr().out
     with pytest.raises(ConfigError, match="explain -m: there is no such option"):
         _main(["-m", "explain", "quant"])
+
+
+def test_what_a_scaffold_says_next_goes_through_the_same_door(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/weightmill"])
+    for verb in ("new-stage", "new-kernel"):
+        assert _main([verb, "of_mine", "--dir", verb]) == 0
+        assert f"next:\n  weightmill --config-dir {verb} " in capfd.readouterr().out
