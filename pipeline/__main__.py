@@ -7,7 +7,7 @@ Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop
 their work on this machine; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`,
 `new-kernel` and `new-family` such plugins.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
-7 checkpoints differ, 130 interrupted, 141 nobody reads stdout, 143 terminated.
+7 checkpoints differ, 129 the terminal was closed, 130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
 import gc
@@ -152,16 +152,18 @@ def _main(args: list[str]) -> int:
     """The exit code of what `args` ask for."""
     global _code, _outcome, _verb
     _code, _outcome, _verb = 0, None, "run"
-    if {"-h", "--help"} & {*args} and (asked := [a for a in args if a in line.SHORT]):
+    options = {*line.before_dashes(args)}
+    if {"-h", "--help"} & options and (asked := [a for a in args if a in line.SHORT]):
         console.out(line.usage(asked[0]))
         return 0
-    if args[:1] in (["--version"], ["version"]):
+    if "--version" in options or args[:1] == ["version"]:
         console.out(f"weightmill {_version()}")
         return 0
     if args[:1] == ["help"]:
         args = ["--help"]
-    if args and args[0] in line.APART:
-        _apart(*args)
+    if (apart := line.apart(args)) is not None:
+        verb, others = apart
+        _apart(verb, others)
         return 0
     _run_hydra(args)
     return _code
@@ -174,7 +176,7 @@ def _version() -> str:
         return f"in {CONF.parent}, not installed"
 
 
-def _apart(verb: str, *args: str) -> None:
+def _apart(verb: str, args: list[str]) -> None:
     """The verbs that are about no run.
 
     Raises:
@@ -183,15 +185,15 @@ def _apart(verb: str, *args: str) -> None:
     if verb == "new-stage":
         from pipeline.config.scaffold import new_stage
 
-        new_stage(list(args))
+        new_stage(args)
     elif verb in line.NEW:
         from pipeline.config.scaffolds import new
 
-        new(verb.removeprefix("new-"), list(args))
+        new(verb.removeprefix("new-"), args)
     elif verb == "gc":
-        _gc(list(args))
+        _gc(args)
     elif verb == "explain":
-        _explain(list(args))
+        _explain(args)
     elif args:
         raise ConfigError(f"tune {args[0]}: it takes no arguments")
     else:
@@ -230,6 +232,8 @@ def _explain(args: list[str]) -> None:
 
     _use_config_dir(args)
     keys = _without_option(args, "--config-dir", "-cd")
+    if wrong := [key for key in keys if key.startswith("-")]:
+        raise ConfigError(f"explain {wrong[0]}: there is no such option; it takes a key, and --config-dir DIR")
     if len(keys) > 1:
         raise ConfigError(f"explain {' '.join(keys)}: one key at a time, such as explain {keys[0]}")
     console.out(*(explained_tables(explained(keys[0])) if keys else groups_table()))

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.compose import CONF, options, plugins
+from pipeline.config.line import door
 from pipeline.errors import ConfigError, StorageError
 from pipeline.terminal import safe
 
@@ -111,7 +112,7 @@ def new_stage(args: list[str]) -> None:
         print(safe(f"wrote {shown(path)}"))
     config_dir = [] if folder is None else [f"--config-dir {shown(folder)}"]
     chosen = f"'stages=[load,decode,{name},quantize,export]'"
-    run = " ".join(["python -m pipeline", *config_dir, "+model=gpt_oss quant=mxfp4", chosen])
+    run = " ".join([*door(), *config_dir, "+model=gpt_oss quant=mxfp4", chosen])
     tested = shown(test / f"test_{name}.py")
     print(safe(f"\nnext:\n  {run}\n  {run} stages.{name}.factor=2\n  python -m pytest {tested}"))
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from pipeline.config.compose import CONF, options
 from pipeline.config.joined import KINDS, own
+from pipeline.config.line import door
 from pipeline.config.scaffold import check_name, parsed, shown, write
 from pipeline.errors import ConfigError
 from pipeline.terminal import safe
@@ -337,5 +338,5 @@ def new(kind: str, args: list[str]) -> None:
         write(path, text.format(**words))
         print(safe(f"wrote {shown(path)}"))
     _, verb, rest = what.run.format(**words).rpartition("plan ")
-    run = f"python -m pipeline {verb}--config-dir {shown(folder)} {rest}"
+    run = f"{' '.join(door())} {verb}--config-dir {shown(folder)} {rest}"
     print(safe(f"\nnext:\n  {run}\n  python -m pytest {shown(folder / f'test_{name}.py')}"))
