@@ -100,7 +100,9 @@ def on_workers(
             # In order of their addresses, one after another: two gangs would else each hold what the other waits for.
             for rank, place in sorted(enumerate(places), key=lambda one: one[1]):
                 how = {"workers": [place], "allow_other_workers": False, "resources": dict(resources) or None}
-                asked = client.submit(keep_there, server.getsockname()[:2], secret, rank, code, pure=False, priority=1, **how)
+                asked = client.submit(
+                    keep_there, server.getsockname()[:2], secret, rank, code, pure=False, priority=1, **how
+                )
                 futures.append(asked)
                 channels[rank] = _arrived(server, secret, check, partial(_looked, client, asked, rank, place))
             by_rank = [channels[rank] for rank in range(len(places))]

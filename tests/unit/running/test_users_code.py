@@ -1,7 +1,6 @@
 """A cluster that runs already gets the modules of `--config-dir`: it has neither the folder nor the variable."""
 
 import os
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -133,7 +132,7 @@ def test_what_was_received_is_the_folder_of_the_process(
     with extend.holding(extend.version(sent)), pytest.raises(StageError, match="has 1 tasks at work"):
         extend.receive({})
     assert beside_ours() == "sent"
-    extend.receive({path: b"WORD = 'other'\n" for path in sent})
+    extend.receive(dict.fromkeys(sent, b"WORD = 'other'\n"))
     assert said()[0] == beside_ours() == "other"
     assert not place.exists()
     extend.receive({})
