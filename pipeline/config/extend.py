@@ -10,18 +10,22 @@ started (`dask.address`) its files are sent. Our own modules win over the user's
 `__init__.py`.
 """
 
+import atexit
 import importlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import xxhash
 
 from pipeline.digest import identity
+from pipeline.errors import ConfigError, StageError
 
 VARIABLE = "WEIGHTMILL_CONFIG_DIR"
 NAME = "weightmill"  # the package through which our others are found, whatever folder a process starts in
@@ -78,29 +82,107 @@ def files() -> dict[str, bytes]:
     return {p.relative_to(guest).as_posix(): p.read_bytes() for p in found} if guest else {}
 
 
+class _Received:
+    """The code that this process was sent, and how many tasks are at work with it.
+
+    Attributes:
+        code: its `version`; None: nothing was sent yet.
+        place: the folder where it lies; None: it has no files.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.code: str | None = None
+        self.place: Path | None = None
+        self.tasks = 0
+
+
+_received = _Received()
+
+
+def version(sent: Mapping[str, bytes]) -> str:
+    """What tells the code of one folder from that of another."""
+    return identity({path: xxhash.xxh3_128_hexdigest(content) for path, content in sent.items()})
+
+
+def receivable(code: str) -> None:
+    """Raises StageError: tasks that have other code are at work in this process."""
+    if _received.tasks and code != _received.code:
+        raise StageError(
+            f"another run, with other code of its own (--config-dir), has {_received.tasks} tasks at work on these "
+            "workers, which take the code of one folder at a time; start this run when that one has ended"
+        )
+
+
 def receive(sent: Mapping[str, bytes]) -> None:
     """Make `sent`, which `files` gave elsewhere, the user's folder here; what was before goes, with its modules.
 
     Modules are a process's, so the workers of a cluster have the code of one folder at a time: that of the run which
-    connected last.
+    connected last. The files lie in a folder that only this process's user can open, as long as they are in use.
+
+    Args:
+        sent: path below the folder → content; nothing: there is no folder.
+
+    Raises:
+        ConfigError: a path that is not below one of `PACKAGES`.
+        StageError: tasks that have other code are at work in this process.
     """
-    known = identity({path: xxhash.xxh3_128_hexdigest(content) for path, content in sent.items()})
-    place = Path(tempfile.gettempdir()) / f"weightmill-{os.getuid()}" / known
-    if not place.exists():
-        place.parent.mkdir(mode=0o700, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=place.parent))
-        for path, content in sent.items():
-            file = partial / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_bytes(content)
-        try:
-            partial.rename(place)
-        except OSError:  # another process of this machine was quicker
-            shutil.rmtree(partial)
-    before = folder()
-    if before is not None and before != place:
-        _forget(before)
-    use(place)
+    parts = {path: PurePosixPath(path).parts for path in sent}
+    if wrong := [path for path, p in parts.items() if len(p) < 2 or p[0] not in PACKAGES or ".." in p]:
+        allowed = " or ".join(f"{package}/" for package in PACKAGES)
+        raise ConfigError(f"code sent to this worker: {wrong}: a path is below {allowed}, without '..'")
+    code = version(sent)
+    with _received.lock:
+        if code == _received.code and folder() == _received.place:
+            return
+        receivable(code)
+        place = _written(sent) if sent else None
+        if (before := folder()) is not None:
+            _forget(before)
+        if _received.place is not None:
+            shutil.rmtree(_received.place, ignore_errors=True)
+        os.environ.pop(VARIABLE, None)
+        if place is not None:
+            use(place)
+        _received.code, _received.place = code, place
+
+
+def _written(sent: Mapping[str, bytes]) -> Path:
+    """A new folder with these files, which goes with this process."""
+    place = Path(tempfile.mkdtemp(prefix="weightmill-")).absolute()
+    atexit.register(shutil.rmtree, place, ignore_errors=True)
+    for path, content in sent.items():
+        file = place / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    return place
+
+
+@contextmanager
+def holding(code: str | None) -> Iterator[None]:
+    """In the body this process has the code of that version, and receives no other.
+
+    Args:
+        code: None: what it has was never sent, and does not change.
+
+    Raises:
+        StageError: it has other code.
+    """
+    if code is None:
+        yield
+        return
+    with _received.lock:
+        if code != _received.code:
+            raise StageError(
+                "another run, with other code of its own (--config-dir), uses these workers, which take the code of "
+                "one folder at a time; start this run again when that one has ended"
+            )
+        _received.tasks += 1
+    try:
+        yield
+    finally:
+        with _received.lock:
+            _received.tasks -= 1
 
 
 def _forget(guest: Path) -> None:
@@ -109,8 +191,14 @@ def _forget(guest: Path) -> None:
         if name.partition(".")[0] not in PACKAGES:
             continue
         file = getattr(module, "__file__", None)
-        if file is not None and Path(file).is_relative_to(guest):
-            del sys.modules[name]
-        elif hasattr(module, "__path__"):
+        theirs = file is not None and Path(file).is_relative_to(guest)
+        if not theirs and hasattr(module, "__path__"):
             module.__path__ = [p for p in module.__path__ if not Path(p).is_relative_to(guest)]
+            theirs = not module.__path__  # a folder without __init__.py, which was only there
+        if theirs:
+            del sys.modules[name]
+            parent, _, child = name.rpartition(".")
+            # `from plugins.quant import foo` looks at the package first, and only then for a module.
+            if getattr(sys.modules.get(parent), child, None) is module:
+                delattr(sys.modules[parent], child)
     importlib.invalidate_caches()

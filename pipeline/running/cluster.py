@@ -45,7 +45,6 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
                 raise StageError(f"dask.address={conf.address!r}: the scheduler there has no workers") from None
             there = len(client.scheduler_info(n_workers=-1)["workers"])
             say(f"Dask scheduler {client.scheduler.address}, {there} workers")
-            _bring_the_users_code(client)
         else:
             # The plan bounds memory; pausing and spilling at fractions of the limit would only stall it.
             stack.enter_context(
@@ -75,12 +74,18 @@ def connect(conf: Dask, workers: int, worker_nbytes: int, say: Callable[[str], N
         yield client
 
 
-def _bring_the_users_code(client: Any) -> None:
-    """The modules of `--config-dir`, for workers that somebody else started, there now or joining later."""
+def bring_the_users_code(client: Any) -> str:
+    """The modules of `--config-dir`, for workers that somebody else started, there now or joining later.
+
+    Without such a folder they forget that of the run before. Returns the version that this run's tasks hold on to.
+
+    Raises:
+        StageError: another run, with other code, is at work on them.
+    """
     from distributed import WorkerPlugin
 
-    if not (sent := extend.files()):
-        return
+    sent = extend.files()
+    code = extend.version(sent)
 
     class Guest(WorkerPlugin):
         name = extend.VARIABLE
@@ -88,7 +93,12 @@ def _bring_the_users_code(client: Any) -> None:
         def setup(self, worker: Any) -> None:
             extend.receive(sent)
 
+    # All are asked before one is changed. A worker that is lost meanwhile is dealt with by the run.
+    for answer in client.run(extend.receivable, code, on_error="return").values():
+        if isinstance(answer, StageError):
+            raise answer
     client.register_plugin(Guest())
+    return code
 
 
 def _temporary() -> Any:

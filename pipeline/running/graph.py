@@ -12,15 +12,17 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pipeline.config import extend
 from pipeline.config.spine import Dask
 from pipeline.errors import PlanError, StageError, WeightmillError
 from pipeline.running import gang, pinned
 from pipeline.running.blame import blamed
+from pipeline.running.cluster import bring_the_users_code
 from pipeline.stage import Gang
 
 
@@ -120,16 +122,23 @@ class Sealed:
 
 
 def attempt_remotely(
-    fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any], start: gang.Start | None = None
-) -> Any:
+    fn: Callable[..., Any], retries: int, label: str, args: Sequence[Any], start: gang.Start | None = None,
+    code: str | None = None,
+) -> Any:  # fmt: skip
     """`attempt` on a worker: an error that would not survive the way back travels as its text.
 
     Args:
         start: starts the processes of a gang; None: it has none.
+        code: the version of the user's code that the worker was sent, and that it has to have; None: it was sent none.
     """
     from distributed.protocol.pickle import loads
 
-    with nullcontext() if start is None else gang.started_by(start):
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(extend.holding(code))
+        except StageError as why:
+            return Failure(label, why)
+        stack.enter_context(nullcontext() if start is None else gang.started_by(start))
         result = attempt(fn, retries, label, [loads(a.content) if isinstance(a, Sealed) else a for a in args])
     return [_travelling(r) for r in result] if isinstance(result, list) else _travelling(result)
 
@@ -242,11 +251,13 @@ def run_distributed(  # noqa: C901  one loop with its state
     the same place, so that is safe.
 
     Raises:
-        WeightmillError: the first failure, unless `conf.keep_going`; or the scheduler is gone.
+        WeightmillError: the first failure, unless `conf.keep_going`; or the scheduler is gone, or another run with
+            other code of its own is at work on workers that are not ours.
     """
     from distributed import as_completed
     from distributed.protocol.pickle import dumps
 
+    code = bring_the_users_code(client) if conf.address else None  # our own workers have the folder
     session = uuid.uuid4().hex  # a scheduler may serve others, whose keys must not be ours
     waiting = {t.key: {*_refs(t), *t.after, *t.behind} for t in tasks}
     users: dict[str, list[str]] = {}
@@ -297,10 +308,10 @@ def run_distributed(  # noqa: C901  one loop with its state
                     except PlanError as why:
                         settle(task, Failure(task.label, why), ran=True)
                         continue
-                    start = partial(pinned.on_workers, places, task.resources)
+                    start = partial(pinned.on_workers, places, task.resources, code)
                     how = {"workers": [places[0]], "allow_other_workers": False}
                 future = client.submit(
-                    attempt_remotely, task.fn, conf.retries, task.label, args, start,
+                    attempt_remotely, task.fn, conf.retries, task.label, args, start, code,
                     key=f"{task.key}-{session}", retries=conf.retries, pure=False, priority=-order[task.key], **how,
                 )  # fmt: skip
                 futures[future.key] = task, future

@@ -19,6 +19,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
+from pipeline.config import extend
 from pipeline.errors import PlanError, Problem, StageError
 from pipeline.running.keeper import Members, free_address, keep, listening
 from pipeline.stage import Gang
@@ -69,8 +70,13 @@ def cancelled_without(client: Any, place: str, future: Any) -> None:
 
 
 @contextmanager
-def on_workers(places: Sequence[str], resources: Mapping[str, float], gang: Gang) -> Iterator[Members]:
+def on_workers(
+    places: Sequence[str], resources: Mapping[str, float], code: str | None, gang: Gang
+) -> Iterator[Members]:
     """Start a gang, from a task that is pinned to the first of `places`: the addresses of its workers.
+
+    Args:
+        code: the version of the user's code that these have to have; None: they were sent none.
 
     Raises:
         StageError: a worker is gone.
@@ -94,7 +100,9 @@ def on_workers(places: Sequence[str], resources: Mapping[str, float], gang: Gang
             # In order of their addresses, one after another: two gangs would else each hold what the other waits for.
             for rank, place in sorted(enumerate(places), key=lambda one: one[1]):
                 how = {"workers": [place], "allow_other_workers": False, "resources": dict(resources) or None}
-                asked = client.submit(keep_there, server.getsockname()[:2], secret, rank, pure=False, priority=1, **how)
+                asked = client.submit(
+                    keep_there, server.getsockname()[:2], secret, rank, code, pure=False, priority=1, **how
+                )
                 futures.append(asked)
                 channels[rank] = _arrived(server, secret, check, partial(_looked, client, asked, rank, place))
             by_rank = [channels[rank] for rank in range(len(places))]
@@ -127,13 +135,14 @@ def _arrived(server: socket.socket, secret: bytes, *looks: Callable[[], None]) -
             return _proven(arrived, secret, (deliver_challenge, answer_challenge), PROVE_S)
 
 
-def keep_there(address: tuple[str, int], secret: bytes, rank: int) -> None:
+def keep_there(address: tuple[str, int], secret: bytes, rank: int, code: str | None = None) -> None:
     """On a worker: keep the member of that rank for whoever listens at `address`.
 
     Raises:
         OSError, EOFError, AuthenticationError: it is not who asked for it, or is gone.
+        StageError: this worker has other code.
     """
-    with socket.create_connection(address, CONNECT_S) as connection:
+    with extend.holding(code), socket.create_connection(address, CONNECT_S) as connection:
         channel = _proven(connection, secret, (answer_challenge, deliver_challenge), 0)
     keep(channel, rank)
 
