@@ -92,7 +92,7 @@ class Lines:
     def _line(self, prompt: str) -> str:
         if sys.stdin.isatty() and sys.stdout.isatty():
             line = input(prompt)
-        else:  # bytes: whether text may have strange ones depends on the locale, and is an error that loses what follows
+        else:  # bytes: whether strange ones raise, and lose what follows, would depend on the locale
             read = sys.stdin.buffer.readline()
             if not read:
                 raise EOFError
