@@ -41,7 +41,7 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
     good: list[str] = []
     lost: set[str] = set()  # groups of which nothing was chosen, whose fields nobody can know
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        for override in sorted(overrides, key=lambda o: not _chooses(o)):  # as Hydra does: then there are their fields
+        for override in sorted(overrides, key=lambda o: not _adds(o)):  # whose fields are not there without it
             group = override.lstrip("+").partition("=")[0].partition(".")[0]
             if override.startswith("hydra.") or group in lost:
                 continue
@@ -59,9 +59,9 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
     return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
 
 
-def _chooses(override: str) -> bool:
-    """Whether it is an option of a group, and not a field."""
-    return bool(options(override.lstrip("+~").partition("=")[0].partition("@")[0]))
+def _adds(override: str) -> bool:
+    """Whether it chooses an option of a group of which the config has none: a model."""
+    return override.startswith("+") and bool(options(override.lstrip("+").partition("=")[0].partition("@")[0]))
 
 
 def _several(override: str) -> str:

@@ -21,7 +21,7 @@ def explained(*overrides: str) -> str:
     return str(explain(error, overrides, sweeps=False))
 
 
-def test_fields_are_tried_where_their_groups_were_chosen() -> None:
+def test_fields_are_tried_where_their_groups_were_added() -> None:
     """As `chat` and `load_model` have it, whose own overrides stand before the model that is found for a source."""
     assert explained("stages=[load,decode,quantize]", *KEPT, "+model=gpt_oss", "model.rul=[]").startswith(
         "model.rul=[]: there is no 'rul' in model; did you mean 'rules'"
