@@ -41,7 +41,7 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
     good: list[str] = []
     lost: set[str] = set()  # groups of which nothing was chosen, whose fields nobody can know
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        for override in overrides:
+        for override in sorted(overrides, key=lambda o: not _adds(o)):  # whose fields are not there without it
             group = override.lstrip("+").partition("=")[0].partition(".")[0]
             if override.startswith("hydra.") or group in lost:
                 continue
@@ -57,6 +57,11 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
     if index and not messages:
         return error
     return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
+
+
+def _adds(override: str) -> bool:
+    """Whether it chooses an option of a group of which the config has none: a model."""
+    return override.startswith("+") and bool(options(override.lstrip("+").partition("=")[0].partition("@")[0]))
 
 
 def _several(override: str) -> str:
@@ -129,6 +134,10 @@ def _of_group(override: str, group: str, text: str) -> str | None:
 
 def _unread(key: str, value: str) -> str | None:
     """What to do about a value that is outside Hydra's grammar; None: nobody knows."""
+    if value.startswith(("{", "[{")):
+        kind, form = ("mapping", "{name: value}") if value.startswith("{") else ("list of mappings", "[{name: value}]")
+        unclosed = "".join(f", {a} is not closed" for a, b in ("[]", "{}") if value.count(a) > value.count(b))
+        return f"a {kind} is written '{key}={form}', with a colon after every name{unclosed}"
     if value.startswith("[") and value.endswith("]"):
         texts = ", ".join(f'"{part.strip()}"' for part in value[1:-1].split(","))
         quote = "'" if "'" not in value else ""

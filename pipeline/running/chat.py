@@ -6,6 +6,7 @@ ends an answer, or takes back the line that is typed; twice during an answer it 
 
 import json
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.engine import Conversation, Reply, Session, weights_rows
-from pipeline.errors import ConfigError, WeightmillError, did_you_mean
-from pipeline.running.typed import Lines
+from pipeline.errors import ConfigError, StageError, WeightmillError, did_you_mean, some
+from pipeline.running.typed import QUOTES, Lines, Typed
 from pipeline.terminal import safe, say
 
 EFFORTS = ("low", "medium", "high")
@@ -36,16 +37,24 @@ class Chat:
         found = (n.removeprefix("_do_") for n in dir(self) if n.startswith("_do_"))
         self.commands = tuple(f"/{name}" for name in sorted([*found, *self._settings]))
 
-    def take(self, line: str) -> None:
-        """A line that was typed: a command, or something to be answered. What is wrong with it is said."""
+    def take(self, typed: Typed, where: str = "") -> bool:
+        """A command, or something to be answered; whether it was. What is wrong with it is said, and `where`."""
+        line = typed.text
         try:
-            if line.startswith("/"):
+            if strange := re.search("[\udc80-\udcff]", line):
+                byte = ord(strange[0]) & 0xFF
+                raise ConfigError(
+                    f"byte 0x{byte:02x} after {line[: strange.start()][-20:]!r} is no {sys.stdin.encoding} text"
+                )
+            if line.startswith("/") and not typed.quoted:
                 self._command(line)
             elif line.strip():
                 self._said.append({"role": "user", "content": line})
                 self._answer()
         except WeightmillError as why:
-            say(f"error: {why}")
+            say(f"error: {where}{why}")
+            return False
+        return True
 
     # Answers.
 
@@ -79,7 +88,8 @@ class Chat:
             self._set(name, rest.strip())
         else:
             raise ConfigError(
-                f"there is no /{name}{did_you_mean(f'/{name}', self.commands, 30)}; /help says what each does"
+                f"there is no /{name}{did_you_mean(f'/{name}', self.commands, 30)}; /help says what each does, "
+                f"and between {QUOTES} a text may begin so"
             )
 
     def _set(self, name: str, given: str) -> None:
@@ -123,8 +133,8 @@ class Chat:
     def _do_retry(self, _: str) -> None:
         if not self._said:
             raise ConfigError("/retry: nothing was said")
-        answer = self._said.pop()
         self._sampling = replace(self._sampling, seed=self._sampling.seed + 1)
+        answer = self._said.pop()
         question = self._said[-1]
         try:
             self._answer()
@@ -263,6 +273,7 @@ def chat(model: Session, sampling: Any, *, template: bool | None, system: str | 
     Raises:
         ConfigError: a system prompt, and no template to put it into.
         SourceError: no tokenizer.
+        StageError: something that came over a pipe could not be answered or done; all the rest was.
     """
     talk = model.conversation(chat=template)
     if system is not None and not talk.chat:
@@ -275,7 +286,12 @@ def chat(model: Session, sampling: Any, *, template: bool | None, system: str | 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with Lines(session.commands) as lines:
-            while not session.over and (line := lines.next()) is not None:
-                session.take(line)
+            piped = not sys.stdin.isatty()
+            failed = []
+            while not session.over and (typed := lines.next()) is not None:
+                if not session.take(typed, f"line {typed.line}: " if piped else ""):
+                    failed.append(f"line {typed.line}")
     finally:
         signal.signal(signal.SIGINT, before)
+    if piped and failed:
+        raise StageError(f"not answered, or not done: {some(failed)}; why is said above")

@@ -42,7 +42,9 @@ def _take(signum: int, frame: FrameType | None) -> None:
 
 def end(signum: int) -> NoReturn:
     """Say so and exit, now: `sys.exit` would wait for threads, and so for a model to finish scoring or its text."""
-    import psutil  # type: ignore[import-untyped]
+    for other in SIGNALS:  # one that came while psutil is half imported would begin this again, and fail
+        signal.signal(other, signal.SIG_IGN)
+    import psutil  # type: ignore[import-untyped]  # not above: most commands do without, and would start later
 
     # Not multiprocessing's active_children, which does not know one that is only just being started; it would complain.
     tracker = resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]  # it ends by itself, and cleans up

@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,12 +15,28 @@ PROMPT, MORE, QUOTES = "> ", ". ", '"""'
 MOST_KEPT = 1000  # texts of the history
 
 
+@dataclass(frozen=True, slots=True)
+class Typed:
+    """A text.
+
+    Attributes:
+        text: with a lone surrogate for each byte that is no character.
+        quoted: it stood between three quotes, and so is no command whatever it begins with.
+        line: where it begins; the first is 1.
+    """
+
+    text: str
+    quoted: bool
+    line: int
+
+
 class Lines:
     """Texts from stdin; on a terminal edited with readline, whose history is kept for the next time."""
 
     def __init__(self, commands: Sequence[str]):
         self._commands = commands
         self._readline: Any = None
+        self._count = 0  # lines that were read
         self._history = cache_folder() / "chat_history"
 
     def __enter__(self) -> Self:
@@ -47,7 +64,7 @@ class Lines:
         found = [c for c in self._commands if c.startswith(text)] if text.startswith("/") else []
         return found[state] if state < len(found) else None
 
-    def next(self) -> str | None:
+    def next(self) -> Typed | None:
         """The next text; None at the end. Lines between three quotes are one text; Ctrl-C takes back what is typed."""
         while True:
             try:
@@ -59,18 +76,26 @@ class Lines:
                     say("")
                 return None
 
-    def _text(self) -> str:
+    def _text(self) -> Typed:
         text = self._line(PROMPT)
+        begun = self._count
         if not text.startswith(QUOTES):
-            return text
+            return Typed(text, False, begun)
         text = text.removeprefix(QUOTES)
-        while not text.rstrip().endswith(QUOTES):
-            text += "\n" + self._line(MORE)
-        return text.rstrip().removesuffix(QUOTES).strip("\n")
+        try:
+            while not text.rstrip().endswith(QUOTES):
+                text += "\n" + self._line(MORE)
+        except EOFError:  # what there is was meant to be answered; the next line that is asked for ends it all
+            say(f"line {begun}: {QUOTES} has no end; all that follows it is one text")
+        return Typed(text.rstrip().removesuffix(QUOTES).strip("\n"), True, begun)
 
     def _line(self, prompt: str) -> str:
         if sys.stdin.isatty() and sys.stdout.isatty():
-            return input(prompt)
-        if not (line := sys.stdin.readline()):
-            raise EOFError
-        return line.removesuffix("\n")
+            line = input(prompt)
+        else:  # bytes: whether strange ones raise, and lose what follows, would depend on the locale
+            read = sys.stdin.buffer.readline()
+            if not read:
+                raise EOFError
+            line = read.decode(sys.stdin.encoding, "surrogateescape").removesuffix("\n").removesuffix("\r")
+        self._count += 1
+        return line

@@ -1,8 +1,11 @@
 """How tokens are chosen and when to stop: a plugin node, without a framework. `sampling.py` does it."""
 
 from dataclasses import dataclass
+from numbers import Integral
 
 from pipeline.errors import ConfigError
+
+MOST_BITS = 63  # of a seed, beside its sign
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,18 @@ class Sampling:
                 raise ConfigError(f"{name}={value!r}: a number is expected")
         if isinstance(self.stop, str):
             raise ConfigError(f"stop={self.stop!r}: a list of texts is expected, such as [{self.stop!r}]")
+        if strange := [s for s in self.stop if not isinstance(s, str)]:
+            raise ConfigError(f"stop: {strange[0]!r} is no text; a list of texts is expected, such as ['{strange[0]}']")
+        if not isinstance(self.seed, Integral):
+            raise ConfigError(f"seed={self.seed!r}: a whole number is expected")
         checks = {
             "temperature": (self.temperature, self.temperature >= 0, "0 (greedy) or more"),
-            "top_k": (self.top_k, self.top_k >= 0, "0 (all) or more"),
+            "top_k": (self.top_k, 0 <= self.top_k < 2**31, "0 (all) or more, below 2^31,"),
             "top_p": (self.top_p, 0 < self.top_p <= 1, "above 0, at most 1"),
             "min_p": (self.min_p, 0 <= self.min_p <= 1, "from 0 to 1"),
             "repetition_penalty": (self.repetition_penalty, self.repetition_penalty > 0, "above 0"),
             "max_tokens": (self.max_tokens, self.max_tokens >= 1, "1 or more"),
+            "seed": (self.seed, -(2**MOST_BITS) <= self.seed < 2**MOST_BITS, f"from -2^{MOST_BITS} to 2^{MOST_BITS}-1"),
         }
         for name, (value, good, allowed) in checks.items():
             if not good:

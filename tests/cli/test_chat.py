@@ -4,6 +4,7 @@ import os
 import pty
 import select
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -83,3 +84,27 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     history = (tmp_path / "cache/weightmill/chat_history").read_text()
     assert "The state of the Union" in history
     assert not (tmp_path / "outputs").exists()
+
+
+def test_a_chat_over_a_pipe(tmp_path: Path) -> None:
+    """Answers on stdout; what cannot be answered is said, the rest is, and the exit code tells."""
+    words = [sys.executable, "-m", "weightmill", "chat", "gpt_oss", "--quant", "mxfp4", "sampling.max_tokens=3"]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    env = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    caches.fresh(tmp_path / "cache")
+    long = b"The state of the Union " * 500
+    ended = subprocess.run(
+        words,
+        input=b"The state\n" + long + b'\n\xff\n"""\n/usr/bin',
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        check=False,
+    )
+    said = ended.stderr.decode()
+    assert ended.returncode == 6, said
+    assert said.count("[3 tokens") == 2
+    assert "error: line 2: the conversation has" in said
+    assert "error: line 3: byte 0xff" in said
+    assert "error: not answered, or not done: line 2, line 3" in said
+    assert ended.stdout.strip()

@@ -2,13 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
 
 from tests.cases import big_gpt_oss
 from tests.cases.runs import after_chunks, journaled, until, workers_of
-from tests.cli.run import QUIETLY, done, end, start
+from tests.cli.run import QUIETLY, ROOT, done, end, start
 
 SIZES = big_gpt_oss.Sizes(
     layers=1, experts=8, hidden=1024, inter=1088, heads=8, kv_heads=2, head_dim=64, vocab=512
@@ -61,6 +63,29 @@ def test_stopped_while_workers_start(source, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(TERM)
     ended(process, TERM, children)
+
+
+def test_told_again_while_it_ends():
+    """What `end` imports takes a while, in which others come: here as soon as it begins."""
+    code = """if True:
+        import os, signal, sys
+        from pipeline.running import stopping
+
+        class Finder:
+            def find_spec(self, name, path=None, target=None):
+                if name == "psutil._common":  # half of psutil is there
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+        assert "psutil" not in sys.modules
+        sys.meta_path.insert(0, Finder())
+        stopping.listen()
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt as why:
+            stopping.end(why.signum)
+    """
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (128 + INT, "interrupted; the same command goes on from here\n")
 
 
 def test_what_is_ignored_stays_ignored(source, tmp_path):

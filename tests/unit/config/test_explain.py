@@ -1,0 +1,48 @@
+"""Which of several overrides is explained, and what is said of it."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
+
+from pipeline.config.compose import CONF, register
+from pipeline.config.explain import explain
+
+KEPT = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
+
+
+def explained(*overrides: str) -> str:
+    register()
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        try:
+            compose("config", list(overrides))
+        except (HydraException, OmegaConfBaseException) as why:
+            error = why
+    return str(explain(error, overrides, sweeps=False))
+
+
+def test_fields_are_tried_where_their_groups_were_added() -> None:
+    """As `chat` and `load_model` have it, whose own overrides stand before the model that is found for a source."""
+    assert explained("stages=[load,decode,quantize]", *KEPT, "+model=gpt_oss", "model.rul=[]").startswith(
+        "model.rul=[]: there is no 'rul' in model; did you mean 'rules'"
+    )
+    assert explained(*KEPT, "+model=gpt_os").startswith("model=gpt_os: there is no 'gpt_os' in model; did you mean")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("[{match: 'a b', to int8}]", "a list of mappings is written 'model.rules=[{name: value}]', with a colon"),
+        ("[{match: '*', to: int8}", "a list of mappings is written 'model.rules=[{name: value}]', with a colon"),
+        ("{match", "a mapping is written 'model.rules={name: value}', with a colon after every name, { is not closed"),
+    ],
+)
+def test_a_mapping_that_cannot_be_read_is_not_quoted(value: str, said: str) -> None:
+    found = explained("+model=gpt_oss", f"model.rules={value}")
+    assert found.startswith(f"model.rules={value}: {said}")
+    assert '"' not in found
+
+
+def test_texts_in_a_list_are_quoted() -> None:
+    found = explained("+model=gpt_oss", "generate.prompts=[it's, so]")
+    assert 'generate.prompts=["it\'s", "so"]' in found
