@@ -102,8 +102,8 @@ def misfit(spec: TensorSpec, scheme: Scheme | None, *, again: bool = False, keep
         return None
     if spec.scheme is not None and not again:
         return (
-            f"is {spec.encoding} already; quantizing it again would lose twice, "
-            "allow_requantize=true does it all the same"
+            f"is packed already, as {spec.encoding}, and quantizing it again would lose twice; better begin with the "
+            "unquantized checkpoint, or type allow_requantize=true to do it all the same"
         )
     reason = unfit(spec, scheme)
     return f"{reason}{keep}" if reason else None

@@ -28,12 +28,12 @@ NUMBERS = re.compile(r"[\d×.,+%–-]*|scalar")
 IDENTIFIER = re.compile(r"[\w.*:/=+,@{}\[\]×~-]+", re.ASCII)
 
 
-def width() -> int | None:
-    """Columns of what stdout is shown on: `COLUMNS`, or the terminal's; None: nobody knows."""
+def width(stream: Any = None) -> int | None:
+    """Columns of what a stream, stdout by default, is shown on: `COLUMNS`, or the terminal's; None: nobody knows."""
     given = os.environ.get("COLUMNS", "")
     if given.isdigit() and int(given):
         return int(given)
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    return shutil.get_terminal_size().columns if (stream or sys.stdout).isatty() else None
 
 
 def unbroken(path: Any) -> str:

@@ -48,9 +48,11 @@ def stream(text: str) -> None:
 
 
 def error(why: Exception) -> None:
-    """Say an error as people should read it."""
+    """Say an error as people should read it, folded where it is known how wide it may be."""
+    columns = width(sys.stderr)
     for said in error_lines(why):
-        say(said)
+        for part in said.split("\n"):
+            say("\n".join(wrapped(safe(part), columns, indent="    ")) if columns else part)
 
 
 def error_lines(why: Exception) -> list[str]:

@@ -147,8 +147,10 @@ def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
     """A title, and smaller below it what the picture is of."""
     axes.set_title(title if not about else f"{title}\n", loc="left", fontsize=11, fontweight="bold")
     if about:
-        axes.annotate(_as_it_is(about), (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8,
-                      color=GREY)  # fmt: skip
+        axes.annotate(
+            _as_it_is(about), (0, 1), xytext=(0, 6), xycoords="axes fraction", textcoords="offset points", fontsize=8,
+            color=GREY,
+        )  # fmt: skip
 
 
 def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
@@ -160,8 +162,8 @@ def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     for point in points:
         for dx, dy, side in PLACES:
             said = axes.annotate(
-                _as_it_is(point.name), (point.x, point.y), xytext=(dx, dy), textcoords="offset points", fontsize=8, color=INK,
-                ha=side, va="center",
+                _as_it_is(point.name), (point.x, point.y), xytext=(dx, dy), textcoords="offset points", fontsize=8,
+                color=INK, ha=side, va="center",
             )  # fmt: skip
             box = said.get_window_extent()
             if frame.x0 <= box.x0 and box.x1 <= frame.x1 and not any(box.overlaps(other) for other in taken):

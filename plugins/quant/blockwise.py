@@ -29,7 +29,7 @@ class Blockwise:
     Attributes:
         element, block_elems, block_rows, scale, zero_point, second: the scheme: what the bytes mean; see
             pipeline.tensors.scheme. `zero_point` is the scheme's `zero`.
-        narrower: for rows that blocks of `block_elems` do not divide: the first of these that does.
+        narrower: for rows that blocks of `block_elems` do not divide: the first of these that does, and divides those.
         rules: see `pipeline.method.MethodHooks`.
         scale_rule … seed: how they are made; see plugins/kernels/quantize. None: what `like` does, else the default.
         like: do it as this library does.
@@ -73,7 +73,8 @@ class Blockwise:
 
     def fitted(self, shape: tuple[int, ...]) -> "Blockwise":
         """See `pipeline.method.MethodHooks`: with the first of `narrower` that fits, where `block_elems` does not."""
-        tried = [replace(self, block_elems=elems) for elems in self.narrower] if self.scheme.problem(shape) else []
+        parts = [n for n in self.narrower if n < self.block_elems and self.block_elems % n == 0]
+        tried = [replace(self, block_elems=elems) for elems in parts] if self.scheme.problem(shape) else []
         return next((m for m in tried if m.scheme.problem(shape) is None), self)
 
     @cached_property

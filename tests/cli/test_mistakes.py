@@ -47,7 +47,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} --qant=int4", 2, "--qant=int4: there is no such option; did you mean --quant"),
     ("-v", 2, "-v: there is no such option (weightmill --help says what there is)"),
     (f"{G} debug=true quant=int9", 2, "there is no 'int9' in quant; did you mean 'int8'"),
-    (f"{L} quant=int4 {C} quant.block_elems=48", 3, "15 of 21 tensors that quant= is for"),
+    (f"{L} quant=int4 {C} quant.block_elems=33", 3, "15 of 21 tensors that quant= is for"),
     # What comes out.
     (f"{G} export=safetensors", 2, "there is no 'safetensors' in export; here that is hf, or plain for bf16"),
     (f"{G} export=vllm", 2, "here that is compressed_tensors"),
@@ -58,7 +58,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} flow=chat", 2, "here that is the verb chat: weightmill chat DIR"),
     (f"{G} flow=eval", 2, "here that is evaluate"),
     (f"{G} flow=convert,evaluate", 2, "or choose one, such as flow=convert"),
-    (f"plna {G}", 2, "did you mean 'plan'?"),
+    (f"plna {G}", 2, "did you mean 'plan'"),
     (f"plan why {G}", 2, "plan why: one verb at a time"),
     (f"{G} stages=load,decode", 2, "a list is written 'stages=[load, decode]'"),
     # Texts and lists.

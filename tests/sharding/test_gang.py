@@ -38,8 +38,9 @@ def members(parent: int) -> dict[int, psutil.Process]:
             words = child.cmdline()
         except psutil.NoSuchProcess:
             continue
-        if "pipeline.running.member" in words:
-            found[int(words[words.index("pipeline.running.member") + 2])] = child
+        at = next((i for i, word in enumerate(words) if "pipeline.running.member" in word), None)
+        if at is not None:
+            found[int(words[at + 2])] = child
     return found
 
 

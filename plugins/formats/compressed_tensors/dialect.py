@@ -111,8 +111,8 @@ def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:
         )
     if "model.embed_tokens.weight" in packed:
         found.append(
-            "the embedding is packed, which transformers cannot load; a rule {match: model.embed_tokens.weight, "
-            "to: none} before the others makes it plain"
+            "the embedding is packed, which transformers cannot load; --rule model.embed_tokens.weight=none, or "
+            "'model.extra_rules=[{match: model.embed_tokens.weight, to: none}]', makes it plain"
         )
     return tuple(found)
 
