@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_said_with_the_setting_that_keeps_it() -> None:
     [said] = {p.message for p in problems}
     reason, _, fix = said.partition("; ")
     assert reason == "last dimension 40 is not a multiple of the block of 128"
-    setting = "model.extra_rules=[{role: attention, to: keep}, {match: "layers.*.down", to: keep}]"
+    setting = 'model.extra_rules=[{role: attention, to: keep}, {match: "layers.*.down", to: keep}]'
     assert fix == f"'{setting}' keeps them"
     extra = tuple(Rule(**r) for r in OmegaConf.to_container(OmegaConf.create(parsed_override(setting).value())))
     assert assigned((*extra, *rules), ROLES, {"quant": INT4}, given, again=False)[1] == []
