@@ -121,7 +121,7 @@ def test_a_damaged_baseline_is_made_again(here: Path) -> None:
         path.write_text("{")
     assert evaluated() == first
     assert all(json.loads(p.read_text())["xxh3_128"] for p in baselines(here, "result.json"))
-    assert len(list((here / "outputs" / ".results").iterdir())) == 3  # two texts, the result; nothing half-written
+    assert len(list((here / "outputs" / ".results").iterdir())) == 4  # two texts, the head, the evaluation
 
 
 def test_a_baseline_that_cannot_be_kept(here: Path) -> None:
