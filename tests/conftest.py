@@ -32,7 +32,7 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch and of BLAS: where every core has tests, more of them wait
 os.environ["XDG_CACHE_HOME"] = caches.fresh(Path(tempfile.mkdtemp(prefix="weightmill-cache-")))
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
-for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR"):  # whoever runs the tests may have them set
+for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR", "COLUMNS"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)
 
 # As in a shell's background job, or under nohup: runs under test would inherit it.

@@ -361,7 +361,7 @@ def test_what_cannot_run_is_said_before_anything_is_written(here: Path) -> None:
         ("sampling.temperature=-1", "temperature"),
         ("sampling.top_p=0", "top_p"),
         ("sampling.tempreature=1", "tempreature"),
-        ("engine.dtype=fp32", "f32"),
+        ("engine.dtype=fp33", "f32"),
         ("engine.cache=int4", "int8"),
         ("prompt=", "empty"),
         ("prompts=[]", "empty"),

@@ -4,12 +4,15 @@ import errno
 import gc
 import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
 
-from plugins.engine.score import Baseline, Kept
+from pipeline.engine import Against
+from plugins.engine.score import Baseline, Kept, keep_head
 
 HEAD = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -23,9 +26,12 @@ def test_what_was_kept_comes_back(tmp_path: Path) -> None:
         for i in range(3):
             kept.add(hidden(i))
         assert not kept.path.exists()
-        kept.finish(HEAD, 30.0)
+        kept.finish()
     assert [p.name for p in kept.path.parent.iterdir()] == ["kept.npz"]
-    with Baseline(kept.path) as base:
+    head = tmp_path / "head.npz"
+    runtime: Any = SimpleNamespace(head=lambda: (HEAD, 30.0), spread=None)
+    assert keep_head(runtime, head) == keep_head(runtime, None)
+    with Baseline(Against(kept.path, head)) as base:
         assert base.softcap == 30.0
         assert np.array_equal(base.head, HEAD)
         for i in (2, 0, 1):

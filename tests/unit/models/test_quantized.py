@@ -98,7 +98,7 @@ def test_packed_weights_compute_what_they_decode_to(name: str, turn: int) -> Non
     t = toy(name)
     checkpoint = model_runs.checkpoint(t.folder, rules=rules(name, turn))
     packed = {s.scheme for s in checkpoint.store.specs.values() if s.scheme is not None}
-    assert len(packed) == len(OPTIONS)
+    assert len(packed) >= len(OPTIONS), "int4 has narrower groups where rows are narrow"
     store = MemoryStore({n: checkpoint.store.read(n) for n in checkpoint.store.specs})
     runtime = model_runs.engine().load(replace(checkpoint, store=store)).runtime
     decoded = model_runs.engine().load(replace(checkpoint, store=MemoryStore(dict(values(store))))).runtime
