@@ -14,7 +14,7 @@ from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import box_nbytes
 from plugins.engine.load import device_nbytes, parameters
 from tests.cases import model_runs
-from tests.sharding import toys
+from tests.sharding import models, toys
 
 FOLDER = TemporaryDirectory(prefix="loading-")
 MESHES = {
@@ -22,7 +22,7 @@ MESHES = {
     "expert": toys.mesh("expert", expert=4), "fsdp_tensor": toys.mesh("fsdp_tensor"),
     "multihost": toys.mesh("multihost", host=2, fsdp=2),
 }  # fmt: skip
-OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
+OPTIONS = models.OPTIONS
 TWICE = 2  # the turn in which scales are quantized too, across whole tensors
 NF4_TWICE = "quant.scale=dynamic8", "quant.second=dynamic8"
 
