@@ -1,5 +1,6 @@
 """What a notebook shows of reports, plans and sweeps: a short card in a line, and all of it as HTML."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -9,12 +10,13 @@ from pipeline.tables import GLUE, Grid
 from pipeline.terminal import safe
 
 
-class Card:
+class Card(ABC):
     """Has `shown`, what `console.out` takes, and shows it in a notebook; a picture as it is."""
 
     @property
+    @abstractmethod
     def shown(self) -> Sequence[Any]:
-        raise NotImplementedError
+        """Tables, paths and lines, in order."""
 
     def _repr_html_(self) -> str:
         return "\n".join(map(_html, self.shown))
