@@ -11,11 +11,12 @@ Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source
 """
 
 import gc
+import io
 import os
 import signal
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
@@ -31,9 +32,11 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import backends, terminal
-from pipeline.config import line
-from pipeline.config.compose import CONF, load_run, options, register, unresolved
+from pipeline.config import line, usage, verbs
+from pipeline.config.compose import CONF, load_run, option_folders, options, register, unresolved
+from pipeline.config.families import checkpoints
 from pipeline.config.overrides import as_typed, for_jobs
+from pipeline.config.words import before_dashes
 from pipeline.engine import gang_of
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
 from pipeline.planning.memory import plan_run
@@ -46,9 +49,11 @@ from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, remove, unreferred
 from pipeline.running.runner import execute
 from pipeline.running.why import done_already, reasons
+from pipeline.waiting import Waiting
 
 _verb = "run"
 _debug = False
+_composing = Waiting("composing")
 _outcome: Any = None  # of a single run: its report, or the error that ended it
 _code = 0  # the largest exit code that a report of this process asks for
 
@@ -62,6 +67,7 @@ def job(cfg: DictConfig | Asked) -> Any:
     global _code, _debug, _outcome
     if isinstance(cfg, Asked):
         _debug = any(one.run.spine.debug for one in cfg.jobs)
+        _composing.end()
         _collect_garbage()
         outcomes = sweep.executed(cfg) if _verb == "run" else sweep.planned(cfg, _verb)
         _code = max([_code, *(getattr(o, "exit_code", 0) for o in outcomes if not isinstance(o, Exception))])
@@ -88,41 +94,50 @@ def _job(cfg: DictConfig) -> Any:
     run = load_run(cfg)
     run_dir = Path(os.path.expanduser(run.spine.paths.run)).absolute()
     if _verb in ("plan", "graph", "why"):
+        _composing.say("planning")
         plan = plan_run(run, run_dir, fetch=False)
+        _composing.end()
+        if plan.failures:  # what could be planned all the same is not what was asked for
+            raise PlanError(plan.problems)
         if _verb == "graph":
             console.out(console.mermaid(plan))
         elif _verb == "why":
             outputs = outputs_of(run)
             console.out(*console.why_tables(reasons(plan, outputs, Results(outputs / FOLDER))))
         else:
+            done = [] if run.spine.overwrite else done_already(plan, outputs_of(run))
+            plan.time = plan.time and plan.time.without(done)
             console.out(*console.plan_tables(plan), *console.kernels_table(plan))
-            if not run.spine.overwrite and (done := done_already(plan, outputs_of(run))):
+            if done:
                 console.out(f"done already: {', '.join(done)}; `why` says where")
             if not plan.problems:
-                plan.problems += obstacles_ahead(run, plan, run_dir)
+                plan.problems += obstacles_ahead(run, plan, run_dir, unresolved(HydraConfig.get().overrides.task))
         if plan.problems:
             raise PlanError(plan.problems)
         return None
     _collect_garbage()
+    _composing.end()
     command = unresolved(HydraConfig.get().overrides.task)
     with progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
     from pipeline.reporting.manifest import tables
 
-    console.out(*tables(report, seen=run.spine.progress and console.one_place()), run_dir)
+    console.out(*tables(report, seen=run.spine.progress and console.one_place()), *report.places)
     return report
 
 
 def _talk(cfg: DictConfig) -> None:
     """Load the model, and chat."""
+    from pipeline.running import text_stream
     from pipeline.running.chat import chat
     from pipeline.running.loading import loaded
 
     run = load_run(cfg, build=("engine", "sampling"))
+    _composing.end()
     if gang_of(run.built["engine"]) is not None:
         raise ConfigError("mesh.processes: a chat is one process; it takes all devices that this one sees")
-    terminal.say("loading …")
-    model = loaded(run, "{}", text=True)
+    with Waiting("loading the model") as line, text_stream.to(lambda text: terminal.say(text.rstrip("\n")), line.say):
+        model = loaded(run, "{}", text=True)
     _collect_garbage()
     chat(model, run.built["sampling"], template=run.tree["chat"], system=run.tree["system"])
 
@@ -131,7 +146,7 @@ def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
     gc.disable()
     terminal.protect()
-    stopping.listen()
+    stopping.listen(*(["nothing of it is kept"] if sys.argv[1:2] == ["tune"] else []))
     try:
         code = _main(sys.argv[1:])
     except KeyboardInterrupt as why:
@@ -152,15 +167,14 @@ def _main(args: list[str]) -> int:
     """The exit code of what `args` ask for."""
     global _code, _outcome, _verb
     _code, _outcome, _verb = 0, None, "run"
-    options = {*line.before_dashes(args)}
-    if {"-h", "--help"} & options and (asked := [a for a in args if a in line.SHORT]):
-        console.out(line.usage(asked[0]))
+    args = [*args[1:], "--help"] if args[:1] == ["help"] else args
+    typed = {*before_dashes(args)}
+    if {"-h", "--help"} & typed and (asked := sorted((a for a in args if a in verbs.VERBS), key=verbs.VERBS.index)):
+        console.out(usage.usage(asked[0]))
         return 0
-    if "--version" in options or args[:1] == ["version"]:
+    if "--version" in typed or args[:1] == ["version"]:
         console.out(f"weightmill {_version()}")
         return 0
-    if args[:1] == ["help"]:
-        args = ["--help"]
     if (apart := line.apart(args)) is not None:
         verb, others = apart
         _apart(verb, others)
@@ -186,7 +200,7 @@ def _apart(verb: str, args: list[str]) -> None:
         from pipeline.config.scaffold import new_stage
 
         new_stage(args)
-    elif verb in line.NEW:
+    elif verb in verbs.NEW:
         from pipeline.config.scaffolds import new
 
         new(verb.removeprefix("new-"), args)
@@ -232,6 +246,12 @@ def _explain(args: list[str]) -> None:
 
     _use_config_dir(args)
     keys = _without_option(args, "--config-dir", "-cd")
+    if keys[:1] and keys[0] in usage.OTHERS:
+        console.out(usage.usage(keys[0]))
+        return
+    if keys[:1] and (spells := verbs.OWN.get(keys[0])):
+        console.out(f"{keys[0]} of a short verb says {spells.format('…')}")
+        keys[0] = spells.partition("=")[0]
     if wrong := [key for key in keys if key.startswith("-")]:
         raise ConfigError(f"explain {wrong[0]}: there is no such option; it takes a key, and --config-dir DIR")
     if len(keys) > 1:
@@ -240,7 +260,7 @@ def _explain(args: list[str]) -> None:
 
 
 def _run_hydra(args: list[str]) -> None:
-    global _debug, _verb
+    global _composing, _debug, _verb
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
     if {"--shell-completion", "-sc"} & {*args}:
         register()
@@ -248,12 +268,18 @@ def _run_hydra(args: list[str]) -> None:
         sys.argv = [sys.argv[0], *args]
         job()
         return
-    said = line.read(args, options("model"))
+    said = line.read(args, {group: options(group) for group in ("model", "flow", "quant", "export")})
     _verb = said.verb
     _debug = any(o.lstrip("+").lower() == "debug=true" for o in said.overrides)
     if said.spelt is not None:
         terminal.say(said.spelt)
     _use_config_dir(said.options)
+    _composing = Waiting("composing")
+    with _composing:
+        _ask_hydra(said)
+
+
+def _ask_hydra(said: line.Line) -> None:
     register()
     typed = _for_chat(said) if _verb == "chat" else said.overrides
     typed = as_typed(typed)
@@ -262,7 +288,7 @@ def _run_hydra(args: list[str]) -> None:
     typed = for_jobs(typed) if said.sweeps else typed
     sys.argv = [sys.argv[0], *said.options, *typed]
     try:
-        job()
+        _helped() if {"-h", "--help"} & {*said.options} else job()
         if isinstance(_outcome, Exception) and not said.sweeps:
             raise _outcome
     except Exception as why:
@@ -272,6 +298,13 @@ def _run_hydra(args: list[str]) -> None:
         if found is why:
             raise
         raise found from (why if _debug else None)
+
+
+def _helped() -> None:
+    """Hydra's help, in lines that fit."""
+    with redirect_stdout(io.StringIO()) as shown, suppress(SystemExit):  # of code 0; errors are raised
+        job()
+    console.out(*usage.overview(shown.getvalue(), checkpoints(option_folders(None))))
 
 
 def _use_config_dir(args: list[str]) -> str | None:
@@ -300,20 +333,20 @@ def _for_chat(said: line.Line) -> list[str]:
     Raises:
         ConfigError: what makes no sense for it.
     """
-    from pipeline.running.loading import how, of_others
+    from pipeline.running.loading import STAGES, of_others
 
     if said.sweeps:
         raise ConfigError("chat -m: one conversation at a time")
     if found := of_others(said.overrides):
         raise ConfigError(f"chat {found[0]}: a chat has no stages; quant=NAME quantizes what is loaded")
     keys = [o.lstrip("+").partition("=")[0] for o in said.overrides]
-    return [*([] if "sampling" in keys else ["sampling=chat"]), *how("quant" in keys), *said.overrides]
+    return [*([] if "sampling" in keys else ["sampling=chat"]), STAGES, *said.overrides]
 
 
 def _complete() -> None:
     """A shell asks how a line goes on: that line is settled as one that is typed."""
     app, *words = os.environ.get("COMP_LINE", "").split(" ")
-    words = words[1:] if words[:1] and words[0] in line.VERBS else words
+    words = words[1:] if words[:1] and words[0] in verbs.VERBS else words
     with suppress(WeightmillError):  # a line that is not finished may be wrong
         words = [*with_model(as_typed(words[:-1]), fetch=False), *words[-1:]]
     os.environ["COMP_LINE"] = " ".join([app, *words])

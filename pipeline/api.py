@@ -11,6 +11,7 @@
 
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from pipeline.reporting.comparison import Comparison
     from pipeline.reporting.manifest import Report
     from pipeline.reporting.planned import Planned
+
+_composing = threading.RLock()  # there is one Hydra in a process, and what it is about at the moment is global
 
 
 def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progress: bool | None = None) -> "Report":
@@ -128,16 +131,20 @@ def load_model(
     model: str | None = None,
     mesh: str | None = None,
     overrides: Sequence[str] = (),
+    progress: bool | None = None,
 ) -> Any:
     """A checkpoint on the device, or on a mesh of them, ready to generate and to score; nothing is written.
 
     Args:
-        source: folder, GGUF file or `hf://owner/name`, in any dialect.
-        quant: a quant option, applied while loading; None keeps every tensor as it is, packed ones packed.
+        source: folder, GGUF file or `hf://owner/name`, in any dialect; or a model option, with the checkpoint that it
+            brings along.
+        quant: a quant option, applied while loading; None: what is packed stays so,
+            and the rest is bf16, as `flow=generate` has it (`overrides=["stages.decode.dtype=keep"]`: as it is stored).
         model: a model option, whose rules say what `quant` applies to; None: the one that is for the checkpoint.
         mesh: a mesh option, over all devices that JAX has: `"tensor"`; their number along each axis is said in
             `overrides`: `["mesh.axes.tensor=4"]`. None: one device.
         overrides: more of what the command line takes: `["engine.dtype=bf16", "engine.cache=int8"]`.
+        progress: as `run`.
 
     Returns:
         A `plugins.engine.session.Model`. Without a tokenizer beside the weights it takes prompts of token ids only.
@@ -145,14 +152,22 @@ def load_model(
     Raises:
         as `run`.
     """
+    from pipeline.config.compose import options
     from pipeline.config.overrides import quoted
-    from pipeline.running.loading import how, loaded
+    from pipeline.running import text_stream
+    from pipeline.running.loading import STAGES, loaded
 
     chosen = [
         f"{group}={name}" for group, name in (("model", model), ("mesh", mesh), ("quant", quant)) if name is not None
     ]
-    args = [*chosen, f"model.source={quoted(_place(source))}", *how(quant is not None), *overrides]
-    with _composed(args, None, build=("engine",)) as (config, _):
+    by_name = model is None and str(source) in options("model") and not os.path.exists(source)
+    which = f"model={source}" if by_name else f"model.source={quoted(_place(source))}"
+    args = [*chosen, which, STAGES, *overrides]
+    with (
+        _composed(args, None, build=("engine",)) as (config, _),
+        _events(progress, config) as events,
+        text_stream.to(events.text, events.live),
+    ):
         return loaded(config, 'overrides=["{}"]')
 
 
@@ -206,22 +221,26 @@ def _composed(
     from pipeline.config.overrides import as_typed
     from pipeline.planning.model_choice import with_model
 
-    register()
     folder = Path(config_dir).absolute() if config_dir else None
     search = search_override(folder)
-    overrides = with_model(as_typed(overrides) if typed else overrides, fetch=True, config_dir=folder)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        try:
-            whole = compose("config", [*search, *overrides], return_hydra_config=True)
-            HydraConfig.instance().set_config(whole)
-            with open_dict(whole):
-                del whole["hydra"]
-            config = load_run(whole, build)
-        except (HydraException, OmegaConfBaseException) as why:
-            raise explain(why, list(overrides), sweeps=False) from None
-        finally:
-            HydraConfig.instance().cfg = None
-        yield config, overrides
+    with _composing:
+        register()
+        overrides = with_model(as_typed(overrides) if typed else overrides, fetch=True, config_dir=folder)
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            try:
+                whole = compose("config", [*search, *overrides], return_hydra_config=True)
+                HydraConfig.instance().set_config(whole)
+                with open_dict(whole):
+                    del whole["hydra"]
+                config = load_run(whole, build)
+            except (HydraException, OmegaConfBaseException, ValueError) as why:
+                found = explain(why, list(overrides), sweeps=False)
+                if found is why:
+                    raise
+                raise found from None
+            finally:
+                HydraConfig.instance().cfg = None
+    yield config, overrides
 
 
 def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> "RunConfig":
@@ -237,8 +256,9 @@ def compose_run(overrides: Sequence[str], config_dir: Path | None = None) -> "Ru
     from pipeline.config.overrides import as_typed
     from pipeline.planning.model_choice import with_model
 
-    register()
     search = search_override(config_dir.absolute() if config_dir else None)
-    settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))
+    with _composing:
+        register()
+        settled = with_model(as_typed(overrides), fetch=False, config_dir=config_dir)
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            return load_run(compose("config", [*search, "paths.run=outputs/run", *settled]))

@@ -19,7 +19,7 @@ Roles = Mapping[str, Sequence[str]]
 
 def assigned(
     rules: Sequence[Rule], roles: Mapping[str, tuple[str, ...]], methods: Mapping[str, Method],
-    specs: Mapping[str, TensorSpec], *, again: bool, tied: bool = False,
+    specs: Mapping[str, TensorSpec], *, again: bool, tied: bool = False, extra: Sequence[Rule] = (),
 ) -> tuple[dict[str, Method], list[Problem]]:  # fmt: skip
     """Tensor → its method, for those not kept; and all that is wrong.
 
@@ -30,7 +30,9 @@ def assigned(
         specs: of all tensors.
         again: whether what is packed may be quantized once more.
         tied: the head is the embedding, whatever is stored.
+        extra: rules before `rules`, which whoever adds more has to type again.
     """
+    rules = (*extra, *rules)
     own = _own_rules(optional(methods["quant"], MethodHooks, "rules"), roles, specs, tied=tied)
     chosen, problems = choose((*rules, *own), roles, methods, specs)
     cut: dict[tuple[str, tuple[int, ...]], Method] = {}
@@ -42,33 +44,40 @@ def assigned(
         method = cut[to, shape]
         if not unfit(specs[name], method.scheme) or any(rule.about(name, roles) for rule in rules):
             found[name] = method  # and what the method's own rules would pack, and cannot, stays
-    keep = _keeping([n for n, m in found.items() if unfit(specs[n], m.scheme)], roles, specs)
+    keep = f"; {keeping([n for n, m in found.items() if unfit(specs[n], m.scheme)], roles, found, extra)}"
     wrong = {n: why for n, m in found.items() if (why := misfit(specs[n], m.scheme, again=again, keep=keep))}
     return found, [*problems, *_summed(wrong, len(found))]
 
 
 def _own_rules(rules: Iterable[Rule], roles: Roles, specs: Iterable[str], *, tied: bool) -> tuple[Rule, ...]:
-    """Those that are about something: roles that the model has, and tensors that are there."""
-    found = []
+    """Those that are about something: roles that the model has, and tensors that are there. A head that is the
+    embedding goes by its rule for heads, unless embeddings are to be plain."""
+    rules, found = list(rules), []
+    plain = any(rule.role == EMBEDDING and rule.to == "keep" for rule in rules)
     for rule in rules:
         there = any(rule.about(n, roles) for n in specs)
-        if rule.role == HEAD and EMBEDDING in roles and (tied or not there):
+        if rule.role == HEAD and EMBEDDING in roles and not plain and (tied or not there):
             found.append(Rule(rule.to, role=EMBEDDING))
         found += [rule] if there else []
     return tuple(found)
 
 
-def _keeping(names: Sequence[str], roles: Roles, specs: Iterable[str]) -> str:
-    """The setting that keeps `names`, to be typed as it stands: by roles that have no other tensors, else by name."""
+def keeping(names: Sequence[str], roles: Roles, taken: Iterable[str], extra: Sequence[Rule] = ()) -> str:
+    """What keeps `names`, a setting to be typed as it stands: by roles that nothing else quantized has, else by name.
+
+    Args:
+        taken: all tensors that are to be quantized.
+        extra: rules that stand there already.
+    """
     rest = set(names)
     found: list[Rule] = []
     for role, patterns in roles.items():
-        of = {n for n in specs if _any(n, patterns)}
+        of = {n for n in taken if _any(n, patterns)}
         if of and of <= rest:
             rest -= of
             found.append(Rule("keep", role=role))
     found += [Rule("keep", named(group)) for group in dict.fromkeys(group_of(n) for n in names if n in rest)]
-    return f"; {shlex.quote(added(found))} keeps {'it' if len(names) == 1 else 'them'}"
+    return f"{shlex.quote(added([*found, *extra]))} keeps {'it' if len(names) == 1 else 'them'}"
 
 
 def _any(name: str, patterns: Iterable[str]) -> bool:

@@ -129,6 +129,27 @@ class CodedStore(StoreView):
         return more
 
 
+@dataclass(frozen=True)
+class Unpacked:
+    """The lazy transform of packed tensors into the values that they stand for.
+
+    Attributes:
+        names: which.
+        unpack: decodes them.
+        dtype: of the values: F32, or BF16.
+    """
+
+    names: frozenset[str]
+    unpack: Kernel
+    dtype: str = "F32"
+
+    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dtype=self.dtype, scheme=None) if name in self.names else spec
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        return self.unpack(value, self.dtype) if name in self.names else value
+
+
 def _rows(method: Method) -> int | None:
     """How many rows share a scale with all of what they are cut from; None: that is not so, or it sees them whole."""
     scheme = method.scheme

@@ -144,10 +144,11 @@ class Reply:
 
     Attributes:
         text: the answer.
-        finish: why it ended: end, stop, length, interrupted.
+        finish: why it ended: end, stop, length, interrupted; or room, that the model has for no more tokens.
         timings: `prompt_tokens` are those that were read; see `plugins.engine.generate.Timings`.
         tokens: of the conversation, before the answer.
         thought: what else was written, where the model has channels.
+        left_out: of the messages, so many were not read, the oldest but for a system prompt: there was no room.
     """
 
     text: str
@@ -155,6 +156,7 @@ class Reply:
     timings: Any
     tokens: int
     thought: str | None = None
+    left_out: int = 0
 
 
 class Conversation(Protocol):

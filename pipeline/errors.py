@@ -13,6 +13,7 @@ from pipeline.redact import hide
 
 MOST_SHOWN = 20  # lines of a list of problems
 MOST_NAMED = 5  # names in a line
+NEARER = 0.15  # names that are less alike than the nearest by so much, of 1, are not meant
 MOST_HINTS = 5  # of a list of strangers; a hint costs a comparison with every name
 MOST_COMPARED = 2_000  # names that a hint is looked for among; those nearest in length where there are more
 LONGEST_COMPARED = 200  # characters
@@ -126,7 +127,8 @@ def strangers(names: Iterable[str], known: Collection[str], message: str) -> Ite
 
 
 def nearest(given: str, allowed: Iterable[str], most: int = 3) -> list[str]:
-    """The names in `allowed` closest to `given`, best first; quick whatever a hostile file calls its tensors."""
+    """The names in `allowed` closest to `given`, best first, and about as close as that one; quick whatever a hostile
+    file calls its tensors."""
     if len(given) > LONGEST_COMPARED:
         return []
     names = list(dict.fromkeys(n for n in allowed if len(n) <= LONGEST_COMPARED))
@@ -134,12 +136,15 @@ def nearest(given: str, allowed: Iterable[str], most: int = 3) -> list[str]:
         names = heapq.nsmallest(MOST_COMPARED, names, key=lambda n: abs(len(n) - len(given)))
     lowered = {n.lower(): n for n in reversed(names)}
     close = difflib.get_close_matches(given.lower(), list(lowered), n=most, cutoff=0.5)
-    return [lowered[c] for c in close]
+    alike = [difflib.SequenceMatcher(None, c, given.lower()).ratio() for c in close]
+    return [lowered[c] for c, ratio in zip(close, alike, strict=True) if ratio > alike[0] - NEARER]
 
 
 def did_you_mean(given: str, allowed: Iterable[str], most_listed: int = 12) -> str:
-    """The tail of an error message: the nearest names, then what is allowed (abridged when long)."""
+    """The tail of an error message: the nearest names, then what is allowed (abridged when long, by letters first)."""
     names = list(dict.fromkeys(allowed))
+    if len(names) > most_listed:
+        names.sort(key=lambda name: len(name) == 1 and name.isalpha())
     close = nearest(given, names)
     hint = f"; did you mean {' or '.join(repr(c) for c in close)}?" if close else ""
     listed = some([short(name) for name in names[:most_listed]], len(names), most_listed)

@@ -154,6 +154,24 @@ def is_within(folder: Path, path: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
+def write_new(path: Path, text: str) -> None:
+    """Write a file that is not there yet; what cannot be written whole is taken away again.
+
+    Raises:
+        StorageError: it is there already, or cannot be written.
+    """
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            try:
+                file.write(text)
+                file.flush()
+            except BaseException:
+                path.unlink(missing_ok=True)
+                raise
+    except OSError as why:
+        raise StorageError(f"{spoken(path)}: {why.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")

@@ -179,6 +179,14 @@ class Container(Protocol):
         ...
 
 
+@hooks_of(Container)
+class ContainerHooks:
+    """What a container may have beside that."""
+
+    reads: str = ""
+    """What it opens, for people: `a .gguf file`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """A source that lay elsewhere, now on this machine.

@@ -24,8 +24,9 @@ class Method(Protocol):
         `x` is a part of, or None when `x` holds them whole."""
         ...
 
-    def encode(self, x: Any, *, measure: bool = False, **observed: Any) -> Any:
-        """Quantize an array `[..., n]` of bf16, fp16 or fp32 to a QTensor; with `measure`, (QTensor, ErrorStats).
+    def encode(self, x: Any, **observed: Any) -> Any:
+        """Quantize an array `[..., n]` of bf16, fp16 or fp32 to a QTensor. What that loses is measured outside
+        (`pipeline.measured`), from what readers will decode.
 
         Raises:
             ValueRangeError: a value that the scheme cannot hold; says its index within `x`.
@@ -69,6 +70,9 @@ class MethodHooks:
     rules: tuple[Rule, ...] = ()
     """What becomes of tensors that the model's rules say nothing of, as readers of such files are used to it. Roles
     that the model does not have, and blocks that do not fit, are passed over; an embedding that is the head is one."""
+
+    keeps: bool = False
+    """Without a scheme: what is packed stays so, as long as an export can hold it."""
 
     recipe: Any = None
     """How `encode` makes codes, as options of the op `quantize` (a dataclass): what training for a quantized export

@@ -68,10 +68,10 @@ def choose(
 ) -> tuple[dict[str, str], list[Problem]]:
     """Tensor → the name of its method, for those not kept; and a problem for every rule that cannot apply."""
     problems, patterns, tos = [], [], []
-    for i, rule in enumerate(rules):
-        where = f"quantize rule {i} ({rule})"
+    for rule in rules:
+        where = f"rule {rule.match or rule.role}={rule.to}"
         if rule.to not in ("keep", *methods):
-            problems.append(Problem(where, f"to {rule.to!r} is no method{did_you_mean(rule.to, ['keep', *methods])}"))
+            problems.append(Problem(where, f"{rule.to!r} is no method{did_you_mean(rule.to, ['keep', *methods])}"))
         if rule.role is not None and rule.role not in roles:
             problems.append(Problem(where, f"the model has no such role{did_you_mean(rule.role, roles)}"))
             continue
@@ -102,8 +102,9 @@ def misfit(spec: TensorSpec, scheme: Scheme | None, *, again: bool = False, keep
         return None
     if spec.scheme is not None and not again:
         return (
-            f"is packed already, as {spec.encoding}, and quantizing it again would lose twice; better begin with the "
-            "unquantized checkpoint, or type allow_requantize=true to do it all the same"
+            f"packed already, as {spec.encoding}, and quantizing again would lose twice; better begin with the "
+            "unquantized checkpoint, leave out quant=, which keeps what is packed, or type allow_requantize=true to do "
+            "it all the same"
         )
     reason = unfit(spec, scheme)
     return f"{reason}{keep}" if reason else None

@@ -171,6 +171,9 @@ class Checkpoint:
         outline: no weights are here: this is what config.json alone says of them, for a plan. Nothing can be read.
         placement: how it will lie on devices; None: no stage has said so yet.
         report: what making it has found, as JSON holds it; with what `ResultHooks` may have, for people.
+        may_unpack: packed tensors that nobody asked to be so: an export that cannot hold them writes their values.
+        rounded: matrices that have fewer digits than in the source, and which dtype they have there.
+        keeping: names of tensors → the setting to type so that they are not quantized; None: none was.
     """
 
     store: TensorStore
@@ -186,6 +189,9 @@ class Checkpoint:
     outline: bool = False
     placement: Placement | None = None
     report: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    may_unpack: frozenset[str] = frozenset()
+    rounded: Mapping[str, str] = field(default_factory=dict)
+    keeping: Callable[[Sequence[str]], str] | None = field(default=None, compare=False, repr=False)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.
@@ -267,7 +273,8 @@ class Footprint:
         moved_nbytes: bytes that its computing goes through in all (weights, once for each token that they are applied
             to): with the rate at which this machine has done so before, its time. 0: it takes none worth saying.
         times: of a stage that does one thing again and again, how often: `moved_nbytes` is what it goes through once,
-            and what it does beside that has a time of its own. It says what it measured (`pipeline.meter.repeated`).
+            and what it does beside that has a time of its own (1: it only loads and compiles before). It says what it
+            measured (`pipeline.meter.repeated`).
             0: all of it goes by `moved_nbytes`.
         rate: what that rate depends on beside the stage's class: device, dtypes, encodings.
         inputs: files that it reads beside those of the checkpoints it takes.

@@ -26,6 +26,18 @@ def read_object(path: Path, most: int = MAX_NBYTES) -> dict[str, Any]:
 def parse_object(raw: bytes, where: str) -> dict[str, Any]:
     """The JSON object in `raw`, UTF-8.
 
+    Raises:
+        SourceError: as `parse`; it is something else.
+    """
+    value = parse(raw, where)
+    if not isinstance(value, dict):
+        raise SourceError(f"{where}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def parse(raw: bytes, where: str) -> Any:
+    """Whatever JSON there is in `raw`, UTF-8.
+
     Refuses what Python's parser lets pass: duplicate keys at any level, NaN and Infinity (spelled so, or 1e999),
     negative zero as an integer, lone surrogates, nesting deeper than `MAX_DEPTH` and integers longer than `MAX_DIGITS`.
 
@@ -49,9 +61,7 @@ def parse_object(raw: bytes, where: str) -> dict[str, Any]:
         raise SourceError(f"{where}: not JSON at character {e.pos}: {e.msg}") from e
     except ValueError as e:
         raise SourceError(f"{where}: {e}") from e
-    if not isinstance(value, dict):
-        raise SourceError(f"{where}: expected a JSON object, got {type(value).__name__}")
-    if text.count("[") + text.count("{") > MAX_DEPTH and _deeper(value, MAX_DEPTH):
+    if text.count("[") + text.count("{") > MAX_DEPTH and _deeper([value], MAX_DEPTH + 1):
         raise SourceError(f"{where}: nested too deeply: at most {MAX_DEPTH} levels are read")
     return value
 

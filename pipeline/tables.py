@@ -124,10 +124,14 @@ class Grid:
 
     @staticmethod
     def _fit(cell: Any, columns: int, head: float | None) -> str:
-        """A text in lines that fit; a name, where there is a `head` for names, without its middle."""
-        if head is not None and IDENTIFIER.fullmatch(str(cell)):
-            return shortened(cell, columns, head)
-        return "\n".join(piece for part in wrapped(str(cell), columns) for piece in chopped(part, columns))
+        """A text in lines that fit; names, where there is a `head` for them, without their middle."""
+
+        def fit(part: str) -> list[str]:
+            if head is not None and IDENTIFIER.fullmatch(part):
+                return [shortened(part, columns, head)]
+            return [piece for one in wrapped(part, columns) for piece in chopped(one, columns)]
+
+        return "\n".join(piece for part in str(cell).split("\n") for piece in fit(part))
 
     def _fitted(self, most: int, console: Any) -> tuple[list[int], dict[int, int]]:
         """The columns that there is room for, and the width of each."""
@@ -167,9 +171,9 @@ class Grid:
         return max(widths)
 
     def _names(self, i: int) -> set[str]:
-        return {
-            row[i] for row in self.rows if i < len(row) and isinstance(row[i], str) and IDENTIFIER.fullmatch(row[i])
-        }
+        """Those that have a line of a cell to themselves."""
+        texts = [row[i] for row in self.rows if i < len(row) and isinstance(row[i], str)]
+        return {part for text in texts for part in text.split("\n") if IDENTIFIER.fullmatch(part)}
 
     def _least(self, i: int, full: int, floor: int | None = None) -> int:
         """Columns that it cannot well do without; with a `floor`, cannot at all."""

@@ -10,10 +10,12 @@ import os
 import re
 import select
 import sys
+import threading
 from typing import Any
 
 from pipeline.redact import hide
 
+NARROW = 80  # columns of a screen whose width nobody knows
 # Control characters but newline and tab (C0, DEL, C1), marks that turn the direction of text, other line ends, what is
 # no character by itself.
 STEERS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -36,6 +38,41 @@ def _escaped(match: re.Match[str]) -> str:
 def say(text: str) -> None:
     """A line for people, beside the results that go to stdout."""
     print(safe(text), file=sys.stderr, flush=True)
+
+
+_drawn = 0  # columns of stderr's last line that something else is to take the place of
+_drawing = threading.RLock()  # a signal's handler may write in the middle of a write
+
+
+def draw(text: str) -> None:
+    """Show a line on stderr, a terminal, until anything is written to it or stdout."""
+    global _drawn
+    with _drawing:
+        try:
+            columns = os.get_terminal_size(2).columns or NARROW
+        except OSError:
+            columns = NARROW
+        said, gone = line(text)[: columns - 1], _erased()
+        sys.stderr.write(gone + said)  # at once, or it flickers
+        sys.stderr.flush()
+        _drawn = len(said)
+
+
+def erase() -> None:
+    """Take away what `draw` has shown, if it is there."""
+    with _drawing:
+        if gone := _erased():
+            sys.stderr.write(gone)
+            sys.stderr.flush()
+
+
+def _erased() -> str:
+    """What takes the line away, which then counts as gone."""
+    global _drawn
+    gone, _drawn = _drawn, 0
+    if not gone:
+        return ""
+    return f"\r{' ' * gone}\r" if os.environ.get("TERM") == "dumb" else "\r\x1b[2K"
 
 
 class _Descriptor(io.RawIOBase):
@@ -86,6 +123,7 @@ class _Stream(io.TextIOWrapper):
         )
 
     def write(self, text: str) -> int:
+        erase()
         super().write(hide(text))
         return len(text)
 
@@ -103,6 +141,11 @@ def protect() -> None:
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = _Stream(1, sys.stdout)
     sys.stderr = _Stream(2, sys.stderr)
+
+
+def unread() -> bool:
+    """Whether stdout is known to be lost: nobody reads it any more, or it cannot be written."""
+    return isinstance(sys.stdout, _Stream) and sys.stdout.descriptor.lost is not None
 
 
 def finish(code: int) -> int:

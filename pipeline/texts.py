@@ -4,21 +4,23 @@ import os
 from pathlib import Path
 
 from pipeline.digest import InputFile, small_input
-from pipeline.errors import ConfigError, SourceError, did_you_mean
+from pipeline.errors import ConfigError, SourceError
 from pipeline.files import read_whole, spoken
+from pipeline.nearby import nearby
 
 MAX_NBYTES = 1 << 30
 
 
 def check(name: str, where: str) -> None:
-    """Raises ConfigError when there is no such file; `where` is the config key."""
+    """Raises ConfigError when there is no such file, or nothing in it; `where` is the config key."""
     path = os.path.expanduser(name)
     if os.path.isdir(path):
         raise ConfigError(f"{where}: {name}: a folder; a text file is expected")
     if not os.path.isfile(path):
-        folder = os.path.dirname(path) or "."
-        near = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
-        raise ConfigError(f"{where}: {spoken(name)}: no such file{did_you_mean(os.path.basename(path), near)}")
+        near = nearby(Path(path).absolute(), Path.is_file)
+        raise ConfigError(f"{where}: {spoken(name)}: no such file{near}")
+    if not os.path.getsize(path):
+        raise ConfigError(f"{where}: {name}: an empty file, nothing to predict")
 
 
 def input_file(name: str) -> InputFile:

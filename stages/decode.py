@@ -29,7 +29,10 @@ class Decode:
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         if self.dtype == "keep":
             return checkpoint
-        return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)))
+        specs = checkpoint.store.specs
+        # GGUF has vectors in float32 whatever they were before: only of matrices does the dtype say what is lost
+        rounded = {n: s.dtype for n, s in specs.items() if s.dtype in WIDE and s.scheme is None and len(s.shape) > 1}
+        return replace(checkpoint, store=MappedStore(checkpoint.store, AsBf16(self.cast)), rounded=rounded)
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""

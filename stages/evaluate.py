@@ -15,8 +15,11 @@ from pipeline.read_back import opened, predicted
 from pipeline.running import text_stream
 from pipeline.running.results import FOLDER, Results
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Exported, Footprint, Gang, Prediction, Table
+from pipeline.tables import shortened
+from pipeline.tensors.spec import UNQUANTIZED, called, encodings
 from pipeline.units import show_seconds
 
+NAMED = 32  # columns that the name of a text has in a line
 LEAST = 2  # tokens of a text
 STATES = "states.npz"  # hidden states of the baseline, of one text
 HEAD = "head.npz"  # what makes logits of them, of one model
@@ -29,12 +32,13 @@ class Evaluated:
     Attributes:
         texts: file name → perplexity, tokens, scored, nll; with a baseline also its perplexity, mean KL divergence from
             it (nats) and top-1 agreement.
-        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the unquantized weights take; `read_from`:
+        facts: device, dtypes, bytes on the device; `baseline_nbytes`: what the baseline takes there; `read_from`:
             where the weights were read, the export or the source.
         windows: how the texts were cut.
         figures: for comparisons.
         tables: for people.
         before: figures of the baseline; none, where the checkpoint is that.
+        baseline: of that, bytes and number of all values, and what is packed: encoding → values.
     """
 
     texts: Mapping[str, Mapping[str, float]]
@@ -43,6 +47,7 @@ class Evaluated:
     figures: Mapping[str, Figure]
     tables: tuple[Table, ...]
     before: Mapping[str, Figure] = field(default_factory=dict)
+    baseline: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ class Evaluate:
             "; ".join(filter(None, (reads, scored.said(windows, self.windows)))),
             disk_nbytes=base.disk_nbytes,
             moved_nbytes=base.moved_nbytes + (ours.moved_nbytes if changed else 0),
+            times=1.0,
             rate=ours.rate,
             devices=ours.devices,
             temporary_nbytes=max(ours.temporary_nbytes, base.temporary_nbytes),
@@ -120,13 +126,16 @@ class Evaluate:
             session = ctx.models.load(self.engine, subject)
             found = {}
             for name, text in written.items():
-                text_stream.write(f"scoring {name}\n")
+                text_stream.write(f"scoring {shortened(name, NAMED)}\n")
                 ids = _ids(session, name, text)
                 found[name] = session.score(ids, windows, keep=None, against=kept[name])
             facts = session.facts
         else:
             found, facts = base, base_facts
+        scores = [*base.values(), *(found.values() if changed else ())]
+        meter.repeated(sum(s.seconds for s in scores), 1.0)
         rows = {n: _row(s, base[n] if changed else None) for n, s in found.items()}
+        specs = list(decode.store.specs.values())
         return Evaluated(
             texts=rows,
             facts={**facts, "baseline_nbytes": base_facts["device_nbytes"], "read_from": str(subject.source)},
@@ -134,6 +143,11 @@ class Evaluate:
             figures=_figures(rows),
             tables=_tables(rows, found, facts, base_facts, changed=changed),
             before=_figures({n: _row(s, None) for n, s in base.items()}) if changed else {},
+            baseline={
+                "nbytes": sum(s.nbytes for s in specs),
+                "values": sum(s.size for s in specs),
+                "encodings": encodings(specs),
+            },
         )
 
     def _windows(self, decode: Checkpoint) -> Windows:
@@ -155,7 +169,9 @@ class Evaluate:
             def score(folder: Path, name: str = name, text: str = text) -> dict[str, Any]:
                 made.append(name)
                 session = ctx.models.load(self.engine, decode)
-                text_stream.write(f"scoring {name} with the unquantized model\n")
+                what = called(encodings(decode.store.specs.values()))
+                what = f"{what} model" if what == UNQUANTIZED else f"model {what}"
+                text_stream.write(f"scoring {shortened(name, NAMED)} with the {what}\n")
                 keep = folder / STATES if needed else None
                 found = session.score(_ids(session, name, text), windows, keep=keep, against=None)
                 unchanged(*decode.inputs)  # or it would be kept for files that were not read

@@ -2,16 +2,18 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.errors import ConfigError, SourceError, ValueRangeError, did_you_mean
+from pipeline.coded_store import Unpacked
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, ValueRangeError, did_you_mean, some
 from pipeline.files import read_whole, spoken
-from pipeline.formats import Container, Dialect, DialectHooks
+from pipeline.formats import Container, Dialect, DialectHooks, Layout
 from pipeline.hooks import optional
 from pipeline.ops import Call, Kernel
-from pipeline.planning.holding import Option, choose, hold
+from pipeline.planning.holding import Encode, Option, Unheld, choose, hold, unheld
 from pipeline.running.target import MARKER
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context, Exported, ReadBack, Work
 from pipeline.strictjson import parse_object
@@ -23,6 +25,7 @@ from pipeline.tensors.views import MappedStore
 from pipeline.units import parse_bytes
 from stages.export_work import ExportWork
 
+FILES = (".gguf", ".safetensors", ".npy", ".npz", ".bin", ".pt", ".pth", ".json")  # how files are called, and no folder
 DTYPES = {"bf16": "BF16", "fp16": "F16", "fp32": "F32"}
 
 
@@ -68,22 +71,29 @@ class Export:
         Raises:
             PlanError: the dialect cannot express a tensor, a scheme or the mixture.
         """
-        store = checkpoint.store
+        store, encode = checkpoint.store, _encoder(checkpoint)
         if self.dtype != "keep":
             store = MappedStore(store, AsValues(DTYPES[self.dtype], self.unpack, self.cast, self.overflow))
-
-        def encode(dialect: Dialect) -> Binding:
-            return dialect.encode(store.specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
-
+        unpacked = self._unheld(checkpoint)
+        if unpacked.names:
+            store = MappedStore(store, Unpacked(unpacked.names, self.unpack, "BF16"))
         dialect, container, shard_size, chosen = self.dialect, self.container, self.max_shard_size, ""
-        if dialect is None or container is None:
-            name, binding, chosen = choose(self.prefer, self.options, store.specs, encode)
-            dialect, container = self.options[name].dialect, self.options[name].container
-            shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
-        else:
-            binding = hold(dialect, self.options, encode)
+        try:
+            if dialect is None or container is None:
+                name, binding, chosen = choose(self.prefer, self.options, store.specs, encode)
+                dialect, container = self.options[name].dialect, self.options[name].container
+                shard_size = self.options[name].max_shard_size if shard_size == "auto" else shard_size
+            else:
+                binding = hold(dialect, self.options, store.specs, encode)
+        except PlanError as why:
+            raise self._said(self._bare(why, checkpoint, unpacked), checkpoint, store.specs) from None
+        notes = self._rounded(checkpoint)
+        if unpacked.names:
+            notes.append(unpacked.said(self.options, checkpoint.store.specs, encode))
+        binding = replace(binding, notes=(*notes, *binding.notes))
         max_shard = parse_bytes(shard_size, "export.max_shard_size", bare=1 << 20) if shard_size else None
         layout = container.layout(binding.leaves, {"format": "pt", **binding.metadata}, max_shard)
+        self._check_path(layout)
         files = {n: p for n, p in checkpoint.files.items() if n not in (*binding.drop, *binding.files, MARKER)}
         return ExportWork(
             store=store,
@@ -103,8 +113,79 @@ class Export:
             made_by={"dialect": dialect, "container": container, "max_shard_nbytes": max_shard},
         )
 
+    def _rounded(self, checkpoint: Checkpoint) -> list[str]:
+        """What is said of values that are written with fewer digits than the source has, where nobody asked for it."""
+        plain = {n for n, s in checkpoint.store.specs.items() if s.scheme is None}
+        names = [n for n in checkpoint.rounded if n in plain] if self.dtype == "keep" else []
+        if not names:
+            return []
+        stored = ", ".join(sorted({checkpoint.rounded[n] for n in names}))
+        groups = some(list(dict.fromkeys(map(group_of, names))), most=2)
+        return [f"{groups} ({stored} in the source) rounded to bf16; stages.decode.dtype=keep leaves them as they are"]
+
+    def _unheld(self, checkpoint: Checkpoint) -> Unheld:
+        """What is written as values although it came packed, because nobody asked that it stay so."""
+        specs = checkpoint.store.specs
+        may = checkpoint.may_unpack & {n for n, s in specs.items() if s.scheme is not None}
+        if self.dtype != "keep" or not may:
+            return Unheld()
+        asked = [self.dialect] if self.dialect is not None else [self.options[name].dialect for name in self.prefer]
+        return unheld(asked, specs, may, _encoder(checkpoint))
+
+    def _bare(self, why: PlanError, checkpoint: Checkpoint, unpacked: Unheld) -> PlanError:
+        """Why a dialect that takes no plain values alone has none: all that came packed was unpacked, for it."""
+        encode, specs = _encoder(checkpoint), checkpoint.store.specs
+        plain = {n: replace(s, dtype="BF16", scheme=None) if n in unpacked.names else s for n, s in specs.items()}
+        if self.dialect is None or not unpacked.names or any(s.scheme is not None for s in plain.values()):
+            return why
+        try:
+            encode(self.dialect, plain)
+        except PlanError as refused:
+            if {p.where for p in refused.problems} != {"export.dialect"}:
+                return why
+        else:
+            return why
+        text = (
+            f"{unpacked.said(self.options, specs, encode)}; and plain values alone it does not hold either. Begin with "
+            "the unquantized checkpoint and quant=NAME, or quantize this once more, which loses twice: quant=NAME "
+            "allow_requantize=true"
+        )
+        return PlanError([Problem("export", text)])
+
+    def _said(self, why: PlanError, checkpoint: Checkpoint, specs: Mapping[str, TensorSpec]) -> PlanError:
+        """Why nothing holds this. Where norms and biases are to be quantized, as by a rule for all of a layer, and all
+        else could be written: how these are left out."""
+        names = [n for n, spec in specs.items() if spec.scheme is not None and len(spec.shape) < 2]
+        if not names or checkpoint.keeping is None:
+            return why
+        text = f"vectors, as norms and biases are, which hardly any format has quantized; {checkpoint.keeping(names)}"
+        problem = Problem(some(list(dict.fromkeys(map(group_of, names)))), text)
+        without = {**specs, **{n: replace(specs[n], dtype="BF16", scheme=None) for n in names}}
+        dialects = [self.dialect] if self.dialect else [self.options[name].dialect for name in self.prefer]
+        for dialect in dialects:
+            with suppress(PlanError):
+                _encoder(checkpoint)(dialect, without)
+                return PlanError([problem])
+        return PlanError([*why.problems, problem])
+
+    def _check_path(self, layout: Layout) -> None:
+        """
+        Raises:
+            PlanError: the folder to write to is called like a file.
+        """
+        folder = Path(self.path or "")
+        if folder.suffix in FILES and not folder.is_dir():
+            file = next((f.name for f in layout.files), "its files")
+            text = (
+                f"{self.path}: a folder is written, and this is the name of a file; "
+                f"export.path={folder.with_suffix('')} writes {folder.with_suffix('') / file}"
+            )
+            raise PlanError([Problem("export.path", text)])
+
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that `dtype` makes."""
+        for name in self._unheld(checkpoint).names:
+            yield Call(self.unpack, name, {"q": checkpoint.store.specs[name], "dtype": "BF16"})
         held = DTYPES[self.dtype] if self.dtype != "keep" else ""
         for name, spec in checkpoint.store.specs.items() if held else ():
             if spec.scheme is not None:
@@ -138,6 +219,15 @@ class AsValues:
             return self.cast(value, self.dtype, overflow=self.overflow)
         except ValueRangeError as why:
             raise ValueRangeError(f"{name}: {why}; export.overflow=clamp writes the nearest finite value") from None
+
+
+def _encoder(checkpoint: Checkpoint) -> Encode:
+    """How a dialect binds tensors of the checkpoint."""
+
+    def encode(dialect: Dialect, specs: Mapping[str, TensorSpec]) -> Binding:
+        return dialect.encode(specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
+
+    return encode
 
 
 def _read_back(checkpoint: Checkpoint, written: Mapping[str, TensorSpec], binding: Binding) -> ReadBack:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pipeline import meter
 from pipeline.engine import Engine, gang_of, generating, weights_rows
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
@@ -68,7 +69,7 @@ class Generate:
     def plan(self, checkpoint: Checkpoint, exported: Exported | None = None) -> Prediction:
         subject, reads = predicted(checkpoint, exported)
         usage = generating([f"{self.system or ''}{p}" for p in self._prompts], self.sampling.max_tokens)
-        return Prediction(None, replace(self.engine.plan(subject, usage=usage), reads=reads))
+        return Prediction(None, replace(self.engine.plan(subject, usage=usage), reads=reads, times=1.0))
 
     @property
     def _prompts(self) -> tuple[str, ...]:
@@ -92,6 +93,7 @@ class Generate:
         found = session.generate([self._asked(p) for p in prompts], self.sampling, chat=self.chat, on_text=on_text)
         text_stream.write("\n")
         t = found[0].timings
+        meter.repeated(t.prefill + t.decode, 1.0)
         facts = {**session.facts, "read_from": str(subject.source)}
         prefill = f"{t.prompt_tokens} tokens in {t.prefill:.2f} s, {t.prefill_rate:.0f} tokens/s"
         decode = f"{t.new_tokens} tokens in {t.decode:.2f} s, {t.decode_rate:.1f} tokens/s"

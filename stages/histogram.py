@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, did_you_mean, some
 from pipeline.figures import Cell, Figure
 from pipeline.ops import Kernel
 from pipeline.reporting.plots import Spread, distributions
@@ -44,7 +44,8 @@ class Histogram:
     """Draw tensors of the checkpoint beside those of the one that `decode` gave: the same, not quantized.
 
     Attributes:
-        tensors: shell patterns of names; 8 tensors at most.
+        tensors: names, and shell patterns of them; of what a pattern matches those that were quantized, if any was. 8
+            at most.
         unpack: decodes packed values.
         cast: widens plain ones.
     """
@@ -56,9 +57,9 @@ class Histogram:
     writes: ClassVar[tuple[str, ...]] = ("histogram.png",)
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
-        some = [checkpoint.store.specs[n] for n in self._chosen(checkpoint)]
-        host = max(4 * _step(s) * prod(s.shape[1:]) for s in some) * 6  # both sides, the error, and counting them
-        return Prediction(None, Footprint(host_nbytes=host, moved_nbytes=sum(4 * s.size for s in some)))
+        these = [checkpoint.store.specs[n] for n in self._chosen(checkpoint, decode)]
+        host = max(4 * _step(s) * prod(s.shape[1:]) for s in these) * 6  # both sides, the error, and counting them
+        return Prediction(None, Footprint(host_nbytes=host, moved_nbytes=sum(4 * s.size for s in these)))
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Distributed:
         """
@@ -67,7 +68,7 @@ class Histogram:
         """
         found: dict[str, dict[str, Any]] = {}
         spreads = []
-        for name in self._chosen(checkpoint):
+        for name in self._chosen(checkpoint, decode):
             spec = checkpoint.store.specs[name]
             going = Progress(name, 4 * spec.size, "values")
             stats, largest = ErrorStats(), [0.0, 0.0, 0.0]
@@ -90,16 +91,21 @@ class Histogram:
         distributions(ctx.run_dir / self.writes[0], "Before and after quantizing", spreads)
         return Distributed(found, self.writes[0], (_table(found),))
 
-    def _chosen(self, checkpoint: Checkpoint) -> list[str]:
-        names = list(checkpoint.store.specs)
+    def _chosen(self, checkpoint: Checkpoint, decode: Checkpoint) -> list[str]:
+        specs, before = checkpoint.store.specs, decode.store.specs
+        names = list(specs)
         found: dict[str, None] = {}
         for pattern in self.tensors:
-            here = [n for n in names if fnmatchcase(n, pattern) and checkpoint.store.specs[n].size]
+            here = [n for n in names if fnmatchcase(n, pattern) and specs[n].size]
             if not here:
                 raise ConfigError(f"histogram.tensors: {pattern!r} matches no tensor{did_you_mean(pattern, names)}")
-            found |= dict.fromkeys(here)
+            quantized = [n for n in here if n == pattern or specs[n].encoding != before[n].encoding]
+            found |= dict.fromkeys(quantized or here)
         if len(found) > MOST:
-            raise ConfigError(f"histogram.tensors: {len(found)} tensors; {MOST} at most can be seen in a picture")
+            raise ConfigError(
+                f"histogram.tensors: {', '.join(self.tensors)}: {len(found)} tensors ({some([*found])}); "
+                f"{MOST} at most can be seen in a picture, as of {_narrower([*found])!r}"
+            )
         return list(found)
 
     def _pairs(self, decode: Checkpoint, checkpoint: Checkpoint, name: str, going: Progress) -> Iterator[Any]:
@@ -116,6 +122,13 @@ class Histogram:
             index: Index = (slice(start, min(start + step, spec.shape[0])),) if spec.shape else ()
             value = store.read(name, index)
             yield self.unpack(value, "F32") if isinstance(value, QTensor) else self.cast(value, "F32")
+
+
+def _narrower(names: Sequence[str]) -> str:
+    """The pattern of a module, the largest around the first of `names`, that has few enough of them."""
+    parts = names[0].split(".")
+    wider = (".".join([*parts[:n], "*"]) for n in range(1, len(parts)))
+    return next((p for p in wider if sum(fnmatchcase(n, p) for n in names) <= MOST), names[0])
 
 
 def _step(spec: TensorSpec) -> int:

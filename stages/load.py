@@ -5,7 +5,7 @@ A source that lies elsewhere (`hf://owner/name`) is fetched first, by the remote
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,10 +14,23 @@ from typing import Any
 from pipeline.digest import InputFile, small_input, stamped
 from pipeline.errors import PlanError, Problem, SourceError, did_you_mean, some
 from pipeline.files import exists, of_source, opened, placed, read_whole, spoken
-from pipeline.formats import PEEKED, Container, Dialect, DialectHooks, Fetched, Leaves, Remote, UnreachableError
+from pipeline.formats import (
+    PEEKED,
+    Container,
+    ContainerHooks,
+    Dialect,
+    DialectHooks,
+    Fetched,
+    Leaves,
+    Remote,
+    UnreachableError,
+)
 from pipeline.hooks import optional
+from pipeline.nearby import nearby
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context
 from pipeline.strictjson import parse_object
+from pipeline.tensors.binding import Binding
+from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
 from stages.outline import Family, outlined, published
 
@@ -27,6 +40,7 @@ QUANTIZATION = "quantization_config"
 OWNER_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # what a model of the hub is called
 HUB_PAGE = re.compile(r"https?://(?:www\.)?huggingface\.co/([\w.-]+/[\w.-]+)")
 UNREAD = (".bin", ".ckpt", ".h5", ".msgpack", ".onnx", ".ot", ".pt", ".pth")  # of weights that no container reads
+WEIGHTS = (".gguf", ".safetensors", ".json", ".npy", ".npz", ".zarr", *UNREAD)  # how names of files end, and no model's
 SETTINGS_NBYTES = 16 << 20  # config.json and what lies beside it; a list of every module of the largest models has 5
 
 
@@ -115,9 +129,10 @@ class Load:
         source = found.path
         container = self._container(source)
         if container is None:
-            names = ", ".join(type(c).__name__ for c in self.containers)
+            kinds = [optional(c, ContainerHooks, "reads") or type(c).__name__ for c in self.containers]
             raise SourceError(
-                f"model.source={self.source!r}: no container recognizes it{self._inside(source)} (tried: {names})"
+                f"model.source={self.source!r}: is no checkpoint that can be read{self._inside(source)} "
+                f"(what can: {'; '.join(kinds)})"
             )
         leaves = container.open(source)
         folder = source if source.is_dir() else source.parent
@@ -141,7 +156,7 @@ class Load:
             config=binding.config,
             files={**carried, **binding.files},
             inputs=(*(stamped(p) for p in leaves.paths if p not in small), *small.values()),
-            stored={name: bound.spec.nbytes for name, bound in binding.tensors.items()},
+            stored=_stored(binding, leaves.specs),
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
             source=source.absolute(),
             ignored=binding.ignored,
@@ -177,9 +192,8 @@ class Load:
         if scheme is None or os.path.exists(self.source):
             path = placed(self.source)
             if not exists(path):
-                raise SourceError(
-                    f"model.source={self.source!r}: no such file or folder{self._elsewhere()}{_neighbours(path)}"
-                )
+                where = f"{nearby(path, _can_be_source)}{self._elsewhere()}"
+                raise SourceError(f"model.source={self.source!r}: no such file or folder{where}")
             return Fetched(path, "")
         remote = next((r for r in self.remotes if r.scheme == scheme), None)
         if remote is None and (page := HUB_PAGE.match(self.source)):
@@ -198,12 +212,18 @@ class Load:
 
     def _elsewhere(self) -> str:
         """Where something of such a name may be, if it is no path."""
-        return f"; the hub's is model.source=hf://{self.source}" if OWNER_NAME.fullmatch(self.source) else ""
+        typed = self.source.lower()
+        of_hub = OWNER_NAME.fullmatch(self.source) and not typed.startswith((".", "~")) and not typed.endswith(WEIGHTS)
+        return f"; the hub's is model.source=hf://{self.source}" if of_hub else ""
 
     def _inside(self, source: Path) -> str:
         """Where a folder that is no checkpoint has some: a run has its export beside its records."""
+        if source.suffix in UNREAD or _has(source, UNREAD):
+            return "; of weights of PyTorch and the like, safetensors are read, which run no code"
         if not source.is_dir():
             return ""
+        if (source / CONFIG).is_file():
+            return "; it has settings, and no weights"
         found = sorted(p.name for p in source.iterdir() if p.suffix == ".gguf" or (p / CONFIG).is_file())
         if "model" in found:
             return f"; it is the folder of a run, whose export is {Path(self.source) / 'model'}"
@@ -219,6 +239,19 @@ class Load:
             with opened(path):  # a pipe or a dangling link is not left out in silence
                 pass
         return found
+
+
+def _stored(binding: Binding, leaves: Mapping[str, TensorSpec]) -> dict[str, int]:
+    """Bytes that each tensor takes in the files; of a leaf that several share, by how many values each has."""
+    parts = {name: dict.fromkeys(part.leaf for part in bound.parts) for name, bound in binding.tensors.items()}
+    values: dict[str, int] = {}
+    for name, held in parts.items():
+        for leaf in held:
+            values[leaf] = values.get(leaf, 0) + binding.tensors[name].spec.size
+    return {
+        name: sum(leaves[leaf].nbytes * binding.tensors[name].spec.size // max(1, values[leaf]) for leaf in held)
+        for name, held in parts.items()
+    }
 
 
 def _peeked(leaves: Leaves, dialect: Dialect, found: Fetched) -> dict[str, Any]:
@@ -287,8 +320,5 @@ def _checked(config: dict[str, Any], path: Path) -> dict[str, Any]:
     return config
 
 
-def _neighbours(path: Path) -> str:
-    parent = path.parent
-    while not parent.exists():
-        path, parent = parent, parent.parent
-    return f" in {parent}{did_you_mean(path.name, sorted(p.name for p in parent.iterdir()))}"
+def _can_be_source(path: Path) -> bool:
+    return path.suffix in (".gguf", ".safetensors") or path.is_dir()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
-from pipeline.assigned import assigned
+from pipeline.assigned import assigned, keeping
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
@@ -52,9 +52,14 @@ class Quantize:
                 quantization is asked for, and no tensor would have any.
         """
         todo = self._todo(checkpoint)
+        if optional(self.method, MethodHooks, "keeps"):
+            packed = (n for n, s in checkpoint.store.specs.items() if s.scheme is not None and n not in todo)
+            checkpoint = replace(checkpoint, may_unpack=frozenset(packed) - self._kept(checkpoint))
         if not todo:
             return checkpoint
-        return replace(checkpoint, store=CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack))
+        store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack)
+        kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
+        return replace(checkpoint, store=store, keeping=kept)
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""
@@ -66,23 +71,37 @@ class Quantize:
         """Tensor → the method that it is to take."""
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
-        rules = (*self.extra_rules, *self.rules)
+        keeps = optional(self.method, MethodHooks, "keeps")
+        rules, extra = (
+            tuple(replace(r, to="keep") if keeps and r.to == "quant" else r for r in some)
+            for some in (self.rules, self.extra_rules)
+        )
         tied = checkpoint.config.get("tie_word_embeddings") is True
-        found, problems = assigned(rules, self.roles, known, specs, again=self.allow_requantize, tied=tied)
-        if self.method.scheme is None:  # then nothing stays packed but what a rule keeps
-            kept = {n for n in specs if any(r.to == "keep" and r.about(n, self.roles) for r in rules)}
+        again = self.allow_requantize
+        found, problems = assigned(rules, self.roles, known, specs, again=again, tied=tied, extra=extra)
+        if self.method.scheme is None and not keeps:  # then nothing stays packed but what a rule keeps
+            kept = self._kept(checkpoint)
             found |= {n: self.method for n, s in specs.items() if s.scheme is not None and n not in {*found, *kept}}
         problems += [] if problems else self._nothing(m.scheme for m in found.values())
         if problems:
             raise PlanError(problems)
         return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
 
+    @property
+    def _rules(self) -> tuple[Rule, ...]:
+        return (*self.extra_rules, *self.rules)
+
+    def _kept(self, checkpoint: Checkpoint) -> frozenset[str]:
+        """Tensors that a rule keeps."""
+        keep = [r for r in self._rules if r.to == "keep"]
+        return frozenset(n for n in checkpoint.store.specs if any(r.about(n, self.roles) for r in keep))
+
     def _nothing(self, schemes: Iterable[Scheme | None]) -> list[Problem]:
         """A problem when the method makes codes and the rules give none to any tensor."""
         if self.method.scheme is None or any(schemes):
             return []
         wanted = TensorSpec((), "BF16", self.method.scheme).encoding
-        rules = "; ".join(f"{rule} to {rule.to}" for rule in (*self.extra_rules, *self.rules)) or "none"
+        rules = "; ".join(f"{rule} to {rule.to}" for rule in self._rules) or "none"
         text = (
             f"asks for {wanted}, and no tensor would be quantized (rules: {rules}); "
             f"'{EXTRA}=[{{match: PATTERN, to: quant}}]' adds a rule, quant=none is for none"

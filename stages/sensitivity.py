@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pipeline import meter, scored, texts
+from pipeline.coded_store import Unpacked
 from pipeline.engine import Against, Engine, Windows, gang_of, scoring, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Cell, Figure
@@ -20,8 +21,7 @@ from pipeline.reporting.plots import bars
 from pipeline.rules import Rule, added, named
 from pipeline.running import member, text_stream
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
-from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.store import Index
+from pipeline.tensors.spec import UNQUANTIZED, called, encodings
 from pipeline.tensors.views import MappedStore
 from pipeline.units import show_bytes, show_seconds
 
@@ -34,9 +34,9 @@ class Sensitivities:
     """What quantizing each group alone does.
 
     Attributes:
-        groups: in the order of the model, name → perplexity, KL divergence from the unquantized model (nats), top-1
+        groups: in the order of the model, name → perplexity, KL divergence from the model as it was (nats), top-1
             agreement, number of tensors, bits a weight, `saved_nbytes`.
-        perplexity: of the unquantized model.
+        perplexity: of the model as it was.
         plot: the picture of it: a file in the run's folder.
         windows: how the text was cut.
         facts: device, dtypes, bytes on the device.
@@ -94,7 +94,7 @@ class Sensitivity:
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
         text = texts.input_file(self.text)
         decode = self._plain(checkpoint, decode)
-        groups = len(self._groups(checkpoint, decode)) + 2  # the unquantized model, and all of them together
+        groups = len(self._groups(checkpoint, decode)) + 2  # the model as it was, and all of them together
         windows = scored.settled(self.windows, decode, groups, "sensitivity.windows")
         usage = scoring([text.nbytes], windows, keeps=True)
         base, plain = (self.engine.plan(decode, plain=p, usage=usage) for p in (False, True))
@@ -138,6 +138,7 @@ class Sensitivity:
                 "bits": 8 * nbytes / values, "saved_nbytes": sum(s.nbytes for s in before) - nbytes,
             }  # fmt: skip
         together = found.pop(ALL)
+        was = called(encodings(source.store.specs.values()))
         worst = worst_of({n: r["kl"] for n, r in found.items()})
         plot = "sensitivity.png"
         member.agreed()  # nobody reads it any more
@@ -148,12 +149,13 @@ class Sensitivity:
             about = f"{Path(self.text).name} · {base.scored:,} tokens scored · all of them together "
             about += f"{together['kl']:.4f} · orange: what the rules keep"
             title = f"What each {self.by} costs, quantized alone"
+            of = f"{UNQUANTIZED} model" if was == UNQUANTIZED else "model as it came"
             kl = {n: r["kl"] for n, r in found.items()}
-            bars(ctx.run_dir / plot, title, about, "KL from the unquantized model, nats a token", kl, worst)
-        unquantized = exp(base.nll)
+            bars(ctx.run_dir / plot, title, about, f"KL from the {of}, nats a token", kl, worst)
+        perplexity = exp(base.nll)
         columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
-        lines = tuple(_row(n, r, unquantized) for n, r in [*found.items(), (TOGETHER, together)])
-        head = Table(f"Each {self.by} quantized alone (unquantized: {unquantized:.3f})", columns, lines)
+        lines = tuple(_row(n, r, perplexity) for n, r in [*found.items(), (TOGETHER, together)])
+        head = Table(f"Each {self.by} quantized alone ({was}: {perplexity:.3f})", columns, lines)
         tables = (
             head,
             _advice(self.by, worst, found, checkpoint),
@@ -161,7 +163,7 @@ class Sensitivity:
         )
         return Sensitivities(
             found,
-            unquantized,
+            perplexity,
             plot,
             asdict(windows),
             session.facts,
@@ -233,10 +235,10 @@ def _rule(by: str, name: str) -> Rule:
     return Rule("keep", named(name) + (".*" if layer else ""))
 
 
-def _row(name: str, found: Mapping[str, Any], unquantized: float) -> tuple[Cell, ...]:
+def _row(name: str, found: Mapping[str, Any], before: float) -> tuple[Cell, ...]:
     return (
         name, Figure(found["tensors"], form="d"), Figure(found["bits"]), Figure(found["perplexity"]),
-        Figure(100 * (found["perplexity"] / unquantized - 1), "%", "+z.3f"), Figure(found["kl"], form=".5f"),
+        Figure(100 * (found["perplexity"] / before - 1), "%", "+z.3f"), Figure(found["kl"], form=".5f"),
         Figure(100 * found["top1"], "%", ".2f"),
     )  # fmt: skip
 
@@ -252,22 +254,3 @@ def _advice(by: str, worst: Sequence[str], found: Mapping[str, Mapping[str, Any]
         (f"to keep them, with {show_bytes(more)} more, {bits:.2f} bits a weight:",),
         (shlex.quote(rules_of(by, worst)),),
     ))  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Unpacked:
-    """The lazy transform of packed tensors into the values that they stand for, as fp32.
-
-    Attributes:
-        names: which.
-        unpack: decodes them.
-    """
-
-    names: frozenset[str]
-    unpack: Kernel
-
-    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
-        return replace(spec, dtype="F32", scheme=None) if name in self.names else spec
-
-    def apply(self, name: str, value: Any, index: Index) -> Any:
-        return self.unpack(value, "F32") if name in self.names else value

@@ -9,15 +9,18 @@ from typing import Any
 import numpy as np
 
 from pipeline import meter
+from pipeline.errors import MOST_NAMED, shown
+from pipeline.figures import Figure
 from pipeline.ops import Kernel
-from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Work
+from pipeline.stage import Checkpoint, Chunk, Context, OutputFile, Table, Work
 from pipeline.tensors.blocks import common, grain_of
 from pipeline.tensors.chunks import pack
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.tensors.store import TensorStore
+from pipeline.terminal import line
 
 EQUAL = "equal"
 TASK_SCRATCH_NBYTES = 16 << 20
@@ -35,6 +38,7 @@ class Verified:
             sqnr_db.
         recoded: tensors with equal values in other encodings.
         config: config.json keys whose values differ.
+        tables: for people.
     """
 
     same: bool
@@ -43,6 +47,7 @@ class Verified:
     differing: Mapping[str, Mapping[str, float]]
     recoded: tuple[str, ...]
     config: tuple[str, ...]
+    tables: tuple[Table, ...]
 
     @property
     def exit_code(self) -> int:
@@ -166,7 +171,25 @@ class VerifyWork:
                 f"not the same model: of {len(self.shared)} shared tensors {len(differing)} differ in value, "
                 f"{len(structure)} differences in structure"
             )
-        return Verified(same, summary, structure, differing, recoded, config)
+        a, b = self.a.specs, self.b.specs
+        equal = len(self.shared) - len(errors)
+        found = {
+            "only in the first": [n for n in a if n not in b],
+            "only in the second": [n for n in b if n not in a],
+            "of another shape": [n for n in a if n in b and n not in self.shared],
+            "other values": [*differing],
+            "the same values in another encoding": recoded,
+            "other settings in config.json": config,
+        }
+        rows = [("equal bit for bit", Figure(equal, form=",d"), "")] if equal else []
+        rows += [(what, Figure(len(names), form=",d"), _some(names)) for what, names in found.items() if names]
+        table = Table("First and second", ("", "count", "which"), tuple(rows))
+        return Verified(same, summary, structure, differing, recoded, config, (table,) if rows else ())
+
+
+def _some(names: Sequence[str]) -> str:
+    """Tensors and settings as a table has them, the same of many layers once."""
+    return "\n".join(shown([line(group) for group in dict.fromkeys(map(group_of, names))], most=MOST_NAMED))
 
 
 def _same_bits(x: Any, y: Any) -> bool:

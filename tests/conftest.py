@@ -3,11 +3,9 @@
 Warnings are errors (pyproject.toml). JAX is told what it needs through the environment; the first test imports it.
 """
 
-import atexit
 import gc
 import os
 import random
-import shutil
 import signal
 import sys
 import tempfile
@@ -30,8 +28,6 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch and of BLAS: where every core has tests, more of them wait
-os.environ["XDG_CACHE_HOME"] = caches.fresh(Path(tempfile.mkdtemp(prefix="weightmill-cache-")))
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR", "COLUMNS"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)
 
@@ -72,7 +68,11 @@ OPTIMIZED = (
 
 @pytest.hookimpl(tryfirst=True)  # before workers start
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the native kernels once: a run that has to says so, and tests look at what runs say."""
+    """Whatever comes into a temporary folder, also in processes that are killed, goes with those of pytest, which keeps
+    three. Compile the native kernels once: a run that has to says so, and tests look at what runs say."""
+    ours: pytest.TempPathFactory = session.config._tmp_path_factory  # type: ignore[attr-defined]  # the fixture's
+    os.environ["TMPDIR"] = tempfile.tempdir = str(ours.mktemp("temporary"))
+    os.environ["XDG_CACHE_HOME"] = caches.fresh(ours.mktemp("cache"))
     if not hasattr(session.config, "workerinput"):
         build.prepare(lambda said: None)
 

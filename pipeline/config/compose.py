@@ -13,7 +13,6 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.hydra import Hydra
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
@@ -22,8 +21,8 @@ from omegaconf.errors import OmegaConfBaseException
 from omegaconf.resolvers import oc
 
 from pipeline import redact
-from pipeline.config import extend, kernels, synonyms
-from pipeline.config.joined import joined
+from pipeline.config import extend, families, kernels, quicker, synonyms
+from pipeline.config.joined import joined, with_exports
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -34,7 +33,6 @@ from pipeline.prompts import continued
 ENTRY_POINTS = "weightmill.plugins"
 CONF = Path(__file__).parents[2] / "conf"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
-_OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
 
 
 def search_override(config_dir: Path | None) -> list[str]:
@@ -58,8 +56,8 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
     folders = option_folders(None)
-    tree = joined(tree, folders)
-    by_name = joined(_by_name(cfg), folders) if _env_asked else tree
+    tree = with_exports(joined(tree, folders), folders)
+    by_name = with_exports(joined(_by_name(cfg), folders), folders) if _env_asked else tree
     given = redact.tree(by_name, redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
     redact.learn(_environment, [str(place) for place in places])
@@ -110,7 +108,7 @@ def _astray(cfg: DictConfig) -> list[Problem]:
     if not added:
         return []
     text = str(OmegaConf.to_container(cfg, resolve=False))
-    known = {*Spine.__dataclass_fields__, "stages", "hydra", *OmegaConf.load(CONF / "config.yaml")}
+    known = keys()
     problems = []
     for key in added:
         parts = key.split(".")
@@ -122,6 +120,11 @@ def _astray(cfg: DictConfig) -> list[Problem]:
             near = f"; say {ours}" if (ours := synonyms.instead(key, given[key])) else near
             problems.append(Problem(f"+{key}", f"nothing in the config refers to it{near}"))
     return problems
+
+
+def keys() -> set[str]:
+    """What stands at the top of every config."""
+    return {*Spine.__dataclass_fields__, "stages", "hydra", *map(str, OmegaConf.load(CONF / "config.yaml"))}
 
 
 def _keys(cfg: DictConfig, path: Sequence[str]) -> list[str]:
@@ -170,10 +173,20 @@ def _resolved(cfg: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             elif missing := re.search(r"Missing mandatory value: ([\w.]+)", str(why)):
                 name = getattr(why, "full_key", None) or key
                 name = name if name.endswith(f".{missing[1]}") else missing[1]
-                problems.append(Problem(name, f"has no default; add {name}=…"))
+                problems.append(Problem(name, f"has no default; add {name}=…{_of_family(name)}"))
             else:
-                problems.append(Problem(getattr(why, "full_key", None) or key, _cause(why)))
+                problems.append(unfollowed(why, key, cfg))
     return tree, list(dict.fromkeys(problems))
+
+
+def _of_family(name: str) -> str:
+    """Why `model.source` is missing: what was chosen is a family, of which there are several checkpoints."""
+    chosen = HydraConfig.get().runtime.choices.get("model") if HydraConfig.initialized() else None
+    if name != "model.source" or chosen is None:
+        return ""
+    found = families.checkpoints(option_folders(None)).get(chosen, ())
+    named = f"; its checkpoints by name are {', '.join(found)}" if found else ""
+    return f", a folder or hf://owner/name: {chosen} is a family{named}"
 
 
 _environment: dict[str, str] = {}  # variables that configs of this process asked for
@@ -246,7 +259,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("continued", continued, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
-    setattr(Hydra, "get_mode", _mode)  # noqa: B010  it is a method, to which mypy lets nobody assign
+    quicker.register()
     known = Plugins.instance()  # first: it runs Hydra's own modules once more, and ours have classes of theirs as bases
     for plugin in _hydra_plugins():
         known.register(plugin)
@@ -264,20 +277,24 @@ def _hydra_plugins() -> tuple[type[Any], ...]:
     return (module.PluginSearchPath, module.Sweeper, module.Launcher)
 
 
-_asked_mode = Hydra.get_mode
+def unfollowed(why: OmegaConfBaseException, key: str = "", cfg: DictConfig | None = None) -> Problem:
+    """What one of our resolvers said, or what OmegaConf says, of a value below `key` in words for people."""
+    where = getattr(why, "full_key", None) or key
+    text = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
+    if (rule := re.match(r"(rule .+?): ", text)) is not None:
+        return Problem(rule[1], text.removeprefix(rule[0]))
+    if (found := re.search(r"node `([\w.]+)` is not a container", text)) is not None:
+        from pipeline.config.reference import below
 
-
-def _mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """`hydra.mode`, which Hydra composes everything for that it then composes again: a quarter of what starting takes.
-    Here without, where no override and no folder but ours could say it, and ours do not."""
-    providers = {part.provider for part in hydra.config_loader.get_search_path().get_path()}
-    said = any(o.lstrip("+~").startswith("hydra") for o in overrides) or not providers <= _OWN_PROVIDERS
-    return _asked_mode(hydra, config_name, overrides) if said else None
-
-
-def _cause(why: OmegaConfBaseException) -> str:
-    """What one of our resolvers said, or else the first line of what OmegaConf says."""
-    return re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
+        given = OmegaConf.select(cfg, found[1]) if cfg is not None else None
+        return Problem(found[1], f"is a group of settings, and no setting{below(found[1], str(given))}")
+    if (found := re.match(r"Interpolation key '([^']+)' not found", text)) is not None:
+        return Problem(where, f"refers to {found[1]!r}, and there is no such key")
+    if (found := re.match(r"Unsupported interpolation type (.+)", text)) is not None:
+        return Problem(where, f"there is no ${{{found[1]}:…}} to compute it; ${{oc.env:NAME}} is a variable")
+    if (found := re.search(r"Environment variable '([^']+)' not found", text)) is not None:
+        return Problem(where, f"refers to the environment variable {found[1]!r}, which is not set")
+    return Problem(where, text)
 
 
 def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
@@ -293,7 +310,8 @@ def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
         if isinstance(name, str) and name not in ("quant", "keep"):
             if name not in (known := options("quant")):
                 hint = did_you_mean(name, ["quant", "keep", *known], 30)
-                raise ConfigError(f"to {name!r} is neither quant, keep nor a quant option{hint}")
+                which = rule.get("match") or rule.get("role")
+                raise ConfigError(f"rule {which}={name}: {name!r} is neither quant, keep nor a quant option{hint}")
             loaded = repository.load_config(f"quant/{name}")
             around = {k: v for k, v in OmegaConf.to_container(_root_, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
             merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
@@ -310,8 +328,8 @@ def wide_enough_for(written: str) -> str:
 def options(group: str) -> list[str]:
     """Names of a config group's YAML files: on the search path, and in the user's folder."""
     found = {p.stem for folder in (CONF, extend.folder()) if folder for p in (folder / group).glob("*.yaml")}
-    if GlobalHydra.instance().is_initialized():
-        found |= set(GlobalHydra.instance().config_loader().get_group_options(group))
+    if (here := GlobalHydra.instance().hydra) is not None:
+        found |= set(here.config_loader.get_group_options(group))
     return sorted(found)
 
 

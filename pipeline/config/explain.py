@@ -11,30 +11,43 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, OverrideParseException
+from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config import extend, moved, synonyms
-from pipeline.config.compose import CONF, options, search_override
+from pipeline.config.compose import CONF, options, search_override, unfollowed
+from pipeline.config.grammar import misread
 from pipeline.config.overrides import parsed_override
 from pipeline.config.synonyms import meant
 from pipeline.errors import ConfigError, WeightmillError, did_you_mean, some
-
-NOT_BARE = re.compile(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]")  # characters that end a value outside quotes
 
 
 def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) -> Exception:
     """A ConfigError that says what is wrong with `overrides`; `error` itself when it is not Hydra's.
 
     Args:
-        sweeps: several values are several jobs, which are explained one by one; otherwise they are too many.
+        sweeps: as `mistakes`.
     """
-    null = isinstance(error, ValueError) and str(error).startswith("Config group override")  # quant=null
     index = isinstance(error, ValueError) and str(error).startswith("invalid literal for int()")  # a list has no field
-    hydras = null or index or isinstance(error, HydraException | OmegaConfBaseException)
+    hydras = index or isinstance(error, HydraException | OmegaConfBaseException)
     if isinstance(error, WeightmillError) or not hydras:
         return error
+    messages = mistakes(overrides, sweeps=sweeps)
+    if index and not messages:
+        return error
+    if not messages and isinstance(error, OmegaConfBaseException):
+        refers = next((o.lstrip("+").partition("=")[0] for o in overrides if "${" in o), "config")
+        messages = [str(unfollowed(error, refers))]
+    return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
+
+
+def mistakes(overrides: Iterable[str], *, sweeps: bool = True) -> list[str]:
+    """What is wrong with each of `overrides`.
+
+    Args:
+        sweeps: several values are several jobs, which are explained one by one; otherwise they are too many.
+    """
     search = search_override(extend.folder())
     GlobalHydra.instance().clear()
     messages = []
@@ -48,15 +61,17 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
             if _sweeps(override):
                 messages += [] if sweeps else [_several(override)]
                 continue
+            if wrong := misread(override):
+                messages.append(wrong)
+                lost |= {group} if "." not in override.partition("=")[0] else set()
+                continue
             try:
                 compose("config", [*search, *good, override])
                 good.append(override)
             except (HydraException, OmegaConfBaseException, ValueError) as why:
                 messages.append(_message(override, why, [*search, *good]))
                 lost |= {group} if "." not in override.partition("=")[0] else set()
-    if index and not messages:
-        return error
-    return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
+    return messages
 
 
 def _adds(override: str) -> bool:
@@ -68,7 +83,11 @@ def _several(override: str) -> str:
     """What to do about several values where one belongs."""
     key, _, value = override.lstrip("+").partition("=")
     if options(key.partition("@")[0]) and key != "stages":
-        first = value.partition(",")[0]
+        parsed = parsed_override(override)
+        try:
+            first = next(iter(parsed.sweep_string_iterator()))
+        except HydraException:  # glob(…), of whose names Hydra knows in a sweep only
+            first = "NAME"
         return f"{override}: these are several runs, and -m runs each of them; or choose one, such as {key}={first}"
     texts = ", ".join(repr(part.strip())[1:-1] for part in value.split(","))
     return (
@@ -91,15 +110,20 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
     if key.startswith("kernels.") and (key.count(".") > 1 or value.startswith("{")):
         _, op, *field = key.split(".")
         return f"{override}: kernels.{op} {moved.kernel(op, value.strip('[]') if field else '…')}"
-    if isinstance(why, HydraException) and "=" not in override:
-        return f"{override!r}: a setting is written key=value"
-    group, _, _package = key.partition("@")
+    if "Could not append to config" in text:
+        return f"{override}: {key} has a value; without + it is replaced: {key}={value}"
+    group, _, package = key.partition("@")
+    if package and not options(group):
+        return f"{override}: @ is for groups, and there is no group {group!r}{did_you_mean(group, _groups())}"
     if options(group) and (found := _of_group(override, group, text)):
         return found
     missing = re.search(r"Could not (?:find|load) '([^']+)/([^'/]+)'", text)
     if missing and (choices := options(missing[1])):
         return f"{override}: there is no {missing[2]!r} in {missing[1]}{did_you_mean(missing[2], choices)}"
-    if "Could not override" in text or "is not in struct" in text or "Key " in text:
+    if isinstance(why, ValueError) and "invalid literal" in text:
+        parent, _, name = key.rpartition(".")
+        return f"{override}: {parent} is a list, and has no {name!r}; it is set as a whole: {parent}=[…]"
+    if "Could not delete" in text or "Could not override" in text or "is not in struct" in text or "Key " in text:
         if ours := synonyms.instead(key, value):
             return f"{override}: there is no {key!r} here; say {ours}"
         return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
@@ -107,8 +131,7 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
         if value.startswith("["):
             return f"{override}: a mapping is expected, {key}={{name: value}}"
         return f"{override}: a list is expected, '{key}=[{value}]'"
-    told = _unread(key, value) if isinstance(why, OverrideParseException) else None
-    return f"{override}: {told or str(why).partition(chr(10))[0]}"
+    return f"{override}: {str(why).partition(chr(10))[0]}"
 
 
 def _of_group(override: str, group: str, text: str) -> str | None:
@@ -129,21 +152,6 @@ def _of_group(override: str, group: str, text: str) -> str | None:
         return f"{override}: {group} is chosen with a plus: +{key}={value}{did_you_mean(value, choices)}"
     if lost := re.search(r"Could not override '([^']+)'", text):
         return f"{override}: {lost[1]} is set too, and is not in that {group}"
-    return None
-
-
-def _unread(key: str, value: str) -> str | None:
-    """What to do about a value that is outside Hydra's grammar; None: nobody knows."""
-    if value.startswith(("{", "[{")):
-        kind, form = ("mapping", "{name: value}") if value.startswith("{") else ("list of mappings", "[{name: value}]")
-        unclosed = "".join(f", {a} is not closed" for a, b in ("[]", "{}") if value.count(a) > value.count(b))
-        return f"a {kind} is written '{key}={form}', with a colon after every name{unclosed}"
-    if value.startswith("[") and value.endswith("]"):
-        texts = ", ".join(f'"{part.strip()}"' for part in value[1:-1].split(","))
-        quote = "'" if "'" not in value else ""
-        return f"a list whose texts go in quotes, each in its own: {quote}{key}=[{texts}]{quote}"
-    if found := NOT_BARE.search(value):
-        return f"{found[0]!r} ends a value; one with it goes in quotes, here '{key}=\"{value}\"'"
     return None
 
 

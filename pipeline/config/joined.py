@@ -50,6 +50,53 @@ def joined(tree: Any, folders: list[Path]) -> Any:
     return walked(tree, None)
 
 
+def with_exports(tree: Any, folders: list[Path]) -> Any:
+    """`tree` with the options of `export=` that guests bring among those that `export=auto` asks, after ours: it takes
+    theirs for a scheme that is their dialect's `own`, or where none of ours holds everything.
+
+    Args:
+        folders: ours, and then those of guests.
+
+    Raises:
+        ConfigError: a guest's file that is no YAML, or that has defaults which are no names of options.
+    """
+    stage = tree.get("stages", {}).get("export") if isinstance(tree.get("stages"), Mapping) else None
+    if not isinstance(stage, Mapping) or not isinstance(stage.get("options"), Mapping):
+        return tree
+    known = {key for option in stage["options"].values() if isinstance(option, Mapping) for key in option}
+    ours = {file.stem for file in (folders[0] / "export").glob("*.yaml")}
+    files = {f.stem: f for folder in reversed(folders[1:]) for f in sorted((folder / "export").glob("*.yaml"))}
+    found = {}
+    for name in files:
+        if name not in {*ours, *stage["options"]}:
+            option = _resolved(_option(name, folders), tree)
+            if option.get("dialect") is not None:  # one that asks others, as auto does, has none
+                found[name] = {key: value for key, value in option.items() if key in known}
+    prefer = [*(stage.get("prefer") or ()), *found]
+    export = {**stage, "options": {**stage["options"], **found}, "prefer": prefer}
+    return {**tree, "stages": {**tree["stages"], "export": export}} if found else tree
+
+
+def _option(name: str, folders: list[Path]) -> Any:
+    """What `export=NAME` composes to."""
+    file = next((f for folder in reversed(folders) if (f := folder / "export" / f"{name}.yaml").is_file()), None)
+    if file is None:
+        raise ConfigError(f"export={name}: there is no such option, which another has for its defaults")
+    try:
+        node = OmegaConf.to_container(OmegaConf.load(file))
+    except Exception as why:  # PyYAML's errors and OmegaConf's have nothing in common
+        raise ConfigError(f"{file}: cannot be read: {str(why).partition(chr(10))[0]}") from None
+    if not isinstance(node, dict):
+        raise ConfigError(f"{file}: is no option of export=: a mapping is expected")
+    defaults = node.pop("defaults", ["_self_"])
+    if wrong := [d for d in defaults if not isinstance(d, str)]:
+        raise ConfigError(f"{file}: defaults: {wrong[0]}: the name of another option is expected, or _self_")
+    parts = [
+        node if d == "_self_" else _option(d, folders) for d in [*defaults, *["_self_"][: "_self_" not in defaults]]
+    ]
+    return OmegaConf.to_container(OmegaConf.merge(*parts))
+
+
 def _is_plugin(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping) and "_target_" in value)
 

@@ -12,6 +12,7 @@ LONGEST = 120
 # Overrides that say how to run, not what to make; a resumed run may differ in them.
 HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs", "hub")
 BARE = ("model", "quant")  # groups whose choice is said without its key; no other is, since both may be called the same
+NAMELESS = ("", ".", "..", "model", "model.gguf")  # an export's folder and file are called so, whatever is in it
 
 
 def _hash(text: str, digits: int) -> str:
@@ -34,13 +35,20 @@ def run_name(overrides: Iterable[str]) -> str:
         if override.startswith("~"):
             said = f"no_{key}"
         text = without_credentials(said)
-        last = text.rstrip("/").rpartition("/")[2] if "/" in text and "[" not in text else text  # a path's last name
+        last = place_name(text) if "/" in text and "[" not in text else text
         safe = re.sub(r"[^\w.,=+-]+", "_", last, flags=re.ASCII).strip("_.")
         parts.append(safe if safe == said else f"{safe}~{_hash(override, 6)}")
     name = "-".join(parts) or "default"
     if len(name) > LONGEST:
         name = f"{name[: LONGEST - 9]}~{_hash(name, 8)}"
     return name
+
+
+def place_name(path: str) -> str:
+    """What to call a checkpoint, or anything else, by where it lies: the last name of its path; of our exports, which
+    are all called `model`, that of the run."""
+    named = [part for part in path.split("/") if part not in NAMELESS]
+    return named[-1] if named else path.rstrip("/").rpartition("/")[2]
 
 
 def short_names(jobs: Sequence[Sequence[str]]) -> list[str]:

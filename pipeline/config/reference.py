@@ -7,6 +7,8 @@ Files are parsed and not composed, so that a setting is found in whichever optio
 
 import dataclasses
 import importlib
+import inspect
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +21,7 @@ import yaml
 
 from pipeline.config import extend, synonyms
 from pipeline.config.compose import CONF, option_folders
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, did_you_mean, some
 
 LEFT_OUT = ("hydra",)  # Hydra's own groups and settings
 HERE = "_self_"
@@ -153,14 +155,14 @@ def _parsed(text: str, file: Path, group: str) -> Option:
     keys = {str(key.value): value for key, value in root.value}
     own = tuple(_settings(root, "" if package == "_global_" else package, lines))
     parts = tuple(_parts(keys["defaults"], group, lines)) if "defaults" in keys else ()
-    said = said or (_first_line(str(keys["_target_"].value)) if "_target_" in keys else "")
+    said = said or (_first_paragraph(str(keys["_target_"].value)) if "_target_" in keys else "")
     return Option(group, file.stem, said, own, parts)
 
 
-def _first_line(target: str) -> str:
+def _first_paragraph(target: str) -> str:
     """What the class itself says that it is, for files that leave it to that."""
     found = _class(target)
-    return (found.__doc__ or "").strip().partition("\n")[0] if found else ""
+    return " ".join(inspect.cleandoc(found.__doc__ or "").partition("\n\n")[0].split()) if found else ""
 
 
 def _comments(lines: Sequence[str]) -> Iterator[str]:
@@ -275,12 +277,14 @@ class Explained:
         settings: (option, setting) of every file that has it, or that has what lies below it.
         options: of a group, all; else none.
         chosen: the one of those that a run begins with, and what is said of the group there.
+        says: of one option, what it is.
     """
 
     key: str
     settings: tuple[tuple[Option, Setting], ...] = ()
     options: tuple[Option, ...] = ()
     chosen: Part | None = None
+    says: str = ""
 
 
 def explained(key: str) -> Explained:
@@ -295,21 +299,37 @@ def explained(key: str) -> Explained:
     as_group = group.replace(".", "/")
     if chose and as_group in known:
         if one := find(as_group, option):
-            return Explained(key, tuple((one, s) for s in one.settings))
+            return Explained(key, tuple((one, s) for s in one.settings), says=one.says)
         near = synonyms.meant(as_group, option) or did_you_mean(option, [o.name for o in options(as_group)], 40)
         raise ConfigError(f"explain {key}: there is no {option!r} in {as_group}{near}")
     if as_group in known:
         return Explained(key, (), tuple(options(as_group)), begins_with(as_group))
     everywhere = [*_everywhere(known)]
+    named = [o for g in known for o in options(g) if o.name == key]
     found = [(o, s) for o, s in everywhere if s.key == group]
     found = found or [(o, s) for o, s in everywhere if s.key.startswith(f"{group}.")]
     if found:
         return Explained(key, tuple(found))
+    if len(named) == 1:
+        return explained(named[0].typed)
+    if named:
+        return Explained(key, (), tuple(named))
+    if near := next((f"{m}; explain {g} lists them" for g in known if (m := synonyms.meant(g, key))), ""):
+        raise ConfigError(f"explain {key}: there is no such group or setting{near}")
     names = {s.key for _, s in everywhere} | {*known}
     beside = [name for name in names if name.startswith(f"{group.partition('.')[0]}.")] if "." in group else []
     ours = (synonyms.instead(group, option) or "").partition("=")[0]
     near = f"; here that is {ours}" if ours else did_you_mean(group, sorted(beside or names))
     raise ConfigError(f"explain {key}: there is no such group or setting{near}")
+
+
+def below(key: str, value: str) -> str:
+    """The tail of a message about `key=value` where `key` has settings below it: which may have been meant."""
+    settings = {s.key: s for _, s in _everywhere(groups()) if s.key.startswith(f"{key}.")}
+    words = {k: f"{s.default} {s.allowed} {s.says}" for k, s in settings.items()}
+    meant = [k for k, said in words.items() if re.search(rf"(?<![\w.]){re.escape(value)}(?![\w.])", said)]
+    hint = f"; did you mean {' or '.join(f'{k}={value}' for k in meant)}?" if 0 < len(meant) < 3 else ""
+    return f"{hint} (allowed: {some(list(settings), most=12)})"
 
 
 def _everywhere(known: Iterable[str]) -> Iterator[tuple[Option, Setting]]:

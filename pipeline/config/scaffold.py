@@ -8,8 +8,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from pipeline.config.compose import CONF, options, plugins
-from pipeline.config.line import door
+from pipeline.config.words import door
 from pipeline.errors import ConfigError, StorageError
+from pipeline.files import write_new
 from pipeline.terminal import safe
 
 USAGE = "new-stage NAME [--dir DIR]: NAME is what `stages=[…, NAME, …]` will say"
@@ -187,10 +188,9 @@ def write(path: Path, text: str) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x") as file:
-            file.write(text)
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
+    write_new(path, text)
 
 
 def shown(path: Path) -> str:

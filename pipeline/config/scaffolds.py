@@ -12,8 +12,8 @@ from typing import Final
 
 from pipeline.config.compose import CONF, options
 from pipeline.config.joined import KINDS, own
-from pipeline.config.line import door
 from pipeline.config.scaffold import check_name, parsed, shown, write
+from pipeline.config.words import door
 from pipeline.errors import ConfigError
 from pipeline.terminal import safe
 
@@ -50,7 +50,6 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.tensors.stats import ErrorStats
 from plugins.quant.blockwise import Blockwise
 
 
@@ -64,13 +63,12 @@ class {cls}(Blockwise):
 
     keep: float = 0.9
 
-    def encode(self, x: Any, *, measure: bool = False, **more: Any) -> Any:
-        """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats). Sees a box of whole blocks at a time."""
+    def encode(self, x: Any, **more: Any) -> Any:
+        """`x` `[..., n]` as a QTensor. Sees a box of whole blocks at a time."""
         wide = np.asarray(x).astype(np.float32)
         blocks = wide.reshape(*wide.shape[:-1], wide.shape[-1] // self.block_elems, self.block_elems)
         most = self.keep * np.abs(blocks).max(axis=-1, keepdims=True)
-        coded = super().encode(np.clip(blocks, -most, most).reshape(wide.shape), **more)
-        return (coded, ErrorStats.between(wide, self.decode(coded, "F32"))) if measure else coded
+        return super().encode(np.clip(blocks, -most, most).reshape(wide.shape), **more)
 '''
 _METHOD_YAML = """# {title}: say here what the method does, and beside every option what it may be.
 defaults:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from pipeline import backends
 from pipeline.config.spine import RunConfig
+from pipeline.config.synonyms import spelt
 from pipeline.digest import InputFile, described, identity
 from pipeline.errors import short
 from pipeline.hooks import optional
@@ -178,7 +179,16 @@ def _config(node: Any, held: Any, taken: bool) -> Any:
     if isinstance(node, list | tuple):
         inner = held if isinstance(held, list | tuple) and len(held) == len(node) else [None] * len(node)
         return [_config(v, h, taken) for v, h in zip(node, inner, strict=True)]
-    return node
+    return _spelt(node, held)
+
+
+def _spelt(given: Any, held: Any) -> Any:
+    """A value as it is held, where that is what was given in other words: `float32` for fp32, 1 for 1.0."""
+    if type(given) is int and type(held) is float:
+        return held
+    if isinstance(held, str):
+        return held if type(given) in (int, float) and str(given) == held else spelt(given, (held,))
+    return given
 
 
 def _plugins(held: Any, taken: bool) -> Iterator[Any]:

@@ -5,6 +5,7 @@ through `with_model`, which changes nothing that is settled already.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.config.compose import CONF, allowed_packages, no_model, option_folders, options
+from pipeline.config.families import named_like
+from pipeline.config.grammar import misread
 from pipeline.config.joined import joined
 from pipeline.config.model_types import model_types
 from pipeline.config.overrides import parsed_override
 from pipeline.config.resolve import Resolver
-from pipeline.errors import ConfigError, PlanError, SourceError, did_you_mean, nearest
+from pipeline.config.words import there
+from pipeline.errors import MOST_NAMED, ConfigError, PlanError, Problem, SourceError, did_you_mean, nearest
 from pipeline.planning.wiring import make_plan
 from pipeline.stage import Checkpoint, Context
 
@@ -31,9 +35,27 @@ def with_model(overrides: Sequence[str], *, fetch: bool, config_dir: Path | None
         config_dir: as `--config-dir`, when it is not the process's.
 
     Raises:
-        ConfigError: settings of a model and no model; or no option is for what the source holds.
+        ConfigError: an override that is written wrong; settings of a model and no model; or no option is for what the
+            source holds.
         PlanError: the source cannot be read.
     """
+    return _checked(_with_model(overrides, fetch, config_dir))
+
+
+def _checked(overrides: list[str]) -> list[str]:
+    """`overrides`, none written wrong; Hydra's own, of a whole config, are none of ours.
+
+    Raises:
+        ConfigError: some are.
+    """
+    if any(misread(override) for override in overrides):
+        from pipeline.config.explain import mistakes
+
+        raise ConfigError("\n".join(mistakes(overrides)))
+    return overrides
+
+
+def _with_model(overrides: Sequence[str], fetch: bool, config_dir: Path | None) -> list[str]:
     overrides = [o[1:] if o.startswith("+experiment=") else o for o in overrides]
     keys = [o.partition("=")[0].lstrip("+") for o in overrides]
     if any(k.partition("@")[0] == "model" for k in keys):
@@ -68,12 +90,17 @@ def model_option(source: str, hub: Sequence[str] = (), fetch: bool = True, confi
     Raises:
         as `with_model`.
     """
-    kind = _opened(source, hub, fetch, config_dir).config.get("model_type")
+    by_name = f"; the option of that name is model={source}" if source in options("model") else ""
+    try:
+        kind = _opened(source, hub, fetch, config_dir).config.get("model_type")
+    except PlanError as why:
+        problems = [replace(problem, message=f"{problem.message}{by_name}") for problem in why.problems]
+        raise PlanError(problems, exit_code=why.exit_code) from None
     types = model_types(config_dir)
     if kind is None:
         raise ConfigError(
             f"model.source={source!r}: neither a config.json nor the file itself says which model it is; "
-            f"model=NAME does{did_you_mean('', options('model'), 40)}"
+            f"{by_name.removeprefix('; ') or 'model=NAME does' + did_you_mean('', options('model'), 40)}"
         )
     if str(kind) not in types:
         raise ConfigError(
@@ -106,7 +133,13 @@ def _opened(source: str, hub: Sequence[str], fetch: bool, config_dir: Path | Non
     if plan.problems and fetch and "://" in source:
         plan = make_plan({"load": load}, Context(Path()))
     if plan.problems:
-        raise PlanError(plan.problems, exit_code=SourceError.exit_code)
+        named = [] if there(source) else named_like(source, option_folders(config_dir))
+        near = (
+            [Problem("model", f"did you mean {' or '.join(f'model={n}' for n in named[:MOST_NAMED])}?")]
+            if named
+            else []
+        )
+        raise PlanError([*plan.problems, *near], exit_code=SourceError.exit_code)
     return plan.nodes["load"].result  # type: ignore[no-any-return]
 
 

@@ -2,7 +2,8 @@
 
 A small JSON file in the user's cache folder. What was measured with few bytes says little of many (starting and
 compiling take their time whatever the size), so measurements are kept by size, in powers of four, and the nearest is
-taken. There is no rate before there is a measurement.
+taken. The last few of each are kept, apart: one that was slow is outvoted, and where they disagree that can be said.
+There is no rate before there is a measurement.
 """
 
 import json
@@ -12,15 +13,16 @@ from dataclasses import dataclass, field
 from functools import cache
 from math import log
 from pathlib import Path
+from statistics import median
 
 from pipeline.files import cache_folder
 
 MOST_KINDS = 500  # those not measured for longest go first
-KEPT = 0.5  # of what was measured before, when the same is measured again: what is new counts most
-VERSION = 1
+LAST = 3  # measurements of the same that are kept
+VERSION = 2
 
 Sizes = dict[str, list[float]]
-"""Exponent of the power of four below the bytes → [bytes, seconds]."""
+"""Exponent of the power of four below the bytes → seconds a byte of the last measurements, the newest last."""
 
 
 def rates_file() -> Path:
@@ -60,26 +62,32 @@ class Rates:
         try:
             given = json.loads((file or rates_file()).read_bytes())
             found = given["machines"].get(machine(), {}) if given["version"] == VERSION else {}
-            return Rates({str(k): {str(e): [float(n), float(s)] for e, (n, s) in v.items()} for k, v in found.items()})
+            return Rates({str(k): {str(e): [float(s) for s in v] for e, v in s.items()} for k, s in found.items()})
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return Rates()
 
     def seconds(self, kind: str, nbytes: int) -> float | None:
-        """How long `nbytes` would take, by the measurement nearest in size; None: never measured."""
-        sizes = self.kinds.get(kind)
-        if not sizes:
+        """How long `nbytes` would take, by the measurements nearest in size: by the newest of two, by the middle one of
+        more; None: never measured."""
+        if not (last := self._nearest(kind, nbytes)):
             return None
-        nearest = min(sizes, key=lambda e: (abs(int(e) - _size(nbytes)), -int(e)))
-        measured, seconds = sizes[nearest]
-        return seconds * nbytes / measured
+        return nbytes * (median(last) if len(last) > 2 else last[-1])
+
+    def range(self, kind: str, nbytes: int) -> tuple[float, float]:
+        """The least and the most by the same measurements; zeros: never measured."""
+        last = self._nearest(kind, nbytes) or [0.0]
+        return nbytes * min(last), nbytes * max(last)
+
+    def _nearest(self, kind: str, nbytes: int) -> list[float]:
+        sizes = self.kinds.get(kind, {})
+        return sizes[min(sizes, key=lambda e: (abs(int(e) - _size(nbytes)), -int(e)))] if sizes else []
 
     def learn(self, kind: str, nbytes: int, seconds: float) -> None:
         """Take a measurement in; nothing is learnt from none."""
         if nbytes <= 0 or seconds <= 0:
             return
         sizes = self.kinds.pop(kind, {})
-        before, took = sizes.get(str(_size(nbytes)), [0.0, 0.0])
-        sizes[str(_size(nbytes))] = [KEPT * before + nbytes, KEPT * took + seconds]
+        sizes[str(_size(nbytes))] = [*sizes.get(str(_size(nbytes)), []), seconds / nbytes][-LAST:]
         self.kinds[kind] = sizes
         for oldest in list(self.kinds)[: max(0, len(self.kinds) - MOST_KINDS)]:
             del self.kinds[oldest]

@@ -1,6 +1,6 @@
 """How long a plan will take: the bytes of every part of it, at the rates at which this machine has done such before."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -9,8 +9,10 @@ from pipeline.ops import kernels_of
 from pipeline.planning.rates import Rates, cores
 from pipeline.planning.sharing import SharedStore
 from pipeline.planning.wiring import Node, Plan, store_of
+from pipeline.units import show_seconds
 
-BESIDE = "beside"  # what a stage does once, of one that does another thing again and again
+BESIDE = "beside"  # what a stage does once, of one that does another thing again and again: it loads and compiles
+APART = 2  # times the least that the most is, before both are said
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,9 @@ class Part:
         lanes: in how many tasks at once.
         times: how often.
         seconds: that it will take; None: no rate was measured yet.
+        range: the least and the most, by the measurements that there are.
         finish: the last step of work, once all its chunks are done.
+        work: the stage whose work, or computing, it is a part of.
     """
 
     stage: str
@@ -33,7 +37,9 @@ class Part:
     lanes: int = 1
     times: float = 1.0
     seconds: float | None = None
+    range: tuple[float, float] = (0.0, 0.0)
     finish: bool = False
+    work: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +55,7 @@ class TimePlan:
     @property
     def seconds(self) -> float | None:
         """Of the whole run; None where a part of it was never measured."""
-        known = [p.seconds for p in self.parts if p.seconds is not None]
-        return sum(known) if len(known) == len(self.parts) else None
+        return _sum(self.parts)
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -59,17 +64,34 @@ class TimePlan:
 
     def of(self, stage: str) -> float | None:
         """Seconds of one stage; None where that, or part of it, was never measured."""
-        mine = [p.seconds for p in self.parts if p.stage == stage]
-        known = [s for s in mine if s is not None]
-        return sum(known) if len(known) == len(mine) else None
+        return _sum([p for p in self.parts if p.stage == stage])
+
+    def without(self, done: Collection[str]) -> "TimePlan":
+        """Of what is left to do, where the work of some stages is done already."""
+        return TimePlan(tuple(p for p in self.parts if p.work not in done))
+
+    def said(self, stages: Collection[str] = ()) -> str:
+        """For people: seconds of these stages, or of the whole run: from the least to the most, where measurements of
+        the same disagree. Empty where none is known."""
+        found = [p for p in self.parts if p.stage in stages] if stages else self.parts
+        if (seconds := _sum(found)) is None:
+            return ""
+        least, most = (sum(p.range[i] for p in found) for i in range(2))
+        return f"{show_seconds(least)} to {show_seconds(most)}" if most > APART * least else show_seconds(seconds)
+
+
+def _sum(found: Sequence[Part]) -> float | None:
+    known = [p.seconds for p in found if p.seconds is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def time_plan(plan: Plan, rates: Rates, workers: int) -> TimePlan:
     """The time of `plan` with `workers` tasks at once."""
     found = []
     for part in parts(plan, workers):
-        seconds = rates.seconds(part.kind, part.nbytes)
-        found.append(replace(part, seconds=seconds and seconds * part.times / part.lanes))
+        seconds, (least, most) = rates.seconds(part.kind, part.nbytes), rates.range(part.kind, part.nbytes)
+        share = part.times / part.lanes
+        found.append(replace(part, seconds=seconds and seconds * share, range=(least * share, most * share)))
     return TimePlan(tuple(found))
 
 
@@ -83,8 +105,8 @@ def parts(plan: Plan, workers: int) -> Iterator[Part]:
             if node.takes.moved_nbytes:
                 kind = " ".join(filter(None, (_class(node.stage), node.takes.rate, _backends(node.stage))))
                 if times := node.takes.times:
-                    yield Part(node.name, f"{kind} {BESIDE}", 1)
-                yield Part(node.name, kind, node.takes.moved_nbytes, times=times or 1.0)
+                    yield Part(node.name, f"{kind} {BESIDE}", 1, work=node.name)
+                yield Part(node.name, kind, node.takes.moved_nbytes, times=times or 1.0, work=node.name)
         elif node.work is not None and node.work.chunks:
             lanes = max(1, min(workers, cores(), len(node.work.chunks)))
             for one in [*_views(plan, node), node]:
@@ -94,9 +116,9 @@ def parts(plan: Plan, workers: int) -> Iterator[Part]:
                 store = store_of(one)
                 nbytes = sum(s.nbytes for s in store.specs.values()) if store is not None else 0
                 nbytes = nbytes or sum(c.nbytes_in for c in node.work.chunks)
-                yield Part(one.name, _kind(plan, one), nbytes, lanes)
+                yield Part(one.name, _kind(plan, one), nbytes, lanes, work=node.name)
             if written := sum(f.nbytes for f in node.work.outputs):
-                yield Part(node.name, f"{_class(node.stage)} finish", written, finish=True)
+                yield Part(node.name, f"{_class(node.stage)} finish", written, finish=True, work=node.name)
 
 
 def learn(

@@ -9,21 +9,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError
+from pipeline.config.names import place_name
+from pipeline.errors import StorageError, some
 from pipeline.figures import Cell, Figure, cell
 from pipeline.redact import hide
 from pipeline.reporting import console
 from pipeline.reporting.card import Card
 from pipeline.reporting.manifest import Report, figures_of
 from pipeline.reporting.trainings import curve, losses, over_seeds, settings
-from pipeline.tables import table
+from pipeline.tables import shortened, table
+from pipeline.tensors.spec import UNQUANTIZED, called
 
 AFTER = "done after"  # since the sweep began: jobs of one graph take turns, and share what they need
 BITS, SIZES, ERRORS, LAST = "bits a weight", ("size", "smaller"), ("max abs", "RMSE", "SQNR"), (AFTER, "result")
 GOING = ("max abs", "RMSE", AFTER, "smaller", "SQNR", "top-1", "result")  # of the console's table, in this order
-BF16 = 16.0
-FAILED = "failed"
-UNQUANTIZED = "unquantized"
+NAMED = 32  # characters of a name in a picture, whose width it has to share
+FAILED, OF = "failed", ", of "
 
 Line = dict[str, Cell]
 Rows = Sequence[tuple[str, Any]]
@@ -142,13 +143,22 @@ def _before(rows: Rows) -> list[Line]:
     for name, report in reports:
         figures = {n: v for result in report.results.values() for n, v in _of(result, "before").items()}
         if figures and not any(figures.items() <= one.items() for one in themselves):
-            size = Figure(report.nbytes_bf16, "B")
-            line = {BITS: Figure(BF16), "size": size, "smaller": Figure(1.0, "×", ".2f"), **figures}
-            found.setdefault(tuple(line.items()), (line, []))[1].append(name)
+            what, nbytes, values = _baseline(report)
+            bits, smaller = 8 * nbytes / values, 2 * values / nbytes
+            line = {BITS: Figure(bits), "size": Figure(nbytes, "B"), "smaller": Figure(smaller, "×", ".2f"), **figures}
+            found.setdefault((what, *line.items()), (line, []))[1].append(name)
     several = len(found) > 1
     return [
-        {"job": f"{UNQUANTIZED}, of {names[0]}" if several else UNQUANTIZED, **line} for line, names in found.values()
+        {"job": f"{what}{OF}{names[0]}" if several else what, **line} for (what, *_), (line, names) in found.items()
     ]
+
+
+def _baseline(report: Report) -> tuple[str, int, int]:
+    """What the model is called that a job is compared with, its bytes, and how many values these are."""
+    given = next((r["baseline"] for r in report.results.values() if isinstance(r, Mapping) and r.get("baseline")), None)
+    if given is None:  # a report of earlier days
+        return UNQUANTIZED, report.nbytes_bf16, report.nbytes_bf16 // 2
+    return called(given["encodings"]), given["nbytes"], given["values"]
 
 
 def _of(result: Any, key: str) -> Line:
@@ -190,19 +200,23 @@ def _picture(rows: Rows, folder: Path) -> list[Path]:
         values = [scored[job][2] for job in jobs]
         report = scored[jobs[0]][1]
         points.append(Point(name, report.bits_per_weight, values, _scheme(report)))
-    before = [(str(line["job"]), line.get("perplexity")) for line in _before(rows)]
-    points += [Point(name, BF16, [p.value], UNQUANTIZED) for name, p in before if isinstance(p, Figure)]
+    kinds = {called(report.encodings) for _, report, _ in scored if not report.error.count}
+    for line in _before(rows):
+        name, bits, perplexity = str(line["job"]), line[BITS], line.get("perplexity")
+        if isinstance(bits, Figure) and isinstance(perplexity, Figure):
+            kinds.add(kind := name.partition(OF)[0])
+            points.append(Point(name, bits.value, [perplexity.value], kind))
     about = _about([report for _, report, _ in scored])
-    tradeoff(folder / "sweep.png", about, BITS, "perplexity", points, UNQUANTIZED)
+    tradeoff(folder / "sweep.png", about, BITS, "perplexity", points, {UNQUANTIZED, *kinds})
     return [folder / "sweep.png"]
 
 
 def _scheme(report: Report) -> str:
-    """What most of its values are packed as."""
+    """What most of what it quantized is packed as; where that is nothing, what it was already."""
     found: dict[str, int] = {}
     for row in report.tensors:
         found[row["encoding"]] = found.get(row["encoding"], 0) + row["count"]
-    return max(found, key=lambda encoding: found[encoding]) if found else UNQUANTIZED
+    return max(found, key=lambda encoding: found[encoding]) if found else called(report.encodings)
 
 
 def _about(reports: Sequence[Report]) -> str:
@@ -216,12 +230,13 @@ def _about(reports: Sequence[Report]) -> str:
         texts |= dict.fromkeys(rows)
         scored |= {sum(int(row.get("scored", 0)) for row in rows.values() if isinstance(row, Mapping))} - {0}
     much = f"{' or '.join(f'{n:,}' for n in sorted(scored))} tokens scored" if scored else ""
-    said = [" and ".join(filter(None, models)), ", ".join(texts), much]
+    names = [shortened(model, NAMED) for model in models if model]
+    said = [" and ".join(names), some([shortened(text, NAMED) for text in texts], most=2), much]
     return " · ".join(filter(None, said))
 
 
 def _model(command: Sequence[str]) -> str:
-    """What the overrides call it: the last part of where it lies, or its option."""
+    """What the overrides call it: after where it lies, or its option."""
     given = {o.lstrip("+").partition("=")[0]: o.partition("=")[2] for o in command}
-    source = given.get("model.source", "").strip("'\"").rstrip("/")
-    return hide(source.rpartition("/")[2] or given.get("model", ""))
+    source = given.get("model.source", "").strip("'\"")
+    return hide(place_name(source) or given.get("model", ""))

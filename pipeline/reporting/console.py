@@ -11,8 +11,9 @@ from pipeline.errors import PlanError, shown, some
 from pipeline.redact import hide
 from pipeline.tables import GLUE, WIDEST, Grid, table, unbroken, width, wrapped
 from pipeline.terminal import line, safe, say
-from pipeline.units import show_bytes, show_seconds
+from pipeline.units import show_bytes
 
+COMMANDS = ("weightmill ", "python -m ")  # how a line begins that is to be pasted
 FEW = 2  # tensors with the same thing wrong, that have a line each
 
 
@@ -48,11 +49,12 @@ def stream(text: str) -> None:
 
 
 def error(why: Exception) -> None:
-    """Say an error as people should read it, folded where it is known how wide it may be."""
+    """Say an error as people should read it, folded where it is known how wide it may be; a command to paste is not."""
     columns = width(sys.stderr)
     for said in error_lines(why):
         for part in said.split("\n"):
-            say("\n".join(wrapped(safe(part), columns, indent="    ")) if columns else part)
+            fold = columns is not None and not part.startswith(COMMANDS)
+            say("\n".join(wrapped(safe(part), columns or 0, indent="    ")) if fold else part)
 
 
 def error_lines(why: Exception) -> list[str]:
@@ -149,7 +151,7 @@ def plan_tables(plan: Any) -> list[Any]:
     beside = f" and keeps at most {show_bytes(plan.kept_nbytes)} beside it" if plan.kept_nbytes else ""
     found.append(
         f"reads {show_bytes(read)} in {len(plan.inputs)} files, writes {show_bytes(plan.written_nbytes)}{beside}, "
-        f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(holders)}"
+        f"{len(chunks)} chunk{'s' * (len(chunks) != 1)}{_bits(plan, holders)}"
     )
     if plan.memory is not None:
         found += memory_lines(plan.memory)
@@ -171,9 +173,9 @@ def folded(files: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
 def time_line(time: Any) -> str:
     """How long it will take; where it is not known of all stages, of which it is not, and what the others take."""
     if time.seconds is not None:
-        return f"time about {show_seconds(time.seconds)}, by what this machine has measured before"
-    known = sum(s for p in {p.stage for p in time.parts} if (s := time.of(p)) is not None)
-    others = f"; about {show_seconds(known)} for the others" if known else ""
+        return f"time about {time.said()}, by what this machine has measured before"
+    known = time.said({p.stage for p in time.parts} - {*time.unknown})
+    others = f"; about {known} for the others" if len({p.stage for p in time.parts}) > len(time.unknown) else ""
     return f"time: no rate measured yet of {', '.join(time.unknown)}{others}; the first run measures it"
 
 
@@ -181,8 +183,7 @@ def _time_of(time: Any, stage: str) -> str:
     """How long a stage will take; a stage without work of its own takes none."""
     if all(p.stage != stage for p in time.parts):
         return ""
-    seconds = time.of(stage)
-    return "not known" if seconds is None else show_seconds(seconds)
+    return time.said({stage}) or "not known"
 
 
 def kernels_table(plan: Any) -> list[Any]:
@@ -247,14 +248,18 @@ def tune_table(found: Sequence[tuple[str, int, int, float]]) -> list[Any]:
     return [table("Tuned", ("setting", "by default", "here", "as fast"), rows, right=(1, 2, 3))]
 
 
-def _bits(holders: Sequence[Any]) -> str:
-    """Effective bits per weight of what comes out of the last of these nodes."""
+def _bits(plan: Any, holders: Sequence[Any]) -> str:
+    """Effective bits per weight of what comes out of the last of these nodes, and its size against a packed source."""
     from pipeline.planning.wiring import store_of
-    from pipeline.reporting.manifest import nbytes_of
+    from pipeline.reporting.sizes import against_source, nbytes_of, source_nbytes
 
     store = store_of(holders[-1]) if holders else None
     values = sum(s.size for s in store.specs.values()) if store is not None else 0
-    return f", {8 * nbytes_of(holders[-1]) / values:.3f} bits a weight" if values else ""
+    if not values:
+        return ""
+    nbytes = nbytes_of(holders[-1])
+    change = against_source(source_nbytes(plan), 2 * values, nbytes)
+    return f", {8 * nbytes / values:.3f} bits a weight{f', {change}' if change else ''}"
 
 
 def mermaid(plan: Any) -> str:

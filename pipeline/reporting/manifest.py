@@ -24,9 +24,10 @@ from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.reporting.card import Card
+from pipeline.reporting.sizes import against_source, nbytes_of, source_nbytes
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
 from pipeline.tables import table, unbroken
-from pipeline.tensors.spec import TensorSpec, group_of
+from pipeline.tensors.spec import TensorSpec, encodings, group_of
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line, safe
 from pipeline.units import show_bytes, show_seconds
@@ -52,9 +53,10 @@ class Report(Card):
         inputs: path, nbytes, mtime_ns and xxh3_128 of every file read (of weights when it was asked for).
         outputs: path, nbytes and xxh3_128 of every file written.
         stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
-        errors: group, tensors, count, max_abs, rmse, sqnr_db.
-        tensors: the same by tensor, with encoding.
-        nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written.
+        errors: group, encoding, tensors, count, max_abs, rmse, sqnr_db.
+        tensors: the same by tensor.
+        nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written; nbytes_source: in the source.
+        encodings: what is packed of what it gives: encoding → values.
         chunks: chunks in all, and how many an earlier try had done.
         backends: op and backend of every kernel that ran.
         declined: op, backend, reason, ran (the backend that did it instead) and times, of every kernel that could not.
@@ -66,6 +68,7 @@ class Report(Card):
         reused: the run was complete already; nothing was done.
         chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
+        exports: stage → the folder that it exported to.
         found: stage → where its result was kept, which an earlier run had found; its times are of then.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
@@ -93,6 +96,9 @@ class Report(Card):
     ignored: list[dict[str, Any]] = field(default_factory=list)
     found: dict[str, str] = field(default_factory=dict)
     predicted: list[dict[str, Any]] = field(default_factory=list)
+    nbytes_source: int = 0
+    encodings: dict[str, int] = field(default_factory=dict)
+    exports: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -123,7 +129,12 @@ class Report(Card):
     @property
     def shown(self) -> list[Any]:
         pictures = sorted(Path(self.run).glob("*.png")) if Path(self.run).is_dir() else []
-        return [*tables(self), *pictures, Path(self.run)]
+        return [*tables(self), *pictures, *self.places]
+
+    @property
+    def places(self) -> list[Path]:
+        """Where to look for what it made: the folders of its exports, and last the run's own."""
+        return [*map(Path, self.exports.values()), Path(self.run)]
 
     def __repr__(self) -> str:
         found = [f"{name} {v}" for result in self.results.values() for name, v in figures_of(result).items()]
@@ -133,14 +144,6 @@ class Report(Card):
     @property
     def error(self) -> ErrorStats:
         return sum((stats_of(t) for t in self.tensors), ErrorStats())
-
-
-def nbytes_of(node: Node) -> int:
-    """What the tensors that a stage gives take: as written, where it says so, or as they are in its store."""
-    written: int | None = optional(node.work, WorkHooks, "nbytes")
-    store = store_of(node)
-    specs = store.specs.values() if store is not None else ()
-    return sum(s.nbytes for s in specs) if written is None else written
 
 
 def stats_of(row: Mapping[str, Any]) -> ErrorStats:
@@ -198,9 +201,9 @@ def build_report(
         _error_row(n, e) | {"group": group_of(n), "encoding": specs[n].encoding if n in specs else ""}
         for n, e in errors.items()
     ]
-    groups: dict[str, list[ErrorStats]] = {}
-    for name, stats in errors.items():
-        groups.setdefault(group_of(name), []).append(stats)
+    groups: dict[tuple[str, str], list[ErrorStats]] = {}
+    for row in tensors:
+        groups.setdefault((row["group"], row["encoding"]), []).append(errors[row["name"]])
     return Report(
         run=str(plan.context.run_dir),
         command=command,
@@ -217,11 +220,16 @@ def build_report(
         ],
         outputs=[{"path": str(f.path), "nbytes": f.nbytes, "xxh3_128": f.xxh3_128} for f in _outputs(plan, results)],
         stages=list(stages.values()),
-        errors=[_error_row(g, sum(s, ErrorStats())) | {"tensors": len(s)} for g, s in groups.items()],
+        errors=[
+            _error_row(group, sum(s, ErrorStats())) | {"tensors": len(s), "encoding": encoding}
+            for (group, encoding), s in groups.items()
+        ],
         tensors=tensors,
         nbytes_bf16=sum(2 * s.size for s in specs.values()),
         nbytes_in=sum(f.nbytes for f in plan.inputs),
         nbytes_out=nbytes_out,
+        nbytes_source=source_nbytes(plan),
+        encodings=encodings(specs.values()),
         chunks=done,
         backends=sorted(list(b) for b in backends),
         declined=[
@@ -231,6 +239,7 @@ def build_report(
         ignored=left_out(plan),
         versions=versions(),
         chosen=chosen(plan),
+        exports={n: str(r.path) for n in plan.nodes if isinstance(r := results[n], Exported)},
         found=dict(found or {}),
         exit_code=max((optional(results[n], ResultHooks, "exit_code") for n in plan.nodes), default=0),
         results={n: plain(found) for n in plan.nodes if (found := _found(plan, results, n)) is not None},
@@ -360,8 +369,8 @@ def _rows_of_stages(file: Path) -> list[str]:
 
 
 def tables(report: Report, *, seen: bool = False) -> list[Any]:
-    """What `console.out` takes: stages, errors by group, results, and one line of summary: a result's own, where it has
-    one.
+    """What `console.out` takes: stages, errors by group, results, and one line of summary. Where a result has its own,
+    that was asked for, and not what each stage took.
 
     Args:
         seen: what stages stream stands there already, above.
@@ -372,29 +381,38 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         rate = f"{show_bytes(max(taken, given) / seconds)}/s" if seconds > 1e-6 and given else "–"
         sizes = (show_bytes(n) if given else "–" for n in (taken, given))  # a model that runs passes nothing on
         stages.append((line(row["name"]), row["tensors"], *sizes, f"{seconds:.2f} s", rate))
-    found: list[Any] = [table("Stages", ("stage", "tensors", "in", "out", "time", "rate"), stages, right=range(1, 6))]
     verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
+    columns: tuple[str, ...] = ("stage", "tensors", "in", "out", "time", "rate")
+    found: list[Any] = [] if verdicts else [table("Stages", columns, stages, right=range(1, 6))]
     if report.errors:
-        errors = []
+        errors: list[Sequence[str]] = []
         for row in report.errors:
             sqnr = "exact" if row["sq_error"] == 0 else f"{stats_of(row).sqnr_db:.2f} dB"
             figures = (f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
-            errors.append((line(row["name"]), *figures))
+            errors.append((line(row["name"]), line(row.get("encoding", "")), *figures))
         title = "Difference" if verdicts else "Quantization error"
-        found.append(table(title, ("tensors", "", "max abs", "RMSE", "SQNR"), errors, right=range(1, 5)))
+        columns = ("tensors", "as", "", "max abs", "RMSE", "SQNR")
+        mixed = len({name for name, *_ in errors}) < len(errors)  # else a scheme is plain from the group
+        if not mixed:
+            columns, errors = (columns[0], *columns[2:]), [(name, *figures) for name, _, *figures in errors]
+        drop = ["max abs", "RMSE"] if mixed else []
+        found.append(table(title, columns, errors, right=range(1 + mixed, len(columns)), drop=drop))
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         came = seen and name not in report.found and not report.reused
         found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
-    if verdicts:  # what was asked for, not how much was read for it
+    if verdicts:
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
     found += [f"{name}: from an earlier run: {unbroken(where)}" for name, where in report.found.items()]
     reused, chunks = report.chunks["reused"], report.chunks["all"]
     again = f", {reused} of {chunks} chunks from before" if reused else ""
+    against = against_source(report.nbytes_source, report.nbytes_bf16, report.nbytes_out)
+    change = against or f"{report.ratio:.2f}× smaller"
+    source = f"{show_bytes(report.nbytes_source)} in the source, " if against else ""
     found.append(
-        f"{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({report.ratio:.2f}× smaller, "
+        f"{source}{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({change}, "
         f"{report.bits_per_weight:.3f} bits a weight), "
         f"{report.seconds:.2f} s{again}"
     )

@@ -7,7 +7,7 @@ from pipeline.errors import Problem
 from pipeline.planning.wiring import Plan
 from pipeline.reporting.card import Card
 from pipeline.reporting.console import kernels_table, plan_tables
-from pipeline.units import show_bytes, show_seconds
+from pipeline.units import show_bytes
 
 
 @dataclass(frozen=True, repr=False)
@@ -42,7 +42,10 @@ class Planned(Card):
 
     @property
     def shown(self) -> list[Any]:
-        return [*plan_tables(self.plan), *kernels_table(self.plan), *(f"error: {p}" for p in self.problems)]
+        wrong = [f"error: {p}" for p in self.problems]
+        if self.plan.failures:  # what could be planned all the same is not what was asked for
+            return wrong
+        return [*plan_tables(self.plan), *kernels_table(self.plan), *wrong]
 
     def __repr__(self) -> str:
         said = [
@@ -51,6 +54,7 @@ class Planned(Card):
         ]
         if self.plan.memory is not None:
             said.append(f"peak memory {show_bytes(self.plan.memory.peak)}")
-        said.append(f"about {show_seconds(self.seconds)}" if self.seconds is not None else "time not known yet")
+        time = self.plan.time.said() if self.plan.time is not None else ""
+        said.append(f"about {time}" if time else "time not known yet")
         said += [f"{len(self.problems)} problem{'s' * (len(self.problems) != 1)}"] if self.problems else []
         return f"plan: {', '.join(said)}: {self.plan.context.run_dir}"

@@ -7,9 +7,12 @@ from statistics import fmean
 from typing import Any
 
 BLUE, GREY, INK = "#2f6db5", "#8a8f98", "#3b4048"
-# Told apart by people who see fewer colours, too (Okabe and Ito 2008), but for the yellow.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
-MARKERS = "os^vP"  # a new one when the colours are used up
+# Told apart by people who see fewer colours, too: Okabe and Ito (2008) but for the yellow and the black, and four that
+# stay apart from these and from INK whoever looks (tests/unit/reporting/test_plots.py).
+COLOURS = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#490092", "#661100", "#b66dff", "#003f5c",
+)  # fmt: skip
+MARKERS = "os^vPX<"  # each kind has the next; seven and ten make seventy that differ
 FRONT = "no other is smaller and better"
 TICKS_BITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 PLACES = ((8, 8, "left"), (8, -9, "left"), (-8, 8, "right"), (-8, -9, "right"), (0, 16, "center"), (0, -17, "center"),
@@ -89,29 +92,28 @@ class Point:
 
 
 def tradeoff(
-    path: Path, about: str, x_label: str, y_label: str, points: Sequence[Point], without: str = ""
+    path: Path, about: str, x_label: str, y_label: str, points: Sequence[Point], without: Collection[str] = ()
 ) -> None:  # fmt: skip
     """What is paid (x) for what is had (y), both better when less: points with a line through those that no other
     beats, and bars from least to largest where something was tried several times; a PNG at `path`.
 
     Args:
         about: what was measured, below the title.
-        without: the kind that nothing was paid away of, with a line of its own to compare with.
+        without: kinds that nothing was paid away of, with lines of their own to compare with.
     """
     from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
-    figure, axes = _figure(8, 5)
+    figure, axes = _figure(10, 5)
     best = undominated(points)
     shown = axes.plot([p.x for p in best], [p.y for p in best], color=GREY, linewidth=1, zorder=2, label=FRONT)
-    for point in (p for p in points if p.kind == without):
+    for point in (p for p in points if p.kind in without):
         axes.axhline(point.y, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
-    kinds = list(dict.fromkeys(p.kind for p in sorted(points, key=lambda p: (p.kind == without, p.x))))
+    kinds = list(dict.fromkeys(p.kind for p in sorted(points, key=lambda p: (p.kind in without, p.x))))
     for n, kind in enumerate(kinds):
         some = [p for p in points if p.kind == kind]
         spread = [[p.y - min(p.values) for p in some], [max(p.values) - p.y for p in some]]
-        turn = n % len(COLOURS), MARKERS[n // len(COLOURS) % len(MARKERS)]
-        style: dict[str, Any] = {"color": COLOURS[turn[0]], "marker": turn[1]}
-        style = {"color": INK, "marker": "D", "markerfacecolor": "white"} if kind == without else style
+        style: dict[str, Any] = {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+        style = {"color": INK, "marker": "D", "markerfacecolor": "white"} if kind in without else style
         style |= {"label": _as_it_is(kind), "zorder": 3, "linestyle": "none", "markersize": 6}
         if any(len(p.values) > 1 for p in some):
             style |= {"yerr": spread, "capsize": 3, "elinewidth": 1}
@@ -129,7 +131,7 @@ def tradeoff(
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.tick_params(labelsize=8)
-    axes.legend(handles=shown, frameon=False, fontsize=8, loc="upper right")
+    figure.legend(handles=shown, frameon=False, fontsize=8, loc="outside right upper")  # where it covers nothing
     _annotate(figure, axes, points)
     figure.savefig(path, dpi=150)
 
@@ -158,7 +160,6 @@ def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     figure.draw_without_rendering()
     taken = [_box(axes.transData.transform((p.x, p.y)), DOT) for p in points]
     frame = axes.get_window_extent()
-    taken += [axes.get_legend().get_window_extent()]
     for point in points:
         for dx, dy, side in PLACES:
             said = axes.annotate(
@@ -237,8 +238,8 @@ def bands(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str
     """Named lines, of x, y, and the least and largest y that the band around each reaches to; a PNG at `path`."""
     figure, axes = _figure(8, 4.5)
     for i, (name, (x, y, least, largest)) in enumerate(given.items()):
-        axes.plot(x, y, label=_as_it_is(name), color=f"C{i % 10}", **_style(x))
-        axes.fill_between(x, least, largest, color=f"C{i % 10}", alpha=0.15, linewidth=0)
+        axes.plot(x, y, label=_as_it_is(name), color=COLOURS[i % len(COLOURS)], **_style(x))
+        axes.fill_between(x, least, largest, color=COLOURS[i % len(COLOURS)], alpha=0.15, linewidth=0)
     _finish(figure, axes, path, (title, x_label, y_label), [v for _, y, _, _ in given.values() for v in y])
 
 

@@ -12,12 +12,11 @@ from typing import Any, Protocol
 
 from pipeline.events import Events
 from pipeline.reporting.console import stream
-from pipeline.tables import shortened
-from pipeline.terminal import line, safe, say
+from pipeline.tables import shortened, width, wrapped
+from pipeline.terminal import NARROW, line, safe, say
 from pipeline.units import show_progress
 
 EVERY_S, DRAWN_S = 5.0, 0.1  # of lines in a log, and on a screen
-NARROW = 80  # of a screen whose width nobody knows
 LEAST_LABEL = 12
 
 
@@ -113,7 +112,7 @@ class _InPlace:
 
     def say(self, text: str) -> None:
         self.clear()
-        self._write(f"{safe(text)}\n")
+        self._write("".join(f"{one}\n" for one in wrapped(safe(text), _columns(self._file), indent="  ")))
 
     def stream(self, text: str) -> None:
         self.clear()
@@ -139,10 +138,11 @@ class _Lines:
         now = time.monotonic()
         if now - self._last >= self._every_s:
             self._last = now
-            say(line(text))
+            say(shortened(line(text), width(sys.stderr) or NARROW))
 
     def say(self, text: str) -> None:
-        say(text)
+        columns = width(sys.stderr)
+        say("\n".join(wrapped(safe(text), columns, indent="  ")) if columns else text)
 
     def stream(self, text: str) -> None:
         stream(text)

@@ -68,6 +68,9 @@ def groups_table() -> list[Any]:
 
 def explained_tables(found: Explained) -> list[Any]:
     """A group with its options, or settings with their defaults and what they may be."""
+    groups = {o.group for o in found.options}
+    if len(groups) > 1:
+        return [table(found.key, ("option", "what it is"), [(o.typed, o.says) for o in found.options])]
     if found.options:
         first = found.chosen.name if found.chosen else None
         said = found.chosen.says if found.chosen else ""
@@ -77,15 +80,18 @@ def explained_tables(found: Explained) -> list[Any]:
         arrow = [f"→ {group}={first} unless another is chosen"] if first else []
         return [table(title, ("", "option", "what it is"), shown), *arrow]
     settings = rows(found.settings)
+    says = [f"{found.key}: {found.says}"] if found.says else []
+    if not settings:
+        return says or [f"{found.key}: without settings of its own"]
     keys, kinds = {row.key for row in settings}, {row.allowed for row in settings}
     alike = len(keys) == 1 and len(kinds) == 1  # one setting, said once and above
     title = f"{settings[0].key}: {settings[0].allowed}" if alike and settings[0].allowed else found.key
     columns = {
         "of": [row.of for row in settings],
-        "setting": [] if len(keys) == 1 else [row.key for row in settings],
+        "setting": [] if keys == {found.key.lstrip("+~")} else [row.key for row in settings],
         "default": [row.default for row in settings],
         "what it says": [row.says for row in settings],
         "may be": [] if alike else [row.allowed for row in settings],
     }
     columns = {name: cells for name, cells in columns.items() if any(cells)}
-    return [table(title, tuple(columns), zip(*columns.values(), strict=True), drop=["may be"])]
+    return [*says, table(title, tuple(columns), zip(*columns.values(), strict=True), drop=["may be"])]

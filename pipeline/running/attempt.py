@@ -29,7 +29,7 @@ from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.reporting.manifest import METRICS, Report, build_report, write_config, write_records
 from pipeline.reporting.mesh import draw_placements
 from pipeline.running import peak
-from pipeline.running.description import Description, describe, read_description, refuse
+from pipeline.running.description import Description, describe, of_what_is_made, read_description, refuse
 from pipeline.running.exports import Exports, adopts, places_of
 from pipeline.running.graph import Failure
 from pipeline.running.journal import Journal, locked
@@ -93,7 +93,7 @@ class Attempt:
         self.journal = Journal(run_dir / "journal.jsonl")
         self._locks.callback(self.journal.close)
         before = read_description(run_dir)
-        self._what = _as_described(run, plan, before, self._digests)
+        self._what = _as_described(run, plan, before, self._digests, self.job.command)
         earlier = _earlier(run_dir, before, self._what, plan, run, events)
         if isinstance(earlier, Report):
             self.complete = earlier
@@ -211,6 +211,7 @@ class Attempt:
         whole = len(done) == len(records) and not any(r.get("took") for r in done)
         report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
+        final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)
         write_records(run_dir, run, report)
         write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
@@ -219,13 +220,13 @@ class Attempt:
         return report
 
 
-def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
+def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path, command: Sequence[str] = ()) -> list[Problem]:
     """What would stop this run on disk, for a plan that is not executed: another run, a target, too little space."""
     outputs = outputs_of(run)
     if found := [*run_folder(plan), *unkeepable(plan, Results(outputs / FOLDER))]:
         return found
     before = read_description(run_dir)
-    what = _as_described(run, plan, before, Digests())
+    what = _as_described(run, plan, before, Digests(), command)
     same = before is not None and not before.new_in(what)
     if same and (run_dir / "manifest.json").exists() and not run.spine.overwrite:
         return []  # complete: running it again does nothing
@@ -242,7 +243,9 @@ def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path) -> list[Problem]:
         return [Problem("paths.run", str(why))]
 
 
-def _as_described(run: RunConfig, plan: Plan, before: Description | None, digests: Digests) -> Description:
+def _as_described(
+    run: RunConfig, plan: Plan, before: Description | None, digests: Digests, command: Sequence[str]
+) -> Description:
     """What the run is. The keys of one that goes on are those that it began with, whatever is known since."""
 
     def known(file: InputFile) -> str | None:
@@ -250,10 +253,10 @@ def _as_described(run: RunConfig, plan: Plan, before: Description | None, digest
 
     keyed(run, plan, known)
     what = describe(plan, plan.keys, known, before)
-    if before is None or not before.new_in(what):
-        return what
-    keyed(run, plan, digests.of)
-    return describe(plan, plan.keys, digests.of)
+    if before is not None and before.new_in(what):
+        keyed(run, plan, digests.of)
+        what = describe(plan, plan.keys, digests.of)
+    return replace(what, command=of_what_is_made(command))
 
 
 def unkeepable(plan: Plan, results: Results) -> Iterable[Problem]:

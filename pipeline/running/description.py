@@ -1,19 +1,23 @@
-"""What a run is: `run.json` in its folder. Two runs with equal nodes that write to the same places give equal bytes."""
+"""What a run is: `run.json` in its folder. Two runs with equal nodes, typed alike, that write to the same places give
+equal bytes.
+"""
 
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline.config.names import HOW
 from pipeline.digest import InputFile, identity
-from pipeline.errors import ConfigError, SourceError, shown
+from pipeline.errors import ConfigError, SourceError, short, shown
 from pipeline.files import read_whole
 from pipeline.hooks import optional
 from pipeline.planning.identity import Difference, Key, Known, differences
 from pipeline.planning.wiring import Plan
+from pipeline.redact import hide
 from pipeline.stage import WorkHooks
 
 
@@ -27,12 +31,14 @@ class Description:
             at its end with all digests; where only the run could tell more, `resolved` and the final key as `found`.
         places: stage that writes → where to, relative to the run's folder where it lies in it.
         inputs: path → nbytes, mtime_ns, inode, and xxh3_128 as far as it was known.
+        command: the overrides that say what is made, for people (`of_what_is_made`); of earlier versions nothing.
     """
 
     id: str
     nodes: Mapping[str, Mapping[str, Any]]
     places: Mapping[str, str]
     inputs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    command: Sequence[str] = ()
 
     def known(self, file: InputFile) -> str | None:
         """The digest of a file that is still what it was; as it was known then."""
@@ -109,11 +115,25 @@ def refuse(run_dir: Path, before: Description, found: Sequence[tuple[str, Differ
     if sections <= {"code", "libraries"}:
         said = ", ".join(shown(list(dict.fromkeys(str(d) for _, d in found))))
         raise ConfigError(f"{run_dir} was made by another version of the code ({said}); overwrite=true makes it again")
-    said = ", ".join(shown([f"{name}: {d}" for name, d in found]))
+    said = _told_apart(before.command, now.command) or "; ".join(shown([f"{n}: {d}" for n, d in found], most=3))
     raise ConfigError(
-        f"{run_dir} holds a run with other stages ({said}); overwrite=true replaces it, paths.run=DIR puts this one "
-        "elsewhere"
+        f"{run_dir} holds another run ({said}). paths.run=DIR puts this one elsewhere, overwrite=true replaces it"
     )
+
+
+def of_what_is_made(command: Iterable[str]) -> tuple[str, ...]:
+    """The overrides that say what a run is: not how it is done, nor where it lies."""
+    return tuple(hide(o) for o in command if o.lstrip("+~").partition("=")[0].partition(".")[0] not in HOW)
+
+
+def _told_apart(then: Sequence[str], now: Sequence[str]) -> str:
+    """What two commands say each for itself of what is made; nothing where one is not known."""
+    if not then or not now:
+        return ""
+    theirs, ours = (short(" ".join(o for o in one if o not in other), 400) for one, other in ((then, now), (now, then)))
+    if theirs and ours:
+        return f"{theirs}; this one: {ours}"
+    return f"this one has {ours}" if ours else f"of {theirs}" if theirs else ""
 
 
 def _input(file: InputFile) -> dict[str, Any]:
@@ -125,6 +145,7 @@ def read_description(run_dir: Path) -> Description | None:
     try:
         said = dict(json.loads(read_whole(run_dir / "run.json")))
         nodes, places, inputs = (dict(said.get(k, {})) for k in ("nodes", "places", "inputs"))
-        return Description(str(said.get("id", "")), nodes, places, inputs)
+        command = [str(word) for word in said.get("command", ())]
+        return Description(str(said.get("id", "")), nodes, places, inputs, command)
     except (SourceError, ValueError, TypeError):
         return None

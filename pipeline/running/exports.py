@@ -175,11 +175,11 @@ class Exports:
             with nullcontext() if ours is not None and ours.users else self.results.alone(keys[name].id):
                 before = _read(self.results, keys[name])
                 others = [p for p in (before.places if before else ()) if p != export.path and p.is_dir()]
-                value = {
-                    "places": [str(p) for p in (export.path, *others)],
-                    "files": files,
-                    "records": [{k: v for k, v in r.items() if k != "reused"} for r in records],
-                }
+                done = tuple({k: v for k, v in r.items() if k != "reused"} for r in records)
+                now = Kept(self.results.folder / keys[name].id, (export.path, *others), files, done)
+                if now == before:  # this run's own, when it was killed before its manifest was written; or what it took
+                    continue
+                value = {"places": [str(p) for p in now.places], "files": files, "records": list(done)}
                 self.results.keep(keys[name].id, value, keys[name].parts)
 
 

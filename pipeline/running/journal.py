@@ -105,7 +105,7 @@ def _taken(file: Path, busy: str, made: list[Path]) -> int | None:
         made += [p for p in file.parents if not p.exists()]
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as why:
-        raise StorageError(f"{file}: {why.strerror}") from None
+        raise StorageError(f"{file.parent}: this folder cannot be made: {why.strerror}; choose another") from None
     try:
         fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     except FileNotFoundError:

@@ -10,14 +10,9 @@ from pipeline.engine import Loads
 from pipeline.errors import PlanError
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_run
+from pipeline.running import text_stream
 
 STAGES = "stages=[load,decode,quantize]"  # of such a run; it is composed with `engine` built
-AS_IT_IS = ("model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep")
-
-
-def how(quantized: bool) -> tuple[str, ...]:
-    """The overrides that make a run such a one; where no `quant=` is said, every tensor stays as it is."""
-    return (STAGES, *(() if quantized else AS_IT_IS))
 
 
 def loaded(config: RunConfig, override: str, *, text: bool = False) -> Any:
@@ -32,7 +27,7 @@ def loaded(config: RunConfig, override: str, *, text: bool = False) -> Any:
     """
     loads = Loads(config.built["engine"], text)
     run = replace(config, stages={**config.stages, "model": loads}, nodes={**config.nodes, "model": {}})
-    kernels.prepare([run], lambda said: None)
+    kernels.prepare([run], text_stream.live)
     plan = plan_run(run, Path(config.spine.paths.run).absolute(), override=override)
     if plan.problems:
         raise PlanError(plan.problems)

@@ -7,8 +7,10 @@ so, and the seconds that took count for no rate.
 import time
 
 from pipeline.running import text_stream
+from pipeline.tables import shortened
 from pipeline.units import show_progress
 
+COLUMNS, LEAST = 80, 12  # of a line, and at least of what is being done
 EVERY_S = 0.1  # lines come no faster
 
 
@@ -38,7 +40,9 @@ class Progress:
         now = time.perf_counter()
         if now - self._said >= EVERY_S:
             self._said = now
-            text_stream.live(show_progress(self._what, self._done, self._total, self._unit, self._rate(now)))
+            numbers = show_progress("", self._done, self._total, self._unit, self._rate(now))
+            what = self._what and f"{shortened(self._what, max(LEAST, COLUMNS - 2 - len(numbers)))}: "
+            text_stream.live(f"{what}{numbers}")
 
     def _rate(self, now: float) -> float:
         return (self._done - self._before) / max(1e-9, now - self._start - self._aside)

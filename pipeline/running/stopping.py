@@ -15,7 +15,9 @@ from typing import NoReturn
 from pipeline.terminal import say
 
 SIGNALS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "hung up"}
+GOES_ON = "the same command goes on from here"
 _seen: list[int] = []  # signals that arrived, in order
+_then = GOES_ON
 
 
 class Stopped(KeyboardInterrupt):
@@ -26,8 +28,14 @@ class Stopped(KeyboardInterrupt):
         self.signum = signum
 
 
-def listen() -> None:
-    """Take the signals that this process was not started to ignore (`nohup`, a shell's background jobs)."""
+def listen(then: str = GOES_ON) -> None:
+    """Take the signals that this process was not started to ignore (`nohup`, a shell's background jobs).
+
+    Args:
+        then: what `end` says of the work.
+    """
+    global _then
+    _then = then
     for signum in SIGNALS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
             signal.signal(signum, _take)
@@ -53,6 +61,6 @@ def end(signum: int) -> NoReturn:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
     with contextlib.suppress(RuntimeError):  # the signal came in the middle of a write
-        say(f"{SIGNALS[signal.Signals(signum)]}; the same command goes on from here")
+        say(f"{SIGNALS[signal.Signals(signum)]}; {_then}")
         sys.stdout.flush()
     os._exit(128 + signum)

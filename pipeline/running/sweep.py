@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pipeline.errors import PlanError, Problem, StageError, StorageError, WeightmillError
+from pipeline.errors import PlanError, Problem, StageError, StorageError, WeightmillError, some
 from pipeline.events import Events
 from pipeline.places import reason
 from pipeline.planning import kernels
@@ -30,7 +30,9 @@ def planned(asked: Asked, verb: str) -> list[Any]:
     problems: list[Problem] = []
     for alike in _by_dask(asked.jobs):
         sweep = plan_jobs([asked.jobs[i] for i in alike], fetch=False)
-        if verb == "graph":
+        if any(plan.failures for plan in sweep.plans):
+            pass  # what could be planned all the same is not what was asked for
+        elif verb == "graph":
             console.out(console.mermaid(sweep.whole))
         elif verb == "why":
             for job, plan in zip(sweep.jobs, sweep.plans, strict=True):
@@ -39,7 +41,9 @@ def planned(asked: Asked, verb: str) -> list[Any]:
         else:
             console.out(*sweep_tables(sweep))
         for job, plan in zip(sweep.jobs, sweep.plans, strict=True):
-            found = plan.problems or (obstacles_ahead(job.run, plan, job.run_dir) if verb == "plan" else [])
+            found = plan.problems or (
+                obstacles_ahead(job.run, plan, job.run_dir, job.command) if verb == "plan" else []
+            )
             problems += [Problem(f"{job.name}: {p.where}", p.message) for p in found]
     if problems:
         raise PlanError(problems)
@@ -50,7 +54,7 @@ def executed(asked: Asked) -> list[Outcome]:
     """Run the jobs, and say how they compare.
 
     Raises:
-        StageError: some failed; names each with its cause.
+        StageError: some failed; names them with their cause, those that failed alike together.
         StorageError: the comparison cannot be kept.
     """
     with progress(asked.jobs[0].run.spine.progress) as events:
@@ -58,7 +62,13 @@ def executed(asked: Asked) -> list[Outcome]:
     console.out(*found.shown)
     failed = [(name, why) for name, why in found.reports if isinstance(why, Exception)]
     if failed:
-        lines = "\n".join(f"  {name}: {str(why).splitlines()[0]}" for name, why in failed)
+        alike: dict[str, list[tuple[str, Exception]]] = {}
+        for name, why in failed:
+            alike.setdefault(_reason(why), []).append((name, why))
+        lines = "\n".join(
+            f"  {', '.join(name for name, _ in those)}: {_first_words(reason if len(those) > 1 else str(those[0][1]))}"
+            for reason, those in alike.items()
+        )
         raise StageError(f"{len(failed)} of {len(asked.jobs)} jobs failed\n{lines}")
     return [outcome for _, outcome in found.reports]
 
@@ -76,11 +86,12 @@ def ran(asked: Asked, events: Events) -> Comparison:
     except OSError as why:
         raise StorageError(f"{asked.folder}: {reason(why)}") from None
     outcomes: dict[int, Outcome] = {}
+    told: dict[str, str] = {}
     kernels.prepare([job.run for job in jobs], events.say)
     for alike in _by_dask(jobs, set(first)):
 
         def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
-            _say(alike[n], asked, outcome, events)
+            _say(alike[n], asked, outcome, events, told)
 
         outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
     rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
@@ -96,12 +107,30 @@ def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[lis
         yield alike
 
 
-def _say(i: int, asked: Asked, outcome: Outcome, events: Events) -> None:
-    number = f"{i + 1}/{len(asked.jobs)}"
+def _reason(why: Exception) -> str:
+    """Why a job failed; the same for others that failed alike, of whatever else."""
+    return "\n".join(dict.fromkeys(p.message for p in why.problems)) if isinstance(why, PlanError) else str(why)
+
+
+def _first_words(text: str) -> str:
+    """What is wrong, without what to do about it, which was said when it came up."""
+    return (text.splitlines() or [""])[0].partition("; ")[0]
+
+
+def _say(i: int, asked: Asked, outcome: Outcome, events: Events, told: dict[str, str]) -> None:
+    """How a job ended.
+
+    Args:
+        told: why jobs failed so far, and the first that did so; a reason is said once.
+    """
+    number, name = f"{i + 1}/{len(asked.jobs)}", asked.jobs[i].name
     if isinstance(outcome, Report):
-        events.say(ended(number, asked.jobs[i].name, outcome))
+        events.say(ended(number, name, outcome))
+    elif (first := told.setdefault(_reason(outcome), name)) != name:
+        of = f": {some([p.where for p in outcome.problems])}" if isinstance(outcome, PlanError) else ""
+        events.say(f"[{number}] {name}: failed as {first} did{of}")
     else:
-        events.say(f"[{number}] {asked.jobs[i].name}: failed")
+        events.say(f"[{number}] {name}: failed")
         known = isinstance(outcome, WeightmillError)
         for said in console.error_lines(outcome if known else StageError(f"{type(outcome).__name__}: {outcome}")):
             events.say(said)

@@ -6,6 +6,8 @@ Whoever runs the graph in this process may listen. It is for people's eyes: resu
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from pipeline import terminal
+
 Sink = Callable[[str], None]
 _sink: Sink | None = None
 _live: Sink | None = None
@@ -28,6 +30,14 @@ def write(text: str) -> None:
     """Show `text`, if anybody listens."""
     if _sink is not None:
         _sink(text)
+
+
+def say(line: str) -> None:
+    """The same of a line that is to be seen in any case."""
+    if _sink is not None:
+        _sink(f"{line}\n")
+    else:
+        terminal.say(line)
 
 
 def live(line: str) -> None:

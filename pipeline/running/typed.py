@@ -9,9 +9,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from pipeline.files import cache_folder
+from pipeline.running.interrupts import Interrupts, TakenBack
 from pipeline.terminal import say
 
 PROMPT, MORE, QUOTES = "> ", ". ", '"""'
+GOES_ON = "\\"  # at the end of a line that is typed
 MOST_KEPT = 1000  # texts of the history
 
 
@@ -21,7 +23,7 @@ class Typed:
 
     Attributes:
         text: with a lone surrogate for each byte that is no character.
-        quoted: it stood between three quotes, and so is no command whatever it begins with.
+        quoted: it stood between three quotes, or is of several lines, and so is no command whatever it begins with.
         line: where it begins; the first is 1.
     """
 
@@ -31,23 +33,35 @@ class Typed:
 
 
 class Lines:
-    """Texts from stdin; on a terminal edited with readline, whose history is kept for the next time."""
+    """Texts from stdin; on a terminal edited with readline, whose history is kept for the next time, line by line.
 
-    def __init__(self, commands: Sequence[str]):
-        self._commands = commands
+    Attributes:
+        person: somebody types them.
+    """
+
+    def __init__(self, commands: Sequence[str], interrupts: Interrupts):
+        self._commands, self._interrupts = commands, interrupts
+        self.person = sys.stdin.isatty()
+        self._edits = self.person and sys.stdout.isatty()
         self._readline: Any = None
         self._count = 0  # lines that were read
         self._history = cache_folder() / "chat_history"
 
     def __enter__(self) -> Self:
-        if sys.stdin.isatty() and sys.stdout.isatty():
+        if self._edits:
             with suppress(ImportError):  # Python may be built without
                 import readline
 
                 self._readline = readline
                 readline.set_completer_delims(" ")
                 readline.set_completer(self._completed)
-                readline.parse_and_bind("tab: complete")
+                if "libedit" in (readline.__doc__ or ""):
+                    readline.parse_and_bind("bind ^I rl_complete")
+                else:
+                    readline.parse_and_bind("tab: complete")
+                    if os.environ.get("TERM") != "dumb":  # several lines are one text then; Python turns it off
+                        readline.parse_and_bind("set enable-bracketed-paste on")
+                readline.set_auto_history(False)
                 with suppress(OSError):
                     readline.read_history_file(self._history)
         return self
@@ -55,10 +69,18 @@ class Lines:
     def __exit__(self, kind: type[BaseException] | None, why: BaseException | None, at: TracebackType | None) -> None:
         if self._readline is not None:
             self._readline.set_history_length(MOST_KEPT)
-            with suppress(OSError):  # nowhere to keep it
-                self._history.parent.mkdir(parents=True, exist_ok=True)
-                os.close(os.open(self._history, os.O_CREAT, 0o600))
+            with suppress(OSError):
                 self._readline.write_history_file(self._history)
+
+    def _keep(self, line: str) -> None:
+        """Now, and not at the end: there may be none that anybody is told of."""
+        if self._readline is None or not line.strip():
+            return
+        self._readline.add_history(line)
+        with suppress(OSError):  # nowhere to keep it
+            self._history.parent.mkdir(parents=True, exist_ok=True)
+            os.close(os.open(self._history, os.O_CREAT, 0o600))
+            self._readline.append_history_file(1, self._history)
 
     def _completed(self, text: str, state: int) -> str | None:
         found = [c for c in self._commands if c.startswith(text)] if text.startswith("/") else []
@@ -69,10 +91,10 @@ class Lines:
         while True:
             try:
                 return self._text()
-            except KeyboardInterrupt:
+            except TakenBack:
                 say("")
             except EOFError:
-                if sys.stdin.isatty():
+                if self.person:
                     say("")
                 return None
 
@@ -80,7 +102,9 @@ class Lines:
         text = self._line(PROMPT)
         begun = self._count
         if not text.startswith(QUOTES):
-            return Typed(text, False, begun)
+            while self.person and text.endswith(GOES_ON):
+                text = text.removesuffix(GOES_ON) + "\n" + self._line(MORE)
+            return Typed(text, "\n" in text, begun)
         text = text.removeprefix(QUOTES)
         try:
             while not text.rstrip().endswith(QUOTES):
@@ -90,10 +114,11 @@ class Lines:
         return Typed(text.rstrip().removesuffix(QUOTES).strip("\n"), True, begun)
 
     def _line(self, prompt: str) -> str:
-        if sys.stdin.isatty() and sys.stdout.isatty():
-            line = input(prompt)
+        if self._edits:
+            line = self._interrupts.typing(lambda: input(prompt))
+            self._keep(line)
         else:  # bytes: whether strange ones raise, and lose what follows, would depend on the locale
-            read = sys.stdin.buffer.readline()
+            read = self._interrupts.typing(sys.stdin.buffer.readline)
             if not read:
                 raise EOFError
             line = read.decode(sys.stdin.encoding, "surrogateescape").removesuffix("\n").removesuffix("\r")

@@ -2,12 +2,15 @@
 
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
 from pipeline.tensors.scheme import Scheme
+
+UNQUANTIZED = "unquantized"  # what people call weights of which nothing is packed
 
 # Bits of one element, for every dtype of the safetensors format (safetensors 0.8, `Dtype`).
 DTYPE_BITS = {
@@ -91,6 +94,21 @@ class TensorSpec:
             "tensor" if (s.block_elems, rows) == (0, 0) else f"{columns}" if rows == 1 else f"{rows or 'all'}x{columns}"
         )
         return "/".join(filter(None, (s.element, block, s.scale, s.zero and f"zero:{s.zero}", s.second)))
+
+
+def encodings(specs: Iterable[TensorSpec]) -> dict[str, int]:
+    """Of tensors that are packed: encoding → values, the most first."""
+    values: dict[str, int] = {}
+    for spec in specs:
+        if spec.scheme is not None:
+            values[spec.encoding] = values.get(spec.encoding, 0) + spec.size
+    return dict(sorted(values.items(), key=lambda one: -one[1]))
+
+
+def called(packed: Iterable[str]) -> str:
+    """What people call weights as they came, by their `encodings`."""
+    names = ", ".join(packed)
+    return f"as it came: {names}" if names else UNQUANTIZED
 
 
 def group_of(tensor: str) -> str:

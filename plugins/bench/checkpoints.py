@@ -22,12 +22,14 @@ class Form:
 
     Attributes:
         roles: names of groups of tensors that `quant` applies to.
+        keeps: names of groups that stay as they come; without `quant`, what is packed is unpacked otherwise.
         of: the form that it is made of; empty: what the model comes in.
     """
 
     quant: str = "none"
     export: str = "gguf"
     roles: tuple[str, ...] = ()
+    keeps: tuple[str, ...] = ()
     of: str = ""
 
 
@@ -58,17 +60,17 @@ MODELS = {
         {
             "bf16": Form(export="plain"),
             "bf16 GGUF": Form(of="bf16"),
-            "Q8_0": Form("q8_0", "gguf", _ALL, "bf16"),
-            "Q4_0": Form("q4_0", "gguf", _ALL, "bf16"),
-            "int8": Form("int8", "compressed_tensors", _ALL, "bf16"),
-            "int4": Form("int4", "compressed_tensors", _ALL, "bf16"),
+            "Q8_0": Form("q8_0", roles=_ALL, of="bf16"),
+            "Q4_0": Form("q4_0", roles=_ALL, of="bf16"),
+            "int8": Form("int8", "compressed_tensors", _ALL, of="bf16"),
+            "int4": Form("int4", "compressed_tensors", _ALL, of="bf16"),
         },
         1.1e9,
     ),
     "gpt-oss-20b, 4 layers": Model(
-        "gpt_oss", {"Q8_0": Form("q8_0", "gguf", _DENSE), "bf16": Form()}, 5.7e9, layers=4, vocab=8192
+        "gpt_oss", {"Q8_0": Form("q8_0", roles=_DENSE), "bf16": Form(keeps=("experts",))}, 5.7e9, layers=4, vocab=8192
     ),
-    "gpt-oss-20b": Model("gpt_oss", {"Q8_0": Form("q8_0", "gguf", _DENSE)}, 26e9, layers=24, vocab=201088),
+    "gpt-oss-20b": Model("gpt_oss", {"Q8_0": Form("q8_0", roles=_DENSE)}, 26e9, layers=24, vocab=201088),
 }
 
 
@@ -103,7 +105,8 @@ def _write(model: Model, to: Path) -> None:
 
 def overrides(model: Model, form: Form, source: Path) -> list[str]:
     """Of the run that makes a form."""
-    rules = ", ".join(f"{{role: {role}, to: quant}}" for role in form.roles)
+    given = {"quant": form.roles, "keep": form.keeps}
+    rules = ", ".join(f"{{role: {role}, to: {to}}}" for to, roles in given.items() for role in roles)
     return [
         f"model={model.option}", f"model.source={source}", f"model.rules=[{rules}]", f"quant={form.quant}",
         f"export={form.export}", "flow=convert", "stages.quantize.measure=false", "digest_inputs=false",

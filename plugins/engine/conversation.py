@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.engine import Reply
 from pipeline.errors import ConfigError
-from plugins.engine.generate import Kept, generate
+from plugins.engine.generate import generate
+from plugins.engine.kept import Kept
 from plugins.engine.options import Sampling
 from plugins.tokenizers.channels import ChannelText
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from plugins.engine.session import Model
 
 ANSWER, PLAIN = "final", ""  # labels of text: an answer among channels; there are none
+LEAST_FREE = 8  # the part of what the model reads that is to be left for an answer
 
 
 class Conversation:
@@ -52,26 +54,56 @@ class Conversation:
     ) -> Reply:
         """See `pipeline.engine.Conversation`."""
         tokenizer = self._model.tokenizer
-        if self.chat:
-            ids = tokenizer.chat(messages, **variables)
-        else:
-            ids = tokenizer.encode("".join(str(m["content"]) for m in messages), special=True)
-        if self.room is not None:
-            if len(ids) >= self.room:
-                raise ConfigError(f"the conversation has {len(ids):,} tokens, and the model reads {self.room:,}")
-            sampling = replace(sampling, max_tokens=min(sampling.max_tokens, self.room - len(ids)))
+        ids, left_out = self._fitting(messages, variables)
+        most = sampling.max_tokens if self.room is None else min(sampling.max_tokens, self.room - len(ids))
         streams = [ChannelText(tokenizer, marks=False)] if self.channels else None
 
         def shown(row: int, text: str) -> None:
             on_text(streams[0].label if streams else PLAIN, text)
 
         [done], timings = generate(
-            self._model.runtime, [ids], sampling, ends=tokenizer.eos, tokenizer=tokenizer, streams=streams,
-            on_text=shown, kept=self._kept, wanted=wanted,
+            self._model.runtime, [ids], replace(sampling, max_tokens=most), ends=tokenizer.eos, tokenizer=tokenizer,
+            streams=streams, on_text=shown, kept=self._kept, wanted=wanted,
         )  # fmt: skip
-        said = done.text if streams is None else streams[0].answer or done.text
         thought = None if streams is None else _thoughts(streams[0])
-        return Reply(said, done.finish, timings, len(ids), thought)
+        said = done.text if streams is None else streams[0].answer or ("" if thought else done.text)
+        finish = "room" if done.finish == "length" and most < sampling.max_tokens else done.finish
+        return Reply(said, finish, timings, len(ids), thought, left_out)
+
+    def _ids(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> list[int]:
+        if self.chat:
+            return self._model.tokenizer.chat([_as_kept(m) for m in messages], **variables)
+        return self._model.tokenizer.encode("".join(str(m["content"]) for m in messages), special=True)
+
+    def _fitting(self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> tuple[list[int], int]:
+        """The tokens of `messages`, and how many of these had to be left out: where there is no room for them, or
+        hardly any for an answer, the oldest go until half of it is free. llama.cpp does so too; less, and the next turn
+        would have to read all of them again.
+
+        Raises:
+            ConfigError: the last message alone is too long.
+        """
+        ids = self._ids(messages, variables)
+        if self.room is None or len(ids) <= self.room - self.room // LEAST_FREE:
+            return ids, 0
+        first = 1 if messages[0]["role"] in ("system", "developer") else 0
+        begun = first
+        turns = [i for i in range(first + 1, len(messages)) if messages[i]["role"] == "user"]
+        for begun in turns:
+            ids = self._ids([*messages[:first], *messages[begun:]], variables)
+            if len(ids) <= self.room // 2:
+                break
+        if len(ids) >= self.room:
+            raise ConfigError(
+                f"the message has {len(ids):,} tokens, and the model reads {self.room:,}, its answer included"
+            )
+        return ids, begun - first
+
+
+def _as_kept(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What was thought is dropped once there is an answer, as the format's guide has it (docs/format.md of
+    openai/harmony: "drop any previous CoT content"); the package leaves in what came after the first answer."""
+    return {k: v for k, v in message.items() if k != "thinking"} if message.get("content") else message
 
 
 def _thoughts(stream: ChannelText) -> str | None:

@@ -1,4 +1,4 @@
-"""Text from prompts: prefill in a few static lengths, then one token a step, streamed as it comes."""
+"""Text from prompts: prefill in a few static lengths, then a few steps a program, streamed as they come."""
 
 import time
 from collections import Counter, deque
@@ -13,18 +13,21 @@ import xxhash
 
 from pipeline import meter
 from pipeline.errors import ConfigError
+from pipeline.running.progress import Progress
 from plugins.engine import sampling as samplers
+from plugins.engine.kept import Kept
 from plugins.engine.options import Sampling
+from plugins.engine.pace import Pace
 from plugins.engine.runtime import Runtime
-from plugins.engine.sizes import SMALLEST_CACHE, bucket, power_of_two
+from plugins.engine.sizes import bucket
 from plugins.engine.stopping import StopText
 from plugins.tokenizers.tokenizer import Stream, Tokenizer
 
 Finish = Literal["end", "stop", "length", "interrupted"]
 
 AHEAD: Final = 2
-"""Steps that were asked for and whose tokens nobody saw yet: asking takes about a millisecond of Python's. As many are
-in vain when a text ends of its own accord."""
+"""Programs that were asked for and whose tokens nobody saw yet: asking takes about a millisecond of Python's, on a core
+that kernels would have. As many are in vain when a text ends of its own accord."""
 
 
 @dataclass(frozen=True)
@@ -114,34 +117,6 @@ class _Row:
         return Completion(tuple(self.tokens), "".join(self._text), self.finish or "length")
 
 
-class Kept:
-    """A cache that stays from call to call, for a prompt that goes on with what an earlier one and its text were.
-
-    Attributes:
-        ids: the tokens that it holds, from the first on.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self._cache: Any = None
-        self._slots = 0
-
-    def taken(self, runtime: Runtime, prompt: Sequence[int], length: int) -> tuple[Any, int]:
-        """The cache for `length` tokens, and how many of the prompt's it holds; all but the last one at most, as what
-        comes next follows from a token that was put through the model."""
-        pairs = enumerate(zip(self.ids, prompt, strict=False))
-        begun = min(next((i for i, (a, b) in pairs if a != b), len(self.ids)), len(prompt) - 1)
-        if self._cache is None or length > self._slots:  # a larger one begins anew: twice the work in all, at most
-            self._cache, begun = runtime.new_cache(runtime.rows(1), length, rings=False), 0
-            self._slots = power_of_two(length, SMALLEST_CACHE)
-        cache, self._cache, self.ids = self._cache.up_to(begun), None, []  # until it comes back: programs take it over
-        return cache, begun
-
-    def put(self, cache: Any, ids: Sequence[int]) -> None:
-        """Keep `cache`, which holds `ids`, and whatever comes after them."""
-        self._cache, self.ids = cache, list(ids)
-
-
 def generate(
     runtime: Runtime,
     prompts: Sequence[Sequence[int]],
@@ -186,29 +161,45 @@ def generate(
     compiled = runtime.compile_s
     prepared = time.perf_counter() - start - (compiled - before)
     start = time.perf_counter()
-    cache, last = _prefilled(runtime, cache, prompts, batch, begun, fresh=kept is None)
+    cache, last, held = _prefilled(runtime, cache, prompts, batch, begun, fresh=kept is None, wanted=wanted)
+    if held < max(lengths):  # nobody wants it any more
+        jax.block_until_ready(cache)  # type: ignore[no-untyped-call]
+        if kept is not None:
+            kept.put(cache, prompts[0][:held])
+        _interrupt(rows, on_text)
+        spent = Timings(
+            load=runtime.load_s, compile=runtime.compile_s - before, decode=0.0, steps=0, new_tokens=0,
+            prefill=time.perf_counter() - start - (runtime.compile_s - compiled), prompts=len(prompts),
+            prompt_tokens=sum(min(n, held) for n in lengths) - begun, prepare=prepared,
+        )  # fmt: skip
+        return [r.completion for r in rows], spent
     token, seen = runtime.first(last, seen, keys, numbers, kind)
     position = jnp.asarray([*lengths, *[0] * (batch - len(prompts))], jnp.int32)
     steps = 0
-    shown = runtime.fetched(token)
+    shown: Any = runtime.fetched(token)[:, None]
     first = time.perf_counter() - start - (runtime.compile_s - compiled)
     compiled_first = runtime.compile_s
     start = time.perf_counter()
-    pending: deque[Any] = deque()
+    pace = Pace(runtime.most_steps)
+    pending: deque[tuple[int, Any]] = deque()
     while True:
         # While tokens are looked at here, the next steps run on the device, or wait there for their turn.
         while len(pending) < (1 if runtime.eager else AHEAD) and steps + 1 < sampling.max_tokens:
-            cache, token, position, seen = runtime.step(cache, token, position, seen, keys, numbers, kind)
-            pending.append(token)
-            steps += 1
-        for i, row in enumerate(rows):
-            if row.finish is None and (text := row.push(int(shown[i]))):
-                on_text(i, text)
-        if not wanted():
-            _interrupt(rows, on_text)
+            count = min(pace.steps, sampling.max_tokens - 1 - steps)
+            cache, made, token, position, seen = runtime.steps(count, cache, token, position, seen, keys, numbers, kind)
+            pending.append((count, made))
+            steps += count
+        for tokens in shown.T:
+            for i, row in enumerate(rows):
+                if row.finish is None and (text := row.push(int(tokens[i]))):
+                    on_text(i, text)
+            if not wanted():
+                _interrupt(rows, on_text)
         if all(r.finish for r in rows):
             break
-        shown = runtime.fetched(pending.popleft())
+        count, made = pending.popleft()
+        shown = runtime.fetched(made)[:, :count]
+        pace.took(count)
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
     if kept is not None:
         kept.put(cache, [*prompts[0], *rows[0].tokens[:steps]])
@@ -257,16 +248,20 @@ def _keys(seed: int, prompts: Sequence[Sequence[int]], batch: int) -> Any:
 
 
 def _prefilled(
-    runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], batch: int, start: int = 0, *, fresh: bool = True
-) -> tuple[Any, Any]:
-    """The cache with all prompts, and the hidden state of each one's last token, [B, D].
+    runtime: Runtime, cache: Any, prompts: Sequence[Sequence[int]], batch: int, start: int = 0, *, fresh: bool = True,
+    wanted: Callable[[], bool] = lambda: True,
+) -> tuple[Any, Any, int]:  # fmt: skip
+    """The cache with all prompts, the hidden state of each one's last token, [B, D], and how many tokens of the
+    longest it holds: all, unless nobody wanted more.
 
     Args:
         start: tokens of the prompts that it holds already.
         fresh: whether a cache that holds none has a program of its own.
+        wanted: whether to go on; asked after each part of a prompt that takes several.
     """
     longest = max(map(len, prompts))
     last = jnp.zeros((batch, runtime.hidden), runtime.dtype)
+    going = Progress("reading", longest, "tokens", done=start)
     while start < longest:
         width = bucket(longest - start)
         tokens = np.zeros((batch, width), np.int32)
@@ -279,8 +274,13 @@ def _prefilled(
             if start < len(prompt) <= start + width:
                 pick[i] = len(prompt) - 1 - start
         cache, last = runtime.prefill(cache, tokens, positions, pick, last, fresh=fresh and start == 0)
-        start += width
-    return cache, last
+        start = min(start + width, longest)
+        if start < longest:
+            jax.block_until_ready(last)  # type: ignore[no-untyped-call]
+            going.add(width)
+            if not wanted():
+                break
+    return cache, last, start
 
 
 def _seen(runtime: Runtime, prompts: Sequence[Sequence[int]], batch: int) -> Any:

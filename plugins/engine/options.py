@@ -74,6 +74,11 @@ class Sampling:
         return self.repetition_penalty != 1
 
     @property
+    def next_seed(self) -> int:
+        """The smallest after the largest."""
+        return self.seed + 1 if self.seed + 1 < 2**MOST_BITS else -(2**MOST_BITS)
+
+    @property
     def kind(self) -> tuple[bool, bool, bool]:
         """What the compiled step depends on."""
         return self.greedy, self.filters, self.penalizes

@@ -20,9 +20,10 @@ from pipeline.running import member, text_stream
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
-from plugins.engine.sizes import SMALLEST_CACHE, power_of_two, rows
+from plugins.engine.sizes import MOST_STEPS, SMALLEST_CACHE, power_of_two, rows
 from plugins.engine.spread import Spread
 from plugins.kernels.dequantize.traced import decode
+from plugins.kernels.varying import along, axes_of
 from plugins.mesh.store import DeviceStore
 from plugins.models.common.cache import Cache, CacheDtype, LayerShape
 from plugins.models.common.decoder import Decoder, Tap
@@ -114,7 +115,9 @@ class Runtime:
         options = COMPILER_OPTIONS.get(self.device.platform)
         self._programs[key] = jitted.lower(*args).compile(compiler_options=options)
         member.agreed()  # one that still compiles keeps the others waiting, and collectives wait for half a minute only
-        self.compile_s += time.perf_counter() - start
+        took = time.perf_counter() - start
+        self.compile_s += took
+        text_stream.live(f"compiled {key[0]} in {took:.1f} s" if isinstance(key, tuple) else "compiled")
 
     def fetched(self, array: Any) -> Any:
         """A result as NumPy has it, whole; some of it may lie in other processes."""
@@ -175,6 +178,11 @@ class Runtime:
         """Parts that the rows of a batch are divided into, over the devices of a mesh."""
         return 1 if self.spread is None else self.spread.ways
 
+    @property
+    def most_steps(self) -> int:
+        """Steps that one program may make: one, where they are no program, and where processes have to agree on it."""
+        return 1 if self.eager or (self.spread is not None and self.spread.mesh.processes > 1) else MOST_STEPS
+
     def rows(self, n: int) -> int:
         """Rows that programs for a batch of `n` sequences have."""
         return rows(n, self.ways)
@@ -201,6 +209,12 @@ class Runtime:
             self._compile(key, self.spread.made(create))
         return self._programs[key]()  # type: ignore[no-any-return]
 
+    def grown(self, cache: Cache, length: int) -> Cache:
+        """What a cache without rings holds, in a larger one."""
+        size = power_of_two(length, SMALLEST_CACHE)
+        grow = lambda model, cache: (cache.grown(size), ())  # noqa: E731
+        return self.call("grow", grow, cache, static=size)[0]  # type: ignore[no-any-return]
+
     def cache_nbytes(self, batch: int, length: int) -> int:
         """Bytes of such a cache on one device."""
         shapes, batch, length, dtype = self._cache_of(batch, length)
@@ -224,12 +238,15 @@ class Runtime:
         fn = partial(_first, kind=kind)
         return self.call("first", fn, last, seen, keys, numbers, static=kind)  # type: ignore[no-any-return]
 
-    def step(self, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any) -> Any:
-        """One more token: cache, tokens [B], positions [B], and what was seen."""
-        fn = partial(_step, kind=kind)
-        args = (cache, token, position, seen, keys, numbers)
-        cache, (token, position, seen) = self.call("step", fn, *args, static=kind, donate=(0, 3))
-        return cache, token, position, seen
+    def steps(
+        self, count: int, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, kind: Any
+    ) -> Any:
+        """`count` more tokens, 1 … MOST_STEPS, in one program: cache, the tokens [B, MOST_STEPS], the last of them [B],
+        positions [B], and what was seen."""
+        fn = partial(_steps, kind=kind)
+        args = (cache, token, position, seen, keys, numbers, np.int32(count))
+        cache, (tokens, token, position, seen) = self.call("step", fn, *args, static=kind, donate=(0, 3))
+        return cache, tokens, token, position, seen
 
 
 def _forward(model: Decoder, tokens: Any, positions: Any) -> Any:
@@ -253,12 +270,33 @@ def _first(model: Decoder, last: Any, seen: Any, keys: Any, numbers: Any, *, kin
     return _chosen(model.logits(last), seen, keys, jnp.int32(0), numbers, kind)
 
 
-def _step(
-    model: Decoder, cache: Cache, token: Any, position: Any, seen: Any, keys: Any, numbers: Any, *, kind: Any
+def _steps(
+    model: Decoder,
+    cache: Cache,
+    token: Any,
+    position: Any,
+    seen: Any,
+    keys: Any,
+    numbers: Any,
+    count: Any,
+    *,
+    kind: Any,
 ) -> Any:
-    hidden, cache = model(token[:, None], position[:, None], cache, fresh=False)  # type: ignore[assignment]
-    token, seen = _chosen(model.logits(hidden[:, 0]), seen, keys, position + 1, numbers, kind)
-    return cache, (token, position + 1, seen)
+    graph, state = nnx.split(model)
+    weights = jax.tree.leaves(state)
+
+    def one(i: Any, so_far: Any) -> Any:
+        cache, tokens, token, position, seen = so_far
+        # What is done to weights stays in the loop: before it XLA would make all of them wide, and keep them so.
+        own = [jax.lax.optimization_barrier((w, i))[0] for w in weights]  # type: ignore[no-untyped-call]
+        model = nnx.merge(graph, jax.tree.unflatten(jax.tree.structure(state), own))
+        hidden, cache = model(token[:, None], position[:, None], cache, fresh=False)
+        token, seen = _chosen(model.logits(hidden[:, 0]), seen, keys, position + 1, numbers, kind)
+        return cache, tokens.at[:, i].set(token), token, position + 1, seen
+
+    tokens = jnp.zeros((len(token), MOST_STEPS), token.dtype)
+    cache, *rest = jax.lax.fori_loop(0, count, one, (cache, along(axes_of(token), tokens), token, position, seen))
+    return cache, tuple(rest)
 
 
 def _chosen(logits: Any, seen: Any, keys: Any, at: Any, numbers: Any, kind: Any) -> Any:

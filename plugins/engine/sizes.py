@@ -2,6 +2,7 @@
 
 BUCKETS = (16, 32, 64, 128, 256, 512, 1024)  # tokens of a prompt that a program takes; longer ones take several turns
 SMALLEST_CACHE = 128
+MOST_STEPS = 8  # of decoding, in one program
 LOGITS_NBYTES = 32 << 20  # of float32 logits at once, when a text is scored
 
 

@@ -110,7 +110,8 @@ class Blockwise:
     def encode(
         self, x: Any, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None
     ) -> Any:
-        """`x` `[..., n]` as a QTensor; with `measure`, (QTensor, ErrorStats).
+        """`x` `[..., n]` as a QTensor; with `measure`, which `pipeline.measured` asks of this class alone,
+        (QTensor, ErrorStats): the kernels measure in the same pass.
 
         Args:
             observed: Extremes of the matrices that `x` is a part of; None when it holds them whole.

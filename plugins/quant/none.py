@@ -1,14 +1,13 @@
-"""No quantization: weights leave as they came, packed ones decoded."""
+"""No quantization: weights leave as they came; packed ones decoded, or packed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.ops import Call, Kernel
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.stats import ErrorStats
 
 
 @dataclass(frozen=True)
@@ -16,9 +15,11 @@ class Unquantized:
     """The method whose scheme is None.
 
     Attributes:
-        dequantize: decodes what arrives packed.
+        packed: what becomes of what arrives packed: `unpack`, or `keep`, where it can be written so.
+        dequantize: decodes it.
     """
 
+    packed: Literal["unpack", "keep"] = "unpack"
     dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     @property
@@ -29,9 +30,14 @@ class Unquantized:
     def needs_extremes(self) -> bool:
         return False
 
-    def encode(self, x: Any, *, measure: bool = False) -> Any:
-        """`x` itself: there is nothing to encode, and nothing is lost."""
-        return (x, ErrorStats()) if measure else x
+    @property
+    def keeps(self) -> bool:
+        """See `pipeline.method.MethodHooks`."""
+        return self.packed == "keep"
+
+    def encode(self, x: Any) -> Any:
+        """`x` itself: there is nothing to encode."""
+        return x
 
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
         """The kernel calls that unpacking the tensor `name` makes, which is stored as `spec`."""

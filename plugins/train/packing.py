@@ -36,8 +36,8 @@ class Packing:
     def chosen(self, specs: Mapping[str, TensorSpec]) -> tuple[dict[str, Method], list[Problem]]:
         """Tensor → the method that it is to take, of those that are not in its scheme; and all that is wrong."""
         known = {"quant": self.method, **self.methods}
-        rules = (*self.extra_rules, *self.rules)
-        found, problems = assigned(rules, self.roles, known, specs, again=self.allow_requantize)
+        again = self.allow_requantize
+        found, problems = assigned(self.rules, self.roles, known, specs, again=again, extra=self.extra_rules)
         if not problems and not any(m.scheme for m in found.values()):
             problems.append(Problem("quant", "packs no tensor, and training is to be for a packed export: quant=NAME"))
         return {n: m for n, m in found.items() if m.scheme not in (None, specs[n].scheme)}, problems

@@ -16,8 +16,10 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Parameter
 from pipeline.planning.layout import batch_problems
 from pipeline.planning.mesh_costs import weights_nbytes
+from pipeline.running import text_stream
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Footprint, Gang, Saves
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec
+from pipeline.tensors.store import StoreHooks
 from pipeline.training import DataPlan, Splits, Trained
 from plugins.engine.engine import Engine
 from plugins.models.device import device_nbytes, device_spec
@@ -148,8 +150,17 @@ class Trainer:
             rate=self._kind(checkpoint),
             steps=lies.exchanged(self.at_once, self.batch // self.at_once, tokens),
             host_reads=lies.reads(),
+            reads=self._of_nothing(checkpoint),
         )
         return self.result_specs(checkpoint), takes
+
+    def _of_nothing(self, checkpoint: Checkpoint) -> str:
+        """What is to be said where what `transform` rounds or freezes are weights that know nothing yet."""
+        fresh = optional(checkpoint.store, StoreHooks, "seeded") is not None
+        if self.transform is None or not fresh:
+            return ""
+        what = "freezes" if self.freezing is not None else "rounds"
+        return f"warning: {what} weights that are random still (init); train=full comes before that"
 
     def _saves(self, state: int) -> Saves:
         """States of so many bytes; while one is written, that which it comes for is there, too."""
@@ -293,6 +304,8 @@ class Trainer:
         """See `pipeline.training.Trainer.train`."""
         from plugins.train import start, start_members
 
+        if said := self._of_nothing(checkpoint):
+            text_stream.write(f"{said}\n")
         if self.population is not None:
             return start_members.train(self, ctx, checkpoint, data)
         return start.train(self, ctx, checkpoint, data, tokenizer, seed, self.teacher(checkpoint, teacher))

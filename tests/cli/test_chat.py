@@ -1,59 +1,18 @@
 """`chat` as people use it: on a terminal, where Ctrl-C ends an answer and not the program."""
 
 import os
-import pty
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cases import caches
+from tests.cases.terminals import Terminal
 from tests.cli.run import ROOT
 
 SHORT = ["--quant", "mxfp4", "sampling.max_tokens=2000"]
-
-
-class Terminal:
-    """A program on a terminal of 80 columns."""
-
-    def __init__(self, *args: str, cwd: Path):
-        self.pid, self._fd = pty.fork()
-        if self.pid == 0:
-            os.chdir(cwd)
-            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-            env = {
-                **os.environ,
-                "TERM": "dumb",
-                "COLUMNS": "80",
-                "PYTHONPATH": path,
-                "XDG_CACHE_HOME": str(cwd / "cache"),
-            }
-            os.execvpe(sys.executable, [sys.executable, *args], env)  # noqa: S606  this program
-        self.shown = ""
-
-    def until(self, text: str, timeout_s: float = 120) -> str:
-        """What comes until `text` does, and with it."""
-        begun, end = len(self.shown), time.monotonic() + timeout_s
-        while text not in self.shown[begun:]:
-            assert time.monotonic() < end, self.shown
-            if select.select([self._fd], [], [], 0.5)[0]:
-                self.shown += os.read(self._fd, 4096).decode(errors="replace")
-        return self.shown[begun:]
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def end(self) -> int:
-        try:
-            while os.read(self._fd, 4096):
-                pass
-        except OSError:  # the other end is closed
-            pass
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads a pseudo-terminal as Linux has it")
@@ -104,7 +63,7 @@ def test_a_chat_over_a_pipe(tmp_path: Path) -> None:
     said = ended.stderr.decode()
     assert ended.returncode == 6, said
     assert said.count("[3 tokens") == 2
-    assert "error: line 2: the conversation has" in said
+    assert "error: line 2: the message has" in said
     assert "error: line 3: byte 0xff" in said
     assert "error: not answered, or not done: line 2, line 3" in said
     assert ended.stdout.strip()

@@ -215,7 +215,7 @@ def test_a_chat_template_that_is_not_there_is_not_left_out(here: Path) -> None:
 
 def test_an_empty_text_is_named(here: Path) -> None:
     (here / "empty.txt").touch()
-    with pytest.raises(ConfigError, match=r"empty\.txt: 0 tokens"):
+    with pytest.raises(PlanError, match=r"empty\.txt: an empty file, nothing to predict"):
         run("flow=evaluate", "evaluate.texts=[empty.txt]")
 
 
@@ -278,9 +278,12 @@ def test_load_model_in_a_notebook(here: Path) -> None:
         weightmill.load_model(here / "nowhere")
 
 
-def test_load_model_keeps_what_is_wider_than_bf16(here: Path) -> None:
+def test_load_model_takes_what_generate_takes(here: Path) -> None:
     run("flow=convert", "export.dtype=fp32", "paths.run=wide", "progress=false")
-    wide = weightmill.load_model(here / "wide" / "model")
+    generated = run("model.source=wide/model", "flow=generate", "sampling.max_tokens=1", "progress=false")
+    assert generated.results["generate"]["facts"]["device_nbytes"] == 2 * 5_107_032
+    assert weightmill.load_model(here / "wide" / "model").facts["device_nbytes"] == 2 * 5_107_032
+    wide = weightmill.load_model(here / "wide" / "model", overrides=["stages.decode.dtype=keep"])
     assert wide.facts["device_nbytes"] == 4 * 5_107_032
 
 

@@ -27,7 +27,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("model.source=.", 4, "there are checkpoints in it: gpt, llama"),
     ("model.source=lama", 4, "did you mean 'llama'?"),
     ("model.source=~/nowhere", 4, "no such file or folder"),
-    ("model.source=text.txt", 4, "no container recognizes it"),
+    ("model.source=text.txt", 4, "is no checkpoint that can be read (what can: a folder or file of .safetensors;"),
     (f"+model=gemma {L}", 2, "model=gemma: there is no 'gemma' in model; here that is gemma3"),
     ("model=gpt-oss", 2, "did you mean 'gpt_oss'"),
     (f"model=gpt_oss {L} {C}", 4, "says 'llama'; model=llama is for it"),
@@ -43,7 +43,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} quant = int4", 2, "quant = int4: there are no spaces around '=': quant=int4"),
     (f"{G} quant= int4", 2, "quant= int4: there are no spaces around '=': quant=int4"),
     (f"{G} quant", 2, "'quant': a setting is written key=value"),
-    (f"{G} --quant=int4", 2, "is an option of convert, evaluate, generate, chat; without such a verb write quant=…"),
+    (f"{G} --quant=int4", 2, "is an option of convert, evaluate, generate, chat, sensitivity, transcode; without"),
     (f"{G} --qant=int4", 2, "--qant=int4: there is no such option; did you mean --quant"),
     ("-v", 2, "-v: there is no such option (weightmill --help says what there is)"),
     (f"{G} debug=true quant=int9", 2, "there is no 'int9' in quant; did you mean 'int8'"),
@@ -75,15 +75,48 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} {{export.path=a b!}}", 2, "' ' ends a value; one with it goes in quotes, here 'export.path=\"a b!\"'"),
     # Short verbs.
     ("convert", 2, "convert: of which checkpoint? weightmill convert DIR, FILE.gguf or hf://owner/name"),
-    ("convert llama int4", 2, "convert: 'int4' is one word too many"),
+    ("convert llama int4", 2, "one word too many; write python -m pipeline convert llama --quant int4"),
     ("convert llama --quant", 2, "convert --quant: a value is expected, --quant NAME"),
-    ("convert llama --format gguf", 2, "--format: there is no such option"),
+    ("convert llama --format gguf", 2, "--format gguf: there is no such option; here that is --to gguf"),
     ("convert llama --texts a.txt", 2, "convert --texts: there is no such option"),
     ("generate gpt The state of", 2, "'state' is one word too many; a prompt of several words goes in quotes"),
     ("chat llama flow=generate", 2, "chat flow=generate: a chat has no stages"),
     ("chat llama -m", 2, "chat -m: one conversation at a time"),
     ("chat llama", 3, "tokenizer"),
     ("gc --delet", 2, "did you mean '--delete'?"),
+    ("convert llama --quant q4_0 --dtype fp16", 2, "--dtype writes plain values and nothing packed"),
+    ("convert llama --to gguf --out x.gguf", 3, "export.path=x writes x/model.gguf"),
+    ("convert llama --quant int4 --rule atention=keep", 3, "rule atention=keep: the model has no such role; did you"),
+    ("convert llama --quant int4 --rule *=int9", 2, "rule *=int9: 'int9' is neither quant, keep nor a quant option"),
+    (
+        "plan convert llama --quant int4 --rule model.layers.0.*=int8", 3,
+        "'model.extra_rules=[{role: norm, to: keep}, {match: \"model.layers.0.*\", to: int8}]' keeps them",
+    ),
+    ("quantize llama --quant int4", 2, "'quantize': is no verb here; write python -m pipeline convert llama --quant="),
+    ("generate gpt", 2, "what is to be continued?"),
+    ("plan lama", 2, "plan lama: no such file or folder, and no model or verb of that name; did you mean 'llama'"),
+    # What is not Hydra's business.
+    (f"{G} {{quant=[int4,q4_0]}}", 2, "one quant is chosen, and these are 2: quant=int4, or all of them in turn"),
+    (f"-m {G} {C} {{quant=int8,[int4,q4_0]}}", 2, "with -m quant=int4,q4_0"),
+    (f"{L} flow=sensitivity sensitivity=role", 2, "no setting; did you mean sensitivity.by=role?"),
+    (f"{G} seed=${{nope}}", 2, "seed: refers to 'nope', and there is no such key"),
+    (f"{G} seed=${{oc.env:NOPE_XY}}", 2, "seed: refers to the environment variable 'NOPE_XY', which is not set"),
+    (f"{G} ~quant", 2, "refers to 'quant', and there is no such key"),
+    (f"{G} ~nokey", 2, "~nokey: there is no 'nokey' in the config"),
+    (f"{G} +seed=1", 2, "+seed=1: seed has a value; without + it is replaced: seed=1"),
+    (f"{G} seed@x=1", 2, "@ is for groups, and there is no group 'seed'"),
+    (f"{G} evaluate.texts.sub=1", 2, "evaluate.texts is a list, and has no 'sub'; it is set as a whole"),
+    (f"{G} {{evaluate.texts=[a}}", 2, "a list whose texts go in quotes, each in its own"),
+    (f"plan {L} quant=int4 {C} quant.block_elems=33", 3, "15 of 21 tensors that quant= is for"),
+    # Where it lies.
+    ("plan ./x.gguf", 4, "model.source='./x.gguf': no such file or folder in HERE"),
+    ("plan smollm2", 2, "smollm2 is a family; its checkpoints by name are smollm2_135m, smollm2_1_7b, smollm2_360m"),
+    ("chat SmolLM2", 4, "did you mean model=smollm2_135m or"),
+    ("model.source=llama/modl.safetensors", 4, "in HERE/llama; did you mean 'model.safetensors'?"),
+    (f"{L} {C} paths.run=/proc/x", 5, "/proc/x: this folder cannot be made"),
+    # explain.
+    ("explain q4_k_m", 2, "here that is q4_0 or q4_1; K-quants are read and not written"),
+    ("explain --nope", 2, "explain --nope: there is no such option"),
 ]  # fmt: skip
 
 
@@ -118,6 +151,7 @@ def words(typed: str) -> list[str]:
 def test_what_a_mistake_is_told(typed: str, code: int, said: str, here: Path) -> None:
     before = sorted(here.rglob("*"))
     got, out, err = warm.run(words(typed), here, {**os.environ, "COLUMNS": "80"}, 60)
+    said = said.replace("HERE", str(here))
     if "debug=true" in typed:
         assert err.startswith("Traceback"), "which debug=true keeps"
         assert (got, out) == (code, "")
@@ -139,6 +173,39 @@ def test_the_version_is_ours(here: Path) -> None:
         assert (code, err) == (0, "")
         assert out.startswith("weightmill ")
         assert "Hydra" not in out
+
+
+@pytest.mark.parametrize(
+    "typed", ["plan model.source=./x.gguf", "plan model.source=~/x.gguf", "plan model.source=foo/x.safetensors"]
+)
+def test_a_file_that_is_not_there_is_no_repository(typed: str, here: Path) -> None:
+    code, _, err = warm.run(words(typed), here, {**os.environ, "COLUMNS": "80"}, 60)
+    assert code == 4
+    assert "no such file or folder" in " ".join(err.split())
+    assert "hf://" not in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("explain int4", "quant=int4: 4-bit integers"),
+        ("explain sensitivity", "sensitivity.windows"),
+        ("explain --rule", "--rule of a short verb says model.extra_rules=…"),
+        ("explain plan", "weightmill plan [VERB] SOURCE"),
+        ("explain flow=convert", "flow=convert: From one checkpoint to another."),
+        ("explain auto", "tokenizer=auto"),
+        ("plan --help", "weightmill plan [VERB] SOURCE"),
+        ("verify --help", "weightmill verify A B [KEY=VALUE …]"),
+        ("--help", "Choices (group=name)"),
+        (f"plan llama {C}", "peak memory"),
+        (f"why gpt_oss {C}", "no earlier run has one"),
+    ],
+)
+def test_what_is_no_mistake(typed: str, said: str, here: Path) -> None:
+    code, out, err = warm.run(words(typed), here, {**os.environ, "COLUMNS": "80"}, 60)
+    assert code == 0, err
+    assert said in out
+    assert max(map(len, out.splitlines())) <= 80 or typed == f"plan llama {C}", "but for the path of a file"
 
 
 def test_there_are_fifty() -> None:

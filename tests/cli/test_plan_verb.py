@@ -57,7 +57,7 @@ def test_a_plan_without_weights_and_the_run_that_needs_them(tmp_path: Path) -> N
     assert "8×448×160" in planned.out
     run = pipeline(*command, cwd=tmp_path)
     assert run.code == 4
-    assert "model.source='mine': no container recognizes it" in run.err
+    assert "model.source='mine': is no checkpoint that can be read; it has settings, and no weights" in run.err
     assert not (tmp_path / "here").exists()
     env = {"HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1"}
     planned = pipeline("plan", "+model=gpt_oss_120b", "flow=convert", "stages=[load]", cwd=tmp_path, env=env)
@@ -80,8 +80,9 @@ def test_a_complete_run_is_no_obstacle_to_itself_but_to_others(tmp_path: Path) -
     planned = pipeline("plan", *MAIN, cwd=tmp_path)
     assert planned.code == 0
     assert "done already: export; `why` says where" in planned.out.splitlines()
+    assert "\ntime" not in planned.out  # nothing is left to do
     assert "done already" not in pipeline("plan", *MAIN, "overwrite=true", cwd=tmp_path).out
     other = pipeline("plan", *MAIN, "quant.scale_rule=even", cwd=tmp_path)
     assert other.code == 3
     assert "done already" not in other.out
-    assert "holds a run with other stages" in other.err
+    assert "holds another run (this one has quant.scale_rule=even)" in " ".join(other.err.split())

@@ -57,7 +57,7 @@ def test_from_the_environment(tmp_path: Path) -> None:
     assert "complete already" in again.err
     other = signed("paths.run=run", cwd=tmp_path, WM_SECRET="hunter2hunter3")
     assert other.code == 2
-    assert "other stages (sign: field token.digest: " in other.err
+    assert "holds another run (sign: field token.digest: " in other.err
     token = "stages.sign.token=${oc.env:WM_SECRET}"  # in the name of the folder
     failed = signed(token, "stages.sign.fail=true", "dask.retries=0", cwd=tmp_path)
     assert failed.code == 6

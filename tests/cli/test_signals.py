@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.cases import big_gpt_oss
+from tests.cases.native import needs_compiler
 from tests.cases.runs import after_chunks, journaled, until, workers_of
 from tests.cli.run import QUIETLY, ROOT, done, end, start
 
@@ -63,6 +64,16 @@ def test_stopped_while_workers_start(source, tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(TERM)
     ended(process, TERM, children)
+
+
+@needs_compiler
+def test_what_cannot_go_on_does_not_say_so():
+    process = start("tune")
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("timing ")
+    process.send_signal(INT)
+    said = end(process, 30)
+    assert (said.code, said.err.splitlines()[-1]) == (128 + INT, "interrupted; nothing of it is kept")
 
 
 def test_told_again_while_it_ends():

@@ -147,8 +147,8 @@ def chunks(outputs: Path) -> dict[Path, list[str]]:
 
 
 def done(outputs: Path) -> int:
-    """How far it is."""
-    return sum(map(len, chunks(outputs).values()))
+    """How far it is: chunks in all journals. It is asked again and again, so that nothing is parsed."""
+    return sum(file.read_bytes().count(b"\n") for file in outputs.glob("*/journal.jsonl"))
 
 
 def kill_again_and_again(sweep: Sequence[str], cwd: Path, moments: Sequence[Callable[[Path], bool]]) -> int:
@@ -165,7 +165,7 @@ def kill_again_and_again(sweep: Sequence[str], cwd: Path, moments: Sequence[Call
         before, had = state(outputs), chunks(outputs)
         process = start("-m", *sweep, "progress=false", cwd=cwd)
         while process.poll() is None and not now(outputs):
-            time.sleep(0.02)
+            time.sleep(0.03)
         if ended := process.poll() is not None:
             _, err = process.communicate()
             assert process.returncode == 0, err

@@ -7,7 +7,7 @@ import psutil
 import pytest
 
 from tests.cli import warm
-from tests.cli.run import MAIN, ROOT, end, pipeline, start
+from tests.cli.run import MAIN, ROOT, Said, end, pipeline, start
 
 SOURCE = ROOT / "plugins/models/gpt_oss/tiny"
 
@@ -50,5 +50,42 @@ def test_one_that_hangs_is_killed_and_the_next_is_served(tmp_path: Path) -> None
     with pytest.raises(AssertionError, match=r"still running after 0.01 s.*'--help'"):
         pipeline("--help", cwd=tmp_path, timeout_s=0.01)
     assert pipeline("gc", cwd=tmp_path).code == 0
-    [server] = [p for p in psutil.Process().children() if "tests.cli.warm" in p.cmdline()]
-    assert server.children() == []
+    servers = [p for p in psutil.Process().children() if "tests.cli.warm" in p.cmdline()]
+    assert [p.children() for p in servers] in ([[]], [[], []])
+
+
+def test_jax_is_there_for_commands_that_run_a_model_as_those_of_tests_do(tmp_path: Path) -> None:
+    quick = warm._quick()
+    text = ("+model=gpt_oss", "flow=generate", "sampling.max_tokens=2")
+    for args in (
+        ("+model=gpt_oss",),
+        text,
+        ("-m", *text),
+        ("evaluate", "DIR"),
+        ("+model=llama", "stages=[load,evaluate]"),
+    ):
+        assert warm.runs_a_model(args, quick)
+        assert not warm.runs_a_model(args, {**quick, "JAX_ENABLE_X64": "1"})
+        assert not warm.runs_a_model(args, {**quick, "XLA_FLAGS": ""})
+    for args in (
+        ("plan", *text),
+        ("--help",),
+        (*MAIN, "flow=convert"),
+        ("convert", "DIR"),
+        (*MAIN, "stages=[load,export]"),
+    ):
+        assert not warm.runs_a_model(args, quick)
+    for n in range(2):
+        (tmp_path / str(n)).mkdir()
+    forked, started = (how(*text, cwd=tmp_path / str(n)) for n, how in enumerate((pipeline, _started)))
+    assert forked.code == started.code == 0, forked.err
+    assert _text(forked.out) == _text(started.out)
+
+
+def _started(*args: str, cwd: Path) -> Said:
+    return end(start(*args, cwd=cwd))
+
+
+def _text(out: str) -> list[str]:
+    """What was generated."""
+    return [line for line in out.splitlines() if "state of the Union" in line]

@@ -2,7 +2,8 @@
 
 Imports are half of what a short command takes, and tests run hundreds. What is forked is a process of its own like any
 other (folder, variables, streams, session, exit code) and goes through `pipeline/__main__.py` from the top; only the
-modules are there. No framework is among them, and nothing of ours has been called. How Python itself starts is what
+modules are there, and nothing of ours has been called. No framework is among them; for commands that run a model there
+is a second one, which has imported JAX too, and like them started nothing in it. How Python itself starts is what
 `tests.cli.run.start` is for.
 """
 
@@ -17,13 +18,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
+
+from pipeline import huge_pages
 
 ROOT = Path(__file__).parents[2]
 IMPORTED = (
@@ -39,6 +42,18 @@ IMPORTED = (
     *(f"plugins.models.{name}.family" for name in ("cnn", "gemma", "gpt_oss", "llama", "mlp", "qwen")),
     "plugins.tokenizers.auto", "plugins.tokenizers.loaded",
 )  # fmt: skip
+MODELS = (
+    "plugins.engine.start", "plugins.engine.session", "plugins.engine.generate", "plugins.engine.score",
+    "plugins.models.device", "plugins.models.gpt_oss.model", "plugins.models.llama.model",
+    *(f"plugins.kernels.{op}.{name}" for op in ("attention", "matmul", "moe", "rope") for name in ("native", "xla")),
+    "plugins.kernels.embed.xla", "plugins.kernels.rms_norm.xla", "plugins.kernels.softmax.xla",
+    "plugins.tokenizers.huggingface", "plugins.train.trainer",
+)  # fmt: skip
+"""What runs of models import, too."""
+OF_JAX = ("JAX_", "XLA_", "OMP_")
+"""Variables that JAX reads as it is imported, or threads that come with it."""
+COMPUTES = ("full", "evaluate", "generate", "parity", "sensitivity", "distill", "finetune", "train", "teacher")
+"""Flows and stages that run models."""
 AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CONFIG_DIR")
 """Variables that are read before the first line of ours, or as it is imported."""
 
@@ -63,6 +78,25 @@ def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
 BEGUN_WITH = _at_start(os.environ)
 
 
+def _of_jax(variables: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in variables.items() if name.startswith(OF_JAX)}
+
+
+def _quick() -> dict[str, str]:
+    """Variables of most commands. Imported by those who ask, not by the server: it has modules of the product only."""
+    from tests.cases.model_runs import quick_environment
+
+    return {**os.environ, **quick_environment()}
+
+
+def runs_a_model(args: Sequence[str], environment: Mapping[str, str]) -> bool:
+    """Whether a command imports JAX, as far as can be told by what is typed; and as the commands of tests do."""
+    chosen = [a.partition("=")[2] for a in args if a.startswith(("flow=", "stages="))]
+    computes = not chosen or any(name in one for one in chosen for name in COMPUTES)
+    alike = _of_jax(environment) == _of_jax(_quick())
+    return alike and computes and huge_pages.runs(args) and args[0] != "convert"
+
+
 def run(
     args: list[str], cwd: str | bytes | Path, environment: Mapping[str, str], timeout_s: float
 ) -> tuple[int, str, str]:
@@ -73,7 +107,7 @@ def run(
     """
     asked = {"args": args, "cwd": os.fsdecode(cwd), "environment": dict(environment)}
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        server = _server()
+        server = _server(models=runs_a_model(args, environment))
         socket.send_fds(server, [json.dumps(asked).encode()], [out.fileno(), err.fileno()])
         pid = int(server.recv(64))
         try:
@@ -99,12 +133,12 @@ def run(
 
 
 @cache
-def _server() -> socket.socket:
+def _server(*, models: bool) -> socket.socket:
     """Ours of the two ends to a server, which is started by the first who asks."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(AT_START)}
+    environment = {name: value for name, value in _quick().items() if not name.startswith(AT_START)}
     ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.cli.warm", str(its.fileno())],
+        [sys.executable, "-m", "tests.cli.warm", str(its.fileno()), *["models"][: int(models)]],
         cwd=ROOT, env={**environment, **BEGUN_WITH}, pass_fds=[its.fileno()], stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
@@ -143,9 +177,9 @@ def _serve(asked: socket.socket) -> list[str]:
         asked.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
 
 
-def _main(fd: int) -> NoReturn:
+def _main(fd: int, *, models: bool) -> NoReturn:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for name in IMPORTED:
+    for name in (*IMPORTED, *MODELS) if models else IMPORTED:
         importlib.import_module(name)
     del sys.modules["pipeline.__main__"]  # which each command runs from the top
     gc.collect()
@@ -156,4 +190,4 @@ def _main(fd: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _main(int(sys.argv[1]))
+    _main(int(sys.argv[1]), models="models" in sys.argv[2:])

@@ -137,8 +137,8 @@ def test_a_container_that_forgets(tmp_path: Path) -> None:
 class PeaksTogether(Blockwise):
     """Scales by what it sees of the whole array, so tasks that see slices disagree."""
 
-    def encode(self, x: Any, *, measure: bool = False) -> Any:
-        return super().encode(unit_scale(x * 8), measure=measure)
+    def encode(self, x: Any, **more: Any) -> Any:
+        return super().encode(unit_scale(x * 8), **more)
 
 
 def test_a_method_whose_slices_differ() -> None:
@@ -149,8 +149,26 @@ def test_a_method_whose_slices_differ() -> None:
     x = np.random.default_rng(0).standard_normal((5, 256), dtype=np.float32)
     with pytest.raises(AssertionError, match="encoded alone differs"):
         Suite().test_slices_may_be_encoded_apart(x)
+
+
+@dataclass(frozen=True)
+class Rescales(Blockwise):
+    """Codes that nobody but itself decodes to the values."""
+
+    def encode(self, x: Any, **more: Any) -> Any:
+        return super().encode(2 * np.asarray(x), **more)
+
+    def decode(self, q: Any, dtype: str = "BF16", **more: Any) -> Any:
+        return super().decode(q, dtype, **more) / 2
+
+
+def test_a_method_that_only_itself_decodes() -> None:
+    class Suite(MethodContract):
+        def method(self) -> Any:
+            return Rescales("int8", 32, "f32")
+
     with pytest.raises(AssertionError):
-        Suite().test_measures_what_it_loses(x)
+        Suite().test_measures_what_it_loses(np.random.default_rng(0).standard_normal((5, 256), dtype=np.float32))
 
 
 ADDS = {

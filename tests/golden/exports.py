@@ -6,21 +6,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.api import compose_run
-from pipeline.config import reference
 from pipeline.planning.memory import plan_run
 from tests.cases import my_llama
+from tests.cases.model_runs import QUANTIZING
 
 PAGE = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- begin: make golden -->\n", "<!-- end: make golden -->\n"
 EXPORTS = ("hf", "compressed_tensors", "modelopt", "bitsandbytes", "gguf", "orbax")  # those that keep what is packed
+AS_EXPORTED = ("nvfp4", "q4_0", "q4_1", "q8_0")  # whose second scale, or embedding, is as the export has it
 YES, GPT_OSS, NO = "●", "○", ""
 
 
 def table() -> str:
     """A row for each scheme. ● a Llama's weights stay packed, and most often gpt-oss's too, ○ gpt-oss's only."""
-    quants = [option.name for option in reference.options("quant") if option.name != "none"]
     heads = [("`quant=`", *(f"`{export}`" for export in EXPORTS)), ("---", *(":-:" for _ in EXPORTS))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in heads) + "".join(rows(quants))
+    return "".join(f"| {' | '.join(line)} |\n" for line in heads) + "".join(rows(QUANTIZING))
 
 
 def rows(quants: Sequence[str]) -> list[str]:
@@ -42,7 +42,7 @@ def _held(source: str, quant: str, exports: Sequence[str]) -> set[str]:
     held = set()
     run = compose_run([*asked, "export=auto"])
     for export in exports:
-        if quant == "nvfp4":  # whose second scale is as the export has it
+        if quant in AS_EXPORTED:
             run = compose_run([*asked, f"export={export}"])
         stage = run.stages["export"]
         option = stage.options[export]

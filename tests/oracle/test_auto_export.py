@@ -59,7 +59,30 @@ def test_gguf_opens_what_was_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     kinds = {t.name: t.tensor_type.name for t in reader.tensors}
     assert kinds["blk.1.attn_q.weight"] == kinds["blk.2.ffn_down.weight"] == "Q8_0"
     back = run(["model.source=run/model/model.gguf", "flow=convert", "paths.run=back"])
+    assert back.chosen == {"export": "gguf, chosen for int8/32/f16"}  # as it came
+    back = run(["model.source=run/model/model.gguf", "flow=convert", "quant=none", "paths.run=values"])
     assert back.chosen == {"export": "hf, chosen for plain values"}
+
+
+def test_transformers_loads_what_was_kept_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GGUF file whose embedding and head are packed: all but the embedding stays so, to the bit."""
+    from safetensors.numpy import load_file
+    from transformers import AutoModelForCausalLM
+
+    monkeypatch.chdir(tmp_path)
+    toy_models.make(tmp_path / "source", "llama2")
+    run(["model.source=source", "flow=convert", "quant=q8_0", "paths.run=run"])
+    source = "model.source=run/model/model.gguf"
+    report = run([source, "flow=convert", "export=compressed_tensors", "paths.run=packed"])
+    assert "model.embed_tokens.weight (int8/32/f16) unpacked" in report.chosen["export"]
+    run([source, "flow=convert", "quant=none", "export=plain", "export.dtype=fp32", "paths.run=values"])
+    loaded, info = AutoModelForCausalLM.from_pretrained("packed/model", dtype=torch.bfloat16, output_loading_info=True)
+    assert not any(info[k] for k in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        assert torch.isfinite(loaded(torch.tensor(TOKENS)).logits).all()
+    state = {n: p.detach().float().numpy() for n, p in loaded.named_parameters()}
+    for name, value in load_file("values/model/model.safetensors").items():
+        assert np.allclose(state[name], value, rtol=2**-7, atol=0), name
 
 
 def test_transformers_refuses_what_modelopt_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

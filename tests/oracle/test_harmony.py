@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StageError
+from plugins.engine.options import Sampling
 from plugins.tokenizers.harmony import Developer, Harmony, Message, System
 from plugins.tokenizers.harmony_parse import Parser
 from plugins.tokenizers.load import load_tokenizer
 from tests.cases import harmony as cases
+from tests.cases import scripted
 
 FOLDER = Path(os.environ.get("WEIGHTMILL_MODELS", ".models")).absolute()
 pytestmark = [
@@ -48,6 +50,29 @@ def test_the_vocabulary(tokenizer, harmony):
 def test_ids(harmony, name):
     conversation, expected = cases.CONVERSATIONS[name], cases.recorded()["conversations"][name]
     assert harmony.prompt(conversation) == expected["ids"]
+
+
+def test_a_chat_of_three_turns(tokenizer, package):
+    """What a model reads in each turn is what the package renders of all but the thoughts of answered ones, and its end
+    tokens end an answer."""
+    package, encoding = package
+    turn = tokenizer.encode(
+        "<|channel|>analysis<|message|>Hm 日本.<|end|><|start|>assistant<|channel|>final<|message|>Ja."
+    )
+    turn += encoding.stop_tokens_for_assistant_actions()[:1]
+    talk, model = scripted.conversation(tokenizer, [turn] * 3, harmony=True)
+    messages, theirs = [], [_theirs(package, Message("system", System(date="2025-06-28")))]
+    for question in ("one", "two", "three"):
+        messages.append({"role": "user", "content": question})
+        theirs.append(_theirs(package, Message("user", question)))
+        expected = encoding.render_conversation_for_completion(
+            package.Conversation.from_messages(theirs), package.Role.ASSISTANT
+        )
+        reply = talk.reply(messages, Sampling(max_tokens=99), on_text=lambda label, text: None, date="2025-06-28")
+        assert (reply.text, reply.thought, reply.finish, reply.tokens) == ("Ja.", "Hm 日本.", "end", len(expected))
+        assert expected[-len(model.read[-1]) :] == model.read[-1]
+        messages.append({"role": "assistant", "content": reply.text, "thinking": reply.thought})
+        theirs.append(_theirs(package, Message("assistant", reply.text, "final")))
 
 
 @pytest.fixture(scope="module")

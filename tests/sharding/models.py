@@ -62,7 +62,7 @@ MESHES = {
 }
 NAMES = {"all_gather": "all-gather", "psum": "all-reduce", "psum_scatter": "reduce-scatter"}  # what XLA calls them
 # Groups of int4 and int3 are as wide as rows of the toys, so that no device could have a part of a row.
-OPTIONS = sorted({p.stem for p in (model_runs.CONF / "quant").glob("*.yaml")} - {"none", "int4", "int3"})
+OPTIONS = sorted({*model_runs.QUANTIZING} - {"int4", "int3"})
 _FOLDER = TemporaryDirectory(prefix="models-")
 IDS = np.random.default_rng(0).integers(0, VOCAB, (4, LENGTH)).astype(np.int32)
 POSITIONS = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), IDS.shape)

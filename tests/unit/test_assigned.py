@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipeline.api import compose_run
-from pipeline.assigned import assigned
+from pipeline.assigned import assigned, keeping
 from pipeline.config.overrides import parsed_override
 from pipeline.errors import PlanError
 from pipeline.rules import Rule
@@ -81,6 +81,24 @@ def test_what_does_not_fit_is_said_with_the_setting_that_keeps_it() -> None:
     assert fix == f"'{setting}' keeps them"
     extra = tuple(Rule(**r) for r in OmegaConf.to_container(OmegaConf.create(parsed_override(setting).value())))
     assert assigned((*extra, *rules), ROLES, {"quant": INT4}, given, again=False)[1] == []
+
+
+def test_what_keeps_a_tensor_keeps_rules_that_were_typed() -> None:
+    """One `model.extra_rules=` replaces another, so that whoever adds a rule types all of them."""
+    extra = (Rule("int8", match="layers.0.up"),)
+    _, problems = assigned((MLP,), ROLES, {"quant": INT4, "int8": INT8}, specs(bad=(4, 40)), again=False, extra=extra)
+    assert problems == []
+    given = specs(**{"layers.0.down": (4, 40)})
+    [problem] = assigned((MLP,), ROLES, {"quant": INT4, "int8": INT8}, given, again=False, extra=extra)[1]
+    setting = '[{match: "layers.*.down", to: keep}, {match: "layers.0.up", to: int8}]'
+    assert problem.message.endswith(f"'model.extra_rules={setting}' keeps it")
+
+
+def test_a_role_is_kept_of_which_nothing_else_is_quantized() -> None:
+    names = ["layers.0.q", "layers.0.up"]
+    taken = ["layers.0.q", "layers.0.up", "layers.1.up"]
+    said = keeping(names, ROLES, taken)
+    assert said == "'model.extra_rules=[{role: attention, to: keep}, {match: \"layers.*.up\", to: keep}]' keeps them"
 
 
 @pytest.mark.parametrize("transform", ["stage", "qat", "qlora"])

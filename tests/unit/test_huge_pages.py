@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import huge_pages
-from pipeline.config.line import APART, SHORT, STOPS
+from pipeline.config.verbs import APART, SHORT, STOPS
 from tests.cli.run import end, start
 
 RUN = ["+model=gpt_oss", "quant=mxfp4"]

@@ -84,3 +84,14 @@ def test_texts_are_taken_as_they_are(tmp_path: Path) -> None:
     found = pipeline.sweep([MODEL, f"paths.outputs={tmp_path}", "stages=[load]", f"prompt={text}", "seed=1,2"])
     for _, report in found.reports:
         assert yaml.safe_load((Path(report.run) / "config.yaml").read_text())["prompt"] == text
+
+
+def test_a_model_that_is_loaded_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("pipeline.reporting.progress._Lines.show", lambda self, text: said.append(text))
+    monkeypatch.setattr("pipeline.running.progress.EVERY_S", -1)
+    folder = Path(pipeline.__file__).parents[1] / "plugins/models/gpt_oss/tiny"
+    pipeline.load_model(folder, progress=False)
+    assert said == []
+    pipeline.load_model(folder, progress=True)
+    assert any(line.startswith("loading weights: ") for line in said)

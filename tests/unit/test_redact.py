@@ -126,7 +126,7 @@ def test_an_error_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_variable_that_is_not_set_is_an_error() -> None:
-    with pytest.raises(PlanError, match="Environment variable 'NOT_SET_ANYWHERE' not found"):
+    with pytest.raises(PlanError, match="the environment variable 'NOT_SET_ANYWHERE', which is not set"):
         compose_run([*HOW, "model.source=${oc.env:NOT_SET_ANYWHERE}"])
 
 

@@ -56,6 +56,15 @@ def test_names_lose_their_middle_and_stay_different() -> None:
     assert shortened("abc", 3) == "abc"
 
 
+def test_names_in_the_lines_of_a_cell_lose_their_middle_too() -> None:
+    names = [f"model.layers.*.self_attn.{n}_proj.weight" for n in "qk"]
+    rows = [("the same values in another encoding", "211", "\n".join([*names, "and 6 more of them"]))]
+    shown = "\n".join(drawn(table("First and second", ("", "count", "which"), rows, right=[1]), 78))
+    assert shown.count("_proj.weight │") == 2
+    assert shown.count("│ model.") == 2
+    assert "and 6 more" in shown
+
+
 def test_numbers_are_never_folded() -> None:
     for columns in range(20, 100):
         lines = drawn(wide(()), columns)

@@ -74,6 +74,10 @@ def test_nearest_ignores_case_and_order_of_equals() -> None:
 
 def test_hint_names_the_nearest_and_what_is_allowed() -> None:
     assert did_you_mean("flor", ["floor", "ceil"]) == "; did you mean 'floor'? (allowed: floor, ceil)"
+    assert did_you_mean("quantt", ["quant.ties", "quant"]).startswith("; did you mean 'quant'? ")  # the other is far
+    assert did_you_mean("int", ["int8", "int4"]).startswith("; did you mean 'int8' or 'int4'? ")
+    assert did_you_mean("?", ["a", "load", "b"]) == " (allowed: a, load, b)"
+    assert did_you_mean("?", ["a", "load", "b", "shard"], 2) == " (allowed: load, shard and 2 more)"
     assert did_you_mean("zzz", ["floor", "ceil"]) == " (allowed: floor, ceil)"
     assert did_you_mean("x", []) == " (allowed: none)"
     assert did_you_mean("zzz", map(str, range(100)), most_listed=3) == " (allowed: 0, 1, 2 and 97 more)"

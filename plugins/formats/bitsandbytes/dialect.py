@@ -33,9 +33,11 @@ from plugins.facts import codebooks
 from plugins.facts.dtypes import TORCH
 from plugins.formats.bitsandbytes.state import STATE, Nested, StateJson, read_state, state_json
 from plugins.formats.common import linears
+from plugins.formats.common.experts import EXPERT
 from plugins.formats.common.packings import Flat
 
 WHERE = "config.json"
+NOTES = ("experts are packed one by one, and transformers cannot put such into its stacks",)  # 5.23
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)  # `quantize_4bit` of bitsandbytes
 PACKED = ("absmax", "quant_map", "nested_absmax", "nested_quant_map")
 
@@ -112,7 +114,8 @@ class BitsAndBytes:
             "load_in_8bit": False,
             "quant_method": "bitsandbytes",
         }
-        return Binding(bounds, {**stored_leaves(bounds), **specs}, out, constants=constants)
+        stacks = any(s is not None and EXPERT.fullmatch(f"{m}.weight") for m, s in modules.items())
+        return Binding(bounds, {**stored_leaves(bounds), **specs}, out, constants=constants, notes=NOTES * stacks)
 
 
 class _Reader:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.errors import Problem, strangers
+from pipeline.rules import EXTRA
 from pipeline.tensors.binding import Bound, Part
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -18,6 +19,9 @@ from plugins.facts.gpt_oss import is_gpt_oss
 from plugins.formats.common import experts
 from plugins.formats.common.experts import Home, Module
 
+# Modules of embeddings and routers, which are no linear ones: transformers 5.23, with compressed-tensors 0.20 as with
+# bitsandbytes 0.50, fails on packed ones, or makes random ones.
+NOT_LINEAR = ("embed_tokens", "router", "gate")
 WHERE = "MODULE.weight of two dimensions, or of gpt-oss ….experts.{gate_up_proj,down_proj} of three"
 
 PartsOf = Callable[[str, TensorSpec], tuple[Part, ...]]
@@ -56,6 +60,11 @@ def express(
             if experts.stack_of(name, spec.shape) and not is_gpt_oss(config):
                 model = f"of model_type {config.get('model_type')!r}"
                 text = f"is quantized as {spec.encoding}: how experts {model} lie in it is not known, only gpt_oss's"
+            problems.append(Problem(name, text))
+            continue
+        if (module := home.modules[0].name).rpartition(".")[2] in NOT_LINEAR:
+            rule = f"--rule {name}=none, or '{EXTRA}=[{{match: {name}, to: none}}]', makes it plain"
+            text = f"is packed as {spec.encoding}, and {module} is no linear module: no reader loads it so; {rule}"
             problems.append(Problem(name, text))
             continue
         matrix = replace(spec, shape=home.shape)

@@ -120,16 +120,20 @@ def _patterns(node: Mapping[str, Any], key: str, problems: list[Problem], within
 def write_groups(modules: Mapping[str, tuple[Scheme, str] | None]) -> dict[str, Any]:
     """`quantization_config` for linear modules and their (scheme, format), None for those that are kept.
 
-    The commonest scheme gets the class `Linear` as target, embeddings and every other scheme their modules' names.
+    The commonest scheme gets the class `Linear` as target, embeddings and every other scheme their modules' names. It
+    comes last: the library takes the first target that a module has for the one that it was meant for, and warns of
+    every target that was meant for none.
     """
     kinds = [k for k in modules.values() if k is not None]
     order = sorted(dict.fromkeys(kinds), key=lambda k: -kinds.count(k))
+    order = [*order[1:], *order[:1]]
     groups = {}
     for i, kind in enumerate(order):
         mine = [m for m, k in modules.items() if k == kind]
-        named = [m for m in mine if i or "embed" in m.rpartition(".")[2]]
+        commonest = i == len(order) - 1
+        named = mine if not commonest else [m for m in mine if "embed" in m.rpartition(".")[2]]
         groups[f"group_{i}"] = {
-            "targets": [*([] if i else ["Linear"]), *patterns(named, modules)],
+            "targets": [*patterns(named, modules), *(["Linear"] if commonest else [])],
             "weights": arguments(kind[0]),
             "input_activations": None,
             "output_activations": None,

@@ -18,6 +18,7 @@ from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.common import linears
+from plugins.formats.common.experts import EXPERT
 from plugins.formats.compressed_tensors.config import METHOD, Groups, read_groups, write_groups
 from plugins.formats.compressed_tensors.schemes import format_of, parts_of, scheme_of, shape_from
 
@@ -109,11 +110,8 @@ def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:
             "experts are written one by one, as llm-compressor has them; transformers by itself does not find them "
             "there and makes random ones"
         )
-    if "model.embed_tokens.weight" in packed:
-        found.append(
-            "the embedding is packed, which transformers cannot load; --rule model.embed_tokens.weight=none, or "
-            "'model.extra_rules=[{match: model.embed_tokens.weight, to: none}]', makes it plain"
-        )
+    if packed and any(EXPERT.fullmatch(n) and n not in packed for n in tensors):
+        found.append("experts are plain beside what is packed, and transformers fails to put such into its stacks")
     return tuple(found)
 
 

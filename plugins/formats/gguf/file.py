@@ -47,6 +47,7 @@ class GgufContainer(InPlace):
     """
 
     stem: str = "model"
+    reads = "a .gguf file, or a folder with one"  # no field
 
     def __post_init__(self) -> None:
         if not self.stem or "/" in self.stem or self.stem.startswith("."):

@@ -38,6 +38,8 @@ _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?|\..*|")  # nam
 class Npy(InPlace):
     """A `pipeline.formats.Container`. `max_shard_bytes` means nothing to it: every leaf has a file of its own."""
 
+    reads = "a folder of .npy files"
+
     def recognizes(self, source: Path) -> bool:
         return source.is_dir() and any(source.glob("*.npy"))
 

@@ -66,6 +66,7 @@ class Orbax(InPlace):
     """
 
     chunk_nbytes: int = CHUNK_NBYTES
+    reads = "a checkpoint of Orbax"  # no field
 
     def __post_init__(self) -> None:
         if self.chunk_nbytes < 1:

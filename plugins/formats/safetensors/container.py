@@ -49,6 +49,7 @@ class SafeTensors(InPlace):
     """
 
     stem: str = "model"
+    reads = "a folder or file of .safetensors"  # no field
 
     def recognizes(self, source: Path) -> bool:
         if source.is_dir():

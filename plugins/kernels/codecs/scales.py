@@ -21,10 +21,13 @@ SCALE_MAX: Final = {"e4m3": 448.0, "f16": 65504.0}
 
 @cache
 def powers() -> Any:
-    """float32 `[256]`: what each E8M0 byte is worth (OCP MX v1.0, section 5.4.1)."""
-    values = np.ldexp(1.0, np.arange(256) - E8M0_BIAS)
-    values[E8M0_NAN] = np.nan
-    return values.astype(np.float32)
+    """float32 `[256]`: what each E8M0 byte is worth (OCP MX v1.0, section 5.4.1).
+
+    Made as patterns: threads of XLA flush what is subnormal, as 2^-127 is, and a table outlives the first who asks.
+    """
+    patterns = np.arange(256, dtype=np.uint32) << 23  # a byte is the exponent of a float32, with the same bias
+    patterns[0], patterns[E8M0_NAN] = 1 << 22, 0x7FC00000
+    return patterns.view(np.float32)
 
 
 def threshold(name: str, rule: str) -> float:

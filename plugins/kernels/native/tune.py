@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from statistics import fmean, median
 from typing import Any, Final
 
 import jax
@@ -51,15 +52,17 @@ def tune(say: Callable[[str], None]) -> list[tuple[str, int, int, float]]:
 
 
 def _timed(group: str, ways: dict[int, Tuned]) -> dict[int, float]:
-    """The geometric mean of what calls take, in seconds, the best of all rounds."""
+    """What calls take with each, beside what they take with all: geometric means, of a call the median of all rounds.
+
+    Each round is compared within itself: a virtual machine is slower for a while when its neighbours are at work, and
+    whatever ran meanwhile would look so.
+    """
     calls, logs = _calls(group), dict.fromkeys(ways, 0.0)
     for x, expert, w in calls:
         programs = {n: _program(x, expert, w, how) for n, how in ways.items()}
-        best = {n: _seconds(p, 1) for n, p in programs.items()}
-        times = max(1, round(SECONDS / min(best.values())))
-        for n, program in [*programs.items()] * ROUNDS:
-            best[n] = min(best[n], _seconds(program, times))
-        logs = {n: logs[n] + math.log(best[n]) for n in ways}
+        times = max(1, round(SECONDS / min(_seconds(p, 1) for p in programs.values())))
+        rounds = [{n: math.log(_seconds(p, times)) for n, p in programs.items()} for _ in range(ROUNDS)]
+        logs = {n: logs[n] + median(took[n] - fmean(took.values()) for took in rounds) for n in ways}
     return {n: math.exp(log / len(calls)) for n, log in logs.items()}
 
 

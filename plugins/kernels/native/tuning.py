@@ -2,12 +2,12 @@
 
 Only speed depends on it: numbers are equal, whatever is chosen, so that no result's key knows of it. `tuned.json` has
 the families of CPUs that were measured: what `python -m pipeline tune` (`tune.py`) kept on a quiet one of them. It
-measures this machine, and nothing else ever does.
+measures this machine, and nothing else ever does. A home folder may be that of several machines, so that what is kept
+says for each kind of CPU what was measured there.
 """
 
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from pipeline import cpu
 from pipeline.files import write_json
+from pipeline.running import text_stream
 from plugins.kernels.native import build
 
 TABLE: Final = Path(__file__).parent / "tuned.json"
@@ -62,8 +63,14 @@ CANDIDATES: Final[Mapping[str, tuple[int, ...]]] = {
 
 @cache
 def best() -> Tuned:
-    """What is taken on this machine."""
-    return _read(kept(), cpu.model()) or known()
+    """What is taken on this machine. Where what was kept is damaged, that is said, and it counts for nothing."""
+    try:
+        return _read(kept(), _here()) or known()
+    except ValueError as why:
+        text_stream.say(
+            f"{why}; products are divided as where nothing was measured, and `weightmill tune` writes it anew"
+        )
+        return known()
 
 
 def known() -> Tuned:
@@ -77,20 +84,55 @@ def kept() -> Path:
 
 
 def keep(tuned: Tuned) -> None:
-    """
+    """Beside what other machines keep there, if that can be read.
+
     Raises:
         StorageError: it cannot be written.
     """
-    write_json(kept(), {cpu.model(): asdict(tuned)})
+    try:
+        others = _said(kept())
+    except ValueError:
+        others = {}
+    write_json(kept(), {**others, _here(): asdict(tuned)})
     best.cache_clear()
 
 
+def _here() -> str:
+    """This machine's CPUs; names alone may leave out of which family they are, on virtual machines."""
+    return f"{cpu.model()} ({cpu.family()})"
+
+
+def _said(path: Path) -> dict[str, Any]:
+    """By CPUs; nothing where there is no file.
+
+    Raises:
+        ValueError: it cannot be read, or is no JSON object.
+    """
+    try:
+        found = json.loads(path.read_bytes().decode())
+    except FileNotFoundError:
+        return {}
+    except OSError as why:
+        raise ValueError(f"{path}: {why.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{path}: no JSON") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}: no JSON object")
+    return found
+
+
 def _read(path: Path, name: str) -> Tuned | None:
-    """What a file says of the CPUs of this name; None where it says nothing, or nothing that can be."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        found = json.loads(path.read_bytes().decode())[name]
+    """What a file says of the CPUs of this name; None where it says nothing.
+
+    Raises:
+        ValueError: it says what cannot be.
+    """
+    if (found := _said(path).get(name)) is None:
+        return None
+    try:
         return Tuned(_checked(Gemv, found["gemv"]), _checked(Gemm, found["gemm"]))
-    return None
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{path}: what it says of {name} is no such setting: {str(found)[:100]}") from None
 
 
 def _checked(kind: Any, given: Mapping[str, Any]) -> Any:

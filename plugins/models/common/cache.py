@@ -80,6 +80,17 @@ class Cache:
         """With what was remembered from `position` on forgotten; of a ring, what it held in those places is lost."""
         return replace(self, positions={n: jnp.where(at < position, at, -1) for n, at in self.positions.items()})
 
+    def grown(self, length: int) -> "Cache":
+        """What it holds in a cache for `length` tokens; of layers that all have a slot for every position."""
+        [held] = self.positions
+
+        def longer(a: Any, value: int = 0) -> Any:
+            widths = [(0, 0), (0, length - held), *[(0, 0)] * (a.ndim - 2)]
+            return jnp.pad(a, widths, constant_values=value)
+
+        layers = jax.tree.map(longer, self.layers)
+        return Cache(layers, {length: longer(self.positions[held], -1)}, self.dtype)
+
     @staticmethod
     def nbytes(shapes: Sequence[LayerShape], batch: int, length: int, dtype: CacheDtype) -> int:
         """What `create` takes, in bytes."""

@@ -69,6 +69,33 @@ def test_the_command_line_adds_and_takes_out() -> None:
     assert "GgufDialect" not in names(load.dialects)
 
 
+def test_an_export_joins_what_auto_asks_after_ours(tmp_path: Path) -> None:
+    (tmp_path / "export").mkdir()
+    text = """defaults:
+  - hf
+  - _self_
+dialect: {_target_: plugins.mine_export.Mine, word: "${quant.packed}"}
+max_shard_size: 1GB
+nothing_of_an_export: 1
+"""
+    (tmp_path / "export" / "mine.yaml").write_text(text)
+    (tmp_path / "export" / "asks.yaml").write_text("defaults: [auto, _self_]\n")
+    with guest(tmp_path, {"plugins.mine_export": DIALECT}):
+        export: Any = compose_run(["+model=gpt_oss", "flow=convert"], config_dir=tmp_path).stages["export"]
+        without = compose_run(["+model=gpt_oss", "flow=evaluate"], config_dir=tmp_path)
+        assert "export" not in without.stages
+        assert compose_run(["+model=gpt_oss", "flow=convert", "export=mine"], config_dir=tmp_path)
+    ours: Any = compose_run(["+model=gpt_oss", "flow=convert"]).stages["export"]
+    assert [*export.options] == [*ours.options, "mine"]
+    assert export.prefer == (*ours.prefer, "mine")
+    mine = export.options["mine"]
+    assert (type(mine.dialect).__name__, mine.dialect.word, mine.max_shard_size) == ("Mine", "keep", "1GB")
+    assert type(mine.container) is type(ours.options["hf"].container)
+    (tmp_path / "export" / "mine.yaml").write_text(text.replace("- hf", "- hff"))
+    with guest(tmp_path, {}), pytest.raises(ConfigError, match="export=hff: there is no such option"):
+        compose_run(["+model=gpt_oss", "flow=convert"], config_dir=tmp_path)
+
+
 def test_a_file_that_is_no_plugin_is_named(tmp_path: Path) -> None:
     (tmp_path / "remotes").mkdir()
     (tmp_path / "remotes" / "mine.yaml").write_text("scheme: s3\n")

@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from pipeline.__main__ import _main
-from pipeline.config import line
+from pipeline.config import line, usage, verbs
 from pipeline.config.overrides import as_typed
 from pipeline.config.synonyms import spelt
 from pipeline.errors import ConfigError
 
-MODELS = ("gpt_oss", "llama")
+MODELS = {
+    "model": ("gpt_oss", "llama"), "flow": ("convert", "full", "sensitivity", "verify"),
+    "quant": ("int4", "int8", "q4_0"), "export": ("gguf", "hf"),
+}  # fmt: skip
 
 
 def test_words_stand_in_any_order() -> None:
@@ -43,6 +46,14 @@ SPELT = {
         "{role: attention, to: keep}]' seed=1"
     ),
     "plan convert DIR": "plan model.source=DIR flow=convert",
+    "plan gpt_oss quant=int4": "plan model=gpt_oss quant=int4",
+    "why hf://a/b --quant int4": "why model.source=hf://a/b quant=int4",
+    "sensitivity DIR --quant int4 --by role": "model.source=DIR flow=sensitivity quant=int4 sensitivity.by=role",
+    "transcode DIR --to gguf --out out": "model.source=DIR flow=transcode export=gguf export.path=out",
+    "plan verify DIR hf://a/b": "plan a=DIR b=hf://a/b flow=verify",
+    "verify a=DIR b=OTHER": "flow=verify a=DIR b=OTHER",
+    "evaluate DIR --texts a.txt,b.txt c.txt": "model.source=DIR flow=evaluate 'evaluate.texts=[a.txt,b.txt,c.txt]'",
+    "convert DIR --dtype fp16 --quant none": "model.source=DIR flow=convert export.dtype=fp16 quant=none",
     "convert a,b --quant int4": """'model.source='"'"'a,b'"'"'' flow=convert quant=int4""",
 }
 
@@ -70,12 +81,74 @@ def test_a_folder_called_like_an_option_is_a_folder(tmp_path: Path, monkeypatch:
     assert line.read(["convert", "llama"], MODELS).overrides[0] == "model.source=llama"
 
 
-@pytest.mark.parametrize("verb", line.SHORT)
+@pytest.mark.parametrize("verb", verbs.SHORT)
 def test_usage_fits_eighty_columns(verb: str) -> None:
-    told = line.usage(verb).splitlines()
-    assert told[0].startswith(f"weightmill {verb} SOURCE")
+    told = usage.usage(verb).splitlines()
+    assert told[0].startswith(f"weightmill {verb} {verbs.SHORT[verb].shown}")
     assert max(map(len, told)) <= 80
-    assert all(any(option in text for text in told) for option in line.SHORT[verb].takes)
+    assert all(any(option in text for text in told) for option in verbs.SHORT[verb].takes)
+
+
+def test_a_chat_is_offered_one_quantization() -> None:
+    assert "[--quant NAME]" in usage.usage("chat")
+    assert "[--quant NAME[,NAME…]]" in usage.usage("generate")
+
+
+PLAIN = ("--quant keep", "--quant none,keep", "quant=keep", "--rule head=keep --rule attention=none", "--rule a=quant")
+
+
+@pytest.mark.parametrize("typed", PLAIN)
+def test_a_dtype_stands_beside_what_quantizes_nothing(typed: str) -> None:
+    assert "export.dtype=fp16" in line.read(["convert", "DIR", *typed.split(), "--dtype", "fp16"], MODELS).overrides
+
+
+@pytest.mark.parametrize("prompt", ["k=v is", "seed=1 is the seed"])
+def test_a_prompt_that_looks_like_a_setting_is_shown_behind_dashes(prompt: str) -> None:
+    with pytest.raises(ConfigError, match="where it is the prompt") as why:
+        line.read(["generate", "DIR", "seed=2", prompt], MODELS)
+    pasted = shlex.split(str(why.value).splitlines()[1])
+    assert pasted[-5:] == ["generate", "DIR", "seed=2", "--", prompt]
+    assert line.read(pasted[pasted.index("generate") :], MODELS).overrides[2] == f"prompt={prompt}"
+    with pytest.raises(ConfigError, match="Once upon a time"):
+        line.read(["generate", "DIR", "seed=1", "model.rules=[{match: x, to: keep}]", "system=be brief"], MODELS)
+
+
+def test_what_info_is_about_may_follow_it() -> None:
+    for typed in (["--info", "config"], ["--info=config"]):
+        assert line.read([*typed, "seed=1"]).options == ["--info=config"]
+    assert line.read(["-i", "seed=1"]).options == ["-i=all"]
+
+
+def test_no_name_is_broken_at_its_hyphen() -> None:
+    assert "[--max-tokens MAX-TOKENS]" in usage.usage("generate")
+
+
+def test_help_of_a_verb_is_its_usage(capfd: pytest.CaptureFixture[str]) -> None:
+    assert _main(["help", "plan"]) == 0
+    assert capfd.readouterr().out == usage.usage("plan") + "\n"
+
+
+@pytest.mark.parametrize("verb", usage.OTHERS)
+def test_every_verb_says_what_it_takes(verb: str) -> None:
+    told = usage.usage(verb).splitlines()
+    assert told[0].startswith(f"weightmill {verb}")
+    assert max(map(len, told)) <= 80
+
+
+def test_help_is_folded_at_spaces_and_commas() -> None:
+    text = "  key: " + ",".join(f"${{a.b{n}}}" for n in range(30))
+    found = usage.folded(text)
+    assert max(map(len, found)) <= 80
+    assert "".join(line.strip() for line in found) == text.strip()
+    assert usage.folded("a b") == ["a b"]
+    assert usage.folded("x" * 90) == ["x" * 90], "which nothing can fold"
+
+
+def test_two_texts_with_a_comma_and_one_file_with_a_comma(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "evaluate.texts=[a,b]" in line.read(["evaluate", "DIR", "--texts", "a,b"], MODELS).overrides
+    (tmp_path / "a,b").touch()
+    assert "evaluate.texts=['a,b']" in line.read(["evaluate", "DIR", "--texts", "a,b"], MODELS).overrides
 
 
 def test_home_is_what_it_is_in_a_shell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +198,12 @@ TAKEN = {
     ("generate", "DIR", "--", "--quant"): ["model.source=DIR", "flow=generate", "prompt=--quant"],
     ("generate", "--", "DIR", "seed=1"): ["model.source=DIR", "flow=generate", "prompt=seed=1"],
     ("generate", "DIR", "plan"): ["model.source=DIR", "flow=generate", "prompt=plan"],
+    ("convert", "DIR", "model=llama"): ["model.source=DIR", "flow=convert", "model=llama"],
+    ("convert", "model=llama", "--quant", "int4", "DIR"): [
+        "model.source=DIR", "flow=convert", "quant=int4", "model=llama",
+    ],
+    ("evaluate", "model=llama", "--texts", "a", "b"): ["flow=evaluate", "evaluate.texts=[a,b]", "model=llama"],
+    ("generate", "d.gguf", "Hi", "model=llama"): ["model.source=d.gguf", "flow=generate", "prompt=Hi", "model=llama"],
     ("generate", "DIR", "tune"): ["model.source=DIR", "flow=generate", "prompt=tune"],
 }  # fmt: skip
 
@@ -156,11 +235,108 @@ WRONG = {
         "weightmill evaluate SOURCE --texts t.txt u.txt --quant int4"
     ),
     "convert --rule a=int8": "convert: of which checkpoint? weightmill convert DIR, FILE.gguf or hf://owner/name",
-    "convert mine --rule a=int8 b": "convert: 'b' is one word too many",
-    "convert mine --out --quant int4": "convert --out: a value is expected, --out OUT",
-    "convert mine --out -m": "convert --out: a value is expected, --out OUT",
-    "generate mine -xyz": "-xyz: there is no such option (weightmill --help says what there is)",
+    "convert mine --rule a=int8 b": "convert: 'b' is one word too many; a value of several words goes in quotes",
+    "convert mine --out --quant int4": "convert --out: a value is expected, --out DIR",
+    "convert mine --out -m": "convert --out: a value is expected, --out DIR",
+    "generate mine -xyz": ("generate -xyz: there is no such option (weightmill generate --help says what there is)"),
     "plan --texts a.txt": "--texts: is an option of evaluate; without such a verb write evaluate.texts=…",
+    "plan xyz": "plan xyz: no such file or folder, and no model or verb of that name",
+    "plan mina quant=int4": (
+        "plan mina: no such file or folder, and no model or verb of that name; did you mean 'mine'?"
+    ),
+    "generate mine": (
+        "generate: what is to be continued? --prompt-file=FILE, - for standard input, or\n"
+        "weightmill generate mine 'Once upon a time'"
+    ),
+    "generate mine --max-tokens 3": (
+        "generate: what is to be continued? --prompt-file=FILE, - for standard input, or\n"
+        "weightmill generate mine 'Once upon a time' --max-tokens=3"
+    ),
+    "generate mine k=v": (
+        "generate: what is to be continued? 'k=v' sets a value; where it is the prompt:\n"
+        "weightmill generate mine -- k=v"
+    ),
+    "generate mine The state of --max-tokens 3": (
+        "generate: 'state' is one word too many; a prompt of several words goes in quotes:\n"
+        "weightmill generate mine 'The state of' --max-tokens=3"
+    ),
+    "generate mine prompt=hello world": (
+        "prompt=hello world: is one word, and goes in quotes:\nweightmill generate mine 'prompt=hello world'"
+    ),
+    "generate mine Hi prompt=x": "generate: 'Hi' is one word too many; a value of several words goes in quotes",
+    "evaluate mine evaluate.texts=[a, b]": (
+        "evaluate.texts=[a, b]: is one word, and goes in quotes:\nweightmill evaluate mine 'evaluate.texts=[a, b]'"
+    ),
+    "model.source=mine plan model.rules=[{match: x, to: keep}] seed=1": (
+        "model.rules=[{match: x, to: keep}]: is one word, and goes in quotes:\n"
+        "weightmill model.source=mine plan 'model.rules=[{match: x, to: keep}]' seed=1"
+    ),
+    "plan model.source=my model.gguf seed = 1": (
+        "model.source=my model.gguf: is one word, and goes in quotes:\n"
+        "weightmill plan 'model.source=my model.gguf' seed = 1\n"
+        "seed = 1: there are no spaces around '=': seed=1"
+    ),
+    "convert my model.gguf": ("my model.gguf: is one word, and goes in quotes:\nweightmill convert 'my model.gguf'"),
+    "chat mine --system be brief --quant int4": (
+        "be brief: is one word, and goes in quotes:\nweightmill chat mine --system 'be brief' --quant int4"
+    ),
+    "plan model.source=mine export.path=my out dir seed=1": (
+        "'out': a setting is written key=value, and a value of several words in quotes:\n'export.path=my out dir'"
+    ),
+    "quantize mine --quant int4": "'quantize': is no verb here; write\nweightmill convert mine --quant=int4",
+    "plan quantize mine": "'quantize': is no verb here; write\nweightmill plan convert mine",
+    "full mine --quant int4 seed=1": (
+        "'full': is a flow, and no verb; write\nweightmill model.source=mine flow=full quant=int4 seed=1"
+    ),
+    "convert mine --quant q4_0 --dtype fp16": (
+        "convert --quant q4_0 --dtype fp16: --dtype writes plain values and nothing packed, as large as fp16 is, with "
+        "the error of q4_0. Leave out --dtype, and what is quantized is written packed; leave out --quant, and "
+        "nothing is quantized; or write export.dtype=fp16 in the place of --dtype, if you want just that"
+    ),
+    "convert mine --rule a=int8 --rule b=keep --dtype fp16": (
+        "convert --rule a=int8 --dtype fp16: --dtype writes plain values and nothing packed, as large as fp16 is, with "
+        "the error of a=int8. Leave out --dtype, and what is quantized is written packed; leave out --rule, and "
+        "nothing is quantized; or write export.dtype=fp16 in the place of --dtype, if you want just that"
+    ),
+    "convert mine quant=keep,int4 --dtype fp16": (
+        "convert quant=keep,int4 --dtype fp16: --dtype writes plain values and nothing packed, as large as fp16 is, "
+        "with the error of keep,int4. Leave out --dtype, and what is quantized is written packed; leave out quant, and "
+        "nothing is quantized; or write export.dtype=fp16 in the place of --dtype, if you want just that"
+    ),
+    "convert mine --multrun": (
+        "convert --multrun: there is no such option (weightmill convert --help says what there is)"
+    ),
+    "convert mine --texts a": (
+        "convert --texts: there is no such option; evaluate has it (weightmill convert --help says what there is)"
+    ),
+    "convert mine --temprature 1": (
+        "convert --temprature: there is no such option (weightmill convert --help says what there is)"
+    ),
+    "convert mine int4": "convert: 'int4' is one word too many; write\nweightmill convert mine --quant int4",
+    "convert mine --quant int4 int8": (
+        "convert: 'int8' is one word too many; write\nweightmill convert mine --quant int4,int8"
+    ),
+    "convert mine gguf int4": (
+        "convert: 'gguf' is one word too many; write\nweightmill convert mine --quant int4 --to gguf"
+    ),
+    "quantize mine int4": "'quantize': is no verb here; write\nweightmill convert mine --quant int4",
+    "convert mine --quant int4 --quant int8": (
+        "convert --quant int4 --quant int8: two values for one setting; leave one of them out, or both in turn: "
+        "--quant int4,int8"
+    ),
+    "convert mine --quant int4 quant=int8": (
+        "convert --quant int4 quant=int8: two values for one setting; leave one of them out"
+    ),
+    "convert mine seed=1 seed=2": "convert seed=1 seed=2: two values for one setting; leave one of them out",
+    "evaluate mine --texts a --texts b": (
+        "evaluate --texts a --texts b: two values for one setting; leave one of them out, or --texts FILE FILE"
+    ),
+    "verify mine": "verify: of which checkpoints? weightmill verify DIR DIR",
+    "gpt_oss": "'gpt_oss': a setting is written key=value; did you mean model=gpt_oss?",
+    "owner/Model-1B.v2": (
+        "'owner/Model-1B.v2': nothing of that path is here; a model of the hub goes after a verb: "
+        "weightmill chat hf://owner/Model-1B.v2"
+    ),
     "plan explain quant": "plan explain: one verb at a time, or plan, graph or why before another",
 }
 
@@ -170,9 +346,51 @@ def test_what_is_wrong_is_said(typed: str, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["/usr/bin/weightmill"])
     (tmp_path / "mine").mkdir()
+    (tmp_path / "my model.gguf").touch()
     with pytest.raises(ConfigError) as why:
         line.read(typed.split(), MODELS)
     assert str(why.value) == WRONG[typed]
+
+
+# By what other programs' options are typed: the line that is typed here.
+FOREIGN = {
+    "convert mine --bits 4": "convert mine --quant int4",
+    "convert mine --bits=4 --group-size 64": "convert mine --quant int4 quant.block_elems=64",
+    "convert mine --outfile x --outtype q4_0": "convert mine --out x --quant q4_0",
+    "convert mine --outtype f16 -o=x seed=2": "convert mine --dtype fp16 --out x seed=2",
+    "convert --model mine --quant int4": "convert mine --quant int4",
+    "generate --model mine -p hi -n 20": "generate mine hi --max-tokens 20",
+    "generate mine --prompt hi --top-p 0.9 --temp 0.5": "generate mine hi sampling.top_p=0.9 --temperature 0.5",
+    "generate mine -p hi --max-tokens 3": "generate mine hi --max-tokens 3",
+    "generate mine x --seed 1 --device cuda": "generate mine x seed=1 engine.device=gpu",
+    "evaluate mine --ctx-size 512": "evaluate mine evaluate.windows.window=512",
+    "plan mine --bits 8 --overwrite": "plan mine --quant int8 overwrite=true",
+    "model.source=mine --top-k 3": "model.source=mine sampling.top_k=3",
+    "convert mine --format gguf": "convert mine --to gguf",
+    "convert mine --bits 4 --nope": None,
+}
+
+
+@pytest.mark.parametrize("typed", FOREIGN)
+def test_options_of_other_programs_are_said_as_here(
+    typed: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["/usr/bin/weightmill"])
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(ConfigError, match="there is no such option") as why:
+        line.read(typed.split(), MODELS)
+    *_, last = str(why.value).splitlines()
+    if FOREIGN[typed] is None:
+        assert "--help says what there is" in str(why.value)
+        assert not last.startswith("weightmill"), "half of the line would be lost"
+    else:
+        assert last == f"weightmill {FOREIGN[typed]}"
+        line.read(shlex.split(last)[1:], MODELS)
+
+
+def test_hydras_own_options_stay() -> None:
+    assert line.read(["convert", "DIR", "-c", "job", "-p", "quant"], MODELS).options == ["-c", "job", "-p", "quant"]
 
 
 APART = {

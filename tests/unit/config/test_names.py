@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config.names import LONGEST, run_name
+from pipeline.config.names import LONGEST, place_name, run_name
 
 MAIN = ["+model=gpt_oss", "quant=mxfp4"]
 
@@ -27,6 +27,23 @@ MAIN = ["+model=gpt_oss", "quant=mxfp4"]
 )
 def test_names(overrides: list[str], name: str) -> None:
     assert run_name(overrides) == name
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("outputs/gpt_oss-mxfp4/model", "gpt_oss-mxfp4"),
+        ("/o/smol/model/model.gguf", "smol"),
+        ("hf://owner/name", "name"),
+        ("small.gguf", "small.gguf"),
+        ("../model", "model"),
+        ("/", ""),
+    ],
+)
+def test_what_is_called_model_is_named_after_its_run(path: str, name: str) -> None:
+    assert place_name(path) == name
+    if "/" in path[1:] and name != "model":
+        assert run_name([f"model.source={path}"]).startswith(f"{name}~")
 
 
 # Two of these in the same folder would be told that it holds another run.

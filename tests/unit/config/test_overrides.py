@@ -3,11 +3,13 @@
 import io
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -237,3 +239,31 @@ def test_options_of_what_is_swept_are_of_the_jobs() -> None:
     assert for_jobs(given) == [*given[:3], "quant.search=choice(mse)", *given[4:]]
     assert for_jobs(["quant=int8", "quant.search=mse"]) == ["quant=int8", "quant.search=mse"]
     assert for_jobs(["quant=a,b", "~quant.search", "+quant.x=[1,2]"])[1:] == ["~quant.search", "+quant.x=choice([1,2])"]
+
+
+def test_several_threads_compose() -> None:
+    """There is one Hydra in a process."""
+    asked = [
+        ["+model=gpt_oss", "flow=convert", f"quant={name}", f"seed={n}"] for n, name in enumerate(("int4", "int8"))
+    ]
+    with ThreadPoolExecutor(2) as several:
+        assert [run.spine.seed for run in several.map(compose_run, [*asked, *asked])] == [0, 1, 0, 1]
+
+
+def test_what_is_composed_leaves_hydra_to_others() -> None:
+    with _composed(["+model=gpt_oss", "flow=convert", "paths.run=x"], None) as (config, _):
+        assert config.stages
+        assert not GlobalHydra.instance().is_initialized()
+
+
+def test_a_folder_that_is_called_like_an_option_hides_it_with_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("llama", "mine"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(PlanError, match="; the option of that name is model=llama"):
+        with_model(["model.source=llama"], fetch=False)
+    with pytest.raises(PlanError) as why:
+        with_model(["model.source=mine"], fetch=False)
+    assert "option of that name" not in str(why.value)

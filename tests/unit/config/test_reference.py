@@ -57,7 +57,9 @@ def test_settings_are_those_that_hydra_composes(option: str) -> None:
 
 def test_every_option_says_what_it_is() -> None:
     silent = [o.typed for group in reference.groups() for o in reference.options(group) if not o.says]
-    assert silent == ["stages=a", "stages=b"]  # the two checkpoints of flow=verify
+    assert silent == []
+    cut = [o.typed for o in reference.options("stages") if not o.says.endswith((".", "=DIR"))]
+    assert cut == []  # what a class says of itself goes on to the end of the paragraph
 
 
 @pytest.mark.parametrize("group", ["quant", "evaluate", "train", "train/optimizer", "export", "dask", "sampling"])
@@ -100,10 +102,32 @@ def test_an_option_of_the_user_s_is_explained_too(tmp_path: Path, monkeypatch: p
         ("train.save", {"train.save.every", "train.save.seconds", "train.save.keep"}),
         ("sampling=greedy", {s.key for s in o.settings} if (o := reference.find("sampling", "greedy")) else set()),
         ("+model.rules", {"model.rules"}),
+        ("sensitivity", {"sensitivity.by", "sensitivity.text", "sensitivity.windows"}),
+        ("greedy", {s.key for s in o.settings} if (o := reference.find("sampling", "greedy")) else set()),
     ],
 )
 def test_names_are_found_as_they_are_typed(key: str, keys: set[str]) -> None:
     assert {s.key for _, s in reference.explained(key).settings} == keys
+
+
+def test_a_setting_is_shown_by_its_key() -> None:
+    keys = [row.key for row in shown.rows(reference.explained("sensitivity").settings)]
+    assert keys == ["sensitivity.by", "sensitivity.text", "sensitivity.windows"]
+    alone = shown.explained_tables(reference.explained("train.save.every"))[0]
+    assert "setting" not in alone.columns
+    one = shown.explained_tables(reference.explained("histogram"))[0]
+    assert "setting" in one.columns, "of which only what is below it is a setting"
+
+
+def test_what_others_call_an_option_leads_to_ours() -> None:
+    with pytest.raises(ConfigError, match="here that is q4_0 or q4_1; K-quants are read and not written"):
+        reference.explained("q4_k_m")
+    assert [o.typed for o in reference.explained("auto").options] == ["export=auto", "kernels=auto", "tokenizer=auto"]
+
+
+def test_a_value_for_a_group_of_settings_leads_to_one_of_them() -> None:
+    assert reference.below("sensitivity", "role").startswith("; did you mean sensitivity.by=role? (allowed: ")
+    assert reference.below("sensitivity", "nothing").startswith(" (allowed: ")
 
 
 @pytest.mark.parametrize("key", ["train/optimizer", "train.optimizer"])

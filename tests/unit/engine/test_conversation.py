@@ -1,13 +1,17 @@
 """Conversations: the cache is kept from turn to turn, and what comes is what comes without."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import pytest
 
 from pipeline.errors import ConfigError
-from plugins.engine.generate import Kept, generate
+from plugins.engine.generate import generate
+from plugins.engine.kept import Kept
 from plugins.engine.options import Sampling
+from plugins.models.common.cache import Cache, LayerShape
 from tests.cases import model_runs
 
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
@@ -58,7 +62,7 @@ def test_a_conversation_that_outgrows_its_cache(model: Any) -> None:
     said = model.tokenizer.encode(TEXT * 9)
     generate(model.runtime, [said[:60]], how, kept=kept)
     [second], timings = generate(model.runtime, [said[:180]], how, kept=kept)
-    assert timings.prompt_tokens == 180
+    assert timings.prompt_tokens == 180 - 60  # what was read is not read again
     assert second.tokens == generate(model.runtime, [said[:180]], how)[0][0].tokens
 
 
@@ -77,3 +81,11 @@ def test_texts_are_continued_without_a_template(model: Any) -> None:
     with pytest.raises(ConfigError, match=r"has 2,\d\d\d tokens, and the model reads 2,048"):
         talk.reply([{"role": "user", "content": TEXT * 100}], Sampling(), **say)
     assert talk.reply(more, Sampling(max_tokens=4000), wanted=lambda: False, **say).finish == "interrupted"
+
+
+def test_a_larger_cache_holds_what_the_smaller_did() -> None:
+    """And nothing in the slots that it has more."""
+    small = replace(Cache.create([LayerShape(1, 2)], 1, 2, "f32"), positions={2: jnp.array([[0, 1]])})
+    large = small.grown(4)
+    assert large.positions[4].tolist() == [[0, 1, -1, -1]]
+    assert large.layers[0].k.shape == (1, 4, 1, 2)

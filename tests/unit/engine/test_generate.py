@@ -1,6 +1,7 @@
 """Generating: what comes is what the model says, whatever the batch, the buckets and the pieces of text."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError
+from plugins.engine import pace as engine_pace
 from plugins.engine import sampling as samplers
 from plugins.engine import sizes
 from plugins.engine.generate import _keys, generate
 from plugins.engine.options import Sampling
+from plugins.engine.pace import Pace
+from plugins.engine.runtime import Runtime
 from tests.cases import model_runs
 
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
@@ -91,6 +95,70 @@ def test_keys_differ_by_seed_prompt_and_turn() -> None:
     prompts = [[1, 2, 3], [1, 2], [3, 2, 1], [1, 2, 3], [1, 2, 3], [1], [0, 1]]
     found = [np.asarray(jax.random.key_data(_keys(seed, prompts, 8)))[:7] for seed in (0, 1)]
     assert len({tuple(key) for keys in found for key in keys.tolist()}) == 14
+
+
+@pytest.mark.usefixtures("quick")
+def test_several_steps_in_a_program_are_the_same(
+    model: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many at once, and when a text ends among them; the tokens and how many were asked for."""
+    made: list[int] = []
+    steps = Runtime.steps
+
+    def counted(self: Runtime, count: int, *args: Any) -> Any:
+        made.append(count)
+        return steps(self, count, *args)
+
+    monkeypatch.setattr(Runtime, "steps", counted)
+    monkeypatch.setattr(engine_pace, "AT_ONCE_S", 0.0)
+    options = {**WARM, "max_tokens": 24, "repetition_penalty": 1.5}
+    alone, _ = generate(model.runtime, prompts, Sampling(**options), tokenizer=model.tokenizer)
+    assert made == [1] * 23
+    made.clear()
+    monkeypatch.setattr(engine_pace, "AT_ONCE_S", 60.0)
+    pieces: list[str] = []
+    several, timings = generate(
+        model.runtime, prompts, Sampling(**options), tokenizer=model.tokenizer,
+        on_text=lambda row, text: pieces.append(text),
+    )  # fmt: skip
+    assert several == alone
+    assert (max(made), sum(made), timings.steps) == (sizes.MOST_STEPS, 23, 23)
+    assert len(pieces) > 24  # each token is told by itself
+    end = alone[0].tokens[9]
+    assert end not in alone[0].tokens[:9]
+    [first, *_], _ = generate(model.runtime, prompts, Sampling(**options), ends={end})
+    assert (first.finish, first.tokens) == ("end", alone[0].tokens[:10])
+    asked: list[int] = []
+    [cut, *_], _ = generate(
+        model.runtime, prompts, Sampling(**options), wanted=lambda: len(asked) < 7 and not asked.append(1)
+    )
+    assert (cut.finish, cut.tokens) == ("interrupted", alone[0].tokens[:8])
+
+
+@pytest.mark.usefixtures("optimized")
+def test_no_weight_is_made_wide_before_the_steps_of_a_program() -> None:
+    """In bfloat16, for which XLA's CPU backend has few kernels: not even the embedding is kept as float32 meanwhile."""
+    model = replace(model_runs.engine(), dtype="bf16").load(model_runs.checkpoint(TINY))
+    generate(model.runtime, [[1, 2]], Sampling(max_tokens=3))
+    [step] = [program for key, program in model.runtime._programs.items() if key[0] == "step"]
+    embedding = 4 * model.runtime.vocab * model.runtime.hidden
+    assert 0 < step.memory_analysis().temp_size_in_bytes < embedding / 4
+
+
+def test_pace_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program takes about a fiftieth of a second at most, of however many steps."""
+    now = [0.0]
+    monkeypatch.setattr(engine_pace.time, "perf_counter", lambda: now[0])
+    pace = Pace(8)
+
+    def after(each: float) -> int:
+        now[0] += each * pace.steps
+        pace.took(pace.steps)
+        return pace.steps
+
+    assert [after(0.002) for _ in range(4)] == [2, 4, 8, 8]
+    assert [after(0.004) for _ in range(3)] == [4, 4, 4]
+    assert [after(0.1) for _ in range(4)] == [2, 1, 1, 1]
 
 
 def test_seeds(model: Any, prompts: list[list[int]]) -> None:

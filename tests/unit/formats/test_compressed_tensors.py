@@ -17,10 +17,12 @@ from pipeline.errors import PlanError
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import cut, random_boxes, same, spec_of
+from plugins.formats.bitsandbytes.dialect import BitsAndBytes
 from plugins.formats.common.packings import Words, WordsDown, offset_binary
 from plugins.formats.compressed_tensors.config import patterns
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
 from plugins.formats.compressed_tensors.schemes import MXFP6, MXFP8, NVFP4
+from plugins.formats.modelopt.dialect import ModelOpt
 from tests.cases.quantized import leaves_of, quantized, read, seen_by
 
 CT = CompressedTensors()
@@ -196,7 +198,7 @@ def test_zero_points_go_down_the_rows() -> None:
 
 
 def test_mixed_schemes_are_config_groups() -> None:
-    tensors: dict[str, Any] = {"model.embed_tokens.weight": quantized(MXFP8, (37, 96))}
+    tensors: dict[str, Any] = {"proj.weight": quantized(MXFP8, (37, 96))}
     for n in range(3):
         for name, scheme in {"q_proj": CASES["int4-group"][1], "k_proj": NVFP4, "v_proj": None}.items():
             value = plain(8, 96) if scheme is None else quantized(scheme, (8, 96), n)
@@ -210,15 +212,25 @@ def test_mixed_schemes_are_config_groups() -> None:
     assert targets == {
         "pack-quantized": ["Linear"],
         "nvfp4-pack-quantized": ["re:model\\.layers\\.[0-9]+\\.self_attn\\.k_proj$"],
-        "mxfp8-quantized": ["model.embed_tokens"],
+        "mxfp8-quantized": ["proj"],
         "float-quantized": ["lm_head"],
     }
+    *_, last = quant["config_groups"].values()  # of targets that a module has, compressed-tensors takes the first
+    assert last["targets"] == ["Linear"]
+    assert [*quant["config_groups"]] == ["group_0", "group_1", "group_2", "group_3"]
     assert quant["ignore"] == ["re:model\\.layers\\.[0-9]+\\.self_attn\\.v_proj$"]
-    [note] = there.notes
-    assert "the embedding is packed, which transformers cannot load" in note
+    assert not there.notes
     store = read(CT, leaves_of(there, tensors), there.config)
     assert dict(store.specs) == specs_of(tensors)
     assert all(same(store.read(n), v) for n, v in tensors.items())
+
+
+@pytest.mark.parametrize("module", ["model.embed_tokens", "model.layers.0.mlp.router", "model.layers.0.mlp.gate"])
+@pytest.mark.parametrize("dialect", [CT, BitsAndBytes(), ModelOpt()])
+def test_what_no_reader_loads_packed_is_refused(module: str, dialect: Any) -> None:
+    """With a rule to paste, whatever the scheme. What somebody else has packed so is read all the same."""
+    with pytest.raises(PlanError, match=rf"no linear module: .*--rule {module}.weight=none, or 'model.extra_rules="):
+        dialect.encode(specs_of({f"{module}.weight": quantized(MXFP8, (8, 96))}), CONFIG)
 
 
 def test_a_tied_head_is_ignored() -> None:

@@ -152,7 +152,7 @@ def test_config_names_the_modules_that_are_there() -> None:
     mixed = {**stacks(MXFP4), DOWN: quantized(Scheme("int8", 0, "bf16"), (3, 96, 64))}
     groups = encoded(mixed)[0].config["quantization_config"]["config_groups"]
     pattern = "re:model\\.layers\\.[0-9]+\\.mlp\\.experts\\.[0-9]+\\.down_proj$"
-    assert [g["targets"] for g in groups.values()] == [["Linear"], [pattern]]
+    assert [g["targets"] for g in groups.values()] == [[pattern], ["Linear"]]
 
 
 def test_plain_experts_beside_quantized_ones_are_linear_too() -> None:

@@ -150,6 +150,28 @@ def test_integers_do_not_overflow(isa: str) -> None:
             np.testing.assert_allclose(backend.matmul(x, w), exact(x, w)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize("bits", [8, 16])
+@pytest.mark.parametrize("name", ["mxfp4", "mxint8"])
+def test_how_units_are_multiplied_makes_no_difference(isa: str, bits: int, name: str) -> None:
+    """Exponents of powers of two are added where all units are far from the ends of float32, and nowhere else."""
+    x, w = normal(np.random.default_rng(0), 23, 800), weights(name, 70, 800)
+    x[2, 32:96], x[3] = 0, 0
+    (moderate,) = map(np.asarray, ffi.grouped(jnp.asarray(x), None, [w], bits))
+    assert (moderate[3] == 0).all()
+    assert (np.delete(moderate, 3, 0) != 0).all()
+    for extreme in (1e-30, 1e30, 1e-36, 1e-42, np.nan):
+        beside = np.concatenate([x, np.full((1, 800), extreme, np.float32)])
+        found = np.asarray(ffi.grouped(jnp.asarray(beside), None, [w], bits)[0])
+        assert np.array_equal(found[:-1], moderate)
+        largest = 1.01 * extreme * np.abs(values(w, np.float32)).sum(1)
+        assert np.isnan(found[-1]).all() if np.isnan(extreme) else (np.abs(found[-1]) <= largest).all()
+    for extreme in (0, 20, 230, 255):
+        scales = np.array(w.scales)
+        scales.view(np.uint8)[-1, -1] = extreme
+        beside = ffi.grouped(jnp.asarray(x), None, [replace(w, scales=scales)], bits)[0]
+        assert np.array_equal(np.asarray(beside)[:, :-1], moderate[:, :-1])
+
+
 def test_what_is_not_finite_stays_in_its_row(isa: str) -> None:
     x, w = normal(np.random.default_rng(0), 9, 64), weights("mxfp4", 5, 64)
     x[2, 40], x[3, 1], x[4] = np.nan, np.inf, 0

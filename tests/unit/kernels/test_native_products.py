@@ -97,6 +97,38 @@ def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pyte
         assert (np.abs(np.asarray(y) - want) <= 32 * 2.0**-24 * bound).all(), ffi.spec_of(w)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("rows", [1, 2, 3])
+@pytest.mark.parametrize("left", [16, 48, 64, 80])
+def test_rows_end_within_a_group(isa: str, left: int, rows: int, dtype: Any) -> None:
+    """Numbers are those of rows with zeros behind them, and what is not finite stays in its row."""
+    n = 256 + left
+    x = np.random.default_rng(n).standard_normal((rows, 512)).astype(dtype)
+    for element in ("int8", "int4", "uint4", "e2m1", "e4m3", "int2"):
+        scheme = Scheme(element, 16, "f16", zero="int" if element == "uint4" else None)
+        w = finite(scheme, (7, n), left)
+        w.scales[2, -1] = np.inf
+        longer = finite(scheme, (7, 512), 0)
+        for part, own in ((longer.codes, w.codes), (longer.scales, w.scales), (longer.zeros, w.zeros)):
+            if part is not None:
+                part[...] = 0
+                part[:, : own.shape[1]] = own
+        found, want = (np.asarray(MATMUL(x[:, : q.shape[1]], q, out_dtype=np.float32)) for q in (w, longer))
+        np.testing.assert_array_equal(found, want)
+        assert np.isfinite(np.delete(found, 2, axis=1)).all()
+        assert not np.isfinite(found[:, 2]).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+def test_a_row_is_the_same_alone_and_among_others(isa: str, dtype: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 704)).astype(dtype)
+    for element in ("int8", "int4", "uint4", "e2m1", "nf4", "e4m3", "int2"):
+        w = finite(Scheme(element, 32, "f16", zero="int" if element == "uint4" else None), (7, 704), 0)
+        alone = np.concatenate([np.asarray(MATMUL(row[None], w, out_dtype=np.float32)) for row in x])
+        for rows in (2, 3, 4):
+            np.testing.assert_array_equal(np.asarray(MATMUL(x[:rows], w, out_dtype=np.float32)), alone[:rows])
+
+
 @pytest.mark.parametrize(
     "scheme",
     [Scheme("int8", 8, "f16"), Scheme("uint4", 16, "bf16", 3, "int"), Scheme("e2m1", 16, "e4m3", second="f32")],

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipeline import cpu
+from pipeline.running import text_stream
 from pipeline.tensors.scheme import MXFP4
 from pipeline.testing.memory import quantized
 from plugins.kernels.native import ffi, tune, tuning
@@ -51,17 +52,41 @@ def test_what_was_measured_here_comes_before_what_is_known(here: Path) -> None:
     assert tuning.best() == measured
 
 
-@pytest.mark.parametrize("said", ["", "[1]", "{}", '{"gemv": {"piece_nbytes": 0, "worth_nbytes": 1}, "gemm": {}}'])
-def test_a_file_that_says_nothing_counts_for_nothing(here: Path, said: str) -> None:
-    (here / "kept.json").write_text(f'{{"{cpu.model()}": {said or 1}}}' if said else "{")
-    assert tuning.best() == Tuned()
-
-
-def test_another_machine_does_not_count(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning.keep(Tuned(Gemv(1, 1)))
-    monkeypatch.setattr(cpu, "model", lambda: "another one")
+@pytest.mark.parametrize(
+    "said",
+    ["{", "", "[1]", '{"HERE": 1}', '{"HERE": {}}', '{"HERE": {"gemv": {"piece_nbytes": 0, "worth_nbytes": 1}}}'],
+)
+def test_a_damaged_file_counts_for_nothing_and_that_is_said(
+    said: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = here / "kept.json"
+    path.write_text(said.replace("HERE", tuning._here()))
+    assert tuning.best() == tuning.best() == Tuned()
+    assert capsys.readouterr().err.count(str(path)) == 1
     tuning.best.cache_clear()
-    assert tuning.best() == Tuned()
+    told: list[str] = []
+    with text_stream.to(told.append):  # who shows how far a run is takes that away first
+        tuning.best()
+    assert "".join(told).count(f"{path}") == 1
+    assert told[-1].endswith("anew\n")
+    assert capsys.readouterr().err == ""
+    tuning.keep(Tuned(Gemv(1, 1)))
+    assert tuning.best() == Tuned(Gemv(1, 1))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["model", "family"])
+def test_another_machine_does_not_count(name: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, others = Tuned(Gemv(1, 1)), Tuned(Gemv(2, 2))
+    tuning.keep(mine)
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, name, lambda: "another one")
+        tuning.best.cache_clear()
+        assert tuning.best() == Tuned()
+        tuning.keep(others)
+        assert tuning.best() == others
+    tuning.best.cache_clear()
+    assert tuning.best() == mine, "what one machine keeps is not forgotten by another"
 
 
 def test_the_table_has_what_can_be() -> None:
@@ -88,6 +113,34 @@ def test_the_fastest_is_kept_and_noise_is_not(here: Path, monkeypatch: pytest.Mo
     assert found["gemm.pieces"] == [32, 32, 1.0]
     assert tuning.best() == Tuned(Gemv(piece_nbytes=16 << 10))
     assert len(lines) == len(tuning.CANDIDATES)
+
+
+def test_what_is_slow_for_a_while_is_not_taken_for_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two candidates of one speed: the second is timed while the machine is at half of its own, the first is lucky."""
+    begun = iter([5.0, 5.0, *[1.0, 2.0], *[2.0, 2.0] * (tune.ROUNDS - 1)])  # one each to see how long, then rounds
+    monkeypatch.setattr(tune, "_calls", lambda group: [(None, None, None)])
+    monkeypatch.setattr(tune, "_program", lambda *given: None)
+    monkeypatch.setattr(tune, "_seconds", lambda program, times: next(begun))
+    took = tune._timed("gemv", {1: Tuned(), 2: Tuned()})
+    assert took[1] == pytest.approx(took[2])
+
+
+def test_a_stop_in_the_middle_keeps_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Tuned(Gemv(1 << 15, 1 << 16))
+    tuning.keep(before)
+    times = iter([{n: 1.0 / n for n in tuning.CANDIDATES["gemv.piece_nbytes"]} | {64 << 10: 1.0}] * tune.TIMES)
+
+    def timed(group: str, ways: dict[int, Tuned]) -> dict[int, float]:
+        try:
+            return next(times)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(tune, "_timed", timed)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(lambda line: None)
+    assert tuning.best() == before
+    assert [path.name for path in here.iterdir()] == ["kept.json"]
 
 
 @pytest.mark.parametrize("group", ["gemv", "gemm"])

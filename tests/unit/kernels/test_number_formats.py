@@ -23,11 +23,12 @@ from plugins.kernels.codecs import bits
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
 from plugins.quant.blockwise import Blockwise
+from tests.cases import model_runs
 from tests.cases.memory_store import MemoryStore
 from tests.cases.mx import mx_method
 
 CONF = Path(__file__).parents[3] / "conf" / "quant"
-NAMES = sorted(p.stem for p in CONF.glob("*.yaml") if p.stem != "none")
+NAMES = model_runs.QUANTIZING
 BF16 = ml_dtypes.bfloat16
 FLOATS = {
     "e2m1": "float4_e2m1fn", "e2m3": "float6_e2m3fn", "e3m2": "float6_e3m2fn", "e4m3": "float8_e4m3fn",

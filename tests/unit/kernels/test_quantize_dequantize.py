@@ -15,6 +15,7 @@ from pipeline.backends import load
 from pipeline.errors import StageError, ValueRangeError
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import MXFP4, Scheme
+from plugins.kernels.codecs.scales import powers
 from tests.unit.kernels.test_number_formats import NAMES, VARIANTS, built
 
 BF16 = ml_dtypes.bfloat16
@@ -210,3 +211,14 @@ def test_what_it_does_not_do_is_said_before_tracing(given: Any, said: str, monke
 def test_the_definition_is_the_codecs_one_after_the_other(name: str) -> None:
     method, x = built(name), array(np.float32)[:, 2:4, :64]
     check(on_host(method, x), load("quantize_dequantize", "reference")(x, method.scheme, **options(method)))
+
+
+def test_what_a_scale_is_worth_is_no_matter_of_the_thread_that_asks_first() -> None:
+    """Threads of XLA flush subnormal numbers, and 2^-127 is one."""
+    powers.cache_clear()
+    like = jax.ShapeDtypeStruct((256,), jnp.float32)
+    jax.block_until_ready(jax.jit(lambda: jax.pure_callback(lambda: powers().copy(), like))())
+    assert powers()[:3].tolist() == [2.0**-127, 2.0**-126, 2.0**-125]
+    assert powers()[127] == 1
+    assert powers()[254] == 2.0**127
+    assert np.isnan(powers()[255])

@@ -14,7 +14,6 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from pipeline.api import quant_method
-from pipeline.config.compose import CONF
 from pipeline.errors import PlanError, ValueRangeError
 from pipeline.method import Method
 from pipeline.tensors.qtensor import QTensor
@@ -23,10 +22,10 @@ from plugins.formats.orbax.tree import abstract, describe
 from plugins.live import devices
 from plugins.live.trees import dequantize, quantize
 from plugins.quant.blockwise import Blockwise
-from tests.cases.model_runs import quick_compilation
+from tests.cases.model_runs import QUANTIZING, quick_compilation
 
 ON_HOST = ("nf4 twice", "at random", "searched")
-OPTIONS = sorted(p.stem for p in (CONF / "quant").glob("*.yaml") if p.stem != "none")
+OPTIONS = QUANTIZING
 DOUBLE = Blockwise("nf4", 64, "dynamic8", second="dynamic8", scale_rule="amax", ties="down", codes_from="unrounded")
 MORE: dict[str, Method] = {
     "nf4 twice": DOUBLE,
@@ -147,7 +146,7 @@ def test_what_is_wrong_is_said_at_once() -> None:
     with pytest.raises(PlanError) as caught:
         quantize(tree, method("nf4"), {"fin": "quant", "fine": "keep", "*": "quant"})
     assert str(caught.value).splitlines() == [
-        "quantize rule 0 ('fin'): matches none of the 4 tensors; did you mean 'fine'? (allowed: cut, fine, odd, whole)",
+        "rule fin=quant: matches none of the 4 tensors; did you mean 'fine'? (allowed: cut, fine, odd, whole)",
         "cut: lies divided over devices, and that 0:32 cuts a block of 64 in a dimension of 128; lay it otherwise, or "
         "keep it",
         "odd: last dimension 48 is not a multiple of the block of 64; rules={'odd': 'keep', …} keeps it",

@@ -22,7 +22,7 @@ from tests.oracle.test_model_parity import apart, straight
 
 DEQUANTIZE = Kernel("dequantize", ("numpy",))
 
-OPTIONS = sorted(p.stem for p in (model_runs.CONF / "quant").glob("*.yaml") if p.stem != "none")
+OPTIONS = model_runs.QUANTIZING
 TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 # Of a layer; all experts of a layer take the same option.
 MATRICES = {

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from pipeline.api import compose_run
+from pipeline.assigned import assigned
 from pipeline.errors import PlanError
 from pipeline.planning.memory import plan_run
 from pipeline.running.target import MARKER
@@ -65,7 +66,8 @@ CHOICES = [
     ("llama", ["quant=q4_1"], "gguf", "uint4/32/f16/zero:min_f16, int8/32/f16"),
     ("llama", ["quant=q8_0", "model.rules=[{role: mlp, to: quant}, {role: attention, to: mxfp4}]"], "gguf",
      "int8/32/f16, e2m1/32/e8m0"),
-    ("llama", ["quant=q8_0", "model.rules=[{role: mlp, to: quant}, {role: attention, to: int4}]"], "compressed_tensors",
+    ("llama", ["quant=q8_0", "model.rules=[{role: mlp, to: quant}, {role: attention, to: int4}]",
+               "model.extra_rules=[{role: embedding, to: keep}]"], "compressed_tensors",
      "int8/32/f16, int4/128/bf16, int4/32/bf16"),
     ("gpt_oss", ["quant=none"], "hf", "plain values"),
     ("gpt_oss", ["quant=mxfp4"], "hf", "e2m1/32/e8m0"),
@@ -94,6 +96,22 @@ def test_the_first_that_holds_everything_is_chosen(
     ours, named = ({n: b for n, b in w.small_files.items() if n != MARKER} for w in (work, same))
     assert (work.layout, work.binding, ours) == (same.layout, same.binding, named)
     assert same.chosen == ""
+
+
+@pytest.mark.parametrize("quant", ["q4_0", "q8_0", "q4_0 tied"])
+def test_an_embedding_is_packed_where_readers_take_it(quant: str, sources: dict[str, Path]) -> None:
+    """By the rules of quant= itself; a tied one neither as an embedding nor as a head."""
+    name, *tied = quant.split()
+    for export, packs in (("gguf", True), ("compressed_tensors", False)):
+        run = compose_run([f"model.source={sources['llama']}", "flow=convert", f"quant={name}", f"export={export}"])
+        quantize: Any = run.stages["quantize"]
+        specs = {n: TensorSpec(x.shape, "BF16") for n, x in toy_llama.weights().items()}
+        found, problems = assigned(
+            quantize.rules, quantize.roles, {"quant": quantize.method, **quantize.methods}, specs, again=False,
+            tied=bool(tied),
+        )  # fmt: skip
+        assert not problems
+        assert ("model.embed_tokens.weight" in found) == packs
 
 
 @pytest.mark.parametrize("quant", ["fp8_e5m2", "mxint8"])

@@ -53,6 +53,26 @@ def test_what_cannot_change_a_result_is_in_no_key(main: dict[str, Key], override
     assert new(main, keys(override)) == {}
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("engine.dtype=fp32", "engine.dtype=float32"),
+        ("engine.dtype=bf16", "engine.dtype=bfloat16"),
+        ("export.dtype=fp16", "export.dtype=half"),
+        ("sampling.temperature=1.0", "sampling.temperature=1"),
+    ],
+)
+def test_two_spellings_are_one_key(one: str, other: str, main: dict[str, Key]) -> None:
+    assert new(keys(one), keys(other)) == {}
+    assert new(main, keys(one)) or one == "engine.dtype=fp32"
+
+
+def test_a_secret_is_not_put_back_into_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came from the environment is there by name and digest, whatever the stage holds."""
+    monkeypatch.setenv("WORD", "float32")
+    assert "${oc.env:WORD}" in str(keys("export.dtype=${oc.env:WORD}")["export"].parts["config"])
+
+
 def test_a_field_is_named_where_it_is_and_what_comes_after_takes_another_input(main: dict[str, Key]) -> None:
     taken = ["input checkpoint"]
     assert new(main, keys("quant.scale_rule=even")) == {

@@ -71,7 +71,7 @@ TARGETS = {
     "/": "holds the run's folder",
     "~": "is your home",
     "../home": "holds your home",
-    "outputs/run/run.json": "is a record of the run itself",
+    "outputs/run/errors.csv": "is a record of the run itself",
 }
 
 

@@ -12,6 +12,7 @@ from pipeline.planning import rates as rates_module
 from pipeline.planning.rates import MOST_KINDS, Rates
 from pipeline.planning.time import learn, parts, time_plan
 from pipeline.planning.wiring import Plan, make_plan
+from pipeline.reporting.console import time_line
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Saves
 from tests.cases.memory_store import MemoryStore
 from tests.unit.planning.stages import CTX, Source, View, Write
@@ -49,6 +50,16 @@ def test_what_a_run_measured_is_what_the_next_plan_says() -> None:
     assert {n: time.of(n) for n in ("load", "view", "write", "slow")} == {"load": 2, "view": 2, "write": 3, "slow": 5}
     assert time.seconds == 12
     assert time.unknown == ()
+
+
+def test_what_is_done_already_takes_no_time() -> None:
+    """Neither the work itself, nor what it would read through."""
+    rates, plan = Rates(), planned()
+    learn(rates, plan, 1, [record(load=1.0, view=2.0, write=3.0)], {"slow": 5.0}, {})
+    time = time_plan(plan, rates, workers=1)
+    assert time.without(["write"]).seconds == time.of("slow") == 5
+    assert time.without(["write", "slow"]).parts == ()
+    assert time.without([]) == time
 
 
 class Repeats(Slow):
@@ -146,14 +157,33 @@ def test_the_measurement_nearest_in_size_counts() -> None:
     assert rates.seconds("other", 1) is None
 
 
-def test_new_measurements_count_more_than_old_ones() -> None:
+def test_one_slow_run_does_not_stay() -> None:
+    """Seconds of the newest, or of the middle one of three; the range is of those that are kept."""
     rates = Rates()
-    rates.learn("kind", 1024, 1.0)
-    rates.learn("kind", 1024, 4.0)
-    assert rates.seconds("kind", 1024) == pytest.approx(3.0)
+    rates.learn("kind", 1024, 300.0)
+    rates.learn("kind", 1024, 16.0)
+    assert rates.seconds("kind", 1024) == 16.0
+    assert rates.range("kind", 2048) == (32.0, 600.0)
     rates.learn("kind", 0, 1.0)
     rates.learn("kind", 1024, 0.0)  # a clock that did not move
-    assert rates.seconds("kind", 1024) == pytest.approx(3.0)
+    rates.learn("kind", 1024, 15.0)
+    assert rates.seconds("kind", 1024) == 16.0
+    rates.learn("kind", 1024, 200.0)
+    assert rates.seconds("kind", 1024) == 16.0
+    assert rates.range("kind", 1024) == (15.0, 200.0)
+    assert rates.range("other", 1024) == (0.0, 0.0)
+
+
+def test_measurements_that_disagree_are_a_range() -> None:
+    rates, plan = Rates(), make_plan({"load": Source(("v", "w")), "slow": Slow()}, CTX)
+    for seconds in (10.0, 19.0):
+        learn(rates, plan, 1, [], {"slow": seconds}, {})
+    assert time_plan(plan, rates, 1).said() == "19 s"
+    learn(rates, plan, 1, [], {"slow": 300.0}, {})
+    time = time_plan(plan, rates, 1)
+    assert time.said() == time.said({"slow"}) == "10 s to 5 min 0 s"
+    assert "about 10 s to 5 min 0 s, by what" in time_line(time)
+    assert time_plan(plan, Rates(), 1).said() == ""
 
 
 def test_rates_are_kept_by_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ def job(perplexity: float, nbytes: int, before: float | None = 36.5, **also: Any
         "texts": {"a.txt": {"scored": 1000}, "b.txt": {"scored": 24}},
     }
     tensors = [ERROR | {"name": "w"}] if before else []
-    given = {"command": ["model.source=/models/small.gguf", "quant=mxfp4"], **also}
+    given = {"command": ["model.source=/models/small/model/model.gguf", "quant=mxfp4"], **also}
     return replace(REPORT, nbytes_out=nbytes, tensors=tensors, results={"evaluate": plain(result)}, **given)
 
 
@@ -45,6 +45,23 @@ def test_the_unquantized_model_has_a_row(tmp_path: Path) -> None:
     assert (tmp_path / "sweep.png").stat().st_size > 10_000
     assert repr(found) == f"sweep of 2 jobs: {tmp_path}"
     assert "data:image/png" in found._repr_html_()
+
+
+def test_a_packed_source_is_called_what_it_is(tmp_path: Path) -> None:
+    """By its schemes, at its true bits a weight and bytes, in the table, the file and the picture."""
+    packed = {"nbytes": 1152, "values": 2048, "encodings": {"int4/32/f16": 2000, "int8/32/f16": 48}}
+    one = job(40.0, 1024)
+    report = replace(one, results={"evaluate": {**one.results["evaluate"], "baseline": packed}})
+    drawn: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.reporting.plots.tradeoff", lambda *given: drawn.append(given))
+        compared([("q=a", report), ("q=b", replace(report, tensors=[], encodings={"int8/row/f32": 9}))], tmp_path)
+    name = "as it came: int4/32/f16, int8/32/f16"
+    first = rows(tmp_path)[0]
+    assert (first["job"], first["bits a weight"], first["size [B]"]) == (name, "4.5", "1152")
+    [(*_, points, without)] = drawn
+    assert [(p.x, p.kind) for p in points] == [(4.0, "e2m1/32/e8m0"), (4.0, "as it came: int8/row/f32"), (4.5, name)]
+    assert without == {UNQUANTIZED, "as it came: int8/row/f32", name}
 
 
 def test_a_job_that_quantizes_nothing_is_that_row(tmp_path: Path) -> None:
@@ -90,13 +107,13 @@ def test_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.reporting.plots.tradeoff", lambda *given: drawn.append(given))
     compared([("q=a seed=0", job(40.0, 1024)), ("q=a seed=1", job(42.0, 1024)), ("q=b", job(38.0, 2048))], tmp_path)
     [(_, about, _, _, points, without)] = drawn
-    assert about == "small.gguf · a.txt, b.txt · 1,024 tokens scored"
+    assert about == "small · a.txt, b.txt · 1,024 tokens scored"
     assert [(p.name, p.x, list(p.values), p.kind) for p in points] == [
         ("q=a", 4.0, [40.0, 42.0], "e2m1/32/e8m0"),
         ("q=b", 8.0, [38.0], "e2m1/32/e8m0"),
         (UNQUANTIZED, 16.0, [36.5], UNQUANTIZED),
     ]
-    assert without == UNQUANTIZED
+    assert without == {UNQUANTIZED}
 
 
 def test_pareto() -> None:

@@ -2,9 +2,10 @@
 
 import io
 import json
+import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +14,11 @@ import pytest
 
 from pipeline.engine import Reply
 from pipeline.errors import ConfigError, StageError
+from pipeline.running.answer import speed
 from pipeline.running.chat import Chat, chat
+from pipeline.running.interrupts import Interrupts
 from pipeline.running.typed import Typed
+from pipeline.waiting import Waiting
 from plugins.engine.options import Sampling
 
 TIMINGS = SimpleNamespace(prompt_tokens=3, new_tokens=2, decode_rate=9.0, prefill=0.1, compile=0.0)
@@ -29,6 +33,8 @@ class Talk:
     room: int | None = 100
     asked: list[Any] = field(default_factory=list)
     fails: str | None = None
+    left_out: int = 0
+    silent: bool = False
 
     def reply(
         self, messages: Sequence[Mapping[str, Any]], sampling: Any, *, on_text: Callable[[str, str], None],
@@ -37,18 +43,21 @@ class Talk:
         self.asked.append(([dict(m) for m in messages], sampling, variables))
         if self.fails:
             raise ConfigError(self.fails)
+        if self.silent:
+            return Reply("", "interrupted", TIMINGS, 5)
         if self.channels:
             on_text("analysis", "hm \x1b[2J")
             on_text("final", "well")
             return Reply("well", "end", TIMINGS, 5, "hm")
         on_text("", f"re: {messages[-1]['content']}")
-        return Reply(f"re: {messages[-1]['content']}", "length", TIMINGS, 5)
+        return Reply(f"re: {messages[-1]['content']}", "length", TIMINGS, 5, left_out=self.left_out)
 
 
 def talking(talk: Talk | None = None, system: str | None = None) -> tuple[Chat, Talk]:
     found = talk or Talk()
     facts = {"device_nbytes": 5, "device": "cpu"}
-    return Chat(SimpleNamespace(facts=facts), found, Sampling(), system), found  # type: ignore[arg-type]
+    model = SimpleNamespace(facts=facts)
+    return Chat(model, found, Sampling(), system, Interrupts()), found  # type: ignore[arg-type]
 
 
 def take(session: Chat, text: str, *, quoted: bool = False) -> bool:
@@ -111,6 +120,7 @@ def test_a_question_that_fails_was_never_asked(capsys: pytest.CaptureFixture[str
 
 def test_channels(capsys: pytest.CaptureFixture[str]) -> None:
     session, talk = talking(Talk(channels=True))
+    assert {"/effort", "/thinking"} <= {*session.commands}
     for text in ("one", "/effort hgh", "/effort high", "/thinking off", "two", "/help"):
         take(session, text)
     assert talk.asked[1][0][1] == {"role": "assistant", "content": "well", "thinking": "hm"}
@@ -121,9 +131,54 @@ def test_channels(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in err
     assert "did you mean 'high'" in err
     assert "/effort LEVEL" in err
+    assert "\nthinking off\n" in err
+
+
+def test_what_thinks_in_no_channels_has_no_commands_for_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     session, _ = talking()
-    take(session, "/effort low")
-    assert "no channels" in capsys.readouterr().err
+    for text in ("/effort low", "/thinking on"):
+        take(session, text)
+        assert f"error: {text.split()[0]}: this model has no channels" in capsys.readouterr().err
+    take(session, "/foo")
+    err = capsys.readouterr().err
+    assert "/effort" not in err
+    assert "/thinking" not in err
+    assert max(map(len, err.splitlines())) <= 80
+
+
+def test_a_retry_that_can_only_say_the_same_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    session, _ = talking()
+    take(session, "one")
+    take(session, "/retry")
+    assert "[temperature 0 takes the likeliest token always" in capsys.readouterr().err
+    take(session, "/temperature 0.5")
+    take(session, "/retry")
+    assert "likeliest" not in capsys.readouterr().err
+
+
+def test_an_interrupt_waits_for_the_compiler_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    notes: list[Callable[[str], str]] = []
+
+    class Line(Waiting):
+        def __init__(self, what: str, note: Callable[[str], str]):
+            super().__init__(what, note)
+            notes.append(note)
+
+    monkeypatch.setattr("pipeline.running.chat.Waiting", Line)
+    session, _ = talking()
+    take(session, "one")
+    assert notes[0]("compiling step") == ""
+    session._interrupts.heard = True
+    assert notes[0]("compiling step") == "interrupted; the compiler ends first"
+    assert notes[0]("reading") == "interrupted; again ends the chat"
+
+
+def test_one_token_is_one() -> None:
+    timings = SimpleNamespace(**{**vars(TIMINGS), "new_tokens": 1})
+    assert speed(Reply("x", "interrupted", timings, 5)).startswith("[1 token, 9.0 tokens/s, interrupted; ")
 
 
 def test_help_names_every_command_and_fits(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +186,94 @@ def test_help_names_every_command_and_fits(capsys: pytest.CaptureFixture[str]) -
     take(session, "/help")
     err = capsys.readouterr().err
     assert max(map(len, err.splitlines())) <= 80
-    hidden = {"/bye", "/quit", "/help", "/effort", "/thinking"}
+    hidden = {"/bye", "/quit", "/help"}
     assert all(name in err for name in {*session.commands} - hidden)
+
+
+def test_set_shows_and_sets(capsys: pytest.CaptureFixture[str]) -> None:
+    session, talk = talking()
+    take(session, "/set")
+    shown = capsys.readouterr().err
+    assert all(f"/{f.name} " in shown for f in fields(Sampling) if f.name != "stop_tokens")
+    take(session, "/set temperature 0.5")
+    take(session, "/set tempratur 1")
+    assert "error: /set tempratur: there is no such setting; did you mean 'temperature'?" in capsys.readouterr().err
+    take(session, " /usr/bin is what?")
+    assert talk.asked[0][1].temperature == 0.5
+    assert said(talk) == [("user", " /usr/bin is what?")]
+
+
+def test_what_was_left_out_is_told_and_not_sent_again(capsys: pytest.CaptureFixture[str]) -> None:
+    """The saved conversation has all of it."""
+    session, talk = talking(system="Brief.")
+    for text in ("one", "two"):
+        take(session, text)
+    talk.left_out = 2
+    take(session, "three")
+    assert "it has forgotten the oldest 2 messages" in capsys.readouterr().err
+    talk.left_out = 0
+    take(session, "four")
+    assert [text for _, text in said(talk)] == ["Brief.", "two", "re: two", "three", "re: three", "four"]
+    for _ in range(4):
+        take(session, "/undo")
+    take(session, "five")
+    assert [text for _, text in said(talk)] == ["Brief.", "five"]
+
+
+def test_an_answer_of_nothing_was_never_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Ctrl-C while a question is read; what was said before stays, of a /retry too."""
+    session, talk = talking()
+    take(session, "one")
+    talk.silent = True
+    take(session, "two")
+    take(session, "/retry")
+    talk.silent = False
+    take(session, "three")
+    assert said(talk) == [("user", "one"), ("assistant", "re: one"), ("user", "three")]
+    assert capsys.readouterr().err.count("the question is taken back") == 2
+
+
+def test_without_a_template_there_is_no_system_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    session, _ = talking(Talk(chat=False))
+    assert not take(session, "/system Be brief.")
+    assert "error: /system: without a chat template" in capsys.readouterr().err
+
+
+def test_help_on_a_narrow_screen(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    session, _ = talking(Talk(channels=True))
+    take(session, "/help")
+    assert max(map(len, capsys.readouterr().err.splitlines())) <= 40
+
+
+def test_saved_conversations_are_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    session, _ = talking(Talk(channels=True), system="Brief.")
+    take(session, "one")
+    take(session, f"/save {tmp_path}/talk.json")
+    other, talk = talking(Talk(channels=True))
+    take(other, "before")
+    take(other, f"/load {tmp_path}/talk.json")
+    take(other, "two")
+    assert said(talk) == [("system", "Brief."), ("user", "one"), ("assistant", "well"), ("user", "two")]
+    assert talk.asked[-1][0][2]["thinking"] == "hm"
+    for name, text, why in (
+        ("none", None, "No such file"),
+        ("a zero\0byte", None, "is no path"),
+        ("/dev/null", None, "not a regular file"),
+        ("~nobody.has.this/x", None, "No such file"),
+        ("text", "hello", "not JSON"),
+        ("deep", "[" * 100_000, "nested too deeply"),
+        ("surrogate", '[{"role": "user", "content": "\\ud800"}]', "lone surrogate"),
+        ("number", "3", "is expected, as /save writes it"),
+        ("order", '[{"role": "assistant", "content": "x"}, {"role": "user", "content": "y"}]', "in turn"),
+        ("kind", '[{"role": "user", "content": 3}, {"role": "assistant", "content": "y"}]', "content 3: a text"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        assert not take(other, f"/load {name if name.startswith('~') else tmp_path / name}")
+        assert why in capsys.readouterr().err
+    take(other, "three")
+    assert len(talk.asked[-1][0]) == 6
 
 
 def test_saved_conversations_replace_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +283,32 @@ def test_saved_conversations_replace_nothing(tmp_path: Path, capsys: pytest.Capt
     take(session, f"/save {file}")
     take(session, f"/save {file}")
     assert [m["role"] for m in json.loads(file.read_text())["messages"]] == ["system", "user", "assistant"]
-    assert f"error: /save {file}: File exists" in capsys.readouterr().err
+    assert f"error: {file}: File exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("file", "why"), [("~nobody.has.this/x", "No such file"), ("a\0b", "is no path")])
+def test_saved_nowhere(
+    file: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    session, _ = talking()
+    assert not take(session, f"/save {file}")
+    assert why in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_saved_whole_or_not_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk that is full after a few bytes leaves nothing behind; once there is room, it is written."""
+    session, _ = talking(system="x" * 100_000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        assert not take(session, f"/save {tmp_path}/talk.json")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert "talk.json: File too large" in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+    assert take(session, f"/save {tmp_path}/talk.json")
 
 
 def test_a_system_prompt_needs_a_template() -> None:
@@ -169,12 +335,11 @@ def test_a_setting_that_would_end_the_next_answer_is_refused(
     assert talk.asked[-1][1] == Sampling()
 
 
-def test_a_retry_without_a_next_seed_forgets_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_retry_after_the_largest_seed() -> None:
     session, talk = talking()
-    for text in ("one", f"/seed {2**63 - 1}", "/retry", "two"):
-        take(session, text)
-    assert f"error: seed={2**63}" in capsys.readouterr().err
-    assert said(talk) == [("user", "one"), ("assistant", "re: one"), ("user", "two")]
+    for text in ("one", f"/seed {2**63 - 1}", "/retry", "/retry"):
+        assert take(session, text)
+    assert [a[1].seed for a in talk.asked] == [0, -(2**63), -(2**63) + 1]
 
 
 def piped(text: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -209,3 +374,9 @@ def test_what_fails_over_a_pipe_is_said_and_counts(
     assert out == "re: one\nre: two\nre: four\n"
     assert "error: line 2: there is no /usr/bin" in err
     assert "error: line 4: byte 0xff after 'thr' is no utf-8 text" in err
+
+
+def test_nobody_is_answered_who_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`weightmill chat DIR < questions | head -1`."""
+    monkeypatch.setattr("pipeline.running.chat.unread", lambda: True)
+    assert piped(b"one\ntwo\n", monkeypatch) == []

@@ -16,7 +16,7 @@ from pipeline.planning.identity import keyed
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Job
 from pipeline.reporting.manifest import Report
-from pipeline.running import text_stream
+from pipeline.running import attempt, text_stream
 from pipeline.running.exports import Exports, Held, wait_for
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.runner import Outcome, execute_jobs
@@ -121,6 +121,28 @@ def test_who_has_read_the_source_before_waits_for_who_has_not(
             wait_for([Exports(second, results)], others)
     assert len(said) == 1
     assert "waiting for another run" in said[0]
+
+
+@pytest.mark.usefixtures("known")
+def test_one_that_was_killed_before_its_manifest_notes_its_export_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its export is whole and noted by then: going on writes the manifest, and nothing that was finished."""
+    jobs = equal_exports(tmp_path, 1)
+
+    def killed(*_: object) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attempt, "write_records", killed)
+        [outcome] = execute_jobs(jobs, Events())
+    assert isinstance(outcome, RuntimeError)
+    [result] = (tmp_path / "outputs" / FOLDER).glob("*/result.json")
+    before = result.stat()
+    [outcome] = execute_jobs(jobs, Events())
+    assert isinstance(outcome, Report)
+    after = result.stat()
+    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_a_lock_in_common_is_let_go_of_by_the_last() -> None:

@@ -12,6 +12,7 @@ from pipeline.errors import StorageError
 from pipeline.events import Events
 from pipeline.planning.rates import Rates
 from pipeline.planning.sweep import Job
+from pipeline.planning.time import BESIDE
 from pipeline.reporting.manifest import Report
 from pipeline.running import runner
 from pipeline.running.runner import execute_jobs
@@ -118,6 +119,21 @@ def test_nothing_is_learnt_from_part_of_the_work(
     assert (tmp_path / "elsewhere").is_dir()
     assert learnt == []
     assert Rates.load().kinds == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("flow", "option"), [("generate", "sampling.max_tokens=2"), ("evaluate", "evaluate.windows.tokens=64")]
+)
+def test_compiling_is_learnt_apart(flow: str, option: str, tmp_path: Path, learnt: list[Learnt]) -> None:
+    """So that a longer text is not planned to compile for longer."""
+    [report] = execute_jobs([job(tmp_path / "out", f"flow={flow}", option)], Events())
+    assert isinstance(report, Report), report
+    [beside] = [k for k in Rates.load().kinds if k.endswith(BESIDE)]
+    again, once = Rates.load().kinds[beside.removesuffix(f" {BESIDE}")], Rates.load().kinds[beside]
+    assert [*once] == ["0"]
+    assert [*again] != ["0"]
+    assert once["0"][0] < learnt[0].computed[flow]
 
 
 def test_rates_that_cannot_be_kept_are_said(tmp_path: Path, learnt: list[Learnt]) -> None:

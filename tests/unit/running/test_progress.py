@@ -53,6 +53,27 @@ def test_slow_things_and_bytes() -> None:
     assert show_progress("a", 0, 5, "layers", 0.0) == "a: 0 of 5 layers · 0/s"
 
 
+def test_a_line_with_a_long_name_has_80_columns_and_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a log too, which nobody else would cut."""
+    found = lines(Progress(f"reading {'deep/' * 40}model.safetensors", 1 << 40, "B"), [1 << 30], monkeypatch, 9)
+    assert len(found[0]) <= 80
+    assert found[0].startswith("reading ")
+    assert "model.safetensors: " in found[0]
+    assert " left" in found[0]
+
+
+@pytest.mark.parametrize("shown", [_Lines(every_s=-1.0), _InPlace(io.StringIO())])
+def test_what_stays_is_folded_and_paths_are_whole(shown: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = f"/{'deep/' * 30}run"
+    shown.say(f"[1/3] {'quant=mxfp4 ' * 9}: 4.1 bits a weight, 3.0 MiB, perplexity 70.860, 2.0 s: {path}")
+    shown.show("x" * 300)
+    file = getattr(shown, "_file", None)
+    found = (file.getvalue() if file else capsys.readouterr().err).splitlines()
+    assert all(len(one.replace("\r\x1b[2K\r", "")) <= 80 for one in found if path not in one)
+    assert any(one.strip() == path for one in found)
+
+
 class Screen(io.StringIO):
     def __init__(self, columns: int) -> None:
         super().__init__()

@@ -1,5 +1,6 @@
 """Histograms: every value is counted before and after, and the picture is drawn of those that were named."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from pipeline.errors import WeightmillError
 from pipeline.reporting import plots
 from pipeline.reporting.manifest import Report
 
+ROOT = Path(pipeline.__file__).parents[1]
 ONE = "model.layers.2.mlp.experts.down_proj"
 
 
@@ -37,6 +39,18 @@ def test_every_value_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert np.count_nonzero(drawn[0].after) < np.count_nonzero(drawn[0].before)
 
 
+@pytest.mark.parametrize("where", ["README.md", "conf/flow/histogram.yaml"])
+def test_the_documented_pattern(where: str, tmp_path: Path) -> None:
+    """Of what it matches, what was quantized; of what was not, where nothing was."""
+    said = re.search(r"'histogram\.tensors=(\[.*?\])'", (ROOT / where).read_text())
+    assert said is not None
+    found = run(tmp_path, said[1]).results["histogram"]["tensors"]
+    assert found
+    assert {row["encoding"] for row in found.values()} == {"e2m1/32/e8m0"}
+    plain = run(tmp_path, '["model.layers.0.*norm*"]').results["histogram"]["tensors"]
+    assert {row["encoding"] for row in plain.values()} == {"BF16"}
+
+
 def test_the_picture_is_in_the_folder(tmp_path: Path) -> None:
     report = run(tmp_path, f'["{ONE}"]')
     assert (Path(report.run) / "histogram.png").stat().st_size > 10_000
@@ -44,7 +58,10 @@ def test_the_picture_is_in_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tensors", "said"),
-    [('["model.layers.2.mlp.experts.down_prj"]', f"did you mean '{ONE}'"), ('["*"]', "8 at most")],
+    [
+        ('["model.layers.2.mlp.experts.down_prj"]', f"did you mean '{ONE}'"),
+        ('["*norm*","*self_attn*"]', "8 at most can be seen in a picture, as of 'model.layers.0.input_layernorm.*'"),
+    ],
 )
 def test_names(tmp_path: Path, tensors: str, said: str) -> None:
     with pytest.raises(WeightmillError, match=r"histogram\.tensors") as caught:

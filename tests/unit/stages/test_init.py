@@ -16,6 +16,7 @@ from pipeline.tensors.spec import TensorSpec
 from stages.init import BLOCK, FreshStore
 
 TINY = Path(__file__).parents[3] / "plugins" / "models" / "gpt_oss" / "tiny"
+TEXT = TINY.parents[2] / "texts" / "sotu_eval.txt"
 
 
 def store(shape: tuple[int, ...], seed: int = 0, dtype: str = "F32") -> FreshStore:
@@ -69,6 +70,18 @@ def test_the_embedded_config_with_fresh_weights(tmp_path: Path) -> None:
     for name, want in (("model.norm.weight", 1.0), ("model.layers.0.self_attn.q_proj.bias", 0.0)):
         np.testing.assert_array_equal(made.store.store.read(name), want)
     assert plan.keys["init"].parts["seed"] == 3
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    (["quant=int8", "train=qat"], "warning: rounds weights that are random still (init); train=full comes before that"),
+    (["train=lora"], "warning: freezes weights"), (["train=full"], ""),
+])  # fmt: skip
+def test_rounding_or_freezing_what_is_random_is_said(how: list[str], said: str, tmp_path: Path) -> None:
+    asked = ["+model=gpt_oss", "stages=[init,train]", f"data.files=[{TEXT}]", *how]
+    plan = plan_run(compose_run([*asked, f"paths.outputs={tmp_path}"]), tmp_path / "run")
+    assert not plan.problems
+    assert plan.nodes["train"].takes.reads.startswith(said)
+    assert bool(plan.nodes["train"].takes.reads) == bool(said)
 
 
 def test_keys_of_config_can_be_otherwise(tmp_path: Path) -> None:

@@ -82,14 +82,14 @@ def test_a_config_says_what_the_checkpoint_would(planned: Planned, config: Any) 
 def test_a_run_is_refused_as_ever(planned: Planned, config: Any) -> None:
     config(tiny())
     plan = planned("model=gpt_oss", f"model.source={config(tiny())}", fetch=True)
-    assert any("no container recognizes it" in p.message for p in plan.problems)
+    assert any("is no checkpoint that can be read" in p.message for p in plan.problems)
 
 
 def test_weights_that_nothing_reads_are_said_before_the_run(planned: Planned, config: Any) -> None:
     folder = config(tiny())
     (folder / "pytorch_model.bin").write_bytes(b"pickled")
     plan = planned("+model=gpt_oss", f"model.source={folder}")
-    assert any("no container recognizes it" in p.message for p in plan.problems)
+    assert any("is no checkpoint that can be read" in p.message for p in plan.problems)
 
 
 def test_nothing_of_it_can_be_read(planned: Planned, config: Any) -> None:

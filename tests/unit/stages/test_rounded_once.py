@@ -11,6 +11,7 @@ from safetensors.numpy import load_file
 import pipeline
 from pipeline.coded_store import CodedStore
 from pipeline.ops import Kernel
+from pipeline.reporting.manifest import chosen
 from pipeline.rules import Rule
 from pipeline.stage import Context
 from pipeline.tensors.qtensor import QTensor
@@ -67,6 +68,17 @@ def test_exports_of_values(sources: dict[str, Path], tmp_path: Path, kind: str, 
         assert found[name].tobytes() == value.astype(to).tobytes(), name
     if dtype == "fp32":
         assert any((v != v.astype(ml_dtypes.bfloat16).astype(np.float32)).any() for v in found.values())
+
+
+def test_what_is_rounded_unasked_is_said(sources: dict[str, Path], tmp_path: Path) -> None:
+    given = ["+model=llama", f"model.source={sources['wide']}", f"paths.run={tmp_path}", "flow=convert", "export=hf"]
+    [said, asked, kept] = [
+        pipeline.plan([*given, *more]).plan for more in ([], ["export.dtype=bf16"], ["stages.decode.dtype=keep"])
+    ]
+    text = chosen(said)["export"]
+    assert "and 7 more (F32 in the source) rounded to bf16; stages.decode.dtype=keep leaves them as they are" in text
+    assert "rounded" not in str([chosen(asked), chosen(kept)])
+    assert {s.dtype for s in kept.works["export"].store.specs.values()} == {"F32"}
 
 
 def test_what_is_not_asked_for_wider_is_bf16(sources: dict[str, Path], tmp_path: Path) -> None:

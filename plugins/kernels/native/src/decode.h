@@ -225,9 +225,18 @@ static inline float e8m0(uint8_t byte) {  // 2^(byte - 127); byte 0 is subnormal
 static void factors(const Weights& w, int64_t matrix, int64_t from, int64_t count, float* out) {
   const uint8_t* s = w.scales;
   switch (w.scale) {
-    case WM_SCALE_E8M0:
-      for (int64_t i = 0; i < count; ++i) out[i] = e8m0(s[from + i]);
+    case WM_SCALE_E8M0: {
+      int64_t i = 0;
+      for (; i + LANES <= count; i += LANES) {
+        const Ints byte = unpacked<8>(s + from + i);
+        Ints bits = byte << 23;
+        bits = byte == 0 ? Ints{} + 0x00400000 : bits;
+        bits = byte == 0xFF ? Ints{} + 0x7FC00000 : bits;
+        std::memcpy(out + i, &bits, sizeof bits);
+      }
+      for (; i < count; ++i) out[i] = e8m0(s[from + i]);
       break;
+    }
     case WM_SCALE_E4M3:
       for (int64_t i = 0; i < count; ++i) out[i] = small_float<float>(WM_E4M3, int32_t(s[from + i]));
       break;

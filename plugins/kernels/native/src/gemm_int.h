@@ -101,11 +101,28 @@ WM_INLINE int32_t sum_of(Ints) { return 0; }  // who has no unsigned side needs 
 
 // ---- Products ----
 
-template <int BITS, int M>
+// Units whose products are neither next to nothing nor infinite: of magnitudes 2^-60 … 2^60, and with `fraction` all bits
+// of one, powers of two.
+static bool moderate(const float* units, int64_t count, int32_t fraction) {
+  constexpr int32_t LEAST = (127 - 60) << 23, LARGEST = (127 + 60) << 23;
+  int32_t wrong = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    int32_t unit;
+    std::memcpy(&unit, units + i, sizeof unit);
+    wrong |= (unit & fraction) | (unit < LEAST) | (unit > LARGEST);
+  }
+  return wrong == 0;
+}
+
+// POWERS: all units are moderate, those of weights powers of two. What remains of a product of units is a sum of
+// exponents, which leaves the ports that multiply to the dot products: measured on Zen 5, 86 % of their peak, not 77 %.
+template <int BITS, int M, bool POWERS>
 static void tile(const int32_t* w, const float* w_units, const int32_t* x, const float* x_units, const int32_t* begin,
                  int64_t blocks, float* sums, bool add) {
   using W = Width<BITS>;
-  Floats sum[M][2] = {};
+  Floats sum[M][2];
+#pragma GCC unroll 8
+  for (int m = 0; m < M; ++m) sum[m][0] = sum[m][1] = Floats{};  // not at once, which clears memory for them as well
   for (int64_t b = 0; b < blocks; ++b, begin += M, x_units += M, w_units += STRIP) {
     Ints whole[M][2];
     for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = everywhere(begin[m]);
@@ -118,11 +135,17 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
         whole[m][1] = dot<W::QUADS>(whole[m][1], w1, v);
       }
     }
-    for (int m = 0; m < M; ++m)
+    const Floats w_unit[2] = {load(w_units), load(w_units + LANES)};
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) {
+      const Floats x_unit = gemm::everywhere(x_units[m]);
       for (int h = 0; h < 2; ++h) {
-        const Floats unit = gemm::everywhere(x_units[m]) * load(w_units + h * LANES);
+        Floats unit;
+        if constexpr (POWERS) unit = (Floats)((Ints)x_unit + ((Ints)w_unit[h] - (127 << 23)));
+        else unit = x_unit * w_unit[h];
         sum[m][h] = fused(decoding::to_float(whole[m][h]), unit, sum[m][h]);
       }
+    }
   }
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
@@ -131,9 +154,10 @@ using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*
                       bool);
 
 template <int BITS, int M>
-static inline Tile tile_of(int64_t rows) {
-  if constexpr (M == 1) return tile<BITS, 1>;
-  else return rows == M ? tile<BITS, M> : tile_of<BITS, M - 1>(rows);
+static inline Tile tile_of(int64_t rows, bool powers) {
+  if constexpr (M > 1)
+    if (rows < M) return tile_of<BITS, M - 1>(rows, powers);
+  return powers ? tile<BITS, M, true> : tile<BITS, M, false>;
 }
 
 // Activations in order: integers of all rows, then units, then what sums begin with.
@@ -183,16 +207,19 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
   const Arranged<BITS, const float> from(x, q);
   float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
+  const bool moderate_x = multiple != 0 && moderate(from.units_at(0, 0, 0), from.rows * from.blocks, 0);
+  bool powers = false;
   gemm::products<MOST>(
       decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
         for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, strip, units);
+        powers = moderate_x && moderate(units, (p.depth + BLOCK - 1) / BLOCK * STRIP, 0x7FFFFF);
       },
       [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
         const int64_t before = p.k / BLOCK, some = (p.depth + BLOCK - 1) / BLOCK;
-        tile_of<BITS, MOST>(height)(strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
-                                    from.units_at(m, before, some),
-                                    reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
+        tile_of<BITS, MOST>(height, powers)(
+            strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
+            from.units_at(m, before, some), reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
       });
 }
 

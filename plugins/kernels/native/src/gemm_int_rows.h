@@ -45,7 +45,8 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
         total += v;
       }
       for (int t = 0; t < BLOCK / W::PER; ++t) out[(b * (BLOCK / W::PER) + t) * m + i] = lanes[t];
-      units[b * m + i] = unit[0];
+      const bool nothing = unit[0] == 0 && inverse[0] == 0;  // all are 0: in any unit, and 1 is a moderate one
+      units[b * m + i] = nothing ? 1 : unit[0];
       begin[b * m + i] = W::QUADS ? -128 * sum_of(total) : 0;
     }
   }

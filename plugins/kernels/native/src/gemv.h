@@ -78,6 +78,21 @@ WM_INLINE void first_of(const uint8_t* p, int64_t count, uint8_t* out) {
 #endif
 }
 
+#if WM_SIMD == 512  // Two rows in a register, see Part::HALVES.
+// The first `count` bytes of each, 32 at most, in a half of 64; the others 0.
+WM_INLINE void first_of_both(const uint8_t* lower, const uint8_t* upper, int64_t count, uint8_t* out) {
+  const __mmask32 there = __mmask32((1ull << count) - 1);
+  const __m512i low = _mm512_castsi256_si512(_mm256_maskz_loadu_epi8(there, lower));
+  _mm512_storeu_si512(out, _mm512_inserti64x4(low, _mm256_maskz_loadu_epi8(there, upper), 1));
+}
+template <typename T>
+WM_INLINE void in_both(const void* lower, T& halves) {
+  halves = (T)_mm512_broadcast_f32x8(_mm256_loadu_ps(static_cast<const float*>(lower)));
+}
+WM_INLINE V lower_half(V v) { return (V)_mm512_maskz_mov_ps(0xFF, (__m512)v); }
+WM_INLINE V upper_half(V v) { return (V)_mm512_maskz_shuffle_f32x4(0xFF, (__m512)v, (__m512)v, 0xEE); }
+#endif
+
 #include "gemv_scales.h"
 
 // ---- Activations ----
@@ -132,69 +147,104 @@ struct Floats {
 
 // ---- Products ----
 
-// How far ahead of the first row memory is asked for: one byte after the other, whatever the rows are, because a single
-// stream is what memory gives fastest.
+// How far ahead of the last row memory is asked for: one byte after the other, whatever the rows are, because a single
+// stream is what memory gives fastest. Ahead of the first row alone, the last one of the next pass would come too late.
 constexpr int64_t AHEAD = 8192;
+
+// Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a register at most, the same of
+// two rows in one register. Sums are then put where they are without: numbers are the same.
+enum class Part { WHOLE, TAIL, HALVES };
+
+// Elements of the first half of these loaders' groups are in the lower half of the lanes.
+template <class L, int R, Scaled HOW>
+constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
 
 // Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m] and, for ROW with ZEROS, the
 // activations to offset[m]. codes: of group `first` of each row; s and z: scales and zeros of each row, from its start.
-// TAIL: the group is the last of a row, and not full.
-template <class L, int R, int M, Scaled HOW, bool ZEROS, bool TAIL>
+template <class L, int R, int M, Scaled HOW, bool ZEROS, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                    const float* const (&z)[R], const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M],
                    V (&offset)[M]) {
-  const uint8_t* soon = codes[0] + AHEAD;
+  // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
+  // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
+  // and among others.
+  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 ? 2 : 1, AT_ONCE = M == 1 ? CHAINS : 1;
+  constexpr bool TAIL = PART != Part::WHOLE;
+  constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
+  const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + AHEAD;
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
-    typename L::Codes c[R];
-    V here[R][M];
+    typename L::Codes stored[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
-      c[r] = l.load(codes[r] + at);
+      if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
       if (!TAIL)
         for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(soon + R * at + r * L::NBYTES + b);
-#pragma GCC unroll 4
-      for (int m = 0; m < M; ++m) here[r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
     }
-#pragma GCC unroll 16
-    for (int j = 0; j < L::VECS; ++j) {
-      decltype(L::activations(nullptr, 0)) x[M];
-#pragma GCC unroll 4
-      for (int m = 0; m < M; ++m)
-        x[m] = L::activations(static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP, j);
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        const auto w = l.value(c[r], j);
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) here[r][m] = L::dot(w, x[m], here[r][m]);
-      }
-    }
-    if constexpr (HOW == Scaled::LANES) {
-      const int64_t block = q.first[g];
-      const int32_t* which = q.spread + g * LANES;
-#pragma GCC unroll 4
-      for (int r = 0; r < R; ++r) {
-        V scale = spread(s[r] + block, which);
-        if (TAIL) scale = of_lanes_there(scale, which);
-        if constexpr (ZEROS) {
-          V taken = spread(z[r] + block, which);
-          if (TAIL) taken = of_lanes_there(taken, which);
-#pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) {
-            const V x = load(xs[m].sums + g * LANES);
-            if (q.w.zero == WM_ZERO_INT) here[r][m] = fused(-taken, x, here[r][m]);
-            else sum[r][m] = fused(taken, x, sum[r][m]);
-          }
-        }
-#pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) sum[r][m] = fused(here[r][m], scale, sum[r][m]);
-      }
-    } else {
+#pragma GCC unroll 2
+    for (int chain = 0; chain < CHAINS; chain += AT_ONCE) {
+      V here[AT_ONCE][R][M];
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) sum[r][m] = here[r][m];
-      if constexpr (ZEROS)
-        for (int m = 0; m < M; ++m) offset[m] += load(xs[m].sums + g * LANES);
+        for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
+#pragma GCC unroll 16
+      for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
+        decltype(L::activations(nullptr, 0)) x[M];
+#pragma GCC unroll 4
+        for (int m = 0; m < M; ++m) {
+          const typename L::X* own = static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP;
+          if constexpr (PART == Part::HALVES) in_both(own + j * (L::GROUP / L::VECS), x[m]);
+          else x[m] = L::activations(own, j);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r += EACH) {
+          const auto w = l.value(stored[r], j);
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) here[j % AT_ONCE][r][m] = L::dot(w, x[m], here[j % AT_ONCE][r][m]);
+        }
+      }
+      if constexpr (PART == Part::HALVES)
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r += 2)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+            for (int c = 0; c < AT_ONCE; ++c) {
+              here[c][r + 1][m] = upper_half(here[c][r][m]);
+              here[c][r][m] = lower_half(here[c][r][m]);
+            }
+      if constexpr (HOW == Scaled::LANES) {
+        const int64_t block = q.first[g];
+        const int32_t* which = q.spread + g * LANES;
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+          V scale = spread(s[r] + block, which);
+          if (TAIL) scale = of_lanes_there(scale, which);
+          if (ZEROS && chain == 0) {
+            V taken = spread(z[r] + block, which);
+            if (TAIL) taken = of_lanes_there(taken, which);
+#pragma GCC unroll 4
+            for (int m = 0; m < M; ++m) {
+              const V x = load(xs[m].sums + g * LANES);
+              if (q.w.zero == WM_ZERO_INT) here[0][r][m] = fused(-taken, x, here[0][r][m]);
+              else sum[r][m] = fused(taken, x, sum[r][m]);
+            }
+          }
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+            for (int c = 0; c < AT_ONCE; ++c) sum[r][m] = fused(here[c][r][m], scale, sum[r][m]);
+        }
+      } else {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m) sum[r][m] = here[0][r][m];
+        if constexpr (ZEROS)
+          for (int m = 0; m < M; ++m) offset[m] += load(xs[m].sums + g * LANES);
+      }
     }
   }
 }
@@ -206,15 +256,22 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
   V sum[R][M] = {};
   V offset[M] = {};
-  add<L, R, M, HOW, ZEROS, false>(l, q, codes, s, z, xs, 0, whole, sum, offset);
+  add<L, R, M, HOW, ZEROS, Part::WHOLE>(l, q, codes, s, z, xs, 0, whole, sum, offset);
   if (left) {
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
-    for (int r = 0; r < R; ++r) {
-      first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
-      p[r] = tail[r];
+    for (int r = 0; r < R; ++r) p[r] = tail[r];
+    const bool halves = HALVED<L, R, HOW> && left <= L::NBYTES / 2;
+    if constexpr (HALVED<L, R, HOW>)
+      if (halves) {
+        for (int r = 0; r < R; r += 2)
+          first_of_both(codes[r] + whole * L::NBYTES, codes[r + 1] + whole * L::NBYTES, left, tail[r]);
+        add<L, R, M, HOW, ZEROS, Part::HALVES>(l, q, p, s, z, xs, whole, whole + 1, sum, offset);
+      }
+    if (!halves) {
+      for (int r = 0; r < R; ++r) first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
+      add<L, R, M, HOW, ZEROS, Part::TAIL>(l, q, p, s, z, xs, whole, whole + 1, sum, offset);
     }
-    add<L, R, M, HOW, ZEROS, true>(l, q, p, s, z, xs, whole, whole + 1, sum, offset);
   }
   float found[(R * M + 3) / 4 * 4], taken[4] = {};
 #pragma GCC unroll 4

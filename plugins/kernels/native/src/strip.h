@@ -68,8 +68,7 @@ static void find_scales(Part& p) {
         Ints square[LANES];
         for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], run[r] + i, sizeof square[r]);
         transpose(square);
-        const int64_t there = least(LANES, count - i);
-        std::memcpy(out + (b + i) * LANES, square, size_t(there) * sizeof square[0]);
+        for (int64_t r = 0; r < least(LANES, count - i); ++r) store(out + (b + i + r) * LANES, (Floats)square[r]);
       }
     }
   }

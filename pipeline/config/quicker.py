@@ -1,0 +1,92 @@
+"""What Hydra and OmegaConf do at every start that gives nothing here, or that can be had quicker: more than half of
+`--help`, a fifth of a plan. All of it gives what they give; which Hydra and OmegaConf that holds for is pinned.
+"""
+
+import io
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal import defaults_list
+from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf, _utils
+
+_CONF = str(Path(__file__).parents[2] / "conf")
+_OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
+_asked_mode = Hydra.get_mode
+_made_map = defaults_list._create_interpolation_map
+_made_loader = _utils.get_yaml_loader
+
+
+def register() -> None:
+    """Make it so, in this process."""
+    for owner, name, ours in (
+        (Hydra, "get_mode", _mode), (ConfigStore, "__deepcopy__", _itself),
+        (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
+    ):  # fmt: skip
+        setattr(owner, name, ours)
+
+
+def _mode(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """`hydra.mode`, which Hydra composes everything for that it then composes again: a quarter of what starting takes.
+    Here without, where no override and no folder but ours could say it, and ours do not: neither another program's,
+    that has imported us."""
+    path = hydra.config_loader.get_search_path().get_path()
+    main = {part.path.removeprefix("file://") for part in path if part.provider == "main"}
+    ours = main == {_CONF} and {part.provider for part in path} <= _OWN_PROVIDERS
+    said = any(o.lstrip("+~").startswith("hydra") for o in overrides)
+    return None if ours and not said else _asked_mode(hydra, config_name, overrides)
+
+
+def _itself(store: ConfigStore, memo: dict[int, Any]) -> ConfigStore:
+    """There is one store, which gives copies of what it has. Hydra copies all of it whenever it lists a group, as
+    `--help` does 150 times."""
+    return store
+
+
+def _map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
+    """What `${…}` in a defaults list refers to, made of every config; here of those that refer to anything."""
+    refers = any(default.is_interpolation() for default in defaults)
+    return _made_map(overrides, defaults, self_added) if refers else OmegaConf.create()
+
+
+@cache
+def _loader() -> Any:
+    """How OmegaConf reads YAML, made once; parsed by libyaml where PyYAML came with it."""
+    made = _made_loader()
+    if not yaml.__with_libyaml__:
+        return made
+    return type("Loader", (_Parsed,), {"slow": made, "quick": type("Quick", (yaml.CSafeLoader, made), {})})
+
+
+class _Parsed:
+    """What `yaml.load` makes for a stream. Where something is wrong PyYAML's own parser says it: with the line. It also
+    reads what has a tab in it: libyaml takes some that it does not."""
+
+    slow: Any
+    quick: Any
+
+    def __init__(self, stream: Any):
+        self._name = getattr(stream, "name", "<file>") if hasattr(stream, "read") else None
+        self._text = stream if self._name is None else stream.read()
+
+    def get_single_data(self) -> Any:
+        if ("\t" if isinstance(self._text, str) else b"\t") not in self._text:
+            try:
+                return self.quick(self._text).get_single_data()
+            except yaml.YAMLError:
+                pass
+        return self.slow(self._again()).get_single_data()
+
+    def _again(self) -> Any:
+        """The stream as it was: PyYAML says the line of a text, and only the place in a stream, which has a name."""
+        if self._name is None:
+            return self._text
+        stream: Any = io.StringIO(self._text) if isinstance(self._text, str) else io.BytesIO(self._text)
+        stream.name = self._name
+        return stream
+
+    def dispose(self) -> None:
+        pass

@@ -1,0 +1,88 @@
+"""What `VERB --help` says of every verb, and help in lines that fit."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import wrap
+
+from pipeline.config.verbs import MODEL, NEW, SHORT, metavar
+from pipeline.config.words import door
+
+KEPT = "\u00a0"  # a space at which textwrap does not fold
+# Of verbs that are not short: what is typed, and what comes of it.
+OTHERS: Mapping[str, tuple[str, str]] = {
+    "plan": ("plan [VERB] SOURCE [KEY=VALUE …]", "Say what would happen, what it takes and what is wrong, and stop."),
+    "graph": ("graph [VERB] SOURCE [KEY=VALUE …]", "Print the graph of stages as Mermaid, and stop."),
+    "why": ("why [VERB] SOURCE [KEY=VALUE …]", "Say what is done already and where, what is not, and why; and stop."),
+    "explain": (
+        "explain [GROUP | GROUP=OPTION | KEY] [--config-dir DIR]",
+        "Say what a group, an option or a setting is; without one, which groups there are.",
+    ),
+    "gc": ("gc [--delete] [paths.outputs=DIR]", "List results that no run refers to; --delete removes them."),
+    "tune": ("tune", "Time how native kernels had best divide their work on this machine."),
+    **{
+        name: (f"{name} NAME [--dir DIR]", f"Write a {name.removeprefix('new-')} to start from, and a test of it.")
+        for name in NEW
+    },
+}
+
+
+def folded(text: str, columns: int = 80) -> list[str]:
+    """A line of help in lines that fit, folded at spaces, or else behind commas."""
+    margin = " " * (len(text) - len(text.lstrip()) + 2)
+    found = []
+    while len(text) > columns:
+        at = max(text.rfind(" ", len(margin), columns), text.rfind(",", len(margin), columns - 1) + 1)
+        if at <= len(margin):
+            break
+        found.append(text[:at].rstrip())
+        text = margin + text[at:].lstrip()
+    return [*found, text]
+
+
+def overview(text: str, families: Mapping[str, Sequence[str]]) -> list[str]:
+    """The help of the whole program, in lines that fit.
+
+    Args:
+        text: as conf/config.yaml has it, the groups filled in.
+        families: options of `model` that are no checkpoint.
+    """
+    found = []
+    for line in text.replace("PROGRAM", " ".join(door())).splitlines():
+        if line.startswith("model: "):
+            names = line.removeprefix("model: ").split(", ")
+            found += folded(f"model: {', '.join(n for n in names if n not in families)}")
+            found += folded(f"model, families of which model.source= is any: {', '.join(families)}")
+        else:
+            found += folded(line)
+    return found
+
+
+def usage(verb: str) -> str:
+    """What a verb takes."""
+    if verb in OTHERS:
+        line, about = OTHERS[verb]
+        return "\n".join([f"weightmill {line}", "", *wrap(about, 78)])
+    short = SHORT[verb]
+    takes = [f"[{name} {metavar(name, verb)}]".replace(" ", KEPT) for name in short.takes]
+    typed = [f"weightmill {verb} {short.shown}", *(["['PROMPT']"] if short.prompt else []), *takes, "[KEY=VALUE …]"]
+    one = short.sources == (MODEL,)
+    what = "SOURCE is a folder" if one else "Each is a folder"
+    named = "hf://owner/name, or one of the names that `weightmill --help` lists under model"
+    options = " Options, and what they spell:" if short.takes else ""
+    about = f"{short.about[:1].upper()}{short.about[1:]}{'' if short.about.endswith('?') else '.'} {what}, a GGUF file"
+    heads = {"SOURCE": f"{MODEL}=SOURCE, or model=NAME"} if one else {k.upper(): f"{k}=…" for k in short.sources}
+    spells = heads | {n: s.format("…") for n, s in short.takes.items()}
+    return "\n".join(
+        [
+            *(
+                line.replace(KEPT, " ")
+                for line in wrap(" ".join(typed), 78, subsequent_indent="    ", break_on_hyphens=False)
+            ),
+            "",
+            *wrap(f"{about}, {named if one else 'or hf://owner/name'}.{options}", 78),
+            "",
+            *(f"  {name:<14} {text}" for name, text in spells.items()),
+            "",
+            "Settings may follow as KEY=VALUE; `weightmill explain` says which there are.",
+            f"After -- every word is {'SOURCE or PROMPT' if short.prompt else short.shown}, whatever it begins with.",
+        ]
+    )

@@ -1,0 +1,121 @@
+"""What is had quicker than from Hydra and OmegaConf is what they give."""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+
+from pipeline.config import quicker
+from pipeline.config.compose import CONF, register
+
+
+def slow() -> type[yaml.SafeLoader]:
+    """OmegaConf's own."""
+    found: type[yaml.SafeLoader] = quicker._made_loader()
+    return found
+
+
+def test_every_yaml_of_ours_is_read_as_omegaconf_reads_it() -> None:
+    files = sorted(CONF.rglob("*.yaml"))
+    assert len(files) > 100
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        quick, expected = (yaml.load(text, Loader=loader) for loader in (quicker._loader(), slow()))  # noqa: S506
+        assert repr(quick) == repr(expected), file
+
+
+@pytest.mark.parametrize(
+    "text", ["a: 1e3\nb: 0o7\nc: 2001-01-01\nd: .5\ne: yes\nf: 1:30\ng: ~\nh: [{i: -.inf}]", "", "x"]
+)
+def test_scalars_are_what_omegaconf_makes_of_them(text: str) -> None:
+    assert repr(yaml.load(text, Loader=quicker._loader())) == repr(yaml.load(text, Loader=slow()))  # noqa: S506
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [1, 2\nb: 3\n", "a: 1\na: 2\n", "a: 1\n b: 2\n", "a: !!python/object:os.system {}\n"]
+)
+@pytest.mark.parametrize("stream", [str, io.StringIO])
+def test_what_is_wrong_is_said_as_before(text: str, stream: type) -> None:
+    said = []
+    for loader in (quicker._loader(), slow()):
+        with pytest.raises(yaml.YAMLError) as why:
+            yaml.load(stream(text), Loader=loader)  # noqa: S506
+        said.append(str(why.value))
+    assert said[0] == said[1]
+
+
+TABS = ("a:\t1", "a:\n\t- 1", "a: b\tc", "a: 1 \t# c", "\ta: 1", "a: '\t'")
+
+
+@pytest.mark.parametrize("text", TABS)
+@pytest.mark.parametrize("of", [str, str.encode])
+def test_tabs_are_where_pyyaml_has_them(text: str, of: Callable[[str], str | bytes]) -> None:
+    said = []
+    for loader in (quicker._loader(), slow()):
+        try:
+            said.append(repr(yaml.load(of(text), Loader=loader)))  # noqa: S506
+        except yaml.YAMLError as why:
+            said.append(str(why))
+    assert said[0] == said[1]
+
+
+def test_a_pipe_is_read_once_and_what_was_read_before_stays_read() -> None:
+    register()
+    said = []
+    for loader in (quicker._loader(), slow()):
+        reader, writer = os.pipe()
+        os.write(writer, b"a: [1\nb: }")
+        os.close(writer)
+        with os.fdopen(reader) as stream, pytest.raises(yaml.YAMLError) as why:
+            yaml.load(stream, Loader=loader)  # noqa: S506
+        said.append(str(why.value).replace(f'"{reader}"', "it"))
+    assert said[0] == said[1]
+    begun = io.StringIO("junk: {{{\na: 1\n")
+    begun.readline()
+    assert OmegaConf.load(begun) == {"a": 1}
+    begun = io.StringIO("junk: {{{\na: 1\nb: }")
+    begun.readline()
+    with pytest.raises(yaml.YAMLError, match="line 2, column 4"):
+        OmegaConf.load(begun)
+
+
+def test_another_program_of_hydra_has_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("hydra: {mode: MULTIRUN, sweeper: {params: {a: '1,2'}}}\na: 0\n")
+    (tmp_path / "other.py").write_text(
+        "import hydra\nfrom pipeline.config.compose import register\nregister()\n"
+        "@hydra.main(config_path='conf', config_name='config', version_base='1.3')\n"
+        "def main(cfg): print('job', cfg.a)\nmain()\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(CONF.parent)}
+    said = subprocess.run([sys.executable, "other.py"], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert [text for text in said.stdout.splitlines() if text.startswith("job")] == ["job 1", "job 2"], said.stderr
+
+
+def test_a_defaults_list_may_refer_to_what_is_chosen(tmp_path: Path) -> None:
+    register()
+    for file, text in (
+        ("config", "defaults: [one: x, two: '${one}']"), ("one/x", "is: 1"), ("one/y", "is: 2"),
+        ("two/x", "is: 3"), ("two/y", "is: 4"),
+    ):  # fmt: skip
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{file}.yaml").write_text(text)
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        assert OmegaConf.to_container(compose("config")) == {"one": {"is": 1}, "two": {"is": 3}}
+        assert OmegaConf.to_container(compose("config", ["one=y"])) == {"one": {"is": 2}, "two": {"is": 4}}
+
+
+def test_the_store_is_one_and_gives_copies() -> None:
+    register()
+    store = ConfigStore.instance()
+    assert deepcopy(store) is store
+    assert store.load("hydra/config.yaml").node is not store.load("hydra/config.yaml").node
