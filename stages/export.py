@@ -1,7 +1,7 @@
 """Export: bind a checkpoint to the container and dialect that hold it; `stages.export_work` does the writing."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,13 +129,17 @@ class Export:
         may = checkpoint.may_unpack & {n for n, s in specs.items() if s.scheme is not None}
         if self.dtype != "keep" or not may:
             return Unheld()
-        asked = [self.dialect] if self.dialect is not None else [self.options[name].dialect for name in self.prefer]
-        return unheld(asked, specs, may, _encoder(checkpoint))
+        return unheld(self._asked, specs, may, _encoder(checkpoint))
+
+    @property
+    def _asked(self) -> list[Dialect]:
+        """The dialects that may be written, in order."""
+        return [self.dialect] if self.dialect is not None else [self.options[name].dialect for name in self.prefer]
 
     def _bare(self, why: PlanError, checkpoint: Checkpoint, unpacked: Unheld) -> PlanError:
         """Why a dialect that takes no plain values alone has none: all that came packed was unpacked, for it."""
         encode, specs = _encoder(checkpoint), checkpoint.store.specs
-        plain = {n: replace(s, dtype="BF16", scheme=None) if n in unpacked.names else s for n, s in specs.items()}
+        plain = _as_values(specs, unpacked.names)
         if self.dialect is None or not unpacked.names or any(s.scheme is not None for s in plain.values()):
             return why
         try:
@@ -160,11 +164,9 @@ class Export:
             return why
         text = f"vectors, as norms and biases are, which hardly any format has quantized; {checkpoint.keeping(names)}"
         problem = Problem(some(list(dict.fromkeys(map(group_of, names)))), text)
-        without = {**specs, **{n: replace(specs[n], dtype="BF16", scheme=None) for n in names}}
-        dialects = [self.dialect] if self.dialect else [self.options[name].dialect for name in self.prefer]
-        for dialect in dialects:
+        for dialect in self._asked:
             with suppress(PlanError):
-                _encoder(checkpoint)(dialect, without)
+                _encoder(checkpoint)(dialect, _as_values(specs, names))
                 return PlanError([problem])
         return PlanError([*why.problems, problem])
 
@@ -219,6 +221,11 @@ class AsValues:
             return self.cast(value, self.dtype, overflow=self.overflow)
         except ValueRangeError as why:
             raise ValueRangeError(f"{name}: {why}; export.overflow=clamp writes the nearest finite value") from None
+
+
+def _as_values(specs: Mapping[str, TensorSpec], names: Collection[str]) -> dict[str, TensorSpec]:
+    """`specs` with `names` as plain bf16, whatever they are packed as."""
+    return {n: replace(s, dtype="BF16", scheme=None) if n in names else s for n, s in specs.items()}
 
 
 def _encoder(checkpoint: Checkpoint) -> Encode:

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 
 
 class Terminal:
-    """Python with `args` on a terminal of 80 columns.
+    """Python with `args` on a terminal of 80 columns, for as long as a `with` of it lasts: then it is killed, unless it
+    has ended.
 
     Attributes:
         shown: all that came.
@@ -32,6 +33,19 @@ class Terminal:
                 os.chdir(cwd)
                 os.execvpe(sys.executable, [sys.executable, *args], whole)  # noqa: S606  this program
         self.shown = ""
+        self._code: int | None = None
+
+    def __enter__(self) -> "Terminal":
+        return self
+
+    def __exit__(self, *why: object) -> None:
+        if self._code is None:
+            self.signal(signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
 
     def until(self, text: str, timeout_s: float = 120) -> str:
         """What comes until `text` does, and with it."""
@@ -49,17 +63,15 @@ class Terminal:
         """Its exit code.
 
         Raises:
-            AssertionError: it does not end in time; it is killed then.
+            AssertionError: it does not end in time.
         """
         end = time.monotonic() + timeout_s
         while not (found := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > end:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                raise AssertionError(f"goes on after {timeout_s} s: {self.shown}")
+            assert time.monotonic() < end, f"goes on after {timeout_s} s: {self.shown}"
             if select.select([self._fd], [], [], 0.05)[0]:
                 try:
                     self.shown += os.read(self._fd, 4096).decode(errors="replace")
                 except OSError:  # the other end is closed: it ends in a moment
                     time.sleep(0.01)
-        return os.waitstatus_to_exitcode(found[1])
+        self._code = os.waitstatus_to_exitcode(found[1])
+        return self._code

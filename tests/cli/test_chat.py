@@ -1,7 +1,6 @@
 """`chat` as people use it: on a terminal, where Ctrl-C ends an answer and not the program."""
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +18,7 @@ SHORT = ["--quant", "mxfp4", "sampling.max_tokens=2000"]
 def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     """An answer is ended by Ctrl-C, and the next one knows of it; a line is taken back; the history is kept."""
     caches.fresh(tmp_path / "cache")
-    chat = Terminal("-m", "weightmill", "chat", "gpt_oss", *SHORT, cwd=tmp_path)
-    try:
+    with Terminal("-m", "weightmill", "chat", "gpt_oss", *SHORT, cwd=tmp_path) as chat:
         typed = "chat model=gpt_oss quant=mxfp4 sampling.max_tokens=2000"
         assert f"python -m weightmill {typed}" in chat.until("> ")
         chat.type("The state of the Union\r")
@@ -36,10 +34,6 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
         assert "[5 tokens" in chat.until("\n> ")
         chat.type("/exit\r")
         assert chat.end() == 0
-    except BaseException:
-        os.kill(chat.pid, signal.SIGKILL)
-        chat.end()
-        raise
     history = (tmp_path / "cache/weightmill/chat_history").read_text()
     assert "The state of the Union" in history
     assert not (tmp_path / "outputs").exists()

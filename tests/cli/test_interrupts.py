@@ -1,6 +1,5 @@
 """Ctrl-C in a chat, whenever it comes: there is a prompt again, and nothing that was said is lost."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -80,8 +79,7 @@ def late(tmp_path: Path) -> str:
 
 def test_what_is_typed_is_taken_back_before_the_editor_waits(late: str, tmp_path: Path) -> None:
     """Each time: the kernel has thrown away what was typed, and nothing but the signal is left to tell."""
-    program = Terminal("-c", LINES, cwd=tmp_path, LD_PRELOAD=late)
-    try:
+    with Terminal("-c", LINES, cwd=tmp_path, LD_PRELOAD=late) as program:
         program.until("> ")
         for _ in range(10):
             program.type("half a line\x03")
@@ -90,17 +88,12 @@ def test_what_is_typed_is_taken_back_before_the_editor_waits(late: str, tmp_path
         program.until("got 'all of it'\r\n> ")
         program.type("\x04")
         assert program.end() == 0
-    except BaseException:
-        os.kill(program.pid, signal.SIGKILL)
-        program.end()
-        raise
 
 
 def test_whenever_it_comes(tmp_path: Path) -> None:
     """In the time of two answers, at every twentieth of a second; then there is a prompt, and what was asked is
     in the history, also of a program that nobody ends well."""
-    program = Terminal("-c", CHAT, cwd=tmp_path)
-    try:
+    with Terminal("-c", CHAT, cwd=tmp_path) as program:
         program.until("> ")
         for n in range(12):
             program.type(f"question {n}\r")
@@ -111,9 +104,6 @@ def test_whenever_it_comes(tmp_path: Path) -> None:
             time.sleep(0.2)  # where the answer ended first, what is typed now would be taken back
             program.type(f"/max_tokens {n + 1000}\r")  # the prompt is one that takes something
             program.until(f"\nmax_tokens {n + 1000}\r\n> ", timeout_s=20)
-    finally:
-        os.kill(program.pid, signal.SIGKILL)
-        program.end()
     assert "interrupted" in program.shown
     history = (tmp_path / "cache/weightmill/chat_history").read_text()
     assert all(f"question {n}\n" in history for n in range(12))
@@ -121,7 +111,7 @@ def test_whenever_it_comes(tmp_path: Path) -> None:
 
 def test_being_told_to_end_is_no_ctrl_c(tmp_path: Path) -> None:
     """A supervisor's SIGTERM, while somebody could type."""
-    program = Terminal("-c", CHAT, cwd=tmp_path)
-    program.until("> ")
-    os.kill(program.pid, signal.SIGTERM)
-    assert program.end(timeout_s=20) != 0
+    with Terminal("-c", CHAT, cwd=tmp_path) as program:
+        program.until("> ")
+        program.signal(signal.SIGTERM)
+        assert program.end(timeout_s=20) != 0
