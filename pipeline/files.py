@@ -5,6 +5,7 @@ nothing, or be no path at all (too long, a zero byte in it). Here each of these 
 What we write for programs to read is written here too, whole or not at all.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -155,19 +156,25 @@ def is_within(folder: Path, path: Path) -> bool:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet; what cannot be written whole is taken away again.
+    """Write a file that is not there yet: whole or not at all, whenever it is killed.
 
     Raises:
         StorageError: it is there already, or cannot be written.
     """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
-        with path.open("x", encoding="utf-8") as file:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        try:
+            partial.write_text(text, encoding="utf-8")
             try:
-                file.write(text)
-                file.flush()
-            except BaseException:
-                path.unlink(missing_ok=True)
-                raise
+                os.link(partial, path)  # unlike a rename it replaces nothing
+            except OSError as why:
+                if why.errno not in (errno.EPERM, errno.ENOTSUP):  # a file system without such links
+                    raise
+                partial.rename(path)
+        finally:
+            partial.unlink(missing_ok=True)
     except OSError as why:
         raise StorageError(f"{spoken(path)}: {why.strerror}") from None
 
