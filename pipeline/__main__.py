@@ -17,7 +17,7 @@ import signal
 import sys
 import traceback
 from contextlib import redirect_stdout, suppress
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -177,8 +177,7 @@ def _main(args: list[str]) -> int:
         return 0
     if (apart := line.apart(args)) is not None:
         verb, others = apart
-        _apart(verb, others)
-        return 0
+        return _apart(verb, others)
     _run_hydra(args)
     return _code
 
@@ -190,12 +189,14 @@ def _version() -> str:
         return f"in {CONF.parent}, not installed"
 
 
-def _apart(verb: str, args: list[str]) -> None:
-    """The verbs that are about no run.
+def _apart(verb: str, args: list[str]) -> int:
+    """The verbs that are about no run of this process; the exit code.
 
     Raises:
         ConfigError: an argument that they do not have.
     """
+    if verb in verbs.COMMANDS:
+        return int(import_module(f"pipeline.commands.{verb}").main(args))
     if verb == "new-stage":
         from pipeline.config.scaffold import new_stage
 
@@ -212,6 +213,7 @@ def _apart(verb: str, args: list[str]) -> None:
         raise ConfigError(f"tune {args[0]}: it takes no arguments")
     else:
         console.out(*console.tune_table(backends.tune(terminal.say)))
+    return 0
 
 
 def _gc(args: list[str]) -> None:

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.units import show_bytes
 
 KEYS = {"value", "unit", "form"}
+Better = Literal["lower", "higher", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Figure:
         value: in `unit`.
         unit: `B` (shown as KiB, MiB, …), `%`, `×`, `dB`, `s`, `tokens/s`, `nats`, …; empty: a plain number.
         form: how the number is shown, as `format` takes it.
+        better: which of two is better: the `lower`, the `higher`; empty: neither.
 
     Raises:
         ValueError: `form` is not for such a number.
@@ -25,6 +27,7 @@ class Figure:
     value: int | float
     unit: str = ""
     form: str = ".3f"
+    better: Better = ""
 
     def __post_init__(self) -> None:
         format(self.value, self.form)
@@ -41,9 +44,10 @@ Cell = str | Figure
 
 def cell(value: Any) -> Cell:
     """A figure or a text as a manifest has it; a number alone is a figure without a unit."""
-    if isinstance(value, Mapping) and value.keys() == KEYS:
+    if isinstance(value, Mapping) and value.keys() in (KEYS, {*KEYS, "better"}):
         number = value["value"]  # what is not finite is text in JSON
-        return Figure(float(number) if isinstance(number, str) else number, str(value["unit"]), str(value["form"]))
+        number = float(number) if isinstance(number, str) else number
+        return Figure(number, str(value["unit"]), str(value["form"]), value.get("better", ""))
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Figure(value, form="")
     return str(value)

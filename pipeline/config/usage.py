@@ -17,6 +17,16 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "Say what a group, an option or a setting is; without one, which groups there are.",
     ),
     "gc": ("gc [--delete] [paths.outputs=DIR]", "List results that no run refers to; --delete removes them."),
+    "runs": (
+        "runs [CONDITION …] [--sort METRIC] [--format table|csv|json] | runs show|tag|rm|export RUN …",
+        "List the runs that there are, newest first; look at one, tag it, remove it, export it.",
+    ),
+    "compare": (
+        "compare RUN RUN … [--fail-if METRIC>TOLERANCE] [--format table|csv|json|html]",
+        "Say what runs and sweeps differ in, in settings and in what they found.",
+    ),
+    "report": ("report [RUN | SWEEP | CONDITION …] [--out FILE]", "Write one HTML page about runs."),
+    "reproduce": ("reproduce RUN [--out DIR]", "Run it again elsewhere, and say what is the same and what is not."),
     "tune": ("tune", "Time how native kernels had best divide their work on this machine."),
     **{
         name: (f"{name} NAME [--dir DIR]", f"Write a {name.removeprefix('new-')} to start from, and a test of it.")

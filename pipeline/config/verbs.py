@@ -17,7 +17,8 @@ from pipeline.rules import EXTRA, Rule, added
 
 STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
 NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
-APART = ("explain", "gc", "tune", *NEW)  # verbs with arguments of their own, and no run
+COMMANDS = ("runs", "compare", "report", "reproduce")  # about runs that there are already: `pipeline.commands`
+APART = ("explain", "gc", "tune", *COMMANDS, *NEW)  # verbs with arguments of their own, and no run
 MODEL = "model.source"
 
 

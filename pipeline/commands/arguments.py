@@ -1,0 +1,37 @@
+"""What is typed behind a verb that is about no run of its own: words and options, with our errors."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pipeline.errors import ConfigError, did_you_mean
+
+
+class Arguments(argparse.ArgumentParser):
+    """`argparse` whose errors are ours, and in which no abbreviation is an option."""
+
+    def __init__(self, verb: str):
+        super().__init__(prog=verb, add_help=False, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}")
+
+    def read(self, words: Sequence[str]) -> Any:
+        """Options by name, and all other words as `words`.
+
+        Raises:
+            ConfigError: an option that there is not, or a value that it does not take.
+        """
+        found, rest = self.parse_known_intermixed_args(list(words))
+        if rest:
+            known = [option for action in self._actions for option in action.option_strings]
+            raise ConfigError(f"{self.prog} {rest[0]}: there is no such option{did_you_mean(rest[0], known)}")
+        return found
+
+
+def outputs_of(words: Sequence[str]) -> tuple[Path, list[str]]:
+    """The folder of runs, `paths.outputs=DIR` where that was typed, and the words that are left."""
+    given = [word for word in words if word.startswith("paths.outputs=")]
+    folder = Path(given[-1].partition("=")[2]) if given else Path("outputs")
+    return folder.expanduser().absolute(), [word for word in words if word not in given]

@@ -1,0 +1,8 @@
+"""`compare`."""
+
+from collections.abc import Sequence
+
+
+def main(words: Sequence[str]) -> int:
+    """The exit code."""
+    raise NotImplementedError("compare")

@@ -1,0 +1,8 @@
+"""`report`."""
+
+from collections.abc import Sequence
+
+
+def main(words: Sequence[str]) -> int:
+    """The exit code."""
+    raise NotImplementedError("report")
