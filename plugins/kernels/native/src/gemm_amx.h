@@ -147,6 +147,41 @@ static void scale_half(const Part& p, int half, int32_t* out) {
   }
 }
 
+// The same of E2M1 as they are made, where no scale is near an end of float32: their exponents are added. Whether none is.
+static bool make_moderate(const Part& p, int half, int32_t* out) {
+  using Squares = gemm::Squares<4>;
+  constexpr int32_t LEAST = 8 << 23, MOST = 247 << 23;
+  const int64_t columns = blocks_of(p.depth) * BLOCK;
+  Ints wrong = {};
+  for (int64_t b = 0; b * BLOCK < columns; ++b) {
+    const Ints scale = (Ints)load(p.scales_of(half, p.k + b * BLOCK));
+    wrong |= (scale < LEAST) | (scale > MOST);
+  }
+  if (_mm512_test_epi32_mask((__m512i)wrong, (__m512i)wrong)) return false;
+  const Ints table = gemm_bf16::halves<WM_E2M1>();
+  Squares squares(p, half);
+  out += half * LANES;
+  __m512i exponents = {};
+  for (int64_t k = 0; k < columns; k += Squares::COLUMNS) {
+    Ints lanes[LANES];
+    squares.read(p.depth - k, lanes);
+    const int64_t groups = least(Squares::GROUPS, (columns - k) / Squares::PER);
+    for (int64_t g = 0; g < groups; ++g) {
+      if (g % (BLOCK / Squares::PER) == 0) {
+        const Ints one = ((Ints)load(p.scales_of(half, p.k + k + g * Squares::PER)) - (127 << 23)) >> 16;
+        exponents = (__m512i)((one & 0xFFFF) | one << 16);
+      }
+#pragma GCC unroll 4
+      for (int i = 0; i < Squares::PER / 2; ++i, out += STRIP) {
+        const __m512i found = (__m512i)gemm_bf16::pair<WM_E2M1>(lanes + g, i, table);
+        const __mmask32 some = _mm512_test_epi16_mask(found, _mm512_set1_epi16(0x7FFF));
+        _mm512_storeu_si512(out, _mm512_mask_add_epi16(found, some, found, exponents));
+      }
+    }
+  }
+  return true;
+}
+
 // ---- Products ----
 
 // Adds the products of a block: x [part][height][PAIRS], w [PAIRS][STRIP].
@@ -178,54 +213,78 @@ WM_INLINE void clear() {
 }
 
 template <bool BOTH>
-WM_INLINE void keep(float* sums) {
-  WM_TILE_STORE(0, sums, STRIP * 4);
-  WM_TILE_STORE(1, sums + LANES, STRIP * 4);
+WM_INLINE void keep(float* to, int64_t stride) {
+  WM_TILE_STORE(0, to, stride * 4);
+  WM_TILE_STORE(1, to + LANES, stride * 4);
   if (BOTH) {
-    WM_TILE_STORE(2, sums + 16 * STRIP, STRIP * 4);
-    WM_TILE_STORE(3, sums + 16 * STRIP + LANES, STRIP * 4);
+    WM_TILE_STORE(2, to + 16 * stride, stride * 4);
+    WM_TILE_STORE(3, to + 16 * stride + LANES, stride * 4);
   }
 }
 
-// sums [height][STRIP] = (or +=) x · w of some blocks.
+// What comes next into cache while the unit is at work: `lines` of it for each block.
+struct Soon {
+  const int32_t* at;
+  int64_t lines;
+
+  WM_METHOD void come() {
+    for (int64_t i = 0; i < lines; ++i, at += 16) __builtin_prefetch(at, 0, 2);
+  }
+};
+
+// Some blocks of a strip and of a tile of activations, and where their sums are and go, rows `stride` apart.
+struct Work {
+  const int32_t *w, *x;
+  const float* units;  // [block][STRIP]
+  int64_t blocks, height;
+  float *sums, *to;  // sums [height][STRIP]
+  int64_t stride;
+  bool add;
+  Soon soon;
+};
+
 template <int PARTS, bool BOTH>
-static void tile(const int32_t* w, const int32_t* x, int64_t blocks, int64_t height, float* sums, bool add) {
-  if (add) {
-    WM_TILE_LOAD(0, sums, STRIP * 4);
-    WM_TILE_LOAD(1, sums + LANES, STRIP * 4);
+static void tile(Work q) {
+  if (q.add) {
+    WM_TILE_LOAD(0, q.sums, STRIP * 4);
+    WM_TILE_LOAD(1, q.sums + LANES, STRIP * 4);
     if (BOTH) {
-      WM_TILE_LOAD(2, sums + 16 * STRIP, STRIP * 4);
-      WM_TILE_LOAD(3, sums + 16 * STRIP + LANES, STRIP * 4);
+      WM_TILE_LOAD(2, q.sums + 16 * STRIP, STRIP * 4);
+      WM_TILE_LOAD(3, q.sums + 16 * STRIP + LANES, STRIP * 4);
     }
   } else {
     clear<BOTH>();
   }
-  for (int64_t b = 0; b < blocks; ++b, w += PAIRS * STRIP, x += PARTS * height * PAIRS)
-    add_block<PARTS, BOTH>(w, x, height);
-  keep<BOTH>(sums);
+  for (int64_t b = 0; b < q.blocks; ++b, q.w += PAIRS * STRIP, q.x += PARTS * q.height * PAIRS) {
+    add_block<PARTS, BOTH>(q.w, q.x, q.height);
+    q.soon.come();
+  }
+  keep<BOTH>(q.to, q.stride);
 }
 
-// The same of blocks whose scales are `units` [block][STRIP]; these meet the sums of one while the unit makes the next.
+// The same where blocks have scales, which meet the sums of one while the unit makes the next.
 template <int PARTS, bool BOTH>
-static void scaled_tile(const int32_t* w, const float* units, const int32_t* x, int64_t blocks, int64_t height,
-                        float* sums, bool add) {
+static void scaled_tile(Work q) {
   alignas(64) float block[2][TALL * STRIP];
-  const auto scale = [&](const float* own, const float* unit, bool added) {
+  const auto scale = [&](int64_t b) {
+    const float *own = block[b % 2], *unit = q.units + b * STRIP;
     const Floats unit0 = load(unit), unit1 = load(unit + LANES);
-    for (int64_t r = 0; r < height; ++r) {
-      const Floats zero = {};
-      float *to = sums + r * STRIP, *to1 = to + LANES;
-      store(to, gemm::fused(load(own + r * STRIP), unit0, added ? load(to) : zero));
-      store(to1, gemm::fused(load(own + r * STRIP + LANES), unit1, added ? load(to1) : zero));
+    const bool last = b == q.blocks - 1, add = q.add || b > 0;
+    float* to = last ? q.to : q.sums;
+    for (int64_t r = 0; r < q.height; ++r, to += last ? q.stride : STRIP) {
+      const float* sums = q.sums + r * STRIP;
+      store(to, gemm::fused(load(own + r * STRIP), unit0, add ? load(sums) : Floats{}));
+      store(to + LANES, gemm::fused(load(own + r * STRIP + LANES), unit1, add ? load(sums + LANES) : Floats{}));
     }
   };
-  for (int64_t b = 0; b < blocks; ++b, w += PAIRS * STRIP, x += PARTS * height * PAIRS) {
+  for (int64_t b = 0; b < q.blocks; ++b, q.w += PAIRS * STRIP, q.x += PARTS * q.height * PAIRS) {
     clear<BOTH>();
-    add_block<PARTS, BOTH>(w, x, height);
-    if (b > 0) scale(block[(b - 1) % 2], units + (b - 1) * STRIP, add || b > 1);
-    keep<BOTH>(block[b % 2]);
+    add_block<PARTS, BOTH>(q.w, q.x, q.height);
+    q.soon.come();
+    if (b > 0) scale(b - 1);
+    keep<BOTH>(block[b % 2], STRIP);
   }
-  scale(block[(blocks - 1) % 2], units + (blocks - 1) * STRIP, add || blocks > 1);
+  scale(q.blocks - 1);
 }
 
 // Strips that meet activations together, and `columns` of them at a time: their pairs stay in the second cache, and a
@@ -252,8 +311,10 @@ static void make_strip(const Weights& w, Part part, int64_t columns, int32_t* st
     }
     part.k = k, part.depth = least(deep, end - k);
     for (int half = 0; half < 2; ++half) {
-      make(part, half, strip);
-      if (KIND == Kind::POWERS) scale_half(part, half, strip);
+      if (KIND != Kind::POWERS || w.element != WM_E2M1 || !make_moderate(part, half, strip)) {
+        make(part, half, strip);
+        if (KIND == Kind::POWERS) scale_half(part, half, strip);
+      }
       for (int64_t b = 0; KIND == Kind::SCALED && b < blocks_of(part.depth); ++b)
         store(units + b * STRIP + half * LANES, load(part.scales_of(half, k + b * BLOCK)));
     }
@@ -272,6 +333,10 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
   float* sums = scales + gemm::SCALES_SCRATCH;
   const int32_t* x = reinterpret_cast<const int32_t*>(ordered);
   int64_t told = 0;  // rows that tiles have
+  // Of the tile that begins at row m, columns k ….
+  const auto parts_of = [&](int64_t k, int64_t m) {
+    return x + (k / BLOCK * q.count + m * blocks_of(least(deep, n - k))) * PARTS * PAIRS;
+  };
   for (int64_t row = first; row < last; row += group.strips * STRIP)
     for (int64_t from = 0; from < n; from += group.columns) {
       const int64_t columns = least(group.columns, n - from), blocks = blocks_of(columns);
@@ -290,24 +355,28 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
             if (from > 0) std::memcpy(sums + (s * TALL + r) * STRIP, y + s * STRIP, size_t(least(STRIP, rows - s * STRIP)) * 4);
           }
         }
+        // Rows of the result that are neighbours have their last sums at once.
+        const bool near = q.assignments[m + height - 1] - q.assignments[m] == height - 1;
         for (int64_t k = from; k < from + columns; k += deep) {
           const int64_t here = blocks_of(least(deep, n - k)), before = (k - from) / BLOCK;
-          const int32_t* own = x + (k / BLOCK * q.count + m * here) * PARTS * PAIRS;
+          const bool last_part = k + deep >= from + columns;
+          Work work{strips, parts_of(k, m), nullptr, here, height, sums, sums, STRIP, k > 0, {}};
+          work.soon = {last_part ? parts_of(from, least(m + height, q.count - 1)) : parts_of(k + deep, m),
+                       (height * PARTS * here / count + here - 1) / here};
           for (int64_t s = 0; s < count; ++s) {
-            const int32_t* pairs = strips + (s * blocks + before) * PAIRS * STRIP;
-            float* to = sums + s * TALL * STRIP;
-            if constexpr (KIND == Kind::SCALED)
-              (height > 16 ? scaled_tile<PARTS, true> : scaled_tile<PARTS, false>)(
-                  pairs, units + (s * blocks + before) * STRIP, own, here, height, to, k > 0);
-            else
-              (height > 16 ? tile<PARTS, true> : tile<PARTS, false>)(pairs, own, here, height, to, k > 0);
+            const bool at_once = near && last_part && rows - s * STRIP >= STRIP;
+            work.w = strips + (s * blocks + before) * PAIRS * STRIP, work.units = units + (s * blocks + before) * STRIP;
+            work.sums = sums + s * TALL * STRIP;
+            work.to = at_once ? q.y_of(m) + row + s * STRIP : work.sums, work.stride = at_once ? q.y_stride : STRIP;
+            if constexpr (KIND == Kind::SCALED) (height > 16 ? scaled_tile<PARTS, true> : scaled_tile<PARTS, false>)(work);
+            else (height > 16 ? tile<PARTS, true> : tile<PARTS, false>)(work);
+            work.soon.at += work.soon.lines * here * 16;
           }
         }
         for (int64_t r = 0; r < height; ++r) {
           float* y = q.y_of(m + r) + row;
-          for (int64_t s = 0; s < count; ++s, y += STRIP)
-            if (rows - s * STRIP >= STRIP) std::memcpy(y, sums + (s * TALL + r) * STRIP, STRIP * 4);
-            else std::memcpy(y, sums + (s * TALL + r) * STRIP, size_t(rows - s * STRIP) * 4);
+          for (int64_t s = near ? rows / STRIP : 0; s < count; ++s)
+            std::memcpy(y + s * STRIP, sums + (s * TALL + r) * STRIP, size_t(least(STRIP, rows - s * STRIP)) * 4);
         }
       }
     }
