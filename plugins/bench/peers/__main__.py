@@ -16,8 +16,8 @@ BUILD_INFO = """set(BUILD_NUMBER 0)
 set(BUILD_COMMIT unknown)
 configure_file(common/build-info.cpp.in common/build-info.cpp)
 """
-# GCC up to 12 takes `_tile_loadconfig` to read eight bytes, and leaves out what is written behind them: llama.cpp's products
-# for AMX then end the process (ggml-org/llama.cpp#20824).
+# GCC 12 takes `_tile_loadconfig` to read eight bytes, and leaves out what is written behind them: llama.cpp's products
+# for AMX then end the process.
 TELL_TILES = "    _tile_loadconfig(&tc);"
 WRITTEN_BEFORE = '    asm volatile("" ::"r"(&tc) : "memory");\n' + TELL_TILES
 

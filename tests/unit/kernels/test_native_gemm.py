@@ -78,7 +78,7 @@ def test_bf16_activations_with_what_the_machine_has(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["BF16", *SCHEMES, *MORE])
 def test_float32_activations_with_what_the_machine_has(name: str) -> None:
-    """In parts, by the matrix unit, where it has one; one tile, one and a row of the next, several; none of them even."""
+    """In parts, by the matrix unit, where it has one: a tile, a tile and a row of the next, several; none even."""
     for rows, out, n_in in ((1, 33, 576), (17, 70, 576), (70, 290, 1152)):
         x, w = normal(np.random.default_rng(0), rows, n_in), weights(name, out, n_in)
         want, bound = exact(x, w)
