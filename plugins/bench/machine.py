@@ -26,7 +26,7 @@ from plugins.kernels.native import build, compiler, library
 
 TOLD = (  # of the instruction sets, those that kernels may use
     "avx2", "fma", "f16c", "avx512f", "avx512vbmi", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile",
-    "asimd", "asimddp", "i8mm", "bf16",
+    "amx_bf16", "asimd", "asimddp", "i8mm", "bf16",
 )  # fmt: skip
 PIECE_NBYTES = 1 << 25
 PIECES = 16  # of a thread, which goes round in them: 512 MiB, more than caches keep

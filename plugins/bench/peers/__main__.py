@@ -16,6 +16,10 @@ BUILD_INFO = """set(BUILD_NUMBER 0)
 set(BUILD_COMMIT unknown)
 configure_file(common/build-info.cpp.in common/build-info.cpp)
 """
+# GCC 12 takes `_tile_loadconfig` to read eight bytes, and leaves out what is written behind them: llama.cpp's products
+# for AMX then end the process.
+TELL_TILES = "    _tile_loadconfig(&tc);"
+WRITTEN_BEFORE = '    asm volatile("" ::"r"(&tc) : "memory");\n' + TELL_TILES
 
 
 def run(*command: object) -> None:
@@ -40,6 +44,9 @@ def build(peer: Peer, jobs: int) -> None:
     if peer.name == "ik_llama.cpp" and not script.exists():
         script.parent.mkdir(exist_ok=True)
         script.write_text(BUILD_INFO)
+    amx = source / "ggml/src/ggml-cpu/amx/mmq.cpp"
+    if peer.name == "llama.cpp" and WRITTEN_BEFORE not in (text := amx.read_text()):
+        amx.write_text(text.replace(TELL_TILES, WRITTEN_BEFORE))
     definitions = [f"-D{given}" for given in (*OPTIONS, *peer.definitions)]
     run("cmake", "-S", source, "-B", peer.build, "-G", "Ninja", *definitions)
     run("cmake", "--build", peer.build, "--target", "llama-bench", "-j", jobs)

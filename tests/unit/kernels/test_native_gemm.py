@@ -76,6 +76,36 @@ def test_bf16_activations_with_what_the_machine_has(name: str) -> None:
         assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all()
 
 
+@pytest.mark.parametrize("name", ["BF16", *SCHEMES, *MORE])
+def test_float32_activations_with_what_the_machine_has(name: str) -> None:
+    """In parts, by the matrix unit, where it has one: a tile, a tile and a row of the next, several; none even."""
+    for rows, out, n_in in ((1, 33, 576), (17, 70, 576), (70, 290, 1152)):
+        x, w = normal(np.random.default_rng(0), rows, n_in), weights(name, out, n_in)
+        want, bound = exact(x, w)
+        assert (np.abs(native.matmul(x, w) - want) <= bound).all()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("name", ["BF16", "mxfp4", "int4 a group"])
+def test_rows_longer_than_what_is_decoded_at_a_time(name: str, dtype: Any) -> None:
+    x, w = normal(np.random.default_rng(0), 19, 12576, dtype=dtype), weights(name, 37, 12576)
+    want, bound = exact(x, w)
+    assert (np.abs(native.matmul(x, w, out_dtype=np.float32) - want) <= bound).all()
+
+
+def test_scales_near_the_ends_of_float32_are_multiplied_as_others(isa: str) -> None:
+    """Of one row: its numbers are in its own scale, the others what they would be beside any."""
+    x, w = normal(np.random.default_rng(0), 40, 320), weights("mxfp4", 70, 320)
+    usual = np.asarray(native.matmul(x, w))
+    for extreme in (4, 8, 247, 248, 250):
+        scales = np.array(w.scales)
+        scales.view(np.uint8)[33] = extreme
+        beside, own = replace(w, scales=scales), x * np.float32(2.0**-8 if extreme > 127 else 2.0**8)
+        want, bound = exact(own, beside)
+        assert (np.abs(np.asarray(native.matmul(own, beside)) - want) <= bound)[:, 33].all()
+        assert np.array_equal(np.delete(np.asarray(native.matmul(x, beside)), 33, 1), np.delete(usual, 33, 1))
+
+
 @pytest.mark.parametrize("rows", [1, 2, 13, 15, 127, 553])
 def test_any_number_of_rows(isa: str, rows: int) -> None:
     x, w = normal(np.random.default_rng(rows), rows, 96), weights("mxfp4", 5, 96)
@@ -118,11 +148,11 @@ def test_rows_go_to_their_experts(isa: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", [0, 8, 16])
-@pytest.mark.parametrize("dtype", [np.float32, BF16])
-def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any) -> None:
+@pytest.mark.parametrize(("dtype", "of"), [(np.float32, np.float32), (np.float32, BF16), (BF16, BF16)])
+def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any, of: Any) -> None:
     """Whatever rows and weights a piece of work has, a number is the same bit for bit."""
     x = jnp.asarray(normal(np.random.default_rng(0), 200, 1056, dtype=dtype))
-    w = normal(np.random.default_rng(1), 300, 1056, dtype=dtype)
+    w = normal(np.random.default_rng(1), 300, 1056, dtype=of)
     (whole,) = ffi.grouped(x, None, [w], bits)
     for rows in (slice(0, 1), slice(7, 12), slice(60, 200)):
         for part in (slice(0, 1), slice(30, 163)):

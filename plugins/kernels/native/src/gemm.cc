@@ -19,6 +19,12 @@
 #include "parallel.h"
 #include "scratch.h"
 
+#if WM_HAS_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define WM_KERNELS "gemm_all.h"
 #include "each_isa.h"
 #if WM_X86
@@ -33,18 +39,27 @@ namespace bf16 {
 WM_TARGET_BEGIN(WM_AVX512_BF16)
 #include "gemm_bf16.h"
 WM_TARGET_END
+#if WM_HAS_AMX
+WM_TARGET_BEGIN(WM_AMX)
+#include "gemm_amx.h"
+WM_TARGET_END
+#endif
 }  // namespace bf16
 }  // namespace avx512
 #endif
 
 namespace {
 
-// bits: of activations as integers; 0: exact. paired: with dot products of pairs of bfloat16, where there are such.
+// bits: of activations as integers; 0: exact. paired: with dot products of bfloat16, where there are such.
 #define WM_CHOOSE(space) (bits == 8 ? space::gemm_int::INT8 : bits == 16 ? space::gemm_int::INT16 : space::gemm::KERNEL)
 const GemmKernel& kernel(int64_t isa, int64_t bits, bool paired, const Grouped& call) {
 #if WM_X86
   using namespace avx512;
   if (isa == WM_ISA_AVX512 && bits == 0) {
+#if WM_HAS_AMX
+    if (paired)
+      if (const GemmKernel* found = bf16::gemm_amx::kernel(call.stacks, call.bf16)) return *found;
+#endif
     const auto all = [&](bool scaled) {
       const auto one = [&](const Stack& s) { return bf16::gemm_bf16::takes(s.w, scaled); };
       return std::all_of(call.stacks.begin(), call.stacks.end(), one);

@@ -127,7 +127,9 @@ static MakeHalf maker(WmElement e) {
 // sums [M][STRIP] = (or +=) x · w of some pairs.
 template <int M>
 static void tile(const int32_t* w, const int32_t* x, int64_t pairs, float* sums, bool add) {
-  Floats sum[M][2] = {};
+  Floats sum[M][2];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) sum[m][0] = sum[m][1] = Floats{};
   for (int64_t k = 0; k < pairs; ++k, w += STRIP, x += M) {
     const Ints w0 = load_pairs(w), w1 = load_pairs(w + LANES);
 #pragma GCC unroll 16
@@ -137,15 +139,20 @@ static void tile(const int32_t* w, const int32_t* x, int64_t pairs, float* sums,
       sum[m][1] = dot(sum[m][1], w1, v);
     }
   }
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
 
 // The same of blocks whose scales are `units` [block][STRIP].
 template <int M>
 static void scaled_tile(const int32_t* w, const float* units, const int32_t* x, int64_t blocks, float* sums, bool add) {
-  Floats sum[M][2] = {};
+  Floats sum[M][2];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) sum[m][0] = sum[m][1] = Floats{};
   for (int64_t b = 0; b < blocks; ++b, units += STRIP) {
-    Floats whole[M][2] = {};
+    Floats whole[M][2];
+#pragma GCC unroll 8
+    for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = Floats{};
     for (int k = 0; k < PAIRS; ++k, w += STRIP, x += M) {
       const Ints w0 = load_pairs(w), w1 = load_pairs(w + LANES);
 #pragma GCC unroll 8
@@ -155,9 +162,12 @@ static void scaled_tile(const int32_t* w, const float* units, const int32_t* x, 
         whole[m][1] = dot(whole[m][1], w1, v);
       }
     }
+#pragma GCC unroll 8
     for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
       for (int h = 0; h < 2; ++h) sum[m][h] = gemm::fused(whole[m][h], load(units + h * LANES), sum[m][h]);
   }
+#pragma GCC unroll 16
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
 

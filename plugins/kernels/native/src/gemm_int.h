@@ -147,6 +147,7 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
       }
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; ++m) gemm::put(sum[m], sums + m * STRIP, add);
 }
 

@@ -9,6 +9,13 @@
 #define WM_X86 0
 #endif
 
+// Whether the compiler, and the system, know the matrix unit.
+#if WM_X86 && defined(__linux__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define WM_HAS_AMX 1
+#else
+#define WM_HAS_AMX 0
+#endif
+
 #define WM_DO_PRAGMA(x) _Pragma(#x)
 #if defined(__clang__)
 #define WM_TARGET_BEGIN(features) \
@@ -25,5 +32,6 @@
 #define WM_AVX512 "avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi" WM_WIDE
 #define WM_AVX512_VNNI WM_AVX512 ",avx512vnni"
 #define WM_AVX512_BF16 WM_AVX512 ",avx512bf16"
+#define WM_AMX WM_AVX512_BF16 ",amx-tile,amx-bf16"
 
 enum WmIsa { WM_ISA_PORTABLE = 0, WM_ISA_AVX2 = 1, WM_ISA_AVX512 = 2 };

@@ -21,13 +21,16 @@ WM_INLINE Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
 WM_INLINE void put(const Floats sum[2], float* sums, bool add) {
+#pragma GCC unroll 2
   for (int h = 0; h < 2; ++h) store(sums + h * LANES, add ? load(sums + h * LANES) + sum[h] : sum[h]);
 }
 
 // sums [M][STRIP] = (or +=) x · w: w is [depth][STRIP], x is [depth][M], as `decode` and `arrange` leave them.
 template <int M>
 static void tile(const float* w, const float* x, int64_t depth, float* sums, bool add) {
-  Floats sum[M][2] = {};
+  Floats sum[M][2];
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) sum[m][0] = sum[m][1] = Floats{};  // not at once, which clears memory for them as well
   for (int64_t k = 0; k < depth; ++k, w += STRIP, x += M) {
     const Floats w0 = load(w), w1 = load(w + LANES);
 #pragma GCC unroll 16
@@ -37,7 +40,8 @@ static void tile(const float* w, const float* x, int64_t depth, float* sums, boo
       sum[m][1] = fused(w1, v, sum[m][1]);
     }
   }
-  for (int m = 0; m < M; ++m) put(sum[m], sums + m * STRIP, add);
+#pragma GCC unroll 16
+  for (int m = 0; m < M; ++m) put(sum[m], sums + m * STRIP, add);  // or they go there by way of memory
 }
 
 using Tile = void (*)(const float*, const float*, int64_t, float*, bool);
