@@ -239,7 +239,8 @@ def _tables(
         columns = ("text", "tokens scored", "perplexity before", "after", "change", "KL", "top-1 agreement")
         lines = [
             (
-                name, Figure(r["scored"], form=",d"), Figure(r["baseline_perplexity"], better="lower"), Figure(r["perplexity"], better="lower"),
+                name, Figure(r["scored"], form=",d"), Figure(r["baseline_perplexity"], better="lower"),
+                Figure(r["perplexity"], better="lower"),
                 Figure(100 * (r["perplexity"] / r["baseline_perplexity"] - 1), "%", "+z.2f", "lower"),
                 Figure(r["kl"], form=".4f", better="lower"), Figure(100 * r["top1"], "%", ".2f", "higher"),
             )
