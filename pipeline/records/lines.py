@@ -1,4 +1,4 @@
-"""Append-only JSON lines: what people and processes note of a run, so that a writer who is killed loses its line alone."""
+"""Append-only JSON lines: what is noted of a run, and a writer who is killed loses its line alone."""
 
 import json
 import os

@@ -269,5 +269,14 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _flat(tree: Any, at: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping):
-        return {at: tree} if at else {}
+        return {at: _plain(tree)} if at else {}
     return {k: v for key, item in tree.items() for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a date that YAML reads is text."""
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
