@@ -62,7 +62,7 @@ class Run:
     model, quant: what its command calls them.
     why: its last try failed.
     host, pid: of its last try.
-    done: tasks that are journaled, of `total`; of a run that is not complete.
+    done: chunks that are journaled, of `total`; of a run that is not complete.
     tags, notes: what people say of it.
     sweeps: folders of sweeps that it is a job of, within the folder of outputs.
     """
@@ -102,10 +102,10 @@ class Run:
         """What its state comes to, in words: how far it came, why it failed, where it began, what cannot be read."""
         if self.state == "complete":
             return ""
-        far = f"{self.done:,} of {self.total:,} tasks" if self.total else f"{self.done:,} tasks" if self.done else ""
+        far = f"{self.done:,} of {self.total:,} chunks" if self.total else f"{self.done:,} chunks" if self.done else ""
         said = {
             "failed": self.why,
-            "elsewhere": f"began on {self.host}; {far} journaled" if far else f"began on {self.host}",
+            "elsewhere": f"began on {self.host}, {far} journaled" if far else f"began on {self.host}",
             "running": f"{far}, process {self.pid}" if self.pid else far,
             "interrupted": far,
             "unreadable": "; ".join(self.problems),
