@@ -9,9 +9,10 @@ from typing import Any
 from pipeline.commands.arguments import Arguments, outputs_of
 from pipeline.errors import ConfigError, StorageError, did_you_mean
 from pipeline.files import placed, spoken
-from pipeline.records.query import ordered
+from pipeline.records.query import CONDITION, is_condition, ordered
 from pipeline.records.registry import all_runs, find
 from pipeline.records.run import Run
+from pipeline.records.series import series
 from pipeline.records.tags import say
 from pipeline.reporting import console
 from pipeline.reporting.runs import run_tables, runs_tables
@@ -57,7 +58,8 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
         if asked.words and not runs:
             console.out("no run is so")
             return
-        console.out(*runs_tables(shown, outputs))
+        first = [CONDITION.sub(r"\1", word) for word in asked.words if is_condition(word)]
+        console.out(*runs_tables(shown, outputs, [*([asked.sort] if asked.sort else []), *first]))
         if len(shown) < len(runs):
             console.out(f"{len(shown):,} of {len(runs):,}")
     else:
@@ -72,9 +74,8 @@ def _show(outputs: Path, words: Sequence[str]) -> None:
     there = {run.folder: run for run in known}
     for run in _some(outputs, asked.words):
         whole = there.get(run.folder, run)  # which knows its sweeps
-        console.out(
-            *run_tables(whole, [one for one in known if one.id == run.id and run.id and one.folder != run.folder])
-        )
+        copies = [one for one in known if one.id == run.id and run.id and one.folder != run.folder]
+        console.out(*run_tables(whole, series(whole, outputs), copies))
 
 
 def _tag(outputs: Path, words: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, overload
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.records.run import Run, key_of
+from pipeline.records.summaries import Summary
 from pipeline.records.typed import age
 from pipeline.reporting.card import Card
 from pipeline.tables import table, unbroken
@@ -73,11 +74,15 @@ class Runs(Card, Sequence[Run]):
         return pandas.DataFrame(list(records(self.runs, settings=True)))
 
 
-def runs_tables(runs: Sequence[Run], outputs: Path) -> list[Any]:
-    """A row for each; which metrics have a column, the runs say."""
+def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -> list[Any]:
+    """A row for each; which metrics have a column, the runs say.
+
+    Args:
+        first: metrics that were asked for: these stay, however narrow the screen is.
+    """
     if not runs:
         return [f"no runs in {unbroken(outputs)}"]
-    metrics = main_metrics(runs)
+    metrics = main_metrics(runs, first)
     sweeps = {name: _letter(i) for i, name in enumerate(dict.fromkeys(s for run in runs for s in run.sweeps))}
     given = {
         "model": [run.model or "–" for run in runs],
@@ -95,8 +100,22 @@ def runs_tables(runs: Sequence[Run], outputs: Path) -> list[Any]:
     columns: dict[str, list[str]] = {"name": [line(run.name) for run in runs], "state": [_state(run) for run in runs]}
     columns |= {name: [line(c) for c in cells] for name, cells in given.items()} | numbers
     names = list(columns)
-    going = [*reversed([heads[n] for n in metrics if key_of(n) not in LAST][3:]), "model", "took"]
-    going += [heads[n] for n in metrics if key_of(n) == "size"] + ["sweep", "quant"]
+    asked = [heads[n] for n in metrics if key_of(n) in map(key_of, first)]
+    own = [heads[n] for n in metrics if key_of(n) not in LAST]
+    both = [heads[n] for n in metrics if key_of(n) in LAST]
+    going = [
+        "model",
+        *reversed(own[3:]),
+        "took",
+        *reversed(both),
+        "sweep",
+        *own[2:3],
+        "quant",
+        *own[1:2],
+        "tags",
+        "age",
+    ]
+    going = [name for name in going if name not in asked]
     right = [i for i, name in enumerate(names) if name in numbers]
     found: list[Any] = [table("Runs", names, zip(*columns.values(), strict=True), right=right, drop=going)]
     found += [f"sweep {letter}: {unbroken(line(name))}" for name, letter in sweeps.items()]
@@ -107,19 +126,20 @@ def runs_tables(runs: Sequence[Run], outputs: Path) -> list[Any]:
     return found
 
 
-def main_metrics(runs: Iterable[Run]) -> list[str]:
+def main_metrics(runs: Iterable[Run], first: Sequence[str] = ()) -> list[str]:
     """Names of those that most of the runs have, the best known first."""
     seen: Counter[str] = Counter(name for run in runs for name in run.metrics)
-    rank = {key: i for i, key in enumerate(MAIN)}
+    rank = {key: i for i, key in enumerate([*map(key_of, first), *(m for m in MAIN if m not in map(key_of, first))])}
     chosen = sorted(seen, key=lambda n: (rank.get(key_of(n), len(MAIN)), -seen[n], n))
     own = [n for n in chosen if key_of(n) not in LAST][: MOST - len(LAST)]
     return [*own, *(n for n in chosen if key_of(n) in LAST)]
 
 
-def run_tables(run: Run, copies: Sequence[Run] = ()) -> list[Any]:
+def run_tables(run: Run, summaries: Mapping[str, Summary], copies: Sequence[Run] = ()) -> list[Any]:
     """All of one run: what it is, what was typed, what it found, and what lies in its folder.
 
     Args:
+        summaries: of its series, by name.
         copies: other folders with the same id.
     """
     began = f"{when(run.started)}, {show_time(age(run.started))} ago" if run.started else ""
@@ -138,6 +158,10 @@ def run_tables(run: Run, copies: Sequence[Run] = ()) -> list[Any]:
     if run.metrics:
         metrics = [(name, str(f), f.better) for name, f in run.metrics.items()]
         found.append(table("Metrics", ("metric", "value", "better"), metrics, right=(1,)))
+    if rows_of_series := [_series(name, one) for name, one in summaries.items() if name not in run.metrics]:
+        columns = ("series", "points", "last", "mean", "least", "median", "most", "unit")
+        drop = ["mean", "median"]
+        found.append(table("Series", columns, rows_of_series, right=range(1, 7), drop=drop))
     if files := files_of(run):
         lines = [(name, what, show_bytes(nbytes)) for name, what, nbytes in files]
         found.append(table("Files", ("file", "what", "size"), lines, right=(2,)))
@@ -179,11 +203,16 @@ def when(started: float) -> str:
 
 
 def show_time(seconds: float) -> str:
-    """2.5 → '2.5 s', 7300 → '2.0 h'."""
+    """2.5 → '2.5 s', 40000 → '11 h'."""
     for length, unit in UNITS:
         if abs(seconds) >= length:
-            return f"{seconds / length:.1f} {unit}"
+            return f"{seconds / length:.{1 if abs(seconds) < 10 * length else 0}f} {unit}"
     return f"{seconds:.1f} s"
+
+
+def _series(name: str, one: Summary) -> tuple[str, ...]:
+    numbers = (one.last, one.mean, one.min, one.quantile(0.5), one.max) if one.count else (one.last, *[None] * 4)
+    return (name, f"{one.count + one.not_finite:,}", *("–" if x is None else f"{x:.5g}" for x in numbers), one.unit)
 
 
 def _metric(run: Run, name: str) -> Figure | None:
