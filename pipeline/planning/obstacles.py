@@ -19,14 +19,9 @@ from pipeline.stage import Checkpoint, StageHooks, WorkHooks
 from pipeline.units import show_bytes
 
 RECORDS = (
-    "run.json",
-    "config.yaml",
-    "journal.jsonl",
-    "manifest.json",
-    "metrics.jsonl",
-    "metrics.system.jsonl",
-    "errors.csv",
-)
+    "run.json", "config.yaml", "journal.jsonl", "tries.jsonl", "tags.jsonl", "manifest.json", "metrics.jsonl",
+    "metrics.system.jsonl", "errors.csv",
+)  # fmt: skip
 """What every run writes into its folder; a stage that writes more there says so in `StageHooks.writes`."""
 
 
