@@ -87,7 +87,7 @@ def frame(x: Scale, y: Scale, x_label: str, y_label: str, bottom: float) -> Mark
     for value in ticks:
         at = y(value)
         parts += [line(x.start, at, x.end, at, "g"), words(x.start - 6, at + 4, label(value, ticks), "t", "end")]
-    ticks = x.ticks(max(3, int((x.end - x.start) / 90)))
+    ticks = x.ticks(max(4, int((x.end - x.start) / 70)))
     last = -1e9
     for value in ticks:
         at, text = x(value), label(value, ticks)

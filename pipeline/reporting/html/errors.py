@@ -20,6 +20,7 @@ STEPS = 7  # of colour
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 NO_LAYER = "none"
 CELL = 24  # high
+LEAST_DB = 6.02  # that colours span: a bit; what differs by less looks alike
 Key = tuple[str, str]
 
 
@@ -56,7 +57,7 @@ def by_tensor(report: Report, most: int) -> tuple[Chart, Table] | None:
         return None
     layers = sorted({int(n) for row in report.tensors for n in LAYER.findall(str(row["name"]))[:1]})
     width = -(-len(layers) // most) if layers else 1
-    names = {}
+    names: dict[int, str] = {}
     for i in range(0, len(layers), width):
         some = layers[i : i + width]
         names |= dict.fromkeys(some, str(some[0]) if len(some) == 1 else f"{some[0]}–{some[-1]}")
@@ -66,14 +67,16 @@ def by_tensor(report: Report, most: int) -> tuple[Chart, Table] | None:
         column = names[int(found[0])] if found else NO_LAYER
         grid.add(group_of(str(row["name"])), column, stats_of(row))
     merged = f" Layers are put together by {width}: a cell has the SQNR of all their values." if width > 1 else ""
-    about = f"SQNR in dB: signal over error, more is better; darker is more error.{merged}"
+    about = f"SQNR in dB: signal over error, more is better.{merged}"
     chart = heat("Quantization error over layers", "tensor", "layer", grid, about)
     return chart, tensors(report, most)
 
 
 def tensors(report: Report, most: int) -> Table:
     """Each tensor, those that lost most first."""
-    rows = sorted(report.tensors, key=lambda r: (r["sq_error"] == 0, r["sqnr_db"] if r["sqnr_db"] is not None else -1e9))
+    rows = sorted(
+        report.tensors, key=lambda r: (r["sq_error"] == 0, r["sqnr_db"] if r["sqnr_db"] is not None else -1e9)
+    )
     cells = [
         (str(r["name"]), str(r.get("encoding", "")), Figure(r["count"], form=",d"), Figure(r["max_abs"], form=".3g"),
          Figure(r["rmse"], form=".3g"), _sqnr(stats_of(r)))
@@ -93,7 +96,7 @@ def by_run(runs: Sequence[Told], most: int) -> Chart | None:
     if not grid.cells:
         return None
     rest = f" The first {most} of {len(runs)} runs." if len(runs) > most else ""
-    about = f"SQNR in dB of all values of a kind; more is better, darker is more error.{rest}"
+    about = f"SQNR in dB of all values of a kind; more is better.{rest}"
     return heat("Quantization error by kind of tensor", "tensor", "run", grid, about)
 
 
@@ -106,9 +109,15 @@ def _sqnr(e: ErrorStats) -> Any:
 def heat(title: str, row_head: str, column_head: str, grid: Grid, about: str) -> Chart:
     finite = [e.sqnr_db for e, _ in grid.cells.values() if e.sq_error and abs(e.sqnr_db) != float("inf")]
     low, high = (min(finite), max(finite)) if finite else (0.0, 1.0)
+    if high - low < LEAST_DB:
+        low, high = (low + high - LEAST_DB) / 2, (low + high + LEAST_DB) / 2
     down = grid.down
     rows = [(row, *(_of(grid.cells, row, column) for column in grid.across)) for row in down]
-    table = Table(f"{title}, SQNR in dB", (row_head, *(f"{column_head} {c}" if column_head == "layer" else c for c in grid.across)), rows)
+    table = Table(
+        f"{title}, SQNR in dB",
+        (row_head, *(f"{column_head} {c}" if column_head == "layer" else c for c in grid.across)),
+        rows,
+    )
     short = _short(down)
 
     def step(e: ErrorStats) -> int:
@@ -134,8 +143,14 @@ def heat(title: str, row_head: str, column_head: str, grid: Grid, about: str) ->
             parts.append(words(0, y + 16, fitted(short[row], room - 8), "l", None))
             for j, column in enumerate(grid.across):
                 if (row, column) in grid.cells:
-                    parts.append(_cell(grid.cells[row, column], step, (room + each * j, y, each), f"{row}, {column_head} {column}"))
-        said = f"{title}: {len(down)} kinds of tensors, {len(grid.across)} {column_head}s, from {low:.1f} to {high:.1f} dB"
+                    parts.append(
+                        _cell(
+                            grid.cells[row, column], step, (room + each * j, y, each), f"{row}, {column_head} {column}"
+                        )
+                    )
+        said = (
+            f"{title}: {len(down)} kinds of tensors, {len(grid.across)} {column_head}s, from {low:.1f} to {high:.1f} dB"
+        )
         return svg(width, int(top + CELL * len(down) + 4), said, joined(parts))
 
     return Chart(title, draw, table, about, _scale(low, high, [e for e, _ in grid.cells.values()]))
@@ -150,7 +165,9 @@ def _cell(found: tuple[ErrorStats, int], step: Any, place: tuple[float, float, f
     kind = "exact" if e.sq_error == 0 else f"h{step(e)}"
     parts = [says(f"{name}: {text}{of}"), rect(x, y, each - gap, CELL - 1, kind)]
     if each >= 40:
-        parts.append(words(x + each / 2, y + 16, "exact" if e.sq_error == 0 else f"{e.sqnr_db:.1f}", f"on {kind}", "middle"))
+        parts.append(
+            words(x + each / 2, y + 16, "exact" if e.sq_error == 0 else f"{e.sqnr_db:.2f}", f"on {kind}", "middle")
+        )
     elif e.sq_error == 0 and each >= 9:
         parts.append(words(x + each / 2, y + 16, "=", "on exact", "middle"))
     return el("g", *parts)

@@ -56,7 +56,9 @@ def stages(run: Told, report: Report) -> Chart:
                 el("g", tip, bar),
                 words(from_ + max(1.0, room * seconds / largest) + 6, y + 4, show_seconds(seconds), "l"),
             ]
-        said = f"{len(names)} stages: " + ", ".join(f"{n} {show_seconds(r['seconds'])}" for n, r in zip(names, rows, strict=True))
+        said = f"{len(names)} stages: " + ", ".join(
+            f"{n} {show_seconds(r['seconds'])}" for n, r in zip(names, rows, strict=True)
+        )
         return svg(width, ROW * len(rows) + 4, said, joined(parts))
 
     about = "Lines say which stage takes what another gave; bars, how long each worked."
@@ -105,7 +107,10 @@ def planned(report: Report) -> Chart | None:
         left, right, step = 76, 96, 34
         room = width - left - right
         at = left + room / most
-        parts = [line(at, 4, at, step * len(rows) + 4, "ref"), words(at, step * len(rows) + 18, "as planned", "t", "middle")]
+        parts = [
+            line(at, 4, at, step * len(rows) + 4, "ref"),
+            words(at, step * len(rows) + 18, "as planned", "t", "middle"),
+        ]
         for i, (row, share) in enumerate(zip(cells, shares, strict=True)):
             y = step * i + 20.0
             parts.append(words(0, y + 4, fitted(row[0], left - 6), "l strong"))

@@ -1,6 +1,7 @@
 """Markup that is safe by construction: every text and every attribute is escaped here, and nowhere else."""
 
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,6 +10,8 @@ from markupsafe import Markup, escape
 from pipeline.figures import Figure
 from pipeline.terminal import safe
 
+BREAKS = re.compile(r"([._/=,-]+)(?=\w)")
+SHORT = 18  # characters that are not broken
 DIGITS = 3  # behind the point, of a coordinate
 
 
@@ -55,4 +58,22 @@ def exact(value: float) -> str:
 
 def shown(value: Any) -> str:
     """A cell's text."""
-    return "–" if value is None or value == "" else str(value) if isinstance(value, Figure) else clean(value)
+    if isinstance(value, Figure):
+        return " ".join(filter(None, said(value)))
+    return "–" if value is None or value == "" else clean(value)
+
+
+def said(figure: Figure) -> tuple[str, str]:
+    """A number, and its unit. What is not nothing is not shown as 0.0000."""
+    text = str(figure)
+    if figure.value and math.isfinite(figure.value) and not set(text.partition(" ")[0]) & set("123456789"):
+        text = str(Figure(figure.value, figure.unit, ".2g"))
+    number, _, unit = text.partition(" ")
+    return number, unit
+
+
+def name(text: str) -> Markup:
+    """A text that is broken behind what joins the parts of a name, where it has to be."""
+    if len(text) < SHORT:
+        return Markup(escape(clean(text)))  # noqa: S704
+    return Markup(BREAKS.sub(r"\1<wbr>", str(escape(clean(text)))))  # noqa: S704  # it is escaped

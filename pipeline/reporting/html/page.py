@@ -77,11 +77,14 @@ def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said:
         if each:
             sections.append(Section("runs", "Each run", each))
     if most < CLOSELY[0][0]:
-        notes.append(f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves have {most} rows.")
+        notes.append(
+            f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves have {most} rows."
+        )
     style, script = _data("page.css"), _data("page.js")
     return str(
         _template().render(
-            title=clean(heading), sections=sections, notes=[Note(text).html for text in notes], style=style, script=script,
+            title=clean(heading), sections=sections,
+            notes=[Note(text).html for text in notes], style=style, script=script,
             style_hash=_hash(style), script_hash=_hash(script), count=len(runs),
         )
     )  # fmt: skip

@@ -7,12 +7,13 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline.figures import Figure
-from pipeline.reporting.html.drawing import colour, dash, fitted, legend, line, path, says, svg, words
+from pipeline.reporting.html.drawing import LETTER, colour, dash, fitted, legend, line, path, says, svg, words
 from pipeline.reporting.html.markup import el, exact, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
 from pipeline.reporting.html.scales import Scale, label, scale
+from pipeline.units import show_bytes
 
-MOST_AXES, MOST_VALUES, MOST_LINES = 9, 12, 400
+MOST_AXES, MOST_VALUES, MOST_LINES = 7, 12, 400
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class _Places:
         if not isinstance(self.at, Scale):
             return [(at, text) for text, at in self.at.items()]
         found = self.at.ticks(4)
-        return [(self.at(v), label(v, found)) for v in found]
+        bytes_ = any(v is not None and v.unit == "B" for v in self.axis.values)
+        return [(self.at(v), show_bytes(v) if bytes_ else label(v, found)) for v in found]
 
 
 def chart(names: Sequence[str], settings: Sequence[Axis], metrics: Sequence[Axis]) -> Chart | None:
@@ -75,7 +77,12 @@ def chart(names: Sequence[str], settings: Sequence[Axis], metrics: Sequence[Axis
     first = axes[0]
     kinds = first.texts if not first.numeric else []
     which = [kinds.index(str(v)) if kinds and v is not None else 0 for v in first.values]
-    table = Table("Settings and metrics of each run", ("run", *(a.name for a in axes)), [(n, *(a.values[i] for a in axes)) for i, n in enumerate(names)], keys=names)
+    table = Table(
+        "Settings and metrics of each run",
+        ("run", *(a.name for a in axes)),
+        [(n, *(a.values[i] for a in axes)) for i, n in enumerate(names)],
+        keys=names,
+    )
     left_out = [a.name for a in (*settings, *found) if a not in axes]
 
     def draw(width: int) -> Markup:
@@ -86,7 +93,11 @@ def chart(names: Sequence[str], settings: Sequence[Axis], metrics: Sequence[Axis
         about += f" Not drawn, but among the numbers of runs: {', '.join(left_out)}."
     if len(names) > MOST_LINES:
         about += f" The first {MOST_LINES} of {len(names):,} runs are drawn."
-    key = legend(kinds, [line(1, 7, 21, 7, f"s {colour(i)}") for i, _ in enumerate(kinds)]) if len(kinds) > 1 else Markup("")
+    key = (
+        legend(kinds, [line(1, 7, 21, 7, f"s {colour(i)}") for i, _ in enumerate(kinds)])
+        if len(kinds) > 1
+        else Markup("")
+    )
     return Chart("Settings against results", draw, table, about, key, _controls(axes, len(names)))
 
 
@@ -103,9 +114,20 @@ def _across(axes: Sequence[Axis], names: Sequence[str], which: Sequence[int], wi
         edge = "start" if i == 0 else "end" if i == len(axes) - 1 else "middle"
         at = 0.0 if i == 0 else float(width) if i == len(axes) - 1 else x
         parts += [words(at, 16 if i % 2 == 0 else 36, fitted(axis.name, 2 * room - 14), "l strong", edge)]
+        last = 1e9
         for y, text in place.ticks:
+            if abs(y - last) < 14:
+                continue
+            last = y
             parts += [words(x + 5, y + 4, fitted(text, room - 12 if i < len(axes) - 1 else side - 5), "t halo")]
-    return _lines(axes, names, which, [lambda v, x=x, p=p: (x, p(v)) for x, p in zip(xs, places, strict=True)], parts, (width, height))
+    return _lines(
+        axes,
+        names,
+        which,
+        [lambda v, x=x, p=p: (x, p(v)) for x, p in zip(xs, places, strict=True)],
+        parts,
+        (width, height),
+    )
 
 
 def _down(axes: Sequence[Axis], names: Sequence[str], which: Sequence[int], width: int) -> Markup:
@@ -120,18 +142,37 @@ def _down(axes: Sequence[Axis], names: Sequence[str], which: Sequence[int], widt
         for x, text in place.ticks:
             said = fitted(text, 100)
             anchor = "start" if x < 40 else "end" if x > width - 40 else "middle"
-            if x - last > 6.4 * len(said) + 6:
+            long = LETTER * len(said)
+            left = x - {"start": 0.0, "middle": long / 2, "end": long}[anchor]
+            if left > last + 6:
                 parts.append(words(x, y + 16, said, "t halo", anchor))
-                last = x
-    return _lines(axes, names, which, [lambda v, y=y, p=p: (p(v), y) for y, p in zip(ys, places, strict=True)], parts, (width, top + step * (len(axes) - 1) + 26))
+                last = left + long
+    return _lines(
+        axes,
+        names,
+        which,
+        [lambda v, y=y, p=p: (p(v), y) for y, p in zip(ys, places, strict=True)],
+        parts,
+        (width, top + step * (len(axes) - 1) + 26),
+    )
 
 
-def _lines(axes: Sequence[Axis], names: Sequence[str], which: Sequence[int], at: Sequence[Any], parts: list[Markup], size: tuple[int, int]) -> Markup:
+def _lines(
+    axes: Sequence[Axis],
+    names: Sequence[str],
+    which: Sequence[int],
+    at: Sequence[Any],
+    parts: list[Markup],
+    size: tuple[int, int],
+) -> Markup:
     drawn = []
     for i, name in list(enumerate(names))[:MOST_LINES]:
         points = [p for a, place in zip(axes, at, strict=True) if None not in (p := place(a.values[i]))]
         said = f"{name}: " + ", ".join(f"{a.name} {a.values[i] if a.values[i] is not None else '–'}" for a in axes)
-        body = path(points, f"s {colour(which[i])}", fill="none", stroke_dasharray=dash(which[i])), path(points, "hit", fill="none")
+        body = (
+            path(points, f"s {colour(which[i])}", fill="none", stroke_dasharray=dash(which[i])),
+            path(points, "hit", fill="none"),
+        )
         drawn.append(el("g", says(said), *body, class_="line", data_key=name, tabindex=0, role="img", aria_label=said))
     return svg(*size, f"{len(names)} runs over {len(axes)} axes", joined(drawn), joined(parts))
 
@@ -142,12 +183,23 @@ def _controls(axes: Sequence[Axis], runs: int) -> Markup:
     for axis in axes:
         if axis.numeric:
             values = [v.value for v in axis.values if v is not None]
-            ends = [el("input", type="number", step="any", data_axis=axis.name, data_end=end, aria_label=f"{axis.name}, {says_}", placeholder=exact(value) if len(exact(value)) < 9 else f"{value:.4g}") for end, says_, value in (("low", "at least", min(values)), ("high", "at most", max(values)))]
+            ends = [
+                el(
+                    "input",
+                    type="number",
+                    step="any",
+                    data_axis=axis.name,
+                    data_end=end,
+                    aria_label=f"{axis.name}, {says_}",
+                    placeholder=exact(value) if len(exact(value)) < 9 else f"{value:.4g}",
+                )
+                for end, says_, value in (("low", "at least", min(values)), ("high", "at most", max(values)))
+            ]
             fields.append(el("fieldset", el("legend", axis.name), ends[0], " – ", ends[1]))
         else:
             options = [el("option", "all", value=""), *(el("option", t, value=t) for t in axis.texts)]
             fields.append(el("label", axis.name, el("select", *options, data_axis=axis.name)))
     reset = el("button", "Show all", type="button", class_="reset")
     count = el("output", f"{runs} of {runs} runs", class_="count", aria_live="polite")
-    form = el("div", *fields, reset, count, class_="filters js-only", role="group", aria_label="Filter the runs")
-    return form
+    form = el("div", *fields, reset, count, class_="filters", role="group", aria_label="Filter the runs")
+    return el("details", el("summary", "Filter the runs"), form, class_="filtering js-only")

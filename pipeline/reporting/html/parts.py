@@ -1,5 +1,6 @@
 """What a page is made of: tables, charts with the table of their numbers, texts, and sections of these."""
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,9 +8,10 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline.figures import Figure
-from pipeline.reporting.html.markup import el, exact, joined, shown
+from pipeline.reporting.html.markup import el, exact, joined, name, said, shown
 
-WIDE, NARROW = 680, 330  # units of a drawing; which of the two is seen, the width of the page decides
+WIDE, NARROW = 800, 330  # units of a drawing; which of the two is seen, the width of the page decides
+NOTHING = Markup("")
 LONG = 24  # rows of a table that is not opened to be printed
 
 Draw = Callable[[int], Markup]
@@ -36,14 +38,14 @@ class Table:
     def html(self) -> Markup:
         right = [any(isinstance(row[i], Figure) for row in self.rows if i < len(row)) for i in range(len(self.columns))]
         sides = ["n" if side else None for side in right]
-        head = Markup("")
+        head = NOTHING
         if any(self.columns):
             heads = joined(el("th", c, scope="col", class_=s) for c, s in zip(self.columns, sides, strict=True))
             head = el("thead", el("tr", heads))
         body = joined(self._row(i, row, sides) for i, row in enumerate(self.rows))
         whole = el("table", el("caption", self.caption), head, el("tbody", body), data_sort=bool(head))
         region = el("div", whole, class_="scroll", role="region", aria_label=self.caption, tabindex=0)
-        return joined([region, el("p", self.note, class_="note") if self.note else Markup("")])
+        return joined([region, el("p", self.note, class_="note") if self.note else NOTHING])
 
     def _row(self, i: int, row: Sequence[Any], sides: Sequence[str | None]) -> Markup:
         cells = [_cell(value, side, first=n == 0) for n, (value, side) in enumerate(zip(row, sides, strict=False))]
@@ -52,7 +54,7 @@ class Table:
 
 def _cell(value: Any, side: str | None, *, first: bool) -> Markup:
     raw = exact(value.value) if isinstance(value, Figure) else None
-    inside = value if isinstance(value, Markup) else shown(value)
+    inside = value if isinstance(value, Markup) else name(value) if isinstance(value, str) and value else shown(value)
     if first and not isinstance(value, Figure):
         return el("th", inside, scope="row", class_=side)
     return el("td", inside, class_=side, data_v=raw)
@@ -73,15 +75,15 @@ class Chart:
     draw: Draw
     table: Table
     about: str = ""
-    legend: Markup = Markup("")
-    controls: Markup = Markup("")
+    legend: Markup = NOTHING
+    controls: Markup = NOTHING
 
     @property
     def html(self) -> Markup:
         drawn = joined(
             el("div", self.draw(width), class_=f"drawn {name}") for name, width in (("wide", WIDE), ("narrow", NARROW))
         )
-        about = el("p", self.about, class_="about") if self.about else Markup("")
+        about = el("p", self.about, class_="about") if self.about else NOTHING
         summary = el("summary", f"Numbers of “{self.title}”")
         numbers = el("details", summary, self.table.html, class_=_numbers(self.table))
         caption = el("figcaption", el("h3", self.title), about)
@@ -106,8 +108,8 @@ class Text:
 
     @property
     def html(self) -> Markup:
-        said = [joined([el("dt", name), el("dd", text, dir="auto")]) for name, text in self.parts]
-        return el("article", el("h3", self.title), el("dl", *said), class_="text")
+        spoken = [joined([el("dt", what), el("dd", text, dir="auto")]) for what, text in self.parts]
+        return el("article", el("h3", self.title), el("dl", *spoken), class_="text")
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,12 @@ class Card:
     @property
     def html(self) -> Markup:
         raw = exact(self.value.value) if isinstance(self.value, Figure) else None
-        said = el("dd", shown(self.value), class_="value", data_v=raw)
-        about = el("dd", self.about, class_="about") if self.about else Markup("")
-        return el("div", el("dt", self.name), said, about, class_="card")
+        inside: tuple[Any, ...] = (shown(self.value),)
+        if isinstance(self.value, Figure):
+            number, unit = said(self.value)
+            inside = (number, el("span", f" {unit}", class_="unit")) if unit else (number,)
+        about = el("dd", name(self.about), class_="about") if self.about else NOTHING
+        return el("div", el("dt", self.name), el("dd", *inside, class_="value", data_v=raw), about, class_="card")
 
 
 @dataclass(frozen=True)
@@ -133,6 +138,28 @@ class Cards:
     @property
     def html(self) -> Markup:
         return el("dl", *(card.html for card in self.cards), class_="cards")
+
+
+@dataclass(frozen=True)
+class Side:
+    """Charts beside each other, where there is room."""
+
+    parts: Sequence["Part"]
+
+    @property
+    def html(self) -> Markup:
+        return el("div", *(part.html for part in self.parts), class_="side")
+
+
+@dataclass(frozen=True)
+class Command:
+    """Attributes: words: as typed."""
+
+    words: Sequence[str]
+
+    @property
+    def html(self) -> Markup:
+        return el("pre", el("code", shlex.join(self.words)), class_="command", aria_label="As typed")
 
 
 @dataclass(frozen=True)
@@ -160,14 +187,15 @@ class Folded:
 
     @property
     def html(self) -> Markup:
-        about = el("span", self.about, class_="about") if self.about else Markup("")
+        long = " long" if any(isinstance(p, Table) and len(p.rows) > LONG for p in self.parts) else ""
+        about = el("span", self.about, class_="about") if self.about else NOTHING
         return el(
             "details", el("summary", el("span", self.title, class_="name"), " ", about), *(p.html for p in self.parts),
-            open=self.open, class_=f"folded {self.kind}".strip(), id=self.id or None,
+            open=self.open, class_=f"folded {self.kind}{long}".strip(), id=self.id or None,
         )  # fmt: skip
 
 
-Part = Table | Chart | Text | Cards | Note | Folded
+Part = Table | Chart | Text | Cards | Note | Folded | Side | Command
 
 
 @dataclass(frozen=True)
@@ -186,4 +214,3 @@ class Section:
     def html(self) -> Markup:
         heading = el("h2", self.title, id=f"{self.id}-title")
         return el("section", heading, *(p.html for p in self.parts), id=self.id, aria_labelledby=f"{self.id}-title")
-

@@ -6,9 +6,10 @@ from typing import Any
 
 from pipeline.errors import short
 from pipeline.figures import Figure, cell
+from pipeline.redact import hide
 from pipeline.reporting.html import errors, graph, spreads, training
 from pipeline.reporting.html.markup import el
-from pipeline.reporting.html.parts import Card, Cards, Folded, Note, Part, Section, Table, Text
+from pipeline.reporting.html.parts import Card, Cards, Command, Folded, Note, Part, Section, Side, Table, Text
 from pipeline.reporting.html.told import Told
 from pipeline.reporting.manifest import Report
 from pipeline.tables import GLUE
@@ -62,7 +63,7 @@ def summary(run: Told) -> list[Part]:
         ]
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
-        parts.append(Table("As typed", ("",), [(word,) for word in run.run.command]))
+        parts.insert(0, Command(run.run.command))
     parts += [Note(text, "problem") for text in run.problems]
     if run.run.state != "complete" and not run.problems:
         parts.append(Note(f"The run is {run.run.state}: what it has not found yet is missing here.", "problem"))
@@ -115,12 +116,15 @@ def samples(report: Report) -> list[Part]:
 
 def _training(run: Told, most: int) -> list[Part]:
     found, texts = training.series(run, min(most, 240))
-    return [*training.curves(found), *([Folded("Texts on the way", texts)] if texts else [])]
+    drawn = training.curves(found)
+    rest = [Side(drawn[1:])] if drawn[1:] else []
+    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
 
 
 def settings(run: Told) -> list[Part]:
     """What was overridden, and all of it."""
-    rows, marked = [], []
+    rows: list[tuple[Any, ...]] = []
+    marked: list[tuple[Any, ...]] = []
     for key, value in run.config.items():
         by = run.overridden(key)
         row = (el("mark", key) if by else key, short(value, 300), by or None)
@@ -130,6 +134,9 @@ def settings(run: Told) -> list[Part]:
     if not rows:
         return []
     heads = ("setting", "value", "overridden by")
+    used = {by for _, _, by in marked}
+    pairs = [(word, word.lstrip("+~").partition("=")) for word in map(hide, run.run.command) if word not in used]
+    marked = [(el("mark", name), value or None, word) for word, (name, _, value) in pairs] + marked
     shown: list[Part] = [Table("Overridden", heads, marked)] if marked else [Note("Nothing was overridden.")]
     return [*shown, Folded(f"All {len(rows)} settings", [Table("Settings", heads, rows)], "as they were resolved")]
 
@@ -141,7 +148,12 @@ def environment(report: Report) -> list[Part]:
         for stage, result in report.results.items()
         if isinstance(result, Mapping) and isinstance(result.get("facts"), Mapping)
     }
-    rows = [(stage, name, short(str(v), 200)) for stage, given in facts.items() for name, v in given.items() if v not in ({}, "")]
+    rows = [
+        (stage, name, short(str(v), 200))
+        for stage, given in facts.items()
+        for name, v in given.items()
+        if v not in ({}, "")
+    ]
     found += [Table("Devices and dtypes", ("stage", "", ""), rows)] if rows else []
     ran = [(op, backend) for op, backend in report.backends]
     found += [Table("Kernels that ran", ("op", "backend"), ran)] if ran else []
@@ -161,7 +173,9 @@ def files(report: Report) -> list[Part]:
         if rows:
             cells = [(r["path"], Figure(r["nbytes"], "B"), _digest(r.get("xxh3_128"))) for r in rows]
             about = f"{len(rows)} files, {show_bytes(sum(r['nbytes'] for r in rows))}"
-            found.append(Folded(title, [_capped(title, ("file", "size", "xxh3-128"), cells)], about, open=len(rows) <= 12))
+            found.append(
+                Folded(title, [_capped(title, ("file", "size", "xxh3-128"), cells)], about, open=len(rows) <= 12)
+            )
     return found
 
 
@@ -172,5 +186,3 @@ def _digest(value: Any) -> Any:
 def _capped(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     rest = len(rows) - MOST_ROWS
     return Table(title, heads, rows[:MOST_ROWS], f"{rest:,} more are in manifest.json." if rest > 0 else "")
-
-

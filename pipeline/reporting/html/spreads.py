@@ -1,6 +1,7 @@
 """Histograms that a run recorded (`flow=histogram`): values before and after, their error, codes and scales."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from markupsafe import Markup
 
@@ -30,7 +31,9 @@ def charts(report: Report) -> list[Part]:
             if bins.get("codes"):
                 found.append(_bars(f"Codes of {name}", "code", bins["codes"], "How often each code stands there."))
             if bins.get("scales"):
-                found.append(_bars(f"Scales of {name}", "log2 of the scale", bins["scales"], "Rounded down to powers of two."))
+                found.append(
+                    _bars(f"Scales of {name}", "log2 of the scale", bins["scales"], "Rounded down to powers of two.")
+                )
     return found
 
 
@@ -42,7 +45,7 @@ def _edges(ends: Sequence[float], bins: int) -> list[float]:
 def _steps(title: str, x_label: str, edges: Sequence[float], given: Mapping[str, Sequence[int]], about: str) -> Chart:
     rows = [
         (f"{label(a)} … {label(b)}", *(Figure(int(counts[i]), form=",d") for counts in given.values()))
-        for i, (a, b) in enumerate(zip(edges, edges[1:], strict=False))
+        for i, (a, b) in enumerate(pairwise(edges))
         if any(counts[i] for counts in given.values())
     ]
     table = Table(title, (x_label, *given), rows, "Bins with nothing in them are left out.")
@@ -87,10 +90,11 @@ def _bars(title: str, x_label: str, counts: Mapping[str, int], about: str) -> Ch
         y = scale([0, max(found.values())], bottom, 24, log=False, pad=0.0)
         each = x(low + 1) - x(low)
         bars = [
-            el("g", says(f"{x_label} {k}: {v:,} times"), rect(x(k - 0.5) + each * 0.08, y(v), each * 0.84, bottom - y(v), "b c0f"))
+            el("g", says(f"{x_label} {k}: {v:,} times"), rect(x(k - 0.42), y(v), each * 0.84, bottom - y(v), "b c0f"))
             for k, v in sorted(found.items())
         ]  # fmt: skip
-        return svg(width, height, f"{title}: {len(found)} different", frame(x, y, x_label, "times", bottom), joined(bars))
+        return svg(
+            width, height, f"{title}: {len(found)} different", frame(x, y, x_label, "times", bottom), joined(bars)
+        )
 
     return Chart(title, draw, table, about)
-

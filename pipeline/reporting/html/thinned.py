@@ -52,7 +52,8 @@ class Thinned:
         lost = f" {self.lost:,} of them are not finite, and left out." if self.lost else ""
         if self.stride == 1:
             return lost.strip()
-        return f"Each point is the mean of {self.stride:,} of {self.given:,}, in a band from the least to the largest.{lost}"
+        of = f"{self.stride:,} of {self.given:,}"
+        return f"Each point is the mean of {of}, in a band from the least to the largest.{lost}"
 
 
 def _both(

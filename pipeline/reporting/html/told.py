@@ -1,5 +1,5 @@
-"""What a run's folder tells a page: its manifest as a report, metrics with which is better, edges of its graph, and what
-was overridden. What is missing or not as expected is said, and never made up."""
+"""What a run's folder tells a page: its manifest as a report, metrics with which is better, the edges of its graph,
+and what was overridden. What is missing or not as expected is said, and never made up."""
 
 import json
 from collections.abc import Mapping

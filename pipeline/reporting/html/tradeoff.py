@@ -12,6 +12,7 @@ from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
 from pipeline.reporting.html.scales import scale
 
+Box = tuple[float, float, float, float]
 PAID = ("bits_a_weight", "size", "time")  # the first that differs is what others are over
 GAINED = ("perplexity", "kl", "top_1", "held_out_loss", "held_out_accuracy", "sqnr", "decode")
 FEWEST = 2
@@ -62,7 +63,10 @@ def front(points: Sequence[Point]) -> list[int]:
 def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
     best = front(points)
     kinds = list(dict.fromkeys(p.kind for p in points))
-    units = [f"{head}{f' [{f.unit}]' if f.unit not in ('', 'B', '×') else ''}" for head, f in zip(heads, (points[0].x, points[0].y), strict=True)]
+    units = [
+        f"{head}{f' [{f.unit}]' if f.unit not in ('', 'B', '×') else ''}"
+        for head, f in zip(heads, (points[0].x, points[0].y), strict=True)
+    ]
     table = Table(
         f"{heads[1]} over {heads[0]}",
         ("run", "as", *heads, "front"),
@@ -88,17 +92,33 @@ def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
             said = f"{p.name}: {heads[0]} {p.x}, {heads[1]} {p.y}"
             mark = marker(kinds.index(p.kind), *place)
             ring = el("circle", cx=place[0], cy=place[1], r=11.0, class_="ring")
-            parts.append(el("g", says(said), ring, mark, class_="point", tabindex=0, role="img", aria_label=said, data_key=p.name))
+            parts.append(
+                el(
+                    "g",
+                    says(said),
+                    ring,
+                    mark,
+                    class_="point",
+                    tabindex=0,
+                    role="img",
+                    aria_label=said,
+                    data_key=p.name,
+                )
+            )
         return svg(width, height, f"{heads[1]} over {heads[0]} of {len(points)} runs", joined(parts))
 
     better = {"lower": "less", "higher": "more", "": "unknown which"}
-    directions = ", ".join(f"{h}: {better[f.better]} is better" for h, f in zip(heads, (points[0].x, points[0].y), strict=True))
+    directions = ", ".join(
+        f"{h}: {better[f.better]} is better" for h, f in zip(heads, (points[0].x, points[0].y), strict=True)
+    )
     about = f"{directions}. The line goes through those that no other beats in both."
     key = legend(kinds, [marker(i, 11, 7, 4.5) for i, _ in enumerate(kinds)]) if len(kinds) > 1 else Markup("")
     return Chart(f"{heads[1][:1].upper()}{heads[1][1:]} over {heads[0]}", draw, table, about, key)
 
 
-def _free(name: str, place: tuple[float, float], taken: list[tuple[float, ...]], width: float, bottom: float) -> tuple[float, float, str] | None:
+def _free(
+    name: str, place: tuple[float, float], taken: list[Box], width: float, bottom: float
+) -> tuple[float, float, str] | None:
     """Where a label covers nothing, and its text; it counts as taken then."""
     text = fitted(name, 190)
     long = LETTER * len(text)

@@ -23,6 +23,7 @@ WITHOUT = ("step", "kind", "time", "process", "member", "weight", "started")  # 
 TITLES = {"rate": "learning rate", "gradient_norm": "gradient norm", "examples_per_s": "examples a second",
           "tokens_per_s": "tokens a second", "seconds": "seconds of an update"}  # fmt: skip
 HELD = "held out"
+LINEAR = ("rate", "accuracy")  # never by magnitudes
 MOST_SAMPLES = 24
 MOST_LINES = 40
 
@@ -62,7 +63,7 @@ def series(run: Told, most: int) -> tuple[Series, list[Text]]:
     texts: list[Text] = []
     for process, row in rows(run):
         kind, step = str(row.get("kind", "")), row.get("step")
-        if not _number(step):
+        if not isinstance(step, int | float) or isinstance(step, bool):
             continue
         if kind == "sample" and len(texts) < MOST_SAMPLES:
             parts = [("prompt", hide(str(row.get("prompt", "")))), ("text", hide(str(row.get("text", ""))))]
@@ -95,7 +96,14 @@ def curves(found: Series) -> list[Chart]:
     for key in ordered:
         lines = {name: t for name, t in found[key].items() if len(t.points) > 1}
         if lines and not _constant(lines):
-            charts.append(chart(TITLES.get(key, key.replace("_", " ")).capitalize(), "update", lines))
+            charts.append(
+                chart(
+                    TITLES.get(key, key.replace("_", " ")).capitalize(),
+                    "update",
+                    lines,
+                    log=False if key in LINEAR else None,
+                )
+            )
     return charts
 
 
@@ -121,7 +129,7 @@ def _named(label: str, name: str) -> str:
     return f"{label}, {rest}" if rest else label
 
 
-def chart(title: str, x_label: str, lines: Mapping[str, Thinned], more: str = "") -> Chart:
+def chart(title: str, x_label: str, lines: Mapping[str, Thinned], more: str = "", *, log: bool | None = None) -> Chart:
     """Lines, each with its band where points stand for several."""
     points = {name: t.points for name, t in lines.items()}
     quiet = [name for name in points if name.startswith("each update") and len(points) > 1]
@@ -140,18 +148,27 @@ def chart(title: str, x_label: str, lines: Mapping[str, Thinned], more: str = ""
         height = 250 if width <= NARROW else 300
         bottom = height - 40
         x = scale([p[0] for some in points.values() for p in some], 52, width - 10, log=False, pad=0.01)
-        y = scale([v for some in points.values() for p in some for v in p[2:]], bottom, 26)
+        y = scale([v for some in points.values() for p in some for v in p[2:]], bottom, 26, log=log)
         parts = [frame(x, y, x_label, title.lower() + (", by magnitudes" if y.log else ""), bottom)]
         for i, (name, some) in enumerate(points.items()):
             band = [(x(p[0]), y(p[3])) for p in some] + [(x(p[0]), y(p[2])) for p in reversed(some)]
             body = [path(band, f"band {colour(i)}f", closed=True)] if any(p[2] != p[3] for p in some) else []
             thin = " quiet" if name in quiet else ""
-            body.append(path([(x(p[0]), y(p[1])) for p in some], f"s {colour(i)}{thin}", fill="none", stroke_dasharray=dash(i)))
+            body.append(
+                path([(x(p[0]), y(p[1])) for p in some], f"s {colour(i)}{thin}", fill="none", stroke_dasharray=dash(i))
+            )
             if len(some) <= 30:
                 body += [el("circle", cx=x(p[0]), cy=y(p[1]), r=3.0, class_=f"{colour(i)}f") for p in some]
             body.append(path([(x(p[0]), y(p[1])) for p in some], "hit", fill="none"))
             last = some[-1]
-            parts.append(el("g", says(f"{name}: {last[1]:.4g} at {x_label} {last[0]:,.0f}, {len(some)} points"), *body, class_="line"))
+            parts.append(
+                el(
+                    "g",
+                    says(f"{name}: {last[1]:.4g} at {x_label} {last[0]:,.0f}, {len(some)} points"),
+                    *body,
+                    class_="line",
+                )
+            )
         return svg(width, height, f"{title} over {x_label}: {len(points)} lines", joined(parts))
 
     marks = [line(1, 7, 21, 7, f"s {colour(i)}{' quiet' if n in quiet else ''}") for i, n in enumerate(points)]
