@@ -1,4 +1,4 @@
-"""Metrics of runs against those of one of them: by how much each changed, and whether that is better, worse or noise."""
+"""Metrics of runs against those of one of them: how far each changed, and whether that is better, worse or noise."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -34,6 +34,11 @@ class Metric:
 
     def __str__(self) -> str:
         return self.spread.shown(self.like)
+
+    @property
+    def figure(self) -> Figure:
+        """Its mean."""
+        return self.spread.mean_as(self.like)
 
 
 @dataclass(frozen=True, slots=True)

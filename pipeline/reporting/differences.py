@@ -1,7 +1,7 @@
 """In what runs differ: settings first, as typed and as resolved, then what they read, the code, libraries and machine.
 
-What says only where a run lies, or how it is shown, is no difference. A value that one run does not have is one, but for
-code, libraries and kernels, of which a run that does less reaches less.
+What says only where a run lies, or how it is shown, is no difference. A value that one run does not have is one, but
+for code, libraries and kernels, of which a run that does less reaches less.
 """
 
 import json
@@ -104,7 +104,9 @@ def differences(given: Sequence[Facts]) -> Differences:
     equal: dict[Kind, int] = {}
     for kind in KINDS:
         names = list(dict.fromkeys(name for one in given for k, name in one if k == kind))
-        have = [one for one in given if any(k == kind for k, _ in one)]  # a run without records is none without settings
+        have = [
+            one for one in given if any(k == kind for k, _ in one)
+        ]  # a run without records is none without settings
         differing = []
         for name in names:
             values = [one.get((kind, name), _NONE) for one in (given if kind == "typed" else have)]

@@ -118,9 +118,9 @@ def _grounds(manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]
             alone = not isinstance(before, Mapping) or not before or name in before
             found[str(name)] = ground if alone else {**ground, AGAINST: sources or None}
         if "texts" not in result:
-            data = {n: d for n, d in node.get("files", {}).items()} if node else {}
-            held = {k: v for k, v in node.get("config", {}).items() if k.startswith("data.")} if node else {}
-            data |= {k: v for k, v in held.items() if not k.endswith("seed")}
+            config = node.get("config", {}).items()
+            data = {k: v for k, v in config if k.startswith("data.") and not k.endswith("seed")}
+            data |= dict(node.get("files", {}))
             found |= {str(name): {"data": data or None} for name in result["figures"] if "loss" in name}
     return found
 

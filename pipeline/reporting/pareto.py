@@ -1,10 +1,5 @@
-"""Which runs no other beats in several metrics at once, and which beat the others: Pareto's front.
+"""Which runs no other beats in several metrics at once, and which beat the others: Pareto's front."""
 
-One run dominates another where it is at least as good in every metric, and better in one. What is equal in all of them
-is dominated by neither.
-"""
-
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,24 +13,6 @@ FEWEST, MOST = 2, 3  # metrics
 ON, OFF = "on the front", "beaten by "
 
 
-def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether it is no larger anywhere, and smaller somewhere."""
-    return all(a <= b for a, b in zip(one, other, strict=True)) and any(a < b for a, b in zip(one, other, strict=True))
-
-
-def dominators(points: Sequence[Sequence[float]]) -> list[list[int]]:
-    """Of each point those that dominate it, as far as none dominates them; of one on the front none.
-
-    Args:
-        points: of each its coordinates, better when smaller.
-    """
-    front: list[int] = []
-    for i in sorted(range(len(points)), key=lambda i: tuple(points[i])):  # what dominates a point comes before it
-        if not any(dominates(points[j], points[i]) for j in front):
-            front.append(i)
-    return [[j for j in sorted(front) if dominates(points[j], one)] for one in points]
-
-
 @dataclass(frozen=True)
 class Pareto(Card):
     """The front of some runs over two or three metrics.
@@ -45,7 +22,7 @@ class Pareto(Card):
         better: of each which is better, `lower` or `higher`.
         names: of the rows that have all of them.
         values: of each row the metrics, as figures.
-        lowest: of each row and metric the least and largest of repeats, or the value twice.
+        repeats: of each row and metric the value of each of its runs.
         beaten: of each row those on the front that dominate it; of one on the front none.
         left_out: name of a row, and why it is in none of this.
         kinds: of each row what it is packed as; rows of one kind have one colour.

@@ -43,11 +43,15 @@ class Spread:
             return cls(mean, math.nan if len(values) > 1 else None, len(values))
         return cls(values[0] if len({*values}) == 1 else fmean(values), _deviation(values), len(values))
 
-    def shown(self, like: Figure) -> str:
-        """As the figures it is of: `1.50 ± 0.71 nats`. Of bytes the mean alone."""
+    def mean_as(self, like: Figure) -> Figure:
+        """The mean as figures like that one are shown."""
         whole = like.form.endswith("d")  # of counts, whose mean need be none
         form = like.form if not whole else ",.0f" if self.number < 2 else ",.1f"
-        mean = Figure(self.mean, like.unit, form)
+        return Figure(self.mean, like.unit, form, like.better)
+
+    def shown(self, like: Figure) -> str:
+        """As the figures it is of: `1.50 ± 0.71 nats`. Of bytes the mean alone."""
+        mean = self.mean_as(like)
         if self.deviation is None or like.unit == "B":
             return str(mean)
         unit = f" {mean.unit}" if mean.unit not in ("", "×") else ""
