@@ -8,9 +8,8 @@ from pipeline import terminal
 from pipeline.commands.arguments import Arguments, outputs_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.records.registry import find
-from pipeline.records.run import Run
 from pipeline.reporting import console
-from pipeline.reporting.compare import Compared, compared
+from pipeline.reporting.compare import Compared, compared, place_of_baseline
 from pipeline.reporting.compare_files import FORMATS, NAME, as_text, write
 from pipeline.reporting.pareto import Pareto
 
@@ -30,13 +29,10 @@ def main(words: Sequence[str]) -> int:
     asked = _arguments().read(words)
     kind, out = _place(asked.format, asked.out, pictured=bool(asked.pareto))
     runs = find(outputs, asked.words)
-    if len(runs) < 2 and asked.words:
-        which = f"only {runs[0].name} is meant" if runs else "no run is meant"
-        raise ConfigError(f"compare {' '.join(asked.words)}: {which}; two runs at least are expected")
-    base = _baseline(outputs, asked.baseline, runs)
-    if base is not None and base not in runs:
-        runs = [base, *runs]
-    found = compared(runs, 0 if base is None else runs.index(base))
+    if not asked.words:
+        raise ConfigError("compare: which runs? Folders, names of runs or sweeps, or conditions as quant=mxfp4")
+    base = None if asked.baseline is None else find(outputs, [asked.baseline])
+    found = compared(*place_of_baseline(runs, base))
     front = found.pareto(*asked.pareto.split(",")) if asked.pareto else None
     broken = found.broken(asked.fail_if) if asked.fail_if else []
     _tell(found, front, kind, out)
@@ -79,23 +75,6 @@ def _place(kind: str | None, out: str | None, *, pictured: bool) -> tuple[str, P
     if kind == "html" and path is None:
         path = Path(f"{NAME}.html")
     return kind or "table", path
-
-
-def _baseline(outputs: Path, word: str | None, runs: Sequence[Run]) -> Run | None:
-    """
-    Raises:
-        ConfigError: it is not one run.
-        SourceError: there is none.
-    """
-    if word is None:
-        return None
-    found = find(outputs, [word])
-    if len(found) != 1:
-        among = [run for run in found if run in runs]
-        if len(among) != 1:
-            raise ConfigError(f"compare --baseline {word}: {len(found)} runs are meant; one is expected")
-        found = among
-    return next((run for run in runs if run.folder == found[0].folder), found[0])
 
 
 def _tell(found: Compared, front: Pareto | None, kind: str, out: Path | None) -> None:

@@ -182,6 +182,23 @@ def compared(runs: Sequence[Run], baseline: int = 0) -> Compared:
     return Compared(tuple(rows), differences([row.runs[0].facts for row in rows]), changes)
 
 
+def place_of_baseline(runs: Sequence[Run], baseline: Sequence[Run] | None) -> tuple[list[Run], int]:
+    """All runs, and the number among them of that which the others are held against, the first by default.
+
+    Raises:
+        ConfigError: several are meant.
+    """
+    if baseline is None:
+        return list(runs), 0
+    folders = {run.folder: i for i, run in enumerate(runs)}
+    among = [run for run in baseline if run.folder in folders] if len(baseline) != 1 else list(baseline)
+    if len(among) != 1:
+        raise ConfigError(f"--baseline: {len(baseline)} runs are meant; one is expected")
+    if among[0].folder in folders:
+        return list(runs), folders[among[0].folder]
+    return [among[0], *runs], 0
+
+
 def _front(given: Compared, names: Sequence[str]) -> Pareto:
     better = [given.metrics[name].better for name in names]
     rows, left = [], []

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import short, some
 from pipeline.errors import shown as first
-from pipeline.reporting.deltas import SAID
-from pipeline.reporting.differences import ABSENT, KINDS
+from pipeline.reporting.deltas import ARROWS, SAID
+from pipeline.reporting.differences import ABSENT, KINDS, Difference
 from pipeline.reporting.spread import RULE
 from pipeline.tables import table
 from pipeline.terminal import line
@@ -14,8 +14,7 @@ from pipeline.terminal import line
 if TYPE_CHECKING:
     from pipeline.reporting.compare import Compared
 
-MOST_SETTINGS, MOST_VALUE = 30, 60  # lines of a table, and characters of a value; CSV and JSON have all
-ARROWS = {"lower": "↓", "higher": "↑", "": ""}
+MOST_SETTINGS, MOST_ERRORS, MOST_VALUE = 20, 40, 60  # lines of a kind, and characters of a value; JSON has all
 
 
 def shown(given: "Compared") -> list[Any]:
@@ -34,25 +33,28 @@ def _runs(given: "Compared") -> Iterator[Any]:
 def _differences(given: "Compared") -> Iterator[Any]:
     """A line for each value, with the numbers of the rows that have it."""
     lines: list[list[str]] = []
-    for one in given.differences.rows:
-        by: dict[str, list[str]] = {}
-        for i, value in enumerate(one.values):
-            by.setdefault(value, []).append(str(i + 1))
-        for n, (value, having) in enumerate(by.items()):
-            name = one.name if one.kind != "code" else f"code of {one.name}"
-            name = f"kernel or device: {name}" if one.kind == "machine" and "kernel" not in name else name
-            lines.append(["" if n else line(name), line(short(value, MOST_VALUE)), some(having, most=6)])
-    equal = [f"{n} {KINDS[kind]}" for kind, n in given.differences.equal.items() if n]
+    left = 0
+    for kind in KINDS:
+        ours = [line_ for one in given.differences.rows if one.kind == kind for line_ in _values(one)]
+        lines += ours[:MOST_SETTINGS]
+        left += len(ours[MOST_SETTINGS:])
     if lines:
-        more = len(lines) - MOST_SETTINGS
-        rows = lines[:MOST_SETTINGS]
-        yield table("Different", ["", "value", "runs"], rows)
-        if more > 0:
-            yield f"and {more} lines more, which --format json has"
+        yield table("Different", ["", "value", "runs"], lines)
     else:
         yield "They differ in nothing that is on record."
-    if equal:
+    if left:
+        yield f"and {left} lines more, which --format json has"
+    if equal := [f"{n} {KINDS[kind]}" for kind, n in given.differences.equal.items() if n]:
         yield f"Equal: {', '.join(equal)}."
+
+
+def _values(one: Difference) -> list[list[str]]:
+    by: dict[str, list[str]] = {}
+    for i, value in enumerate(one.values):
+        by.setdefault(value, []).append(str(i + 1))
+    name = f"code: {one.name}" if one.kind == "code" else one.name
+    shown = ((line(short(value, MOST_VALUE)), some(having, most=6)) for value, having in by.items())
+    return [["" if n else line(name), *cells] for n, cells in enumerate(shown)]
 
 
 def _metrics(given: "Compared") -> Iterator[Any]:
@@ -62,7 +64,7 @@ def _metrics(given: "Compared") -> Iterator[Any]:
         for i, changes in enumerate(given.changes):
             made = changes[name]
             said = SAID.get(made.verdict, made.verdict)
-            said = f"{said}: {made.why}" if made.verdict == "not comparable" else said
+            said = ": ".join(filter(None, [said, made.why]))
             head = f"{name} {ARROWS[figure.better]}".strip() if len(lines) == before else ""
             value = ABSENT if made.after is None else str(made.after)
             lines.append([line(head), str(i + 1), value, made.difference, made.share, said])
@@ -72,21 +74,19 @@ def _metrics(given: "Compared") -> Iterator[Any]:
 
 
 def _errors(given: "Compared") -> Iterator[Any]:
-    lines = []
+    """Groups stand together, whatever they are packed as."""
+    lines: list[list[str]] = []
+    last = ""
     for (group, encoding), stats in given.errors().items():
-        having = [(i, e) for i, e in enumerate(stats) if e is not None]
-        for n, (i, e) in enumerate(having):
-            sqnr = "exact" if e.sq_error == 0 else f"{e.sqnr_db:.2f} dB"
-            lines.append(["" if n else line(group), line(encoding), str(i + 1), f"{e.rmse:.3g}", sqnr])
-    # Groups stand together, whatever they are packed as.
+        for i, e in enumerate(stats):
+            if e is not None:
+                sqnr = "exact" if e.sq_error == 0 else f"{e.sqnr_db:.2f} dB"
+                lines.append(["" if group == last else line(group), line(encoding), str(i + 1), f"{e.rmse:.3g}", sqnr])
+                last = group
     if lines:
-        yield table(
-            "Errors by group of tensors",
-            ["tensors", "as", "run", "RMSE", "SQNR"],
-            lines[:MOST_SETTINGS],
-            right=[2, 3, 4],
-        )
-        yield from (f"{rest} lines, which --format json has" for rest in first([], len(lines), MOST_SETTINGS))
+        columns = ["tensors", "as", "run", "RMSE", "SQNR"]
+        yield table("Errors by group of tensors", columns, lines[:MOST_ERRORS], right=[2, 3, 4])
+        yield from (f"{rest} lines, which --format json has" for rest in first([], len(lines), MOST_ERRORS))
 
 
 def _said(given: "Compared") -> Iterator[str]:

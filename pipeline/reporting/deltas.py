@@ -11,7 +11,13 @@ from pipeline.reporting.spread import CHANCE, Spread, chance
 from pipeline.units import show_bytes
 
 Verdict = Literal["baseline", "better", "worse", "changed", "same", "within noise", "not comparable", "missing"]
-SAID: Mapping[Verdict, str] = {"baseline": "", "better": "better", "worse": "✗ worse"}  # not by colour alone
+ARROWS: Mapping[str, str] = {"lower": "↓", "higher": "↑", "": ""}
+SAID: Mapping[Verdict, str] = {
+    "baseline": "",
+    "better": "better",
+    "worse": "✗ worse",
+    "missing": "",
+}  # not by colour alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +112,8 @@ def change(before: Metric | None, after: Metric | None, *, baseline: bool = Fals
         baseline: it is the baseline's own.
     """
     if baseline or before is None or after is None:
-        lacks = "the baseline has none" if before is None else "it has none" if after is None else ""
-        verdict: Verdict = "missing" if lacks else "baseline"
+        lacks = "" if baseline else "it has none" if after is None else "the baseline has none"
+        verdict: Verdict = "missing" if after is None or not baseline else "baseline"
         return Change(before, after, None, None, None, verdict, lacks)
     why = apart(before.ground, after.ground)
     if before.like.unit != after.like.unit:

@@ -118,8 +118,11 @@ def differences(given: Sequence[Facts]) -> Differences:
         if kind == "code":
             rows += _code(given, differing)
         else:
+            differing.sort(key=lambda n: len({_shown(one[kind, n]) for one in given if (kind, n) in one}) < 2)
             texts = [(n, tuple(_shown(one.get((kind, n), _NONE)) for one in given)) for n in differing]
-            rows += [Difference(kind, name, values) for name, values in _merged(texts)]
+            rows += [
+                Difference(kind, name, values) for name, values in (_merged(texts) if kind == "setting" else texts)
+            ]
     return Differences(tuple(rows), equal)
 
 
@@ -152,7 +155,10 @@ def _code(given: Sequence[Facts], modules: Sequence[str]) -> list[Difference]:
 def _merged(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
     """What several stages have as one setting (`stages.shard.engine.dtype`, `stages.evaluate.engine.dtype`) as one."""
     found: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    held = {(name.rpartition(".")[2], values) for name, values in rows if name.startswith("stages.")}
     for name, values in rows:
+        if not name.startswith("stages.") and "." in name and (name.rpartition(".")[2], values) in held:
+            continue  # of a group that a stage holds: `quant.ties` is `stages.quantize.method.ties`
         head, _, rest = name.partition(".")
         stage, _, field = rest.partition(".")
         plain = head == "stages" and field

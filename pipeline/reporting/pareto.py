@@ -7,6 +7,7 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.reporting.card import Card
+from pipeline.reporting.deltas import ARROWS
 from pipeline.tables import table
 
 FEWEST, MOST = 2, 3  # metrics
@@ -53,13 +54,20 @@ class Pareto(Card):
 
     @property
     def shown(self) -> list[Any]:
-        heads = [f"{m}, {b} is better" for m, b in zip(self.metrics, self.better, strict=True)]
+        heads = [f"{m} {ARROWS[b]}" for m, b in zip(self.metrics, self.better, strict=True)]
         ordered = sorted(range(len(self.names)), key=lambda i: (bool(self.beaten[i]), self.values[i][0].value))
         rows = [
             [self.names[i], *map(str, self.values[i]), f"{OFF}{', '.join(self.beaten[i])}" if self.beaten[i] else ON]
             for i in ordered
         ]
-        found: list[Any] = [table("Pareto front", ["run", *heads, ""], rows, right=range(1, 1 + len(heads)))]
+        found: list[Any] = [
+            table(
+                "Pareto front, ↓ lower is better, ↑ higher is better",
+                ["run", *heads, ""],
+                rows,
+                right=range(1, 1 + len(heads)),
+            )
+        ]
         return [*found, *(f"{name} is left out: {why}" for name, why in self.left_out)]
 
     def __repr__(self) -> str:
