@@ -9,6 +9,7 @@ from pipeline.reporting.deltas import ARROWS, SAID
 from pipeline.reporting.differences import ABSENT, KINDS, Difference
 from pipeline.reporting.spread import RULE
 from pipeline.tables import table
+from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line
 
 if TYPE_CHECKING:
@@ -75,14 +76,14 @@ def _metrics(given: "Compared") -> Iterator[Any]:
 
 def _errors(given: "Compared") -> Iterator[Any]:
     """Groups stand together, whatever they are packed as."""
-    lines: list[list[str]] = []
-    last = ""
+    by: dict[str, list[tuple[int, str, ErrorStats]]] = {}
     for (group, encoding), stats in given.errors().items():
-        for i, e in enumerate(stats):
-            if e is not None:
-                sqnr = "exact" if e.sq_error == 0 else f"{e.sqnr_db:.2f} dB"
-                lines.append(["" if group == last else line(group), line(encoding), str(i + 1), f"{e.rmse:.3g}", sqnr])
-                last = group
+        by.setdefault(group, []).extend((i, encoding, e) for i, e in enumerate(stats, 1) if e is not None)
+    lines: list[list[str]] = []
+    for group, found in by.items():
+        for n, (i, encoding, e) in enumerate(sorted(found, key=lambda one: one[:2])):
+            sqnr = "exact" if e.sq_error == 0 else f"{e.sqnr_db:.2f} dB"
+            lines.append(["" if n else line(group), line(encoding), str(i), f"{e.rmse:.3g}", sqnr])
     if lines:
         columns = ["tensors", "as", "run", "RMSE", "SQNR"]
         yield table("Errors by group of tensors", columns, lines[:MOST_ERRORS], right=[2, 3, 4])

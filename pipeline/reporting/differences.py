@@ -120,9 +120,8 @@ def differences(given: Sequence[Facts]) -> Differences:
         else:
             differing.sort(key=lambda n: len({_shown(one[kind, n]) for one in given if (kind, n) in one}) < 2)
             texts = [(n, tuple(_shown(one.get((kind, n), _NONE)) for one in given)) for n in differing]
-            rows += [
-                Difference(kind, name, values) for name, values in (_merged(texts) if kind == "setting" else texts)
-            ]
+            texts = _merged(texts) if kind == "setting" else texts
+            rows += [Difference(kind, name, values) for name, values in texts]
     return Differences(tuple(rows), equal)
 
 

@@ -60,14 +60,8 @@ class Pareto(Card):
             [self.names[i], *map(str, self.values[i]), f"{OFF}{', '.join(self.beaten[i])}" if self.beaten[i] else ON]
             for i in ordered
         ]
-        found: list[Any] = [
-            table(
-                "Pareto front, ↓ lower is better, ↑ higher is better",
-                ["run", *heads, ""],
-                rows,
-                right=range(1, 1 + len(heads)),
-            )
-        ]
+        title = "Pareto front, ↓ lower is better, ↑ higher is better"
+        found: list[Any] = [table(title, ["run", *heads, ""], rows, right=range(1, 1 + len(heads)))]
         return [*found, *(f"{name} is left out: {why}" for name, why in self.left_out)]
 
     def __repr__(self) -> str:
