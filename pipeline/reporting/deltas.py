@@ -12,12 +12,7 @@ from pipeline.units import show_bytes
 
 Verdict = Literal["baseline", "better", "worse", "changed", "same", "within noise", "not comparable", "missing"]
 ARROWS: Mapping[str, str] = {"lower": "↓", "higher": "↑", "": ""}
-SAID: Mapping[Verdict, str] = {
-    "baseline": "",
-    "better": "better",
-    "worse": "✗ worse",
-    "missing": "",
-}  # not by colour alone
+SAID: Mapping[Verdict, str] = {"baseline": "", "worse": "✗ worse", "missing": ""}  # not by colour alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipeline.digest import identity
 from pipeline.errors import SourceError
 from pipeline.figures import Better, Figure
 from pipeline.records.run import Run, key_of
+from pipeline.records.series import series
 from pipeline.reporting.differences import Facts, facts, parts_of
 from pipeline.reporting.manifest import stats_of
 from pipeline.tensors.stats import ErrorStats
@@ -55,7 +57,7 @@ def measured(run: Run) -> Measured:
         manifest = {}
     tensors = [row for row in manifest.get("tensors") or () if isinstance(row, Mapping)]
     total = sum((stats_of(row) for row in tensors), ErrorStats())
-    metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()}
+    metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()} | _of_series(run)
     if total.count:
         metrics |= error_figures(total)
     parts = parts_of(run)
@@ -69,6 +71,24 @@ def measured(run: Run) -> Measured:
         if isinstance(row, Mapping)
     }
     return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest))
+
+
+def _of_series(run: Run) -> dict[str, Figure]:
+    """What went on while it was at work, as a training's loss: where it ended, its best, and its mean. Of members of a
+    population nothing: their best is a figure."""
+    try:
+        found = series(run, run.folder.parents[len(Path(run.name).parts) - 1])
+    except SourceError:
+        return {}
+    figures: dict[str, Figure] = {}
+    for name, one in found.items():
+        if not one.better or one.member is not None or not one.count:
+            continue
+        best = {"lower": ("min", one.min), "higher": ("max", one.max)}[one.better]
+        given = {"last": one.last, best[0]: best[1], "mean": one.mean}
+        form = ".0f" if one.unit == "B" else ".4g"
+        figures |= {f"{name} {k}": Figure(v, one.unit, form, one.better) for k, v in given.items() if v is not None}
+    return figures
 
 
 def error_figures(e: ErrorStats) -> dict[str, Figure]:

@@ -34,8 +34,8 @@ class Row:
         """What has to be known of it beside its name: how many runs, whether complete, what is wrong."""
         one = self.runs[0].run
         said = [f"{len(self.runs)} runs of other seeds"] if len(self.runs) > 1 else []
-        said += [one.state] if one.state != "complete" else []
-        return "; ".join([*said, *(p for m in self.runs for p in m.run.problems)])
+        said += [f"{one.state}: {one.reached}" if one.reached else one.state] if one.state != "complete" else []
+        return "; ".join(said)
 
 
 def rows_of(given: Sequence[Measured], baseline: int = 0) -> list[Row]:
