@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.errors import ConfigError, some
 from pipeline.figures import Figure
 from pipeline.records.run import Run
+from pipeline.records.schemas import version
 from pipeline.reporting.card import Card
 from pipeline.reporting.deltas import Change, as_json, change, metric_of
 from pipeline.reporting.differences import Differences, differences
@@ -24,8 +25,6 @@ from pipeline.reporting.tolerance import failures, named, tolerance
 from pipeline.tensors.spec import UNQUANTIZED, called
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line
-
-VERSION = 1  # of the form that `as_json` has
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class Compared(Card):
             for (group, encoding), given in self.errors().items()
         ]
         found: dict[str, Any] = plain({
-            "weightmill": 1, "kind": "comparison", "version": VERSION, "rule": RULE,
+            "weightmill": version("comparison"), "rule": RULE,
             "metrics": {n: {"unit": f.unit, "better": f.better} for n, f in self.metrics.items()},
             "rows": [
                 {

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline.errors import StorageError
+from pipeline.records.schemas import fault
 from pipeline.redact import hide
 from pipeline.reporting.compare import Compared
 from pipeline.reporting.manifest import plain
@@ -16,7 +17,11 @@ NAME = "comparison"
 
 
 def as_text(found: Compared, front: Pareto | None, kind: str) -> str:
-    """What the file says. CSV: a row for each run, with units in the header, as `Compared.rows`."""
+    """What the file says. CSV: a row for each run, with units in the header, as `Compared.rows`.
+
+    Raises:
+        StorageError: it is not as its schema says, which is a bug.
+    """
     if kind == "html":
         from pipeline.reporting.html.page import html
 
@@ -27,17 +32,19 @@ def as_text(found: Compared, front: Pareto | None, kind: str) -> str:
             on = {row["run"]: row for row in front.rows}
             rows = [{**row, "front": on.get(row["run"], {}).get("front")} for row in rows]
         file = io.StringIO()
-        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer = csv.DictWriter(file, list(dict.fromkeys(n for row in rows for n in row)), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: hide(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows)
         return file.getvalue()
     said = found.as_json()
     if front is not None:
-        beaten = {row["run"]: row["beaten by"] for row in front.rows if not row["front"]}
+        beaten = {name: list(by) for name, by in zip(front.names, front.beaten, strict=True) if by}
         said["pareto"] = plain({
             "metrics": [{"name": m, "better": b} for m, b in zip(front.metrics, front.better, strict=True)],
             "front": list(front.front), "beaten": beaten, "left_out": dict(front.left_out),
         })  # fmt: skip
+    if (why := fault("comparison", said)) is not None:
+        raise StorageError(f"what was to be written is no comparison: {why}")
     return json.dumps(said, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
