@@ -22,6 +22,8 @@ from pipeline.tensors.store import Index, TensorStore
 BINS = 120
 STEP_NBYTES = 64 << 20  # of float32 values at once, as far as rows divide a tensor
 MOST = 8  # tensors in a picture
+WIDEST_CODE = 8  # bits of a code that are counted one by one
+COUNTED = 1 << 18  # bytes, for each bit of a code, at once
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,10 @@ class Distributed:
     """What was found.
 
     Attributes:
-        tensors: name → encoding, values, largest magnitude before and after, max_abs, rmse and sqnr_db of the error.
+        tensors: name → encoding, values, largest magnitude before and after, max_abs, rmse and sqnr_db of the error,
+            and `bins`: how many values, of equal bins between both `edges`, were there `before` and `after`; how many
+            differences between both ends of `near`, as `error`; and, of what is packed, how often each code and each
+            power of two of a scale is there, as `codes` and `scales`.
         plot: the picture: a file in the run's folder.
         tables: for people.
     """
@@ -72,7 +77,8 @@ class Histogram:
             spec = checkpoint.store.specs[name]
             going = Progress(name, 4 * spec.size, "values")
             stats, largest = ErrorStats(), [0.0, 0.0, 0.0]
-            for x, y in self._pairs(decode, checkpoint, name, going):
+            packed = _Packed()
+            for x, y in self._pairs(decode, checkpoint, name, going, packed):
                 stats = stats + ErrorStats.between(x, y)
                 here = (float(np.abs(part).max(initial=0)) for part in (x, y, y - x))
                 largest = [max(a, b) for a, b in zip(largest, here, strict=True)]
@@ -87,6 +93,10 @@ class Histogram:
                 "encoding": spec.encoding, "values": spec.size, "largest_before": largest[0],
                 "largest_after": largest[1],
                 "max_abs": stats.max_abs, "rmse": stats.rmse, "sqnr_db": stats.sqnr_db,
+                "bins": {
+                    "edges": [float(edges[0]), float(edges[-1])], "before": _counts(before), "after": _counts(after),
+                    "near": [float(near[0]), float(near[-1])], "error": _counts(off), **packed.found,
+                },
             }  # fmt: skip
         distributions(ctx.run_dir / self.writes[0], "Before and after quantizing", spreads)
         return Distributed(found, self.writes[0], (_table(found),))
@@ -108,20 +118,63 @@ class Histogram:
             )
         return list(found)
 
-    def _pairs(self, decode: Checkpoint, checkpoint: Checkpoint, name: str, going: Progress) -> Iterator[Any]:
-        """The values before and after, some rows at a time."""
-        for x, y in zip(self._parts(decode.store, name), self._parts(checkpoint.store, name), strict=True):
+    def _pairs(
+        self, decode: Checkpoint, checkpoint: Checkpoint, name: str, going: Progress, packed: "_Packed | None" = None
+    ) -> Iterator[Any]:
+        """The values before and after, some rows at a time; what is packed is counted on its way."""
+        for x, y in zip(self._parts(decode.store, name), self._parts(checkpoint.store, name, packed), strict=True):
             going.add(x.size + y.size)
             yield x, y
 
-    def _parts(self, store: TensorStore, name: str) -> Iterator[Any]:
+    def _parts(self, store: TensorStore, name: str, packed: "_Packed | None" = None) -> Iterator[Any]:
         """A tensor's values as float32, some rows at a time."""
         spec = store.specs[name]
         step = _step(spec)
         for start in range(0, spec.shape[0] if spec.shape else 1, step):
             index: Index = (slice(start, min(start + step, spec.shape[0])),) if spec.shape else ()
             value = store.read(name, index)
+            if packed is not None and isinstance(value, QTensor):
+                packed.count(value)
             yield self.unpack(value, "F32") if isinstance(value, QTensor) else self.cast(value, "F32")
+
+
+class _Packed:
+    """How often each code and each scale is there. Attributes: found: `codes` and `scales`, by number, as text."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, dict[str, int]] = {}
+
+    def count(self, value: QTensor) -> None:
+        bits = value.scheme.element_bits
+        if bits <= WIDEST_CODE:
+            flat = np.ascontiguousarray(value.codes).view(np.uint8).reshape(-1)
+            for start in range(0, flat.size, bits * COUNTED):
+                self._add("codes", np.bincount(_codes(flat[start : start + bits * COUNTED], bits)))
+        if value.scheme.scale == "dynamic8":  # which are codes themselves
+            return
+        scales = np.asarray(value.scales).astype(np.float32)
+        sizes = np.frexp(np.abs(scales[np.isfinite(scales) & (scales != 0)]))[1] - 1  # the power of two below
+        for power, times in zip(*np.unique(sizes, return_counts=True), strict=True):
+            here = self.found.setdefault("scales", {})
+            here[str(power)] = here.get(str(power), 0) + int(times)
+
+    def _add(self, what: str, counts: Any) -> None:
+        here = self.found.setdefault(what, {})
+        for code in np.flatnonzero(counts):
+            here[str(code)] = here.get(str(code), 0) + int(counts[code])
+
+
+def _codes(packed: Any, bits: int) -> Any:
+    """Codes as whole numbers: of bytes that are a little-endian stream of bits."""
+    if bits == 8:
+        return packed
+    if bits == 4:
+        return np.concatenate([packed & 15, packed >> 4])
+    return np.unpackbits(packed, bitorder="little").reshape(-1, bits) @ (1 << np.arange(bits))
+
+
+def _counts(found: Any) -> list[int]:
+    return [int(n) for n in found]
 
 
 def _narrower(names: Sequence[str]) -> str:

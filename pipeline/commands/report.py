@@ -1,8 +1,51 @@
-"""`report`."""
+"""`report`: one HTML page about runs."""
 
 from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.commands.arguments import Arguments, outputs_of
+from pipeline.errors import SourceError, StorageError
+from pipeline.records.registry import find
+
+NAME = "report.html"
 
 
 def main(words: Sequence[str]) -> int:
-    """The exit code."""
-    raise NotImplementedError("report")
+    """Write the page of the runs that `words` name, or of all. The exit code.
+
+    Raises:
+        ConfigError: an option that there is not.
+        SourceError: there is no such run.
+        StorageError: the page cannot be written.
+    """
+    from pipeline.reporting import console
+    from pipeline.reporting.html.page import write
+    from pipeline.units import show_bytes
+
+    outputs, rest = outputs_of(words)
+    arguments = Arguments("report")
+    arguments.add_argument("words", nargs="*")
+    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("--open", action="store_true")
+    given = arguments.read(rest)
+    runs = find(outputs, given.words)
+    if not runs:
+        which = " ".join(given.words)
+        raise SourceError(f"{which}: no run is so in {outputs}" if which else f"{outputs}: there is no run in it")
+    path = given.out.expanduser().absolute() if given.out else _place(outputs, [run.folder for run in runs])
+    if path.is_dir():
+        raise StorageError(f"{path}: is a folder; --out is the page's own name, as {path / NAME}")
+    nbytes = write(runs, path)
+    console.out(f"{'1 run' if len(runs) == 1 else f'{len(runs):,} runs'}, {show_bytes(nbytes)}")
+    console.out(path)
+    if given.open:
+        import webbrowser
+
+        if not webbrowser.open(path.as_uri()):
+            raise StorageError(f"{path}: is written, and no browser was found to open it")
+    return 0
+
+
+def _place(outputs: Path, folders: Sequence[Path]) -> Path:
+    """Of one run in its folder, of several beside them."""
+    return (folders[0] if len(folders) == 1 else outputs) / NAME

@@ -1,0 +1,116 @@
+"""The page: one self-contained HTML file, smaller than a limit whatever the runs are, in which nothing can act that
+somebody wrote into a name. `write` is for commands, `html` for notebooks."""
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import StorageError, some
+from pipeline.records.run import Run
+from pipeline.reporting.html.markup import clean
+from pipeline.reporting.html.parts import Folded, Note, Section
+from pipeline.reporting.html.sections import of_run, settings
+from pipeline.reporting.html.together import about, of_runs
+from pipeline.reporting.html.told import Told, labels, told
+from pipeline.units import show_bytes
+
+MOST_NBYTES = 2_900_000
+MOST_RUNS = 1000
+# How closely runs are looked at, the first that fits: rows and points of each, and how many runs.
+CLOSELY = ((400, MOST_RUNS), (120, MOST_RUNS), (40, 60), (40, 20), (24, 0))
+CONFIGS = 4  # runs with all of their settings
+
+
+def write(runs: Sequence[Run], path: Path, title: str = "") -> int:
+    """One page about `runs`, at `path`; its bytes.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    text = html(runs, title).encode("utf-8", "backslashreplace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text)
+    except OSError as why:
+        raise StorageError(f"{path}: {why.strerror}") from None
+    return len(text)
+
+
+def html(runs: Sequence[Run], title: str = "") -> str:
+    """The page as text."""
+    shown = list(runs)[:MOST_RUNS]
+    known = [told(run, label) for run, label in zip(shown, labels(shown), strict=True)]
+    heading = title or _title(known)
+    rest = len(runs) - len(shown)
+    said = [f"The first {len(shown):,} of {len(runs):,} runs are on this page."] if rest else []
+    text = ""
+    for most, closely in CLOSELY:
+        text = _rendered(heading, known, most, closely, said)
+        if len(text.encode("utf-8", "backslashreplace")) <= MOST_NBYTES:
+            break
+    return text
+
+
+def _title(runs: Sequence[Told]) -> str:
+    if len(runs) == 1:
+        return runs[0].run.name
+    folders = {run.run.folder.parent for run in runs}
+    where = f" in {some(sorted({f.name for f in folders}))}" if folders else ""
+    return f"{len(runs):,} runs{where}"
+
+
+def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said: Sequence[str]) -> str:
+    notes = [*said]
+    if len(runs) == 1:
+        sections = of_run(runs[0], most)
+    else:
+        near = min(closely, len(runs))
+        anchors = [f"run-{i}" if i < near else None for i in range(len(runs))]
+        sections = of_runs(runs, anchors, most)
+        each = [_folded(run, f"run-{i}", most, len(runs)) for i, run in enumerate(runs[:near])]
+        if near < len(runs):
+            notes.append(f"Looked at closely are the first {near}; a page of each of the others has the rest.")
+        if each:
+            sections.append(Section("runs", "Each run", each))
+    if most < CLOSELY[0][0]:
+        notes.append(
+            f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves have {most} rows."
+        )
+    style, script = _data("page.css"), _data("page.js")
+    return str(
+        _template().render(
+            title=clean(heading), sections=sections,
+            notes=[Note(text).html for text in notes], style=style, script=script,
+            style_hash=_hash(style), script_hash=_hash(script), count=len(runs),
+        )
+    )  # fmt: skip
+
+
+def _folded(run: Told, id: str, most: int, of: int) -> Folded:
+    sections = of_run(run, most, config=of <= CONFIGS)
+    parts: list[Any] = [Folded(s.title, s.parts, open=s.id in ("summary", "stages"), kind="part") for s in sections]
+    if of > CONFIGS:
+        parts += [Folded("Configuration", settings(run)[:1], "what was overridden", kind="part")]
+    return Folded(run.label, parts, about(run), kind="run", id=id)
+
+
+@cache
+def _data(name: str) -> str:
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Any:
+    from jinja2 import Environment, StrictUndefined
+
+    made = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return made.from_string(_data("page.html.j2"))
+
+
+def _hash(text: str) -> str:
+    """What a content security policy takes it by."""
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,188 @@
+"""What a page says of one run: what was found, how the graph went, what was lost, what it was made with."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline.errors import short
+from pipeline.figures import Figure, cell
+from pipeline.redact import hide
+from pipeline.reporting.html import errors, graph, spreads, training
+from pipeline.reporting.html.markup import el
+from pipeline.reporting.html.parts import Card, Cards, Command, Folded, Note, Part, Section, Side, Table, Text
+from pipeline.reporting.html.told import Told
+from pipeline.reporting.manifest import Report
+from pipeline.tables import GLUE
+from pipeline.units import show_bytes
+
+MOST_CARDS = 12
+MOST_ROWS = 400  # of a table of what was left out, or of files
+BETTER = {"lower": "less is better", "higher": "more is better"}
+TEXT_TABLE = "Text"  # of `generate`: shown as texts
+
+
+def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
+    """All there is to say of a run.
+
+    Args:
+        most: rows of a table of tensors, and points of a line.
+        config: whether its settings are in it.
+    """
+    report = run.report
+    made: list[tuple[str, str, Callable[[], Sequence[Part]]]] = [
+        ("summary", "Summary", lambda: summary(run)),
+        ("stages", "Stages", lambda: _stages(run, report) if report else ()),
+        ("errors", "Quantization error", lambda: errors.by_tensor(report, most) or () if report else ()),
+        ("histograms", "Histograms", lambda: spreads.charts(report) if report else ()),
+        ("results", "Results", lambda: results(report) if report else ()),
+        ("training", "Training", lambda: _training(run, most)),
+        ("samples", "Text", lambda: samples(report) if report else ()),
+        ("config", "Configuration", lambda: settings(run) if config else ()),
+        ("environment", "Environment", lambda: environment(report) if report else ()),
+        ("files", "Files", lambda: files(report) if report else ()),
+    ]
+    return [Section(id, title, parts) for id, title, how in made if (parts := _read(how))]
+
+
+def _read(how: Callable[[], Sequence[Part]]) -> Sequence[Part]:
+    """Records of other versions, or somebody's own, may lack what a section is of: then the section says so."""
+    try:
+        return how()
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as why:
+        said = f"missing: {why}" if isinstance(why, KeyError) else str(why)
+        return [Note(f"The records of this run are not as expected here ({short(said, 200)}).", "problem")]
+
+
+def summary(run: Told) -> list[Part]:
+    cards = [Card("state", run.run.state, when(run.run.started))]
+    cards += [Card(name, figure, BETTER.get(figure.better, "")) for name, figure in run.metrics.items()]
+    if report := run.report:
+        cards += [
+            Card("as bf16", Figure(report.nbytes_bf16, "B"), f"{report.ratio:.2f}× what it takes as written"),
+            Card("read", Figure(report.nbytes_in, "B"), f"{len(report.inputs)} files"),
+        ]
+    parts: list[Part] = [Cards(cards[:MOST_CARDS])]
+    if run.run.command:
+        parts.insert(0, Command(run.run.command))
+    parts += [Note(text, "problem") for text in run.problems]
+    if run.run.state != "complete" and not run.problems:
+        parts.append(Note(f"The run is {run.run.state}: what it has not found yet is missing here.", "problem"))
+    return parts
+
+
+def when(started: float | None) -> str:
+    return f"began {datetime.fromtimestamp(started, UTC):%Y-%m-%d %H:%M} UTC" if started else ""
+
+
+def _stages(run: Told, report: Report) -> list[Part]:
+    found: list[Part] = [graph.stages(run, report)] if report.stages else []
+    if (chart := graph.planned(report)) is not None:
+        found.append(chart)
+    rows = [(name, said) for name, said in report.chosen.items()]
+    rows += [(name, f"from an earlier run: {where}") for name, where in report.found.items()]
+    return [*found, *([Table("Chosen and found", ("stage", ""), rows)] if rows else [])]
+
+
+def results(report: Report) -> list[Part]:
+    """Tables that stages brought along; of a result without any, its fields."""
+    found: list[Part] = []
+    for stage, result in report.results.items():
+        given = result.get("tables", ()) if isinstance(result, Mapping) else ()
+        for one in given:
+            if isinstance(one, Mapping) and one.get("title") != TEXT_TABLE:
+                rows = [[_plain(cell(v)) for v in row] for row in one["rows"]]
+                found.append(Table(f"{one['title']} ({stage})", [str(c) for c in one["columns"]], rows))
+        if not given:
+            items = result.items() if isinstance(result, Mapping) else [("", result)]
+            found.append(Table(f"Result of {stage}", ("", ""), [(str(k), short(str(v), 300)) for k, v in items]))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value.replace(GLUE, " ") if isinstance(value, str) else value
+
+
+def samples(report: Report) -> list[Part]:
+    found: list[Part] = []
+    for stage, result in report.results.items():
+        if isinstance(result, Mapping) and isinstance(result.get("prompts"), list):
+            pairs = list(zip(result["prompts"], result.get("texts", ()), strict=False))
+            found += [
+                Text(f"{stage} {n}" if len(pairs) > 1 else stage, [("prompt", str(prompt)), ("text", str(text))])
+                for n, (prompt, text) in enumerate(pairs, 1)
+            ]
+    return found
+
+
+def _training(run: Told, most: int) -> list[Part]:
+    found, texts = training.series(run, min(most, 240))
+    drawn = training.curves(found)
+    rest = [Side(drawn[1:])] if drawn[1:] else []
+    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
+
+
+def settings(run: Told) -> list[Part]:
+    """What was overridden, and all of it."""
+    rows: list[tuple[Any, ...]] = []
+    marked: list[tuple[Any, ...]] = []
+    for key, value in run.config.items():
+        by = run.overridden(key)
+        row = (el("mark", key) if by else key, short(value, 300), by or None)
+        rows.append(row)
+        if by:
+            marked.append(row)
+    if not rows:
+        return []
+    heads = ("setting", "value", "overridden by")
+    used = {by for _, _, by in marked}
+    pairs = [(word, word.lstrip("+~").partition("=")) for word in map(hide, run.run.command) if word not in used]
+    marked = [(el("mark", name), value or None, word) for word, (name, _, value) in pairs] + marked
+    shown: list[Part] = [Table("Overridden", heads, marked)] if marked else [Note("Nothing was overridden.")]
+    return [*shown, Folded(f"All {len(rows)} settings", [Table("Settings", heads, rows)], "as they were resolved")]
+
+
+def environment(report: Report) -> list[Part]:
+    found: list[Part] = [Table("Versions", ("", "version"), list(report.versions.items()))]
+    facts = {
+        stage: {**result["facts"]}
+        for stage, result in report.results.items()
+        if isinstance(result, Mapping) and isinstance(result.get("facts"), Mapping)
+    }
+    rows = [
+        (stage, name, short(str(v), 200))
+        for stage, given in facts.items()
+        for name, v in given.items()
+        if v not in ({}, "")
+    ]
+    found += [Table("Devices and dtypes", ("stage", "", ""), rows)] if rows else []
+    ran = [(op, backend) for op, backend in report.backends]
+    found += [Table("Kernels that ran", ("op", "backend"), ran)] if ran else []
+    declined = [(r["op"], r["backend"], Figure(r["times"], "×", ",d"), r["reason"], r["ran"]) for r in report.declined]
+    heads = ("op", "backend", "times", "because", "ran instead")
+    found += [_capped("Kernels that declined", heads, declined)] if declined else []
+    packed = [(name, Figure(values, form=",d")) for name, values in report.encodings.items()]
+    found += [Table("Packed as", ("encoding", "values"), packed)] if packed else []
+    ignored = [(r["stage"], r["tensor"], r["reason"]) for r in report.ignored]
+    found += [_capped("Left out", ("by", "tensor", "because"), ignored)] if ignored else []
+    return found
+
+
+def files(report: Report) -> list[Part]:
+    found: list[Part] = []
+    for title, rows in (("Files read", report.inputs), ("Files written", report.outputs)):
+        if rows:
+            cells = [(r["path"], Figure(r["nbytes"], "B"), _digest(r.get("xxh3_128"))) for r in rows]
+            about = f"{len(rows)} files, {show_bytes(sum(r['nbytes'] for r in rows))}"
+            found.append(
+                Folded(title, [_capped(title, ("file", "size", "xxh3-128"), cells)], about, open=len(rows) <= 12)
+            )
+    return found
+
+
+def _digest(value: Any) -> Any:
+    return el("code", value) if value else "not digested"
+
+
+def _capped(title: str, heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
+    rest = len(rows) - MOST_ROWS
+    return Table(title, heads, rows[:MOST_ROWS], f"{rest:,} more are in manifest.json." if rest > 0 else "")
