@@ -20,9 +20,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pipeline.config.spine import RunConfig
     from pipeline.method import Method
+    from pipeline.records.run import Run
+    from pipeline.reporting.compare import Compared
     from pipeline.reporting.comparison import Comparison
     from pipeline.reporting.manifest import Report
     from pipeline.reporting.planned import Planned
+    from pipeline.reporting.runs import Runs
 
 _composing = threading.RLock()  # there is one Hydra in a process, and what it is about at the moment is global
 
@@ -100,6 +103,76 @@ def sweep(
     with _events(progress, jobs[0].run) as events:
         found = ran(asked, events)
     return found
+
+
+def compare(
+    *runs: "str | Path | Run | Report", outputs: str | Path = "outputs", baseline: "str | Path | Run | None" = None
+) -> "Compared":
+    """`python -m pipeline compare RUN RUN …`: in what runs differ, and what came of it.
+
+    Args:
+        runs: folders, names of runs or sweeps and conditions, as typed; runs, and reports of runs.
+        outputs: where runs lie that are named.
+        baseline: which run the others are held against; None: the first.
+
+    Returns:
+        What a notebook shows as the command line does; `rows` for pandas, and `pareto("bits a weight", "KL")`.
+
+    Raises:
+        ConfigError: fewer than two runs, or several for `baseline`.
+        SourceError: there is no such run.
+    """
+    from pipeline.reporting.compare import compared, place_of_baseline
+
+    where = Path(outputs).expanduser().absolute()
+    found, number = place_of_baseline(_meant(runs, where), None if baseline is None else _meant([baseline], where))
+    return compared(found, number)
+
+
+def _meant(given: "Sequence[str | Path | Run | Report]", outputs: Path) -> "list[Run]":
+    """What is meant, each once, in order; words go together, as conditions do."""
+    from pipeline.errors import ConfigError
+    from pipeline.records.registry import find
+    from pipeline.records.run import Run, read
+    from pipeline.reporting.manifest import Report
+
+    if wrong := [g for g in given if not isinstance(g, str | Path | Run | Report)]:
+        raise ConfigError(f"{wrong[0]!r}: a run is expected: a name, a folder, a run or a report")
+    words = [str(g) for g in given if isinstance(g, str | Path)]
+    others = [g if isinstance(g, Run) else read(Path(g.run)) for g in given if isinstance(g, Run | Report)]
+    named = find(outputs, words) if words or not others else []
+    ordered = [*named, *others] if given and isinstance(given[0], str | Path) else [*others, *named]
+    return list({run.folder: run for run in ordered}.values())
+
+
+def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: str | None = None) -> "Runs":
+    """The runs below a folder of outputs, newest first: what `python -m pipeline runs` lists.
+
+    Args:
+        outputs: the folder.
+        where: names of runs and of sweeps, and conditions: `["quant=mxfp4", "kl<0.01"]`.
+        sort: a metric, by which the best come first, or `name`, `started`, `seconds`, …
+
+    Returns:
+        A sequence that a notebook shows as a table; `to_pandas()` gives a frame.
+
+    Raises:
+        ConfigError: there is no such folder; a condition on what no run has.
+        SourceError: no run is called so.
+    """
+    from pipeline.errors import ConfigError
+    from pipeline.files import placed
+    from pipeline.records.query import ordered
+    from pipeline.records.registry import find
+    from pipeline.reporting.runs import Runs
+
+    if isinstance(where, str):
+        raise ConfigError(f"where={where!r}: a list is expected, one string each")
+    folder = placed(str(outputs))
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder")
+    found = find(folder, list(where))
+    return Runs(tuple(found if sort is None else ordered(found, sort)), folder)
 
 
 def _checked(overrides: Sequence[str]) -> list[str]:

@@ -6,6 +6,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pipeline.reporting.front import dominators
+
 BLUE, GREY, INK = "#2f6db5", "#8a8f98", "#3b4048"
 # Told apart by people who see fewer colours, too: Okabe and Ito (2008) but for the yellow and the black, and four that
 # stay apart from these and from INK whoever looks (tests/unit/reporting/test_plots.py).
@@ -14,6 +16,8 @@ COLOURS = (
 )  # fmt: skip
 MARKERS = "os^vPX<"  # each kind has the next; seven and ten make seventy that differ
 FRONT = "no other is smaller and better"
+FRONT_OF_ANY = "no other is better in both"
+LESS = ("lower", "lower")
 TICKS_BITS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32)
 PLACES = ((8, 8, "left"), (8, -9, "left"), (-8, 8, "right"), (-8, -9, "right"), (0, 16, "center"), (0, -17, "center"),
           (12, 22, "left"), (12, -23, "left"), (-12, 22, "right"), (-12, -23, "right"))  # fmt: skip
@@ -25,7 +29,8 @@ Points = tuple[Sequence[float], Sequence[float]]
 """x and y."""
 
 
-def _figure(width: float, height: float) -> tuple[Any, Any]:
+def base(width: float, height: float) -> tuple[Any, Any]:
+    """A figure in inches, and its axes."""
     from matplotlib.figure import Figure  # the object interface: no global state, no backend to choose
 
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -44,7 +49,7 @@ def bars(
         marked: names whose bars stand out.
     """
     names = list(values)
-    figure, axes = _figure(8, 1.4 + 0.26 * len(names))
+    figure, axes = base(8, 1.4 + 0.26 * len(names))
     colours = [COLOURS[1] if n in marked else BLUE for n in names]
     drawn = axes.barh(range(len(names)), [values[n] for n in names], color=colours, height=0.7)
     axes.bar_label(drawn, labels=[f"{values[n]:.3g}" for n in names], padding=3, fontsize=8, color=GREY)
@@ -53,7 +58,7 @@ def bars(
     axes.margins(x=0.12, y=0.6 / (len(names) + 1))
     axes.xaxis.grid(visible=True, alpha=0.25)
     axes.set_axisbelow(True)
-    _titled(figure, axes, title, about)
+    titled(figure, axes, title, about)
     axes.set_xlabel(label, fontsize=9)
     axes.tick_params(labelsize=8)
     axes.tick_params(axis="y", length=0)
@@ -92,20 +97,21 @@ class Point:
 
 
 def tradeoff(
-    path: Path, about: str, x_label: str, y_label: str, points: Sequence[Point], without: Collection[str] = ()
+    path: Path, about: str, x_label: str, y_label: str, points: Sequence[Point], without: Collection[str] = (),
+    better: Sequence[str] = LESS,
 ) -> None:  # fmt: skip
-    """What is paid (x) for what is had (y), both better when less: points with a line through those that no other
-    beats, and bars from least to largest where something was tried several times; a PNG at `path`.
+    """What is paid (x) for what is had (y): points with a line through those that no other beats, and bars from least
+    to largest where something was tried several times; a PNG at `path`.
 
     Args:
         about: what was measured, below the title.
         without: kinds that nothing was paid away of, with lines of their own to compare with.
+        better: of x and y, `lower` or `higher`.
     """
-    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
-
-    figure, axes = _figure(10, 5)
-    best = undominated(points)
-    shown = axes.plot([p.x for p in best], [p.y for p in best], color=GREY, linewidth=1, zorder=2, label=FRONT)
+    figure, axes = base(10, 5)
+    best = undominated(points, better)
+    front = FRONT if tuple(better) == LESS else FRONT_OF_ANY
+    shown = axes.plot([p.x for p in best], [p.y for p in best], color=GREY, linewidth=1, zorder=2, label=front)
     for point in (p for p in points if p.kind in without):
         axes.axhline(point.y, color=GREY, linewidth=0.8, linestyle=":", zorder=1)
     kinds = list(dict.fromkeys(p.kind for p in sorted(points, key=lambda p: (p.kind in without, p.x))))
@@ -120,32 +126,41 @@ def tradeoff(
         shown.append(axes.errorbar([p.x for p in some], [p.y for p in some], **style))
     axes.margins(x=0.1, y=0.12)
     axes.grid(alpha=0.25)
-    if max(p.x for p in points) > 2 * min(p.x for p in points):
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_locator(FixedLocator(TICKS_BITS))
-        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-    if max(p.y for p in points) > MAGNITUDES * min(p.y for p in points):
-        axes.set_yscale("log")
-    _titled(figure, axes, f"{y_label.capitalize()} over {x_label}", about)
+    _by_magnitudes(axes, points)
+    titled(figure, axes, f"{y_label.capitalize()} over {x_label}", about)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.tick_params(labelsize=8)
     figure.legend(handles=shown, frameon=False, fontsize=8, loc="outside right upper")  # where it covers nothing
-    _annotate(figure, axes, points)
+    annotated(figure, axes, points)
     figure.savefig(path, dpi=150)
 
 
-def undominated(points: Sequence[Point]) -> list[Point]:
-    """Those than which no other is better in both, by x: Pareto's line."""
-    found: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.x, p.y)):
-        if not found or point.y < found[-1].y:
-            found.append(point)
-    return found
+def _by_magnitudes(axes: Any, points: Sequence[Point]) -> None:
+    """Axes by magnitudes where values have several, and none is zero or less."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    least, most = min(p.x for p in points), max(p.x for p in points)
+    if most > 2 * least > 0:
+        axes.set_xscale("log", base=2)
+        if most <= TICKS_BITS[-1] and least >= TICKS_BITS[0]:
+            axes.xaxis.set_major_locator(FixedLocator(TICKS_BITS))
+        axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+    least = min(min(p.values) for p in points)
+    if least > 0 and max(p.y for p in points) > MAGNITUDES * min(p.y for p in points):
+        axes.set_yscale("log")
 
 
-def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
+def undominated(points: Sequence[Point], better: Sequence[str] = LESS) -> list[Point]:
+    """Those than which no other is better, by x: Pareto's line; of points that are the same, one."""
+    sides = [1 if b == "lower" else -1 for b in better]
+    at = {(p.x, p.y): p for p in reversed(points)}
+    beaten = dominators([(sides[0] * x, sides[1] * y) for x, y in at])
+    return sorted((p for p, by in zip(at.values(), beaten, strict=True) if not by), key=lambda p: p.x)
+
+
+def titled(figure: Any, axes: Any, title: str, about: str) -> None:
     """A title, and smaller below it what the picture is of."""
     axes.set_title(title if not about else f"{title}\n", loc="left", fontsize=11, fontweight="bold")
     if about:
@@ -155,7 +170,7 @@ def _titled(figure: Any, axes: Any, title: str, about: str) -> None:
         )  # fmt: skip
 
 
-def _annotate(figure: Any, axes: Any, points: Sequence[Point]) -> None:
+def annotated(figure: Any, axes: Any, points: Sequence[Point]) -> None:
     """Names beside points, each where no other is in its way; where there is no such place, none: the table has it."""
     figure.draw_without_rendering()
     taken = [_box(axes.transData.transform((p.x, p.y)), DOT) for p in points]
@@ -227,7 +242,7 @@ def distributions(path: Path, title: str, given: Sequence[Spread]) -> None:
 
 def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Points]) -> None:
     """Named lines, of x and y each, the first thin and in the background; a PNG at `path`."""
-    figure, axes = _figure(8, 4.5)
+    figure, axes = base(8, 4.5)
     for i, (name, (x, y)) in enumerate(given.items()):
         style = {"color": GREY, "linewidth": 0.8, "alpha": 0.6} if i == 0 and len(given) > 1 else _style(x)
         axes.plot(x, y, label=_as_it_is(name), zorder=2 + i, **style)
@@ -236,7 +251,7 @@ def curves(path: Path, title: str, x_label: str, y_label: str, given: Mapping[st
 
 def bands(path: Path, title: str, x_label: str, y_label: str, given: Mapping[str, Sequence[Sequence[float]]]) -> None:
     """Named lines, of x, y, and the least and largest y that the band around each reaches to; a PNG at `path`."""
-    figure, axes = _figure(8, 4.5)
+    figure, axes = base(8, 4.5)
     for i, (name, (x, y, least, largest)) in enumerate(given.items()):
         axes.plot(x, y, label=_as_it_is(name), color=COLOURS[i % len(COLOURS)], **_style(x))
         axes.fill_between(x, least, largest, color=COLOURS[i % len(COLOURS)], alpha=0.15, linewidth=0)

@@ -5,10 +5,11 @@ one setting, with mean and deviation.
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from pipeline.figures import Cell, Figure
+from pipeline.reporting.spread import Spread, together
 
 SEED = "seed="
 METRICS = "metrics.jsonl"  # see `plugins.train.watch`
@@ -19,11 +20,12 @@ Curve = Mapping[int, float]
 
 def settings(names: Sequence[str]) -> dict[str, list[int]]:
     """Names of jobs without their seeds → which jobs these are, by number."""
-    found: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        words = (word for word in name.split(" ") if not word.startswith(SEED))
-        found.setdefault(" ".join(words) or "all", []).append(i)
-    return found
+    return together([without_seed(name) for name in names])
+
+
+def without_seed(name: str) -> str:
+    """The name of a job, of whichever seed."""
+    return " ".join(word for word in name.split(" ") if not word.startswith(SEED)) or "all"
 
 
 def over_seeds(names: Sequence[str], found: Sequence[Mapping[str, Cell]]) -> tuple[list[str], list[list[str]]]:
@@ -42,17 +44,9 @@ def over_seeds(names: Sequence[str], found: Sequence[Mapping[str, Cell]]) -> tup
         cells = []
         for name in figures:
             values = [value for job in jobs if isinstance(value := found[job].get(name), Figure)]
-            cells.append(_spread(values) if values else "–")
+            cells.append(Spread.of([v.value for v in values]).shown(values[0]) if values else "–")
         lines.append([setting, str(len(jobs)), *cells])
     return ["setting", "seeds", *figures], lines if figures else []
-
-
-def _spread(values: Sequence[Figure]) -> str:
-    mean = Figure(fmean(v.value for v in values), values[0].unit, values[0].form)
-    if len(values) < 2 or mean.unit == "B":
-        return str(mean)
-    deviation = stdev(v.value for v in values)
-    return f"{mean.value:{mean.form}} ± {deviation:{mean.form}}{f' {mean.unit}' if mean.unit else ''}"
 
 
 def curve(run: Path) -> tuple[str, Curve]:

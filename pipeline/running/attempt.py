@@ -26,8 +26,10 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.reporting.manifest import METRICS, Report, build_report, write_config, write_records
+from pipeline.records import tries
+from pipeline.reporting.manifest import Report, build_report
 from pipeline.reporting.mesh import draw_placements
+from pipeline.reporting.writing import METRICS, write_config, write_records
 from pipeline.running import peak
 from pipeline.running.description import Description, describe, of_what_is_made, read_description, refuse
 from pipeline.running.exports import Exports, adopts, places_of
@@ -51,6 +53,7 @@ class Attempt:
 
     Attributes:
         complete: its report, when there was nothing to do.
+        began: its folder says what it is.
         records: what was measured of what was done now.
         known: what its journal says an earlier try has done.
         failures: what of it failed, in order.
@@ -66,6 +69,7 @@ class Attempt:
         """
         self.job, self.plan, self._locks, self._digests = sweep.jobs[i], sweep.plans[i], locks, digests
         self.complete: Report | None = None
+        self.began = False
         self.failures: list[Failure] = []
         self.known: Mapping[str, Any] = {}
         self.stages = {sweep.names[node]: name for name, node in self.plan.nodes.items() if node in sweep.names}
@@ -128,8 +132,15 @@ class Attempt:
                 (run_dir / name).unlink(missing_ok=True)
         write_json(run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
-        self.started = time.time()
+        works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
+        tries.begin(run_dir, sum(len(work.chunks) for work in works))
+        self.began, self.started = True, time.time()
         self.exports.copy()
+
+    def fail(self, why: Exception) -> None:
+        """Note why it failed; what stopped it before it began says nothing of the run in its folder."""
+        if self.began:
+            tries.fail(self.job.run_dir, why)
 
     @property
     def brings(self) -> Try:
@@ -213,7 +224,7 @@ class Attempt:
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)
-        write_records(run_dir, run, report)
+        write_records(run_dir, report)
         write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         self.journal.path.unlink(missing_ok=True)
         self._locks.close()

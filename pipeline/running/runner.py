@@ -58,9 +58,12 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
         settled: told of each job as soon as it is complete or has failed, from any thread, one at a time.
     """
     outcomes: dict[int, Outcome] = {}
+    held: dict[int, Attempt] = {}
 
     def settle(i: int, outcome: Outcome) -> None:
         outcomes[i] = outcome
+        if isinstance(outcome, Exception) and i in held:
+            held[i].fail(outcome)
         settled(i, outcome)
 
     sweep = plan_jobs(jobs)
@@ -78,7 +81,7 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
     with ExitStack() as locks, text_stream.to(events.text, events.live):
         for i in range(len(jobs)):
             try:
-                begun[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests)
+                begun[i] = held[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests)
             except Exception as why:
                 settle(i, why)
         each(lambda one: one.compare(events))

@@ -9,13 +9,14 @@ from pipeline.places import reason
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
+from pipeline.records.sweeps import keep
 from pipeline.reporting import console
 from pipeline.reporting.comparison import Comparison, compared, ended
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.progress import progress
 from pipeline.reporting.sweep import sweep_tables
 from pipeline.running.attempt import obstacles_ahead, outputs_of
-from pipeline.running.results import FOLDER, Results
+from pipeline.running.results import FOLDER, Results, run_id
 from pipeline.running.runner import Outcome, execute_jobs
 from pipeline.running.why import reasons
 
@@ -85,6 +86,7 @@ def ran(asked: Asked, events: Events) -> Comparison:
         (asked.folder / "multirun.yaml").write_text(asked.config, encoding="utf-8")
     except OSError as why:
         raise StorageError(f"{asked.folder}: {reason(why)}") from None
+    _keep(asked)
     outcomes: dict[int, Outcome] = {}
     told: dict[str, str] = {}
     kernels.prepare([job.run for job in jobs], events.say)
@@ -94,8 +96,14 @@ def ran(asked: Asked, events: Events) -> Comparison:
             _say(alike[n], asked, outcome, events, told)
 
         outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
+    _keep(asked)
     rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
     return compared(rows, asked.folder)
+
+
+def _keep(asked: Asked) -> None:
+    """Say in the sweep's folder which runs are its own; before they begin, by where they will be."""
+    keep(asked.folder, [(job.name, job.run_dir, run_id(job.run_dir) or "") for job in asked.jobs])
 
 
 def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[list[int]]:

@@ -15,7 +15,6 @@ from pipeline.reporting.html.parts import NARROW, Chart, Table, Text
 from pipeline.reporting.html.scales import scale
 from pipeline.reporting.html.thinned import Thinned
 from pipeline.reporting.html.told import Told
-from pipeline.reporting.manifest import KINDS
 
 FILES = "metrics*.jsonl"  # one of each process
 FIRST = ("loss", "accuracy")  # then others, as they come
@@ -47,7 +46,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                     row = json.loads(one)
                 except ValueError:
                     continue
-                if isinstance(row, dict) and row.get("kind") not in KINDS:
+                if isinstance(row, dict) and row.get("kind") not in ("stage", "error", "tensor", "figure", "run"):
                     yield row
     except OSError:
         return

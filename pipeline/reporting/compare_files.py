@@ -1,0 +1,55 @@
+"""A comparison of runs as a file: CSV, JSON, HTML."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+from pipeline.errors import StorageError
+from pipeline.redact import hide
+from pipeline.reporting.compare import Compared
+from pipeline.reporting.manifest import plain
+from pipeline.reporting.pareto import Pareto
+
+FORMATS = ("table", "csv", "json", "html")
+NAME = "comparison"
+
+
+def as_text(found: Compared, front: Pareto | None, kind: str) -> str:
+    """What the file says. CSV: a row for each run, with units in the header, as `Compared.rows`."""
+    if kind == "html":
+        from pipeline.reporting.html.page import html
+
+        return html([one.run for row in found.groups for one in row.runs])
+    if kind == "csv":
+        rows = found.rows
+        if front is not None:
+            on = {row["run"]: row for row in front.rows}
+            rows = [{**row, "front": on.get(row["run"], {}).get("front")} for row in rows]
+        file = io.StringIO()
+        writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows({name: hide(v) if isinstance(v, str) else v for name, v in row.items()} for row in rows)
+        return file.getvalue()
+    said = found.as_json()
+    if front is not None:
+        beaten = {row["run"]: row["beaten by"] for row in front.rows if not row["front"]}
+        said["pareto"] = plain({
+            "metrics": [{"name": m, "better": b} for m, b in zip(front.metrics, front.better, strict=True)],
+            "front": list(front.front), "beaten": beaten, "left_out": dict(front.left_out),
+        })  # fmt: skip
+    return json.dumps(said, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write(found: Compared, front: Pareto | None, kind: str, path: Path) -> Path:
+    """The file, at `path`.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(as_text(found, front, kind), encoding="utf-8", errors="backslashreplace", newline="")
+    except OSError as why:
+        raise StorageError(f"{path}: {why.strerror}") from None
+    return path

@@ -1,0 +1,149 @@
+"""What a run found, as metrics that can be compared: its figures, its errors, and what each of them was measured on."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.digest import identity
+from pipeline.errors import SourceError
+from pipeline.figures import Better, Figure
+from pipeline.records.run import Run, key_of
+from pipeline.records.series import series
+from pipeline.reporting.differences import Facts, facts, parts_of
+from pipeline.reporting.manifest import stats_of
+from pipeline.tensors.stats import ErrorStats
+
+# What is better, of figures that do not say so themselves: those of manifests of earlier versions.
+KNOWN: Mapping[str, Better] = {
+    "perplexity": "lower", "kl": "lower", "top_1": "higher", "decode": "higher", "prefill": "higher",
+    "bits_a_weight": "lower", "size": "lower", "rmse": "lower", "max_abs": "lower", "sqnr": "higher",
+    "training_loss": "lower", "held_out_loss": "lower", "held_out_accuracy": "higher",
+}  # fmt: skip
+TOKENIZER = re.compile(r"(.*/)?(tokenizer.*|.*\.tiktoken|tiktoken\.model|tekken\.json|spiece\.model|.*\.bpe\.model)'*")
+AGAINST = "baseline"
+
+Ground = Mapping[str, Any]
+"""What a metric was measured on: what it is called (`texts`, `windows`, …) → something that is equal where that is."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run, and all of it that is compared.
+
+    Attributes:
+        run: it.
+        manifest: all of it; of a run that is not complete, or whose manifest cannot be read, nothing.
+        metrics: by name.
+        grounds: metric → what it was measured on.
+        errors: group of tensors, its encoding → what was lost.
+        facts: see `pipeline.reporting.differences`.
+    """
+
+    run: Run
+    manifest: Mapping[str, Any] = field(repr=False)
+    metrics: Mapping[str, Figure]
+    grounds: Mapping[str, Ground] = field(repr=False)
+    errors: Mapping[tuple[str, str], ErrorStats] = field(repr=False)
+    facts: Facts = field(repr=False)
+
+
+def measured(run: Run) -> Measured:
+    """What is compared of a run."""
+    try:
+        manifest = run.manifest
+    except SourceError:  # `Run.problems` has it
+        manifest = {}
+    tensors = [row for row in manifest.get("tensors") or () if isinstance(row, Mapping)]
+    total = sum((stats_of(row) for row in tensors), ErrorStats())
+    metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()} | _of_series(run)
+    if total.count:
+        metrics |= error_figures(total)
+    parts = parts_of(run)
+    grounds = _grounds(manifest, parts)
+    quantized = total.count, f"{total.sq_signal:.6g}"  # sums of other chunks differ in their last digits
+    grounds |= {name: {"quantized tensors": quantized} for name in error_figures(total)}
+    grounds["size"] = {"number of weights": manifest.get("nbytes_bf16")}
+    errors = {
+        (str(row["name"]), str(row.get("encoding", ""))): stats_of(row)
+        for row in manifest.get("errors") or ()
+        if isinstance(row, Mapping)
+    }
+    return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest))
+
+
+def _of_series(run: Run) -> dict[str, Figure]:
+    """What went on while it was at work, as a training's loss: where it ended, its best, and its mean. Of members of a
+    population nothing: their best is a figure."""
+    try:
+        found = series(run, run.folder.parents[len(Path(run.name).parts) - 1])
+    except SourceError:
+        return {}
+    figures: dict[str, Figure] = {}
+    for name, one in found.items():
+        if not one.better or one.member is not None or not one.count:
+            continue
+        best = {"lower": ("min", one.min), "higher": ("max", one.max)}[one.better]
+        given = {"last": one.last, best[0]: best[1], "mean": one.mean}
+        form = ".0f" if one.unit == "B" else ".4g"
+        figures |= {f"{name} {k}": Figure(v, one.unit, form, one.better) for k, v in given.items() if v is not None}
+    return figures
+
+
+def error_figures(e: ErrorStats) -> dict[str, Figure]:
+    """What quantizing lost, for comparisons."""
+    return {
+        "max abs": Figure(e.max_abs, form=".3g", better="lower"), "RMSE": Figure(e.rmse, form=".3g", better="lower"),
+        "SQNR": Figure(e.sqnr_db, "dB", ".2f", better="higher"),
+    }  # fmt: skip
+
+
+def apart(one: Ground, other: Ground) -> list[str]:
+    """In what two grounds differ, as far as both are known; what differs makes their metrics incomparable."""
+    return [name for name in one if None not in (one[name], other.get(name)) and one[name] != other[name]]
+
+
+def _directed(name: str, figure: Figure) -> Figure:
+    if figure.better:
+        return figure
+    return Figure(figure.value, figure.unit, figure.form, KNOWN.get(key_of(name), ""))
+
+
+def _grounds(manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Ground]:
+    """Metric → its ground, of each that a stage found."""
+    found: dict[str, Ground] = {}
+    tokenizer = sorted(
+        [name.rstrip("'").rpartition("/")[2], digest]
+        for node in parts.values()
+        for name, digest in node.get("files", {}).items()
+        if TOKENIZER.fullmatch(name)
+    )
+    sources = sorted(str(v) for n in parts.values() if not n.get("takes") for v in n.get("files", {}).values())
+    for stage, result in (manifest.get("results") or {}).items():
+        if not isinstance(result, Mapping) or not isinstance(result.get("figures"), Mapping):
+            continue
+        node = parts.get(stage, {})
+        ground: dict[str, Any] = {}
+        if isinstance(texts := result.get("texts"), Mapping):
+            read = node.get("files", {})
+            ground["texts"] = sorted(texts)
+            ground["content of texts"] = sorted(str(read[n]) for n in texts) if {*texts} <= {*read} else None
+            ground["tokens scored"] = sorted([n, _of(row, "tokens"), _of(row, "scored")] for n, row in texts.items())
+            ground["tokenizer"] = identity(tokenizer) if tokenizer else None
+        if isinstance(windows := result.get("windows"), Mapping):
+            ground["windows"] = {k: v for k, v in windows.items() if k != "batch"}
+        before = result.get("before")
+        for name in result["figures"]:
+            alone = not isinstance(before, Mapping) or not before or name in before
+            found[str(name)] = ground if alone else {**ground, AGAINST: sources or None}
+        if "texts" not in result:
+            config = node.get("config", {}).items()
+            data = {k: v for k, v in config if k.startswith("data.") and not k.endswith("seed")}
+            data |= dict(node.get("files", {}))
+            found |= {str(name): {"data": data or None} for name in result["figures"] if "loss" in name}
+    return found
+
+
+def _of(row: Any, key: str) -> Any:
+    return row.get(key) if isinstance(row, Mapping) else None
