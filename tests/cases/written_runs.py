@@ -9,8 +9,9 @@ from typing import Any
 import yaml
 
 from pipeline.figures import Figure
-from pipeline.records.run import Run, read
-from pipeline.reporting.manifest import METRICS, Report, plain, write_records
+from pipeline.records.run import METRICS, Run, read
+from pipeline.reporting.manifest import Report, plain
+from pipeline.reporting.writing import write_records
 from pipeline.tensors.spec import group_of
 
 HOSTILE = (
@@ -60,7 +61,9 @@ def write(
     nodes = {
         n: {"key": n, "parts": {"takes": {"checkpoint": stages[i - 1]} if i else {}}} for i, n in enumerate(stages)
     }
-    (folder / "run.json").write_text(json.dumps({"id": folder.name, "nodes": nodes, "command": list(command)}))
+    (folder / "run.json").write_text(
+        json.dumps({"id": folder.name, "nodes": nodes, "places": {}, "command": list(command)})
+    )
     settings = {"quant": {"element": "e2m1", "block_elems": 32}, "seed": 0, **(config or {})}
     (folder / "config.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
     rows = [
@@ -85,7 +88,7 @@ def write(
         ignored=[{"stage": "load", "tensor": "rope.freqs", "reason": "is computed"}],
     )  # fmt: skip
     if complete:
-        write_records(folder, None, replaced(report, more))  # type: ignore[arg-type]
+        write_records(folder, replaced(report, more))
     return read(folder)
 
 

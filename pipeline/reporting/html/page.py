@@ -91,12 +91,22 @@ def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said:
         notes.append(
             f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves of each run {few}."
         )
+    return rendered(heading, sections, notes, len(runs))
+
+
+def rendered(heading: str, sections: Sequence[Section], notes: Sequence[str], count: int, *, bare: bool = False) -> str:
+    """A page with these sections.
+
+    Args:
+        notes: above them.
+        count: runs that it is about.
+        bare: without what is around them.
+    """
     style, script = _data("page.css"), _data("page.js")
     return str(
         _template().render(
-            title=clean(heading), sections=sections,
-            notes=[Note(text).html for text in notes], style=style, script=script,
-            style_hash=_hash(style), script_hash=_hash(script), count=len(runs),
+            title=clean(heading), sections=sections, notes=[Note(text).html for text in notes], style=style,
+            script=script, style_hash=_hash(style), script_hash=_hash(script), count=count, bare=bare,
         )
     )  # fmt: skip
 

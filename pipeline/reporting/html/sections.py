@@ -115,10 +115,11 @@ def samples(report: Report) -> list[Part]:
 
 
 def _training(run: Told, most: int) -> list[Part]:
-    found, texts = training.series(run, min(most, 240))
+    found, texts, damaged = training.series(run, min(most, 240))
     drawn = training.curves(found)
     rest = [Side(drawn[1:])] if drawn[1:] else []
-    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
+    notes = [Note(text, "problem") for text in damaged]
+    return [*notes, *drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
 
 
 def settings(run: Told) -> list[Part]:

@@ -181,7 +181,7 @@ def test_light_and_dark_by_hand(chromium: Any, pages: dict[str, Path]) -> None:
     assert chromium.execute_script(ground) == light
 
 
-def test_numbers_that_the_browser_sees_are_the_manifest_s(chromium: Any, pages: dict[str, Path]) -> None:
+def test_numbers_are_the_manifest_s(chromium: Any, pages: dict[str, Path]) -> None:
     opened(chromium, pages["one"])
     manifest = json.loads((pages["one"].parent / "one/manifest.json").read_text())
     script = """
