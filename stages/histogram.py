@@ -15,7 +15,7 @@ from pipeline.reporting.plots import Spread, distributions
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Table
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.stats import ErrorStats
 from pipeline.tensors.store import Index, TensorStore
 
@@ -152,7 +152,8 @@ class _Packed:
                 self._add("codes", np.bincount(_codes(flat[start : start + bits * COUNTED], bits)))
         if value.scheme.scale == "dynamic8":  # which are codes themselves
             return
-        scales = np.asarray(value.scales).astype(np.float32)
+        given = value.scales.view(numpy_dtype("F8_E8M0")) if value.scheme.scale == "e8m0" else value.scales
+        scales = np.asarray(given).astype(np.float32)
         sizes = np.frexp(np.abs(scales[np.isfinite(scales) & (scales != 0)]))[1] - 1  # the power of two below
         for power, times in zip(*np.unique(sizes, return_counts=True), strict=True):
             here = self.found.setdefault("scales", {})

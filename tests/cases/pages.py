@@ -13,7 +13,7 @@ from typing import Any
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 EITHER = re.compile(r"^```(\w+)\n((?:(?!```).*\n)*)```$|((?:^(?!```).*\n)+)", re.M)  # of code, or of prose
-NOTEBOOKS = ("mesh", "live")
+NOTEBOOKS = ("mesh", "live", "runs")
 
 
 def run(name: str) -> int:

@@ -19,6 +19,8 @@ from pipeline.tensors.stats import ErrorStats
 STEPS = 7  # of colour
 LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 NO_LAYER = "none"
+CELLS = 6  # of a picture, for each row that a table may have
+KINDS = 40  # over runs
 CELL = 24  # high
 LEAST_DB = 6.02  # that colours span: a bit; what differs by less looks alike
 Key = tuple[str, str]
@@ -56,7 +58,12 @@ def by_tensor(report: Report, most: int) -> tuple[Chart, Table] | None:
     if not report.tensors:
         return None
     layers = sorted({int(n) for row in report.tensors for n in LAYER.findall(str(row["name"]))[:1]})
-    width = -(-len(layers) // most) if layers else 1
+    lost: dict[str, float] = {}
+    for row in report.tensors:
+        kind = group_of(str(row["name"]))
+        lost[kind] = max(lost.get(kind, 0.0), _share(row))
+    kinds = sorted(lost, key=lambda kind: -lost[kind])[: CELLS * most]
+    width = max(1, -(-len(layers) // most), -(-len(layers) * len(kinds) // (CELLS * most)))
     names: dict[int, str] = {}
     for i in range(0, len(layers), width):
         some = layers[i : i + width]
@@ -65,9 +72,11 @@ def by_tensor(report: Report, most: int) -> tuple[Chart, Table] | None:
     for row in report.tensors:
         found = LAYER.findall(str(row["name"]))
         column = names[int(found[0])] if found else NO_LAYER
-        grid.add(group_of(str(row["name"])), column, stats_of(row))
+        if group_of(str(row["name"])) in kinds:
+            grid.add(group_of(str(row["name"])), column, stats_of(row))
+    rest = f" The {len(kinds)} of {len(lost)} kinds that lost most." if len(kinds) < len(lost) else ""
     merged = f" Layers are put together by {width}: a cell has the SQNR of all their values." if width > 1 else ""
-    about = f"SQNR in dB: signal over error, more is better.{merged}"
+    about = f"SQNR in dB: signal over error, more is better.{merged}{rest}"
     chart = heat("Quantization error over layers", "tensor", "layer", grid, about)
     return chart, tensors(report, most)
 
@@ -90,14 +99,25 @@ def tensors(report: Report, most: int) -> Table:
 def by_run(runs: Sequence[Told], most: int) -> Chart | None:
     """Groups of tensors down, runs across."""
     grid = Grid()
-    for run in runs[:most]:
-        for row in run.report.errors if run.report else ():
+    given = [(run, row) for run in runs[:most] for row in (run.report.errors if run.report else ())]
+    lost: dict[str, float] = {}
+    for _, row in given:
+        lost[str(row["name"])] = max(lost.get(str(row["name"]), 0.0), _share(row))
+    kinds = sorted(lost, key=lambda kind: -lost[kind])[:KINDS]
+    for run, row in given:
+        if str(row["name"]) in kinds:
             grid.add(str(row["name"]), run.label, stats_of(row), int(row.get("tensors", 1)))
     if not grid.cells:
         return None
     rest = f" The first {most} of {len(runs)} runs." if len(runs) > most else ""
+    rest += f" The {KINDS} of {len(lost)} kinds that lost most." if len(lost) > KINDS else ""
     about = f"SQNR in dB of all values of a kind; more is better.{rest}"
     return heat("Quantization error by kind of tensor", "tensor", "run", grid, about)
+
+
+def _share(row: Mapping[str, Any]) -> float:
+    """Error over signal."""
+    return float(row["sq_error"]) / float(row["sq_signal"]) if row["sq_signal"] else float(row["sq_error"])
 
 
 def _sqnr(e: ErrorStats) -> Any:

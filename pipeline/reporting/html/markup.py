@@ -11,6 +11,7 @@ from pipeline.figures import Figure
 from pipeline.terminal import safe
 
 BREAKS = re.compile(r"([._/=,-]+)(?=\w)")
+VOID = ("input",)  # elements that have no end
 SHORT = 18  # characters that are not broken
 DIGITS = 3  # behind the point, of a coordinate
 
@@ -29,6 +30,8 @@ def el(tag: str, *inside: Any, **attributes: Any) -> Markup:
     """
     said = "".join(_attribute(name, value) for name, value in attributes.items() if value is not None)
     body = Markup("").join(part if isinstance(part, Markup) else escape(clean(part)) for part in inside)
+    if tag in VOID:
+        return Markup(f"<{tag}{said}>")  # noqa: S704
     return Markup(f"<{tag}{said}>{body}</{tag}>")  # noqa: S704  # what is in it is escaped
 
 

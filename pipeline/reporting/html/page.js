@@ -29,14 +29,15 @@
     const mark = event.target.closest && event.target.closest("[data-says]");
     if (mark) say(mark, event.clientX, event.clientY); else hide();
   });
-  addEventListener("focusin", (event) => {
-    const mark = event.target.closest && event.target.closest("[data-says]");
+  const focused = () => {
+    const at = document.activeElement, mark = at && at.closest("[data-says]");
     if (!mark) return hide();
     const box = mark.getBoundingClientRect();
     say(mark, box.left + Math.min(box.width, 40), box.top + Math.min(box.height / 2, 60));
-  });
+  };
+  addEventListener("focusin", focused);
   addEventListener("keydown", (event) => { if (event.key === "Escape") hide(); });
-  addEventListener("scroll", hide, { passive: true, capture: true });
+  addEventListener("scroll", focused, { passive: true, capture: true });
 
   // Of many marks in a drawing one is reached with Tab, the others from there with the arrows.
   for (const svg of document.querySelectorAll("figure svg")) {

@@ -12,7 +12,7 @@ from typing import Any
 from pipeline.errors import StorageError, some
 from pipeline.records.run import Run
 from pipeline.reporting.html.markup import clean
-from pipeline.reporting.html.parts import Folded, Note, Section
+from pipeline.reporting.html.parts import Drawn, Folded, Note, Part, Section
 from pipeline.reporting.html.sections import of_run, settings
 from pipeline.reporting.html.together import about, of_runs
 from pipeline.reporting.html.told import Told, labels, told
@@ -20,8 +20,10 @@ from pipeline.units import show_bytes
 
 MOST_NBYTES = 2_900_000
 MOST_RUNS = 1000
-# How closely runs are looked at, the first that fits: rows and points of each, and how many runs.
-CLOSELY = ((400, MOST_RUNS), (120, MOST_RUNS), (40, 60), (40, 20), (24, 0))
+# How closely runs are looked at, the first that fits: rows and points of each (0: no charts of tensors and trainings),
+# and how many runs.
+CLOSELY = ((400, MOST_RUNS), (120, MOST_RUNS), (40, MOST_RUNS), (16, MOST_RUNS), (0, MOST_RUNS), (0, 60), (0, 0))
+LEAST = 24  # points of a line over several runs
 CONFIGS = 4  # runs with all of their settings
 
 
@@ -49,8 +51,9 @@ def html(runs: Sequence[Run], title: str = "") -> str:
     said = [f"The first {len(shown):,} of {len(runs):,} runs are on this page."] if rest else []
     text = ""
     for most, closely in CLOSELY:
-        text = _rendered(heading, known, most, closely, said)
-        if len(text.encode("utf-8", "backslashreplace")) <= MOST_NBYTES:
+        made = _rendered(heading, known, most, closely, said)
+        text = made or text
+        if made and len(made.encode("utf-8", "backslashreplace")) <= MOST_NBYTES:
             break
     return text
 
@@ -63,29 +66,47 @@ def _title(runs: Sequence[Told]) -> str:
     return f"{len(runs):,} runs{where}"
 
 
-def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said: Sequence[str]) -> str:
+def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said: Sequence[str]) -> str | None:
+    """The page as text; None, when it is seen to be too large before it is done."""
     notes = [*said]
     if len(runs) == 1:
         sections = of_run(runs[0], most)
     else:
         near = min(closely, len(runs))
         anchors = [f"run-{i}" if i < near else None for i in range(len(runs))]
-        sections = of_runs(runs, anchors, most)
-        each = [_folded(run, f"run-{i}", most, len(runs)) for i, run in enumerate(runs[:near])]
+        sections = of_runs(runs, anchors, max(most, LEAST))
+        each: list[Part] = []
+        nbytes = 0
+        for i, run in enumerate(runs[:near]):
+            each.append(Drawn(_folded(run, f"run-{i}", most, len(runs)).html))
+            nbytes += len(each[-1].html)
+            if nbytes > MOST_NBYTES:
+                return None
         if near < len(runs):
             notes.append(f"Looked at closely are the first {near}; a page of each of the others has the rest.")
         if each:
             sections.append(Section("runs", "Each run", each))
     if most < CLOSELY[0][0]:
+        few = f"have at most {most} rows" if most else "stand on the pages of single runs only"
         notes.append(
-            f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves have {most} rows."
+            f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves of each run {few}."
         )
+    return rendered(heading, sections, notes, len(runs))
+
+
+def rendered(heading: str, sections: Sequence[Section], notes: Sequence[str], count: int, *, bare: bool = False) -> str:
+    """A page with these sections.
+
+    Args:
+        notes: above them.
+        count: runs that it is about.
+        bare: without what is around them.
+    """
     style, script = _data("page.css"), _data("page.js")
     return str(
         _template().render(
-            title=clean(heading), sections=sections,
-            notes=[Note(text).html for text in notes], style=style, script=script,
-            style_hash=_hash(style), script_hash=_hash(script), count=len(runs),
+            title=clean(heading), sections=sections, notes=[Note(text).html for text in notes], style=style,
+            script=script, style_hash=_hash(style), script_hash=_hash(script), count=count, bare=bare,
         )
     )  # fmt: skip
 

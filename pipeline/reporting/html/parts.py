@@ -195,7 +195,14 @@ class Folded:
         )  # fmt: skip
 
 
-Part = Table | Chart | Text | Cards | Note | Folded | Side | Command
+@dataclass(frozen=True)
+class Drawn:
+    """What is markup already."""
+
+    html: Markup
+
+
+Part = Table | Chart | Text | Cards | Note | Folded | Side | Command | Drawn
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pipeline.reporting.plots import MAGNITUDES
 
+LEAST, MOST = -744.0, 709.0  # whose exponentials are numbers, and not 0
 STEPS = (1, 2, 2.5, 5, 10)
 
 
@@ -57,8 +58,8 @@ def scale(values: Iterable[float], start: float, end: float, *, log: bool | None
         away = abs(low) * 0.1 or 1.0
         low, high = low - away, high + away
     elif log:
-        ratio = (high / low) ** pad
-        low, high = low / ratio, high * ratio
+        away = (math.log(high) - math.log(low)) * pad
+        low, high = (math.exp(max(LEAST, min(MOST, v))) for v in (math.log(low) - away, math.log(high) + away))
     else:
         away = (high - low) * pad
         low, high = low - away, high + away

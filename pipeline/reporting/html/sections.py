@@ -25,17 +25,17 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
     """All there is to say of a run.
 
     Args:
-        most: rows of a table of tensors, and points of a line.
+        most: rows of a table of tensors, and points of a line; 0: neither these nor their charts.
         config: whether its settings are in it.
     """
     report = run.report
     made: list[tuple[str, str, Callable[[], Sequence[Part]]]] = [
         ("summary", "Summary", lambda: summary(run)),
         ("stages", "Stages", lambda: _stages(run, report) if report else ()),
-        ("errors", "Quantization error", lambda: errors.by_tensor(report, most) or () if report else ()),
-        ("histograms", "Histograms", lambda: spreads.charts(report) if report else ()),
+        ("errors", "Quantization error", lambda: (errors.by_tensor(report, most) or ()) if report and most else ()),
+        ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
         ("results", "Results", lambda: results(report) if report else ()),
-        ("training", "Training", lambda: _training(run, most)),
+        ("training", "Training", lambda: _training(run, most) if most else ()),
         ("samples", "Text", lambda: samples(report) if report else ()),
         ("config", "Configuration", lambda: settings(run) if config else ()),
         ("environment", "Environment", lambda: environment(report) if report else ()),
@@ -115,10 +115,11 @@ def samples(report: Report) -> list[Part]:
 
 
 def _training(run: Told, most: int) -> list[Part]:
-    found, texts = training.series(run, min(most, 240))
+    found, texts, damaged = training.series(run, min(most, 240))
     drawn = training.curves(found)
     rest = [Side(drawn[1:])] if drawn[1:] else []
-    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
+    notes = [Note(text, "problem") for text in damaged]
+    return [*notes, *drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
 
 
 def settings(run: Told) -> list[Part]:

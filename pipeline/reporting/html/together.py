@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config.names import HOW
 from pipeline.figures import Figure
+from pipeline.reporting.differences import ABSENT, KINDS, differences
 from pipeline.reporting.html import errors, tradeoff, training
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parallel import Axis, chart
@@ -15,8 +15,8 @@ from pipeline.tensors.spec import UNQUANTIZED, called
 from pipeline.units import show_seconds
 
 MOST_RUNS_ACROSS = 60
-NOWHERE = ("paths", "hydra", "progress", "debug", "overwrite", *HOW)  # of settings that change nothing that is found
 MOST_SETTINGS = 60
+FEW = 12  # runs
 
 
 def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> list[Section]:
@@ -26,12 +26,11 @@ def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> l
         anchors: of each run where on the page it is looked at closely; None: nowhere.
         most: points of a line.
     """
-    differing = differences(runs)
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
     made: list[tuple[str, str, Sequence[Part]]] = [
         ("summary", "Summary", [Cards(_cards(runs)), table(runs, anchors, names)]),
         ("tradeoff", "Trade-offs", _tradeoffs(runs)),
-        ("sweep", "Settings and results", _settings(runs, differing, names)),
+        ("sweep", "Settings and results", _settings(runs, names)),
         ("errors", "Quantization error", [c for c in [errors.by_run(runs, MOST_RUNS_ACROSS)] if c]),
         ("training", "Training", [c for c in [training.compared(runs, most)] if c]),
     ]  # fmt: skip
@@ -88,56 +87,25 @@ def kind(run: Told) -> str:
     )
 
 
-def differences(runs: Sequence[Told]) -> dict[str, list[str | None]]:
-    """Settings whose values are not the same in all runs, and the value of each; first what was typed."""
-    typed = [dict(_pair(word) for word in r.run.command) for r in runs]
-    found: dict[str, list[str | None]] = {}
-    for name in dict.fromkeys(n for one in typed for n in one):
-        values = [one.get(name) for one in typed]
-        if len({*values}) > 1 and name.partition(".")[0] not in NOWHERE:
-            found[name] = values
-    for name in dict.fromkeys(n for r in runs for n in r.config):
-        values = [r.config.get(name) for r in runs]
-        if name not in found and len({*values}) > 1 and name.partition(".")[0] not in NOWHERE:
-            found[name] = values
-    last: dict[Any, str] = {}  # of what one setting gave to others, the first says it
-    for name, values in found.items():
-        last.setdefault((name.rpartition(".")[2], tuple(values)), name)
-    return {name: found[name] for name in last.values()}
-
-
-def typed_ones(runs: Sequence[Told]) -> set[str]:
-    return {_pair(word)[0] for r in runs for word in r.run.command}
-
-
-def _pair(word: str) -> tuple[str, str]:
-    name, _, value = word.lstrip("+").partition("=")
-    return name, value
-
-
-def _settings(runs: Sequence[Told], differing: dict[str, list[str | None]], names: Sequence[str]) -> list[Part]:
-    typed = typed_ones(runs)
-    axes = [Axis(name, _values(values)) for name, values in differing.items() if name in typed]
-    axes = axes or [Axis(name, _values(values)) for name, values in list(differing.items())[:4]]
-    ordered = sorted(
-        names, key=lambda n: next((i for i, r in enumerate(runs) if n in r.metrics and r.metrics[n].better), len(runs))
-    )
-    metrics = [Axis(name, [r.metrics.get(name) for r in runs]) for name in ordered]
-    drawn = chart([r.label for r in runs], axes, metrics)
+def _settings(runs: Sequence[Told], names: Sequence[str]) -> list[Part]:
+    rows = differences([run.measured.facts for run in runs]).rows
+    chosen = [d for d in rows if d.kind == "typed"] or [d for d in rows if d.kind == "setting"][:4]
+    axes = [Axis(d.name, _values([None if v == ABSENT else v for v in d.values])) for d in chosen]
+    directed = [i for run in runs for i, name in enumerate(names) if name in run.metrics and run.metrics[name].better]
+    ordered = [names[i] for i in dict.fromkeys([*directed, *range(len(names))])]
+    metrics = [Axis(name, [run.metrics.get(name) for run in runs]) for name in ordered]
+    drawn = chart([run.label for run in runs], axes, metrics)
     parts: list[Part] = [drawn] if drawn else []
-    if differing:
-        some = list(differing.items())[:MOST_SETTINGS]
-        rows = [(r.label, *(values[i] for _, values in some)) for i, r in enumerate(runs)]
-        rest = len(differing) - len(some)
-        note = f"{rest} more settings differ; config.yaml of each run has them." if rest else ""
-        if len(runs) <= 12:  # few runs: a setting a row reads better
-            rows = [(name, *values) for name, values in some]
-            parts.append(Table("Settings that differ", ("setting", *(r.label for r in runs)), rows, note))
-        else:
-            parts.append(Table("Settings that differ", ("run", *(name for name, _ in some)), rows, note))
-    elif len(runs) > 1:
-        parts.append(Note("The runs have the same settings."))
-    return parts
+    if not rows:
+        return [*parts, Note("The runs have the same settings, and were made with the same.")]
+    some = rows[:MOST_SETTINGS]
+    rest = len(rows) - len(some)
+    note = f"{rest} more things differ; `compare` has them." if rest else ""
+    if len(runs) <= FEW:  # a setting a row reads better
+        cells: list[tuple[Any, ...]] = [(d.name, KINDS[d.kind], *d.values) for d in some]
+        return [*parts, Table("What differs", ("", "of", *(run.label for run in runs)), cells, note)]
+    cells = [(run.label, *(d.values[i] for d in some)) for i, run in enumerate(runs)]
+    return [*parts, Table("What differs", ("run", *(d.name for d in some)), cells, note)]
 
 
 def _values(given: Sequence[str | None]) -> list[Any]:

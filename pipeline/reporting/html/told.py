@@ -8,18 +8,12 @@ from functools import cached_property
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.figures import Better, Figure
+from pipeline.figures import Figure
 from pipeline.files import read_whole
-from pipeline.records.run import DESCRIPTION, Run, key_of
+from pipeline.records.run import DESCRIPTION, Run
 from pipeline.redact import hide, tree
 from pipeline.reporting.manifest import Report
-
-# What is better, of figures that do not say so themselves.
-KNOWN: Mapping[str, Better] = {
-    "perplexity": "lower", "kl": "lower", "top_1": "higher", "decode": "higher", "prefill": "higher",
-    "bits_a_weight": "lower", "size": "lower", "time": "lower", "rmse": "lower", "max_abs": "lower", "sqnr": "higher",
-    "training_loss": "lower", "held_out_loss": "lower", "held_out_accuracy": "higher",
-}  # fmt: skip
+from pipeline.reporting.measures import Measured, measured
 
 
 @dataclass(frozen=True)
@@ -37,16 +31,14 @@ class Told:
     problems: tuple[str, ...] = ()
 
     @cached_property
+    def measured(self) -> Measured:
+        return measured(self.run)
+
+    @cached_property
     def metrics(self) -> dict[str, Figure]:
         """By name, each with what is better, as far as anybody knows."""
-        found = dict(self.run.metrics)
-        if self.report is not None and (error := self.report.error).count:
-            found |= {"RMSE": Figure(error.rmse, form=".3g"), "SQNR": Figure(error.sqnr_db, "dB", ".2f")}
-        if self.run.seconds is not None:
-            found["time"] = Figure(self.run.seconds, "s", ".1f")
-        return {
-            name: Figure(f.value, f.unit, f.form, f.better or KNOWN.get(key_of(name), "")) for name, f in found.items()
-        }
+        time = {"time": Figure(self.run.seconds, "s", ".1f", "lower")} if self.run.seconds is not None else {}
+        return {**self.measured.metrics, **time}
 
     @cached_property
     def description(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from markupsafe import Markup
 
 from pipeline.figures import Figure
 from pipeline.records.run import key_of
+from pipeline.reporting.front import dominators
 from pipeline.reporting.html.drawing import LETTER, fitted, frame, legend, marker, path, says, svg, words
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
@@ -56,8 +57,8 @@ def front(points: Sequence[Point]) -> list[int]:
     """Numbers of those than which no other is at least as good in both, and better in one; by x."""
     signs = [1 if p.x.better != "higher" else -1 for p in points], [1 if p.y.better != "higher" else -1 for p in points]
     at = [(sx * p.x.value, sy * p.y.value) for p, sx, sy in zip(points, *signs, strict=True)]
-    beaten = [any(b != a and b[0] <= a[0] and b[1] <= a[1] for b in at) for a in at]
-    return sorted((i for i, lost in enumerate(beaten) if not lost), key=lambda i: points[i].x.value)
+    beaten = dominators(at)
+    return sorted((i for i, by in enumerate(beaten) if not by), key=lambda i: points[i].x.value)
 
 
 def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:

@@ -1,13 +1,13 @@
 """Curves of trainings: every number that rows of `metrics.jsonl` have, over updates, of one run or of many."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
+from pipeline.errors import SourceError
 from pipeline.figures import Figure
+from pipeline.records import points
 from pipeline.redact import hide
 from pipeline.reporting.html.drawing import colour, dash, frame, legend, line, path, says, svg
 from pipeline.reporting.html.markup import el, joined
@@ -16,93 +16,67 @@ from pipeline.reporting.html.scales import scale
 from pipeline.reporting.html.thinned import Thinned
 from pipeline.reporting.html.told import Told
 
-FILES = "metrics*.jsonl"  # one of each process
 FIRST = ("loss", "accuracy")  # then others, as they come
-WITHOUT = ("step", "kind", "time", "process", "member", "weight", "started")  # of a row, no curve of their own
+WITHOUT = ("weight",)  # of a row, no curve of its own
 TITLES = {"rate": "learning rate", "gradient_norm": "gradient norm", "examples_per_s": "examples a second",
           "tokens_per_s": "tokens a second", "seconds": "seconds of an update"}  # fmt: skip
-HELD = "held out"
+HELD, EACH = "held out", "each update"
+UPDATE, SECONDS = "update", "seconds"
+MOST_DAMAGED = 5  # lines that are named
 LINEAR = ("rate", "accuracy")  # never by magnitudes
 MOST_SAMPLES = 24
 MOST_LINES = 40
 
-Series = dict[str, dict[str, Thinned]]
-"""What was measured → name of the line → its points."""
+Series = dict[tuple[str, str], dict[str, Thinned]]
+"""What was measured, and over what → name of the line → its points."""
 
 
-def rows(run: Told) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows that a stage wrote while it was at work, with the process that did, where several did. A line that is torn
-    or not ours is none."""
-    files = sorted(run.run.folder.glob(FILES))
-    for file in files:
-        yield from ((_process(file) if len(files) > 1 else "", row) for row in _lines(file))
-
-
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with file.open("rb") as lines:
-            for one in lines:
-                try:
-                    row = json.loads(one)
-                except ValueError:
-                    continue
-                if isinstance(row, dict) and row.get("kind") not in ("stage", "error", "tensor", "figure", "run"):
-                    yield row
-    except OSError:
-        return
-
-
-def _process(file: Path) -> str:
-    return file.name.removeprefix("metrics").removesuffix(".jsonl").strip(".-_") or "0"
-
-
-def series(run: Told, most: int) -> tuple[Series, list[Text]]:
-    """All curves of a run, and the texts that it gave on its way."""
+def series(run: Told, most: int) -> tuple[Series, list[Text], list[str]]:
+    """All curves of a run, the texts that it gave on its way, and what of its files is damaged."""
     found: Series = {}
     texts: list[Text] = []
-    for process, row in rows(run):
-        kind, step = str(row.get("kind", "")), row.get("step")
-        if not isinstance(step, int | float) or isinstance(step, bool):
-            continue
-        if kind == "sample" and len(texts) < MOST_SAMPLES:
-            parts = [("prompt", hide(str(row.get("prompt", "")))), ("text", hide(str(row.get("text", ""))))]
-            texts.append(Text(f"After update {step:,}", parts))
-            continue
-        name = {"train": "each update", "held_out": HELD}.get(kind, kind)
-        who = [name, *(f"{w} {row[w]}" for w in ("member",) if w in row), *([f"process {process}"] if process else [])]
-        for key, value in row.items():
-            if key in WITHOUT or not (_number(value) or _unreal(value)):
-                continue
-            lines = found.setdefault(key, {})
-            if (label := ", ".join(who)) in lines or len(lines) < MOST_LINES:
-                lines.setdefault(label, Thinned(most)).add(float(step), float(value))
-    return found, texts
+    damaged: list[str] = []
+    for file in points.files(run.run.folder):
+        at = points.Position()
+        try:
+            for row in points.rows(file, at):
+                if row["kind"] == "sample" and len(texts) < MOST_SAMPLES:
+                    parts = [(what, hide(str(row.get(what, "")))) for what in ("prompt", "text")]
+                    texts.append(Text(f"After update {row.get('step', 0):,}", parts))
+                else:
+                    _add(found, row, points.process_of(file), run.run.started or 0.0, most)
+        except SourceError as why:
+            damaged.append(str(why))
+        damaged += at.problems[:MOST_DAMAGED]
+        damaged += [f"{file.name}: {at.damaged - MOST_DAMAGED:,} more lines are damaged"] * (at.damaged > MOST_DAMAGED)
+    return found, texts, damaged
 
 
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _unreal(value: Any) -> bool:
-    """Whether it is a number that JSON has none for."""
-    return isinstance(value, str) and value in ("nan", "inf", "-inf")
+def _add(found: Series, row: Mapping[str, Any], process: str, began: float, most: int) -> None:
+    """The values of a row, over its update, or where it has none over seconds since the run began."""
+    step, time = row.get("step"), row.get("time")
+    if step is None and time is None:
+        return
+    over, x = (UPDATE, float(step)) if step is not None else (SECONDS, float(time or 0) - began)
+    name = {"train": EACH, "held_out": HELD, points.POINT: ""}.get(row["kind"], str(row["kind"]))
+    who = [name, f"member {row['member']}" if "member" in row else "", f"process {process}" if process else ""]
+    label = ", ".join(filter(None, who))
+    for key, value in points.values_of(row):
+        lines = found.setdefault((key, over), {})
+        if key not in WITHOUT and (label in lines or len(lines) < MOST_LINES):
+            lines.setdefault(label, Thinned(most)).add(x, value)
 
 
 def curves(found: Series) -> list[Chart]:
     """A chart for each that was measured more than once."""
-    ordered = sorted(found, key=lambda key: FIRST.index(key) if key in FIRST else len(FIRST))
+    ordered = sorted(found, key=lambda key: FIRST.index(key[0]) if key[0] in FIRST else len(FIRST))
     charts = []
-    for key in ordered:
-        lines = {name: t for name, t in found[key].items() if len(t.points) > 1}
+    for key, over in ordered:
+        lines = {name: t for name, t in found[key, over].items() if len(t.points) > 1}
         if lines and not _constant(lines):
-            charts.append(
-                chart(
-                    TITLES.get(key, key.replace("_", " ")).capitalize(),
-                    "update",
-                    lines,
-                    log=False if key in LINEAR else None,
-                )
-            )
+            title = TITLES.get(key, key.replace("_", " "))
+            log = False if key in LINEAR else None
+            charts.append(chart(f"{title[:1].upper()}{title[1:]}", over, lines, log=log))
     return charts
 
 
@@ -112,14 +86,14 @@ def _constant(lines: Mapping[str, Thinned]) -> bool:
 
 def compared(runs: Sequence[Told], most: int) -> Chart | None:
     """The losses of several runs: of what is held out, or where none has that, of what was trained on."""
-    for kind, title in ((HELD, "Held-out loss"), ("each update", "Training loss")):
+    for kind, title in ((HELD, "Held-out loss"), (EACH, "Training loss")):
         lines: dict[str, Thinned] = {}
         for run in runs:
-            points = series(run, most)[0].get("loss", {}) if len(lines) < MOST_LINES else {}
-            lines |= {_named(run.label, n): t for n, t in points.items() if n.startswith(kind) and len(t.points) > 1}
+            found = series(run, most)[0].get(("loss", UPDATE), {}) if len(lines) < MOST_LINES else {}
+            lines |= {_named(run.label, n): t for n, t in found.items() if n.startswith(kind) and len(t.points) > 1}
         if lines:
             rest = f" The first {MOST_LINES} lines." if len(lines) > MOST_LINES else ""
-            return chart(title, "update", dict(list(lines.items())[:MOST_LINES]), rest)
+            return chart(title, UPDATE, dict(list(lines.items())[:MOST_LINES]), rest)
     return None
 
 
@@ -130,14 +104,14 @@ def _named(label: str, name: str) -> str:
 
 def chart(title: str, x_label: str, lines: Mapping[str, Thinned], more: str = "", *, log: bool | None = None) -> Chart:
     """Lines, each with its band where points stand for several."""
-    points = {name: t.points for name, t in lines.items()}
-    quiet = [name for name in points if name.startswith("each update") and len(points) > 1]
+    drawn = {name: t.points for name, t in lines.items()}
+    quiet = [name for name in drawn if name.startswith(EACH) and len(drawn) > 1]
     table = Table(
         title,
         ("line", x_label, "mean", "least", "largest"),
         [
             (name, Figure(x, form=",.0f"), *(Figure(v, form=".4g") for v in (mean, low, high)))
-            for name, some in points.items()
+            for name, some in drawn.items()
             for x, mean, low, high in some
         ],
     )
@@ -146,10 +120,10 @@ def chart(title: str, x_label: str, lines: Mapping[str, Thinned], more: str = ""
     def draw(width: int) -> Markup:
         height = 250 if width <= NARROW else 300
         bottom = height - 40
-        x = scale([p[0] for some in points.values() for p in some], 52, width - 10, log=False, pad=0.01)
-        y = scale([v for some in points.values() for p in some for v in p[2:]], bottom, 26, log=log)
+        x = scale([p[0] for some in drawn.values() for p in some], 52, width - 10, log=False, pad=0.01)
+        y = scale([v for some in drawn.values() for p in some for v in p[2:]], bottom, 26, log=log)
         parts = [frame(x, y, x_label, title.lower() + (", by magnitudes" if y.log else ""), bottom)]
-        for i, (name, some) in enumerate(points.items()):
+        for i, (name, some) in enumerate(drawn.items()):
             band = [(x(p[0]), y(p[3])) for p in some] + [(x(p[0]), y(p[2])) for p in reversed(some)]
             body = [path(band, f"band {colour(i)}f", closed=True)] if any(p[2] != p[3] for p in some) else []
             thin = " quiet" if name in quiet else ""
@@ -168,8 +142,8 @@ def chart(title: str, x_label: str, lines: Mapping[str, Thinned], more: str = ""
                     class_="line",
                 )
             )
-        return svg(width, height, f"{title} over {x_label}: {len(points)} lines", joined(parts))
+        return svg(width, height, f"{title} over {x_label}: {len(drawn)} lines", joined(parts))
 
-    marks = [line(1, 7, 21, 7, f"s {colour(i)}{' quiet' if n in quiet else ''}") for i, n in enumerate(points)]
-    key = legend(list(points), marks) if len(points) > 1 else Markup("")
+    marks = [line(1, 7, 21, 7, f"s {colour(i)}{' quiet' if n in quiet else ''}") for i, n in enumerate(drawn)]
+    key = legend(list(drawn), marks) if len(drawn) > 1 else Markup("")
     return Chart(title, draw, table, " ".join([*about, more.strip()]).strip(), key)

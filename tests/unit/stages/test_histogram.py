@@ -32,7 +32,17 @@ def test_every_value_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         for counts in (spread.before, spread.after, spread.error):
             assert counts.sum() == row["values"]
         assert (spread.encoding, spread.name) == (row["encoding"], spread.name)
+        bins = row["bins"]
+        assert (bins["before"], bins["after"], bins["error"]) == tuple(
+            [int(n) for n in counts] for counts in (spread.before, spread.after, spread.error)
+        )
+        assert (bins["edges"], bins["near"]) == tuple([float(e[0]), float(e[-1])] for e in (spread.edges, spread.near))
     packed, kept = found.values()
+    assert sum(packed["bins"]["codes"].values()) == packed["values"]
+    assert {int(code) for code in packed["bins"]["codes"]} <= {*range(16)}
+    assert sum(packed["bins"]["scales"].values()) == packed["values"] // 32
+    assert max(map(int, packed["bins"]["scales"])) <= 0
+    assert "codes" not in kept["bins"]
     assert packed["sqnr_db"] == pytest.approx(18.8, abs=0.2)
     assert packed["largest_after"] in (0.25, 0.375, 0.5, 0.75)
     assert kept["largest_before"] == kept["largest_after"]

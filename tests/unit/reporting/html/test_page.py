@@ -1,0 +1,307 @@
+"""A page is well-formed, says what the records say, reaches nowhere, and nothing that it shows can act."""
+
+import json
+import re
+from base64 import b64encode
+from dataclasses import dataclass, field
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from pipeline import redact
+from pipeline.errors import StorageError
+from pipeline.records.run import Run, read
+from pipeline.reporting.html import page
+from tests.cases import written_runs
+from tests.cases.written_runs import HOSTILE
+
+VOID = {"meta", "link", "br", "img", "input", "wbr", "hr"}
+REMOTE = re.compile(r"(?:src|href|action|xlink:href)\s*=\s*[\"']?+(?!#|data:,)|url\(|@import|https?://(?!www\.w3\.org)")
+
+
+@dataclass
+class Node:
+    tag: str
+    attributes: dict[str, str]
+    children: list["Node"] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+    def all(self, tag: str) -> list["Node"]:
+        return [*([self] if self.tag == tag else []), *(found for c in self.children for found in c.all(tag))]
+
+    @property
+    def text(self) -> str:
+        return "".join([*self.texts, *(c.text for c in self.children)])
+
+
+class Strict(HTMLParser):
+    """Fails where an element is not closed, or closed that was not opened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Node("", {})
+        self.open = [self.root]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute twice: {attrs}"
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        raise AssertionError(f"<{tag}/>: HTML has no such elements")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag, f"</{tag}> closes something else"
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].texts.append(data)
+
+
+def parsed(text: str) -> Node:
+    parser = Strict()
+    parser.feed(text)
+    parser.close()
+    assert [n.tag for n in parser.open] == [""]
+    return parser.root
+
+
+def everything(folder: Path) -> Run:
+    """A run of all there may be."""
+    bins = {"edges": [-1, 1], "before": [1, 4, 1], "after": [0, 6, 0], "near": [-1, 1], "error": [2, 2, 2]}
+    row = {"encoding": "e2m1", "values": 6, "bins": {**bins, "codes": {"0": 5, "7": 1}, "scales": {"-3": 2}}}
+    results = {
+        "evaluate": written_runs.scored(61.5, 0.0123),
+        "histogram": {"tensors": {"model.a": row}, "figures": {}},
+        "generate": {"prompts": ["Once"], "texts": ["upon a time"], "figures": {}},
+        "other": {"answer": 42},
+    }
+    return written_runs.write(
+        folder, tensors=written_runs.layers(4), results=results, training=written_runs.updates(500)
+    )
+
+
+def test_a_page_is_well_formed_and_every_chart_has_its_table(tmp_path: Path) -> None:
+    root = parsed(page.html([everything(tmp_path / "a")]))
+    ids = [
+        n.attributes["id"]
+        for tag in ("section", "h2", "main", "details", "div", "button")
+        for n in root.all(tag)
+        if "id" in n.attributes
+    ]
+    assert len(ids) == len({*ids})
+    assert {a.attributes["href"] for a in root.all("a")} <= {f"#{i}" for i in ids}
+    for section in root.all("section"):
+        assert section.attributes["aria-labelledby"] in ids
+    titles = [s.all("h2")[0].text for s in root.all("section")]
+    assert titles == [
+        "Summary",
+        "Stages",
+        "Quantization error",
+        "Histograms",
+        "Results",
+        "Training",
+        "Text",
+        "Configuration",
+        "Environment",
+        "Files",
+    ]
+    figures = root.all("figure")
+    assert len(figures) >= 9
+    for figure in figures:
+        assert figure.all("figcaption")[0].all("h3")[0].text
+        drawings = [svg for svg in figure.all("svg") if "aria-label" in svg.attributes]
+        assert len(drawings) == 2  # wide and narrow
+        (table,) = figure.all("table")
+        assert table.all("caption")[0].text
+        assert len(table.all("tbody")[0].all("tr")) > 0
+    assert all(t.all("caption") for t in root.all("table"))
+
+
+def test_numbers_are_those_of_the_manifest(tmp_path: Path) -> None:
+    run = everything(tmp_path / "a")
+    root = parsed(page.html([run]))
+    manifest = json.loads((run.folder / "manifest.json").read_text())
+    tables = {t.all("caption")[0].text: t for t in root.all("table")}
+
+    def numbers(caption: str) -> list[list[float | None]]:
+        cells = [row.all("td") for row in tables[caption].all("tbody")[0].all("tr")]
+        return [[float(c.attributes["data-v"]) if "data-v" in c.attributes else None for c in row] for row in cells]
+
+    def heads(caption: str) -> list[str]:
+        return [row.all("th")[0].text for row in tables[caption].all("tbody")[0].all("tr")]
+
+    by_name = dict(zip(heads("Quantization error by tensor"), numbers("Quantization error by tensor"), strict=True))
+    for row in manifest["tensors"]:
+        assert by_name[row["name"]][1:4] == [row["count"], row["max_abs"], row["rmse"]]
+        assert by_name[row["name"]][4] == (pytest.approx(row["sqnr_db"], rel=1e-12) if row["sqnr_db"] else None)
+    for stage, row in zip(manifest["stages"], numbers("Stages"), strict=True):
+        assert row[1:] == [stage["tensors"], stage["nbytes_in"], stage["nbytes_out"], stage["seconds"]]
+    memory, time = numbers("Planned and measured")
+    assert memory == [2000, 1500, -25]
+    assert time == [None, 3.25, None]
+    (matrix,) = [c for c in tables if c.startswith("Quantization error over layers")]
+    exact = tables[matrix].all("tr")[-1].all("td")[-1]
+    assert exact.text == "exact"
+    assert "data-v" not in exact.attributes
+    cards = {c.all("dt")[0].text: c.all("dd")[0] for c in root.all("div") if c.attributes.get("class") == "card"}
+    assert float(cards["perplexity"].attributes["data-v"]) == 61.5
+    assert float(cards["bits a weight"].attributes["data-v"]) == 4.0
+    assert float(cards["KL"].attributes["data-v"]) == 0.0123
+
+
+def test_several_runs(tmp_path: Path) -> None:
+    runs = written_runs.sweep(tmp_path)
+    root = parsed(page.html(runs))
+    tables = {t.all("caption")[0].text: t for t in root.all("table")}
+    labels = [row.all("th")[0].text for row in tables["Runs"].all("tbody")[0].all("tr")]
+    assert labels == [f"quant={q} seed={s}" for s in range(3) for q in ("mxfp4", "int8")]
+    assert [h.text for h in tables["What differs"].all("thead")[0].all("th")][2:] == labels
+    assert [row.all("th")[0].text for row in tables["What differs"].all("tbody")[0].all("tr")] == [
+        "quant",
+        "seed",
+    ]
+    front = [row.all("td")[-1].text for row in tables["perplexity over bits a weight"].all("tbody")[0].all("tr")]
+    assert front == ["no other beats it"] + ["–"] * 5  # the first is smallest and best
+    lines = [g for g in root.all("g") if g.attributes.get("class") == "line" and "data-key" in g.attributes]
+    assert {g.attributes["data-key"] for g in lines} == {*labels}
+    assert {d.attributes.get("id") for d in root.all("details")} >= {f"run-{n}" for n in range(6)}
+
+
+def test_nothing_is_remote_and_only_our_script_runs(tmp_path: Path) -> None:
+    text = page.html([everything(tmp_path / "a"), everything(tmp_path / "b")])
+    assert not REMOTE.findall(text)
+    root = parsed(text)
+    (policy,) = [m.attributes["content"] for m in root.all("meta") if "http-equiv" in m.attributes]
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    for tag in ("script", "style"):
+        (one,) = root.all(tag)
+        digest = b64encode(sha256(one.text.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+    styled = [n for n in [root] if n.all("style")]
+    assert styled
+    assert " style=" not in text.partition("<body>")[2]
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    """Wherever somebody may write: nothing becomes an element, an attribute, or a direction of text."""
+    names = [written_runs.tensor(f"{HOSTILE}.{n}.w") for n in range(2)]
+    table = {"title": HOSTILE, "columns": [HOSTILE, HOSTILE], "rows": [[HOSTILE, HOSTILE]], "streamed": False}
+    results = {
+        HOSTILE: {"tables": [table], "figures": {HOSTILE: 1.5}, "facts": {HOSTILE: HOSTILE}},
+        "generate": {"prompts": [HOSTILE], "texts": [HOSTILE]},
+    }
+    rows = [{"kind": HOSTILE, "step": n, HOSTILE: n / 2, "loss": n} for n in range(1, 4)]
+    rows += [{"kind": "sample", "step": 1, "prompt": HOSTILE, "text": HOSTILE}]  # type: ignore[dict-item]
+    runs = [
+        written_runs.write(
+            tmp_path / f"{n}<b>&'\"", command=(f"x={n}{HOSTILE}",), tensors=names, results=results, training=rows,
+            config={HOSTILE: {HOSTILE: f"{n}{HOSTILE}"}}, versions={HOSTILE: HOSTILE}, encodings={HOSTILE: 1},
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    plain = parsed(page.html([everything(tmp_path / "plain")]))
+    for given in (runs[:1], runs):
+        text = page.html(given, title=HOSTILE)
+        root = parsed(text)
+        assert len(root.all("script")) == len(plain.all("script")) == 1
+        assert root.all("img") == root.all("b") == []
+        assert not [n for n in _all(root) for a in n.attributes if a.startswith("on")]
+        assert "\u202e" not in text
+        assert "\x1b" not in text
+        assert "{{7*7}}" in text  # and not 49
+        assert "owned" in root.all("title")[0].text
+
+
+def _all(node: Node) -> list[Node]:
+    return [node, *(found for c in node.children for found in _all(c))]
+
+
+def test_secrets_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redact, "_values", {})
+    redact.learn({"MY_KEY": "s3cr3t-value"})
+    run = written_runs.write(
+        tmp_path / "a", command=("model.source=https://me:pw12345@host/x?token=abcdef",),
+        results={"generate": {"prompts": ["s3cr3t-value"], "texts": ["s3cr3t-value"]}},
+        training=[{"kind": "sample", "step": 1, "prompt": "s3cr3t-value", "text": "s3cr3t-value"}],
+        config={"key": "s3cr3t-value", "list": ["s3cr3t-value"]}, inputs=[{"path": "s3cr3t-value", "nbytes": 1}],
+    )  # fmt: skip
+    text = page.html([run])
+    for secret in ("s3cr3t", "pw12345", "abcdef"):
+        assert secret not in text
+    assert "${oc.env:MY_KEY}" in text
+
+
+def test_runs_that_did_not_end_or_cannot_be_read(tmp_path: Path) -> None:
+    going = written_runs.write(tmp_path / "going", complete=False, training=written_runs.updates(50))
+    torn = written_runs.write(tmp_path / "torn")
+    (torn.folder / "manifest.json").write_text('{"run": ')
+    foreign = written_runs.write(tmp_path / "foreign")
+    (foreign.folder / "manifest.json").write_text('{"hello": 1}')
+    text = page.html([going])
+    assert "The run is interrupted" in text or "The run is running" in text
+    assert [s.attributes["id"] for s in parsed(text).all("section")] == ["summary", "training", "config"]
+    for folder in (torn.folder, foreign.folder):
+        assert " of ours" in page.html([read(folder)])
+    assert len(parsed(page.html([going, read(torn.folder), read(foreign.folder)])).all("section")) >= 2
+
+
+def test_a_section_whose_records_are_not_as_expected_says_so(tmp_path: Path) -> None:
+    """What stages give is theirs: no schema holds it."""
+    results = {"histogram": {"tensors": {"a": {"encoding": "x", "bins": {}}}}, "other": {"tables": [{"title": "x"}]}}
+    root = parsed(page.html([written_runs.write(tmp_path / "a", results=results)]))
+    notes = [p.text for p in root.all("p") if "problem" in p.attributes.get("class", "")]
+    assert [note for note in notes if "missing: 'edges'" in note]
+    assert [note for note in notes if "missing: 'rows'" in note]
+
+
+def test_torn_and_foreign_rows_of_metrics_are_none(tmp_path: Path) -> None:
+    run = written_runs.write(tmp_path / "a", complete=False, training=written_runs.updates(40))
+    with (run.folder / "metrics.jsonl").open("ab") as file:
+        file.write(
+            b'[1, 2]\n"text"\n{"kind": "train", "step": "x", "loss": 1}\n\xff\xfe\n{"kind": "train", "step": 41, "lo'
+        )
+    (run.folder / "metrics.1.jsonl").write_text(
+        '{"kind": "train", "step": 1, "loss": "nan"}\n{"kind": "train", "step": 2, "loss": 3}\n'
+    )
+    root = parsed(page.html([run]))
+    loss = next(t for t in root.all("table") if t.all("caption")[0].text == "Loss")
+    found = [(r.all("th")[0].text, float(r.all("td")[0].attributes["data-v"])) for r in loss.all("tbody")[0].all("tr")]
+    assert max(x for name, x in found if name == "each update") == 40
+    notes = [p.text for p in root.all("p") if "problem" in p.attributes.get("class", "")]
+    assert len([note for note in notes if "metrics.jsonl:" in note]) >= 3
+    assert not [x for name, x in found if "process 1" in name]  # one point is no line
+
+
+def test_a_page_stays_small_whatever_the_runs_are(tmp_path: Path) -> None:
+    """A sweep of forty jobs with five hundred tensors each, and a training as long; and it says what it left out."""
+    kinds = [f"mlp.experts.kind_{n}" for n in range(12)]
+    runs = [
+        written_runs.write(
+            tmp_path / f"job{n}", command=(f"quant=q{n}", f"seed={n}"), tensors=written_runs.layers(40, kinds),
+            results={"evaluate": written_runs.scored(60 + n, 0.1 / (n + 1))},
+            training=written_runs.updates(3000 if n < 3 else 300), nbytes_out=900 + n,
+        )
+        for n in range(40)
+    ]  # fmt: skip
+    nbytes = page.write(runs, tmp_path / "out/page.html")
+    assert nbytes == (tmp_path / "out/page.html").stat().st_size < 3_000_000
+    root = parsed((tmp_path / "out/page.html").read_text())
+    notes = [p.text for p in root.all("p") if "note" in p.attributes.get("class", "")]
+    assert any("stand on the pages of single runs only" in note for note in notes)
+    assert len(next(t for t in root.all("table") if t.all("caption")[0].text == "Runs").all("tbody")[0].all("tr")) == 40
+    one = page.html(runs[:1])
+    assert len(one.encode()) < 1_500_000
+    assert "errors.csv of the run has the other 80" in one
+    assert "Each point is the mean of 16 of 3,000" in one
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    run = written_runs.write(tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="file"):
+        page.write([run], tmp_path / "file/page.html")

@@ -1,0 +1,54 @@
+"""Long series lose points and nothing else: means, least and largest are those of what was given."""
+
+import math
+import random
+
+import pytest
+
+from pipeline.reporting.html.scales import label, scale
+from pipeline.reporting.html.thinned import Thinned
+
+
+def given(values: list[float], most: int = 8) -> Thinned:
+    found = Thinned(most)
+    for x, y in enumerate(values):
+        found.add(x, y)
+    return found
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 16, 17, 31, 32, 33, 1000, 12345])
+def test_what_is_put_together(count: int) -> None:
+    rng = random.Random(count)
+    values = [rng.lognormvariate(0, 3) for _ in range(count)]
+    found = given(values)
+    assert len(found.points) <= 8
+    assert (found.given, found.lost) == (count, 0)
+    at = 0
+    for x, mean, low, high in found.points:
+        some = values[at : int(x) + 1]
+        assert mean == pytest.approx(sum(some) / len(some))
+        assert (low, high) == (min(some), max(some))
+        at = int(x) + 1
+    assert at == count  # the last point is there
+    assert bool(found.about) == (count > 8)
+
+
+def test_what_is_not_finite_is_counted() -> None:
+    found = given([1.0, math.nan, 3.0, math.inf])
+    assert [p[1] for p in found.points] == [1.0, 3.0]
+    assert found.about == "2 of them are not finite, and left out."
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[0.0], [5.0, 5.0], [1e-9, 1.0], [-3.0, 7.0], [68.2, 68.6], [1e12, 3e12], [2.0, 90.0], [1e-300, 1e300], []],
+)
+def test_axes_hold_what_they_are_of(values: list[float]) -> None:
+    axis = scale(values, 0, 100)
+    for value in values:
+        assert -1e-6 <= axis(value) <= 100 + 1e-6
+    ticks = axis.ticks()
+    assert ticks == sorted(ticks)
+    assert 1 <= len(ticks) <= 14
+    assert len({label(t, ticks) for t in ticks}) == len(ticks)
+    assert all(-1e-6 <= axis(t) <= 100 + 1e-6 for t in ticks)
