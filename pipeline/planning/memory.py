@@ -3,7 +3,9 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
@@ -108,7 +110,7 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
         ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
         plans.append(make_plan(run.stages, ctx))
         keyed(run, plans[i], digests.of)
-        plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i])]
+        plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i]), *_not_installed(run.tracker)]
         if not conf.address:  # or it may well be one of several, of which others are workers (dask-mpi)
             plans[i].problems += started_several(max(map(_processes, plans[i].nodes.values()), default=1))
         plans[i].problems += [refused[i]] if i in refused else []
@@ -167,6 +169,14 @@ def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
             if not conf.address and amount > conf.resources.get(tag, 0):
                 text = f"needs {amount} of resource {tag!r}; dask.resources has {conf.resources.get(tag, 'none')}"
                 yield Problem(f"stages.{node.name}", text)
+
+
+def _not_installed(tracker: Any) -> Iterator[Problem]:
+    """Packages that the run's tracker needs; they are looked for, and not imported."""
+    for module, extra in tracker.needs.items() if tracker is not None else ():
+        if find_spec(module) is None:
+            yield Problem("tracker", f"needs the package {module!r}, which is not installed: pip install '{extra}'")
+            return
 
 
 def _processes(node: Node) -> int:

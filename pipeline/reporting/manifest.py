@@ -70,6 +70,7 @@ class Report(Card):
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exports: stage → the folder that it exported to.
         found: stage → where its result was kept, which an earlier run had found; its times are of then.
+        tracked: where a tracker was told of it: `place`, `run` there, and `problem`, where it was not told all.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
 
@@ -99,6 +100,7 @@ class Report(Card):
     nbytes_source: int = 0
     encodings: dict[str, int] = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
+    tracked: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -335,9 +337,7 @@ def write_config(path: Path, tree: Mapping[str, Any]) -> None:
 
 def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
     """errors.csv, metrics.jsonl and, last, manifest.json."""
-    record = asdict(report)
-    for key in ("command", "results"):
-        record[key] = redact.tree(record[key])
+    record = _recorded(report)
     try:
         with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
@@ -359,7 +359,17 @@ def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
             file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
-    write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
+    write_manifest(run_dir, report)
+
+
+def write_manifest(run_dir: Path, report: Report) -> None:
+    """manifest.json."""
+    write_json(run_dir / "manifest.json", {"weightmill": 1, **_recorded(report)})
+
+
+def _recorded(report: Report) -> dict[str, Any]:
+    """A report without secrets."""
+    return asdict(report) | {key: redact.tree(getattr(report, key)) for key in ("command", "results")}
 
 
 def _rows_of_stages(file: Path) -> list[str]:
