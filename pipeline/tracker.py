@@ -80,6 +80,10 @@ class Tracker(Protocol):
         """Where it collects, for people; the same place, the same words."""
 
     @property
+    def host_nbytes(self) -> int:
+        """Memory that its client takes in the process that tells it, for plans."""
+
+    @property
     def needs(self) -> Mapping[str, str]:
         """Modules that have to be there → what installs them: `{"mlflow": "weightmill[mlflow]"}`."""
 

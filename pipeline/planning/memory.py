@@ -109,6 +109,7 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
     for i, (run, run_dir) in enumerate((job.run, job.run_dir) for job in jobs):
         ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
         plans.append(make_plan(run.stages, ctx))
+        plans[i].tracker_nbytes = run.tracker.host_nbytes if run.tracker is not None else 0
         keyed(run, plans[i], digests.of)
         plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i]), *_not_installed(run.tracker)]
         if not conf.address:  # or it may well be one of several, of which others are workers (dask-mpi)
@@ -216,7 +217,7 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
     if conf.address:
         held = tensors * PER_TENSOR_WORKER
         return MemoryPlan(BASE_WORKER + kept + held, task, conf.threads_per_worker, allowed, model)
-    held = tensors * PER_TENSOR + files * PER_FILE
+    held = tensors * PER_TENSOR + files * PER_FILE + max((plan.tracker_nbytes for plan in plans), default=0)
     if conf.scheduler == "distributed":
         held += chunks * PER_CHUNK_CLUSTER + tensors * PER_TENSOR_CLIENT
         base = BASE_CLIENT + workers * (BASE_WORKER + kept + tensors * PER_TENSOR_WORKER) + held

@@ -15,6 +15,7 @@ from typing import Any
 from pipeline.errors import StorageError
 from pipeline.tracker import Point, State, Tracked, told
 
+HOST_NBYTES = 60 << 20  # with its libraries imported and 5,000 points told, 48 MiB were measured
 # Nobody is told how it is used; what is set already stays.
 SETTINGS = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
@@ -43,6 +44,10 @@ class Trackio:
     @property
     def place(self) -> str:
         return f"Trackio in {self._folder}, project {self.project}"
+
+    @property
+    def host_nbytes(self) -> int:
+        return HOST_NBYTES
 
     @property
     def needs(self) -> Mapping[str, str]:
