@@ -29,14 +29,17 @@ def main(words: Sequence[str]) -> int:
         said = f" {' '.join(given.words)}" if given.words else ""
         raise ConfigError(f"reproduce{said}: which run? One, by its folder or name: reproduce RUN [--out DIR]")
     from pipeline.records.registry import find
+    from pipeline.records.run import is_run, read
     from pipeline.reporting import console
     from pipeline.reporting.progress import progress
     from pipeline.running.reproduce import before, reproduced
 
-    runs = find(outputs, given.words)
+    [word] = given.words
+    there = [place for place in (Path(word).expanduser().absolute(), outputs / word) if is_run(place)]
+    runs = [read(there[0])] if there else find(outputs, [word])  # the name of a run may look like a condition
     if len(runs) != 1:
         names = some([run.name for run in runs])
-        raise ConfigError(f"reproduce {given.words[0]}: one run at a time; that are {len(runs)}: {names}")
+        raise ConfigError(f"reproduce {word}: one run at a time; that are {len(runs)}: {names}")
     was = before(runs[0])
     out = Path(given.out).expanduser().absolute() if given.out else _fresh(outputs / FOLDER, runs[0].name)
     with ExitStack() as stack:

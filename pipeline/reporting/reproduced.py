@@ -4,6 +4,7 @@ Nothing is read here but what the runs wrote down; `pipeline.running.reproduce` 
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from pipeline.figures import Figure
 from pipeline.reporting.card import Card
 from pipeline.reporting.manifest import MOST_SHOWN, Report
 from pipeline.tables import table
+from pipeline.tensors.spec import group_of
 from pipeline.terminal import line
 from pipeline.tracker import Point
 
@@ -52,6 +54,7 @@ class Reproduction(Card):
     Attributes:
         of, out: folders of the run and of the new one.
         findings: what is not the same, in the order of the graph.
+        changed: files that are no longer what the run wrote, as its own record has it, and their tensors.
         counts: what was compared: kind → how many.
         made_of: stage and what is new in what it is made of.
         environment: what, then, now; of what is in no key.
@@ -64,6 +67,7 @@ class Reproduction(Card):
     out: Path
     findings: tuple[Finding, ...]
     counts: Mapping[str, int]
+    changed: tuple[Finding, ...] = ()
     made_of: tuple[tuple[str, str], ...] = ()
     environment: tuple[tuple[str, str, str], ...] = ()
     left_out: tuple[str, ...] = ()
@@ -72,7 +76,7 @@ class Reproduction(Card):
 
     @property
     def same(self) -> bool:
-        return not self.findings
+        return not self.findings and not self.changed
 
     @property
     def exit_code(self) -> int:
@@ -81,44 +85,76 @@ class Reproduction(Card):
     @property
     def first(self) -> str:
         """The first stage, as the graph has them, that is made of something else or gave something else; empty when all
-        is the same."""
-        if self.same:
+        is the same as was recorded."""
+        if not self.findings:
             return ""
         strange = {f.node for f in self.findings} | {node for node, _ in self.made_of}
         return next((name for name in self.order if name in strange), self.findings[0].node)
 
     @property
     def verdict(self) -> str:
-        counted = ", ".join(f"{n:,} {kind}{'s' * (n != 1)}" for kind, n in self.counts.items() if n)
         if self.same:
-            return f"the same, bit for bit: {counted}"
-        kinds = {f.kind: sum(g.kind == f.kind for g in self.findings) for f in self.findings}
-        differ = ", ".join(f"{n:,} {kind}{'s' * (n != 1)}" for kind, n in kinds.items())
+            return f"the same, bit for bit: {_counted(self.counts)}"
+        if not self.findings:
+            since = _counted(_kinds(self.changed))
+            return f"it gives what its record says, bit for bit; what changed on disk since then: {since}"
         because = [text for node, text in self.made_of if node == self.first]
         why = f" ({some(because, most=3)})" if because else ""
         if not self.made_of:
-            why = ", which is made of the same: it gives other bits each time, or by what is around it"
-        return f"not the same: {differ} differ; the first stage that does is {self.first}{why}"
+            why = ", and it is made of the same: it gives other bits each time, or because of what is around it"
+        return f"not the same: {_counted(_kinds(self.findings))}; the first stage that differs is {self.first}{why}"
 
     @property
     def shown(self) -> list[Any]:
-        found: list[Any] = []
-        if self.findings:
-            rows = [
-                (f.node, f.kind, line(f.name), line(f.then), line(f.now), "" if f.off is None else f"{f.off:+.3g}")
-                for f in self.findings[:MOST_SHOWN]
-            ]
-            more = len(self.findings) - MOST_SHOWN
-            columns = ("stage", "", "name", "then", "now", "off")
-            found.append(table("Not the same", columns, rows, right=(5,), drop=("", "stage")))
-            found += [f"and {more:,} more, in reproduced.json"] if more > 0 else []
+        found: list[Any] = [*_findings("Not the same", self.findings), *_findings("Changed on disk", self.changed)]
         if self.made_of:
-            found.append(_lines("Made of something else", ("stage", "new"), self.made_of))
+            stages: dict[str, list[str]] = {}
+            for node, text in self.made_of:
+                stages.setdefault(text, []).append(node)
+            rows = [(text, some(nodes)) for text, nodes in stages.items()]
+            found.append(_lines("Made of something else", ("new", "in"), rows))
         if self.environment:
             found.append(_lines("Around it", ("", "then", "now"), self.environment))
         if self.left_out:
             found.append(f"not compared, as times and speeds: {some(self.left_out, most=8)}")
-        return [*found, *self.notes, self.verdict, self.out]
+        return [*found, *self.notes, self.verdict, self.out.parent]
+
+
+def _kinds(findings: Sequence[Finding]) -> Mapping[str, int]:
+    return Counter(finding.kind for finding in findings)
+
+
+def _counted(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{n:,} {kind}{'s' * (n != 1)}" for kind, n in counts.items() if n)
+
+
+def _findings(title: str, findings: Sequence[Finding]) -> list[Any]:
+    """A table of those of the same kind and of the tensor of every layer as one line, in which the first one stands."""
+    alike: dict[tuple[str, str, str], list[Finding]] = {}
+    for one in findings:
+        alike.setdefault((one.node, one.kind, group_of(one.name)), []).append(one)
+    rows = []
+    for (node, kind, name), those in [*alike.items()][:MOST_SHOWN]:
+        first = those[0]
+        off = f"{first.off:+.3g}" if first.off is not None else ""
+        times = f"×{len(those)}" if len(those) > 1 else ""
+        rows.append((f"{node} {kind}".strip(), line(name), times, _brief(first.then), _brief(first.now), off))
+    columns = ("what", "name", "", "then", "now", "off")
+    more = len(alike) - MOST_SHOWN
+    return [
+        *([table(title, columns, rows, right=(2, 3, 4, 5), drop=("", "then"))] if rows else []),
+        *([f"and {more:,} more kinds, in reproduced.json"] if more > 0 else []),
+    ]
+
+
+def _brief(text: str) -> str:
+    """A digest or a number by what tells it from another."""
+    if re.fullmatch(r"[0-9a-f]{32}", text):
+        return f"{text[:6]}…"
+    try:
+        return f"{float(text):.6g}"
+    except ValueError:
+        return line(text)
 
 
 def _lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:

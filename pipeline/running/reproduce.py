@@ -19,7 +19,7 @@ from pipeline.errors import SourceError, StorageError, WeightmillError, some
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
 from pipeline.records.run import CONFIG, MANIFEST, METRICS, Run
-from pipeline.reporting.manifest import Report
+from pipeline.reporting.manifest import Report, plain
 from pipeline.reporting.reproduced import (
     ABSENT,
     Finding,
@@ -167,47 +167,48 @@ def _compared(was: Before, report: Report, out: Path, verify: Verify) -> Reprodu
     found += differing(e, f, "error")
     u, v = (updates_of(_points(folder), trains, left_out) for folder in (was.run.folder, out / RUN))
     found += differing(u, v, "update")
-    files, tensors = _files(was, report, now, out, verify)
-    found = [*files.findings, *tensors, *found]
+    files = _files(was, report, now, out, verify)
+    found = [*files.findings, *found]
     rank = {name: i for i, name in enumerate(order)}
     found.sort(key=lambda one: rank.get(one.node, len(order)))
     new = [(n, str(d)) for n, d in was.description.new_in(now) if d.section not in ("takes", "place", "files")]
     around = [row for row in surroundings(then, report) if row[1] != row[2]]
     counts = {"file": files.compared, "metric": len(a), "error": len(e), "update": len(u)}
     return Reproduction(
-        was.run.folder, out / RUN, tuple(found), counts, tuple(new), tuple(around), tuple(sorted(left_out)),
-        (*notes, *files.notes), order,
+        was.run.folder, out / RUN, tuple(found), counts, tuple(files.changed), tuple(new), tuple(around),
+        tuple(sorted(left_out)), (*notes, *files.notes), order,
     )  # fmt: skip
 
 
 @dataclass
 class _Files:
+    """What came of comparing files; see `Reproduction`."""
+
     findings: list[Finding]
-    compared: int
+    changed: list[Finding]
     notes: list[str]
+    compared: int = 0
 
 
-def _files(was: Before, report: Report, now: Description, out: Path, verify: Verify) -> tuple[_Files, list[Finding]]:
+def _files(was: Before, report: Report, now: Description, out: Path, verify: Verify) -> _Files:
     """Files of both, and of those exports that have others, tensors."""
     then, here = _named(was.report), _named(report)
-    found = _Files([], 0, [])
-    strange: dict[str, None] = {}
+    found = _Files([], [], [])
+    strange: dict[str, list[Finding]] = {}  # stage → where its tensors go that are not the same
     for stage, name in dict.fromkeys([*then, *here]):
         a, b = then.get((stage, name), {}), here.get((stage, name), {})
         found.compared += 1
         if (x := a.get("xxh3_128", ABSENT)) != (y := b.get("xxh3_128", ABSENT)):
             found.findings.append(Finding(stage, "file", name, x, y))
-            strange[stage] = None
+            strange[stage] = found.findings
         if a and (path := _moved(was, Path(a["path"]))).is_file():
             if (digest := digest_file(path).xxh3_128) != x:
-                changed = f"{name} (changed since it was written)"
-                found.findings.append(Finding(stage, "file", changed, x, str(digest)))
-                strange[stage] = None
+                found.changed.append(Finding(stage, "file", name, x, str(digest)))
+                strange.setdefault(stage, found.changed)
         elif a:
             found.notes.append(f"{path}: is gone since it was written; its record is compared")
     exports = {stage: Path(place) for stage, place in was.report.exports.items() if stage in strange}
     pairs = {s: (_moved(was, place), Path(report.exports[s])) for s, place in exports.items() if s in report.exports}
-    tensors: list[Finding] = []
     for stage, (one, other) in (pairs | dict(_kept(was, now, out))).items():
         if not one.exists():
             found.notes.append(f"{stage}: {one} is gone, so its tensors cannot be compared")
@@ -217,17 +218,16 @@ def _files(was: Before, report: Report, now: Description, out: Path, verify: Ver
         except WeightmillError as why:
             found.notes.append(f"{stage}: its tensors cannot be compared: {why}")
             continue
-        tensors += _tensors(stage, result)
-        if result["same"] and not result["recoded"] and stage in strange:
+        strange.setdefault(stage, found.findings).extend(_tensors(stage, result))
+        if result["same"] and not result["recoded"] and stage in exports:
             found.notes.append(f"{stage}: all tensors are equal, bit for bit; the files differ in what is around them")
-    return found, tensors
+    return found
 
 
 def _tensors(stage: str, result: Mapping[str, Any]) -> Iterator[Finding]:
     """What `stages.verify` found."""
     for name, error in result["differing"].items():
-        now = f"{error['values']:,} values, RMSE {float(error['rmse']):.3g}"
-        yield Finding(stage, "tensor", name, "", now, float(error["max_abs"]))
+        yield Finding(stage, "tensor", name, "", f"RMSE {float(error['rmse']):.3g}", float(error["max_abs"]))
     for name in result["recoded"]:
         yield Finding(stage, "tensor", name, "", "equal values, coded in other bits")
     for text in result["structure"]:
@@ -279,9 +279,5 @@ def _points(folder: Path) -> list[Any]:
 
 
 def _plain(found: Reproduction) -> dict[str, Any]:
-    return {
-        "weightmill": 1, "same": found.same, "verdict": found.verdict, "first": found.first, "of": str(found.of),
-        "out": str(found.out), "counts": dict(found.counts), "findings": [asdict(f) for f in found.findings],
-        "made_of": [list(row) for row in found.made_of], "environment": [list(row) for row in found.environment],
-        "left_out": list(found.left_out), "notes": list(found.notes),
-    }  # fmt: skip
+    said = {"weightmill": 1, "same": found.same, "verdict": found.verdict, "first": found.first}
+    return {**said, **plain(asdict(found))}
