@@ -18,23 +18,41 @@ from pipeline.errors import ConfigError, PlanError, Problem
 _BY_NAME = re.compile(r"\$\{oc\.env:([^{},]+)(?:,([^{}]*))?\}")
 
 
-def again(tree: Mapping[str, Any], changed: Callable[[str], str] = lambda text: text) -> RunConfig:
+Change = Callable[[str, str], str]
+"""(dotted place, text) → text."""
+
+
+def again(
+    tree: Mapping[str, Any], changed: Callable[[str], str] = lambda text: text,
+    literal: Callable[[str, str], bool] = lambda where, text: False,
+) -> RunConfig:  # fmt: skip
     """The run of a resolved config; nobody is told of it (`tracker`).
 
     Args:
         changed: what a text of it is to be, as places that are others now.
+        literal: whether the text at a dotted place, `stages.generate.prompt`, is what was typed, whatever is in it.
 
     Raises:
         ConfigError: what it says by name is not set, or was left out of it, or it is of an earlier version.
     """
-    given = _each({key: tree[key] for key in tree if key in (*Spine.__dataclass_fields__, "stages")}, changed)
+    given = _each(
+        {key: tree[key] for key in tree if key in (*Spine.__dataclass_fields__, "stages")},
+        lambda where, text: changed(text),
+    )
     if not isinstance(given.get("stages"), Mapping) or not given["stages"]:
         raise ConfigError("config.yaml: has no stages")
-    problems = [Problem(where, why) for where, text in _texts(given) if (why := _lost(text))]
+    problems: list[Problem] = []
+
+    def checked(where: str, text: str) -> str:
+        if not literal(where, text) and (why := _lost(text)):
+            problems.append(Problem(where, why))
+        return text
+
+    _each(given, checked)
     if problems:
         raise PlanError(problems, exit_code=ConfigError.exit_code)
     learned: dict[str, str] = {}
-    values = _each(given, lambda text: _followed(text, learned))
+    values = _each(given, lambda where, text: text if literal(where, text) else _followed(text, learned))
     redact.learn(learned)
     resolver = Resolver(allowed_packages())
     spine = resolver.typed({k: v for k, v in values.items() if k != "stages"}, Spine, "config")
@@ -73,16 +91,9 @@ def _followed(text: str, learned: dict[str, str]) -> str:
     return _BY_NAME.sub(value, text)
 
 
-def _each(value: Any, change: Callable[[str], str]) -> Any:
+def _each(value: Any, change: Change, at: str = "") -> Any:
     if isinstance(value, str):
-        return change(value)
+        return change(at, value)
     if isinstance(value, Mapping):
-        return {key: _each(item, change) for key, item in value.items()}
-    return [_each(item, change) for item in value] if isinstance(value, list) else value
-
-
-def _texts(value: Any, at: str = "") -> list[tuple[str, str]]:
-    if isinstance(value, str):
-        return [(at, value)]
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    return [found for key, item in pairs for found in _texts(item, f"{at}.{key}".lstrip("."))]
+        return {key: _each(item, change, f"{at}.{key}".lstrip(".")) for key, item in value.items()}
+    return [_each(item, change, f"{at}[{i}]") for i, item in enumerate(value)] if isinstance(value, list) else value

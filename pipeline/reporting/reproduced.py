@@ -24,7 +24,7 @@ DIFFER = 7  # exit code
 TIMES = re.compile(r"(.*_)?(s|seconds|per_s|mfu)|timings|mfu")
 PLACES, SHOWN = ("read_from",), ("tables", "summary", "form", "better")
 RATES = re.compile(r"(.*/)?(m?s|min|h)|% of .*")  # units
-ABSENT = "nothing"
+ABSENT, AFTER = "nothing", " after update "
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,14 @@ def _findings(title: str, findings: Sequence[Finding]) -> list[Any]:
     """A table of those of the same kind and of the tensor of every layer as one line, in which the first one stands."""
     alike: dict[tuple[str, str, str], list[Finding]] = {}
     for one in findings:
-        alike.setdefault((one.node, one.kind, group_of(one.name)), []).append(one)
+        group = group_of(one.name.partition(AFTER)[0])
+        alike.setdefault((one.node, one.kind, group), []).append(one)
     rows = []
     for (node, kind, name), those in [*alike.items()][:MOST_SHOWN]:
         first = those[0]
         off = f"{first.off:+.3g}" if first.off is not None else ""
         times = f"×{len(those)}" if len(those) > 1 else ""
+        name = first.name if AFTER in first.name else name
         rows.append((f"{node} {kind}".strip(), line(name), times, _brief(first.then), _brief(first.now), off))
     columns = ("what", "name", "", "then", "now", "off")
     more = len(alike) - MOST_SHOWN
@@ -219,7 +221,7 @@ def updates_of(points: Sequence[Point], stage: str, left_out: set[str]) -> dict[
         if TIMES.fullmatch(name) or name.endswith("_per_s"):
             left_out.add(name)
         else:
-            found[stage, f"{kind}/{name}{f'/{member}' * bool(member)} after update {point.step}"] = point.value
+            found[stage, f"{kind}/{name}{f'/{member}' * bool(member)}{AFTER}{point.step}"] = point.value
     return found
 
 

@@ -5,6 +5,7 @@ in no key is written down with every run (`pipeline.records.environment`), so th
 """
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import chdir, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,7 @@ from pipeline.reporting.reproduced import (
 from pipeline.running.description import Description, read_description
 from pipeline.running.results import FOLDER
 from pipeline.running.runner import execute
+from pipeline.running.target import MARKER
 from pipeline.running.tracking import points_of
 
 FILE, RUN = "reproduced.json", "run"
@@ -133,7 +135,14 @@ def _elsewhere(was: Before, out: Path) -> RunConfig:
             return str(absolute[place])
         return _here(text)
 
-    config = again(was.tree, moved)
+    def literal(where: str, text: str) -> bool:
+        """A text that a key has as it is; of what stands for something else it has a digest."""
+        _, stage, field = f"{where}..".split(".", 2)
+        said = was.description.nodes.get(stage, {}).get("parts", {}).get("config", {})
+        held = said.get(field.rstrip("."), said.get(re.sub(r"\[\d+\]$", "", field.rstrip("."))))
+        return text == held or (isinstance(held, list) and text in held)
+
+    config = again(was.tree, moved, literal)
     dask = replace(config.spine.dask, address=None)
     paths = replace(config.spine.paths, outputs=str(out), run=str(out / RUN))
     spine = replace(config.spine, paths=paths, dask=dask, overwrite=False, digest_inputs=True)
@@ -241,6 +250,8 @@ def _named(report: Report) -> dict[tuple[str, str], dict[str, Any]]:
     found, exports = {}, report.exports
     for file in report.outputs:
         path = Path(file["path"])
+        if path.name == MARKER:  # says whose export it is, and nothing of the model
+            continue
         stage = next((s for s, place in exports.items() if path.is_relative_to(place)), "")
         name = path.relative_to(exports[stage]).as_posix() if stage else path.name
         found[stage, path.name if name == "." else name] = file
