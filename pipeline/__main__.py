@@ -120,7 +120,7 @@ def _job(cfg: DictConfig) -> Any:
     command = unresolved(HydraConfig.get().overrides.task)
     with progress(run.spine.progress) as events:
         report = execute(run, run_dir, command, events)
-    from pipeline.reporting.manifest import tables
+    from pipeline.reporting.tables import tables
 
     console.out(*tables(report, seen=run.spine.progress and console.one_place()), *report.places)
     return report

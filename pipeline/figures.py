@@ -51,3 +51,9 @@ def cell(value: Any) -> Cell:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Figure(value, form="")
     return str(value)
+
+
+def figures_of(result: Any) -> dict[str, Cell]:
+    """What a stage's result, as a report has it, wants to see compared."""
+    given = result.get("figures") if isinstance(result, Mapping) else None
+    return {str(name): cell(value) for name, value in given.items()} if isinstance(given, Mapping) else {}

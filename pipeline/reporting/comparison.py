@@ -11,11 +11,11 @@ from typing import Any
 
 from pipeline.config.names import place_name
 from pipeline.errors import StorageError, some
-from pipeline.figures import Cell, Figure, cell
+from pipeline.figures import Cell, Figure, cell, figures_of
 from pipeline.redact import hide
 from pipeline.reporting import console
 from pipeline.reporting.card import Card
-from pipeline.reporting.manifest import Report, figures_of
+from pipeline.reporting.manifest import Report
 from pipeline.reporting.trainings import curve, losses, over_seeds, settings
 from pipeline.tables import shortened, table
 from pipeline.tensors.spec import UNQUANTIZED, called

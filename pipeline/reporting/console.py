@@ -87,8 +87,9 @@ def _grouped(why: PlanError) -> list[str]:
 def plan_tables(plan: Any) -> list[Any]:
     """The plan as tables: stages and edges, tensors by group, files, totals."""
     from pipeline.planning.wiring import store_of
-    from pipeline.reporting.manifest import chosen, ignored_table, left_out
+    from pipeline.reporting.manifest import chosen, left_out
     from pipeline.reporting.mesh import mesh_tables, placements, show_mesh
+    from pipeline.reporting.tables import ignored_table
     from pipeline.stage import Checkpoint
     from pipeline.tensors.spec import group_of
 

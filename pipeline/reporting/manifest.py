@@ -1,45 +1,34 @@
-"""What a run did, as data (manifest.json, metrics.jsonl, errors.csv) and as tables for the console."""
+"""What a run did, as data: the record that `manifest.json` is."""
 
-import csv
-import json
 import math
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline import redact
 from pipeline.config.spine import RunConfig
 from pipeline.digest import Digested, digest_file
-from pipeline.errors import StageError, StorageError, short, shown
-from pipeline.figures import Cell, Figure, cell
-from pipeline.files import write_json
+from pipeline.errors import StageError, short
+from pipeline.figures import Figure, figures_of
 from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.records.environment import environment
 from pipeline.reporting.card import Card
-from pipeline.reporting.sizes import against_source, nbytes_of, source_nbytes
+from pipeline.reporting.sizes import nbytes_of, source_nbytes
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
-from pipeline.tables import table, unbroken
 from pipeline.tensors.spec import TensorSpec, encodings, group_of
 from pipeline.tensors.stats import ErrorStats
-from pipeline.terminal import line, safe
 from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
-MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
 DISTRIBUTIONS = ("weightmill", "numpy", "ml_dtypes", "dask", "distributed", "hydra-core", "omegaconf", "xxhash")
-
-
-METRICS = "metrics.jsonl"
-KINDS = ("stage", "error", "tensor", "figure", "run")  # of rows in it, beside those of stages
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -133,6 +122,8 @@ class Report(Card):
 
     @property
     def shown(self) -> list[Any]:
+        from pipeline.reporting.tables import tables  # which take reports
+
         pictures = sorted(Path(self.run).glob("*.png")) if Path(self.run).is_dir() else []
         return [*tables(self), *pictures, *self.places]
 
@@ -327,179 +318,3 @@ def _error_row(name: str, e: ErrorStats) -> dict[str, Any]:
         "name": name, "count": e.count, "max_abs": e.max_abs, "rmse": e.rmse,
         "sqnr_db": sqnr if abs(sqnr) != float("inf") else None, "sq_error": e.sq_error, "sq_signal": e.sq_signal,
     }  # fmt: skip
-
-
-def write_config(path: Path, tree: Mapping[str, Any]) -> None:
-    """The whole config as it was resolved, but for what came from the environment."""
-    import yaml
-
-    try:
-        path.write_text(yaml.safe_dump(dict(tree), sort_keys=False, allow_unicode=True), encoding="utf-8")
-    except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
-
-
-def write_records(run_dir: Path, run: RunConfig, report: Report) -> None:
-    """errors.csv, metrics.jsonl and, last, manifest.json."""
-    record = _recorded(report)
-    try:
-        with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-            columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(report.tensors)
-        came = _rows_of_stages(run_dir / METRICS)
-        with (run_dir / METRICS).open("w", encoding="utf-8") as file:
-            file.writelines(came)
-            for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
-                for row in rows:
-                    file.write(json.dumps({"kind": kind, **row}) + "\n")
-            for name, result in record["results"].items():
-                for label, value in figures_of(result).items():
-                    number, unit = (value.value, value.unit) if isinstance(value, Figure) else (value, "")
-                    said = {"kind": "figure", "stage": name, "name": label, "value": plain(number), "unit": unit}
-                    file.write(json.dumps(said) + "\n")
-            keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
-            file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
-    except OSError as why:
-        raise StorageError(f"{run_dir}: {why.strerror}") from None
-    write_manifest(run_dir, report)
-
-
-def write_manifest(run_dir: Path, report: Report) -> None:
-    """manifest.json."""
-    write_json(run_dir / "manifest.json", {"weightmill": 1, **_recorded(report)})
-
-
-def _recorded(report: Report) -> dict[str, Any]:
-    """A report without secrets."""
-    return asdict(report) | {key: redact.tree(getattr(report, key)) for key in ("command", "results")}
-
-
-def _rows_of_stages(file: Path) -> list[str]:
-    """The lines of a run's metrics that a stage wrote there while it was at work: those of no kind that is ours."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-    return [line for line in lines if json.loads(line).get("kind") not in KINDS]
-
-
-def tables(report: Report, *, seen: bool = False) -> list[Any]:
-    """What `console.out` takes: stages, errors by group, results, and one line of summary. Where a result has its own,
-    that was asked for, and not what each stage took.
-
-    Args:
-        seen: what stages stream stands there already, above.
-    """
-    stages = []
-    for row in report.stages:
-        taken, given, seconds = row["nbytes_in"] or row["nbytes_out"], row["nbytes_out"], row["seconds"]
-        rate = f"{show_bytes(max(taken, given) / seconds)}/s" if seconds > 1e-6 and given else "–"
-        sizes = (show_bytes(n) if given else "–" for n in (taken, given))  # a model that runs passes nothing on
-        stages.append((line(row["name"]), row["tensors"], *sizes, f"{seconds:.2f} s", rate))
-    verdicts = [str(v["summary"]) for v in report.results.values() if isinstance(v, Mapping) and "summary" in v]
-    columns: tuple[str, ...] = ("stage", "tensors", "in", "out", "time", "rate")
-    found: list[Any] = [] if verdicts else [table("Stages", columns, stages, right=range(1, 6))]
-    if report.errors:
-        errors: list[Sequence[str]] = []
-        for row in report.errors:
-            sqnr = "exact" if row["sq_error"] == 0 else f"{stats_of(row).sqnr_db:.2f} dB"
-            figures = (f"×{row['tensors']}", f"{row['max_abs']:.3g}", f"{row['rmse']:.3g}", sqnr)
-            errors.append((line(row["name"]), line(row.get("encoding", "")), *figures))
-        title = "Difference" if verdicts else "Quantization error"
-        columns = ("tensors", "as", "", "max abs", "RMSE", "SQNR")
-        mixed = len({name for name, *_ in errors}) < len(errors)  # else a scheme is plain from the group
-        if not mixed:
-            columns, errors = (columns[0], *columns[2:]), [(name, *figures) for name, _, *figures in errors]
-        drop = ["max abs", "RMSE"] if mixed else []
-        found.append(table(title, columns, errors, right=range(1 + mixed, len(columns)), drop=drop))
-    found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
-    for name, value in report.results.items():
-        came = seen and name not in report.found and not report.reused
-        found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
-    found += predicted_table(report.predicted)
-    found += [f"tracked: {text}" for key, text in report.tracked.items() if key == "place"]
-    if verdicts:
-        return [*found, *verdicts]
-    found += [f"{name}: {text}" for name, text in report.chosen.items()]
-    found += [f"{name}: from an earlier run: {unbroken(where)}" for name, where in report.found.items()]
-    reused, chunks = report.chunks["reused"], report.chunks["all"]
-    again = f", {reused} of {chunks} chunks from before" if reused else ""
-    against = against_source(report.nbytes_source, report.nbytes_bf16, report.nbytes_out)
-    change = against or f"{report.ratio:.2f}× smaller"
-    source = f"{show_bytes(report.nbytes_source)} in the source, " if against else ""
-    found.append(
-        f"{source}{show_bytes(report.nbytes_bf16)} as bf16 → {show_bytes(report.nbytes_out)} ({change}, "
-        f"{report.bits_per_weight:.3f} bits a weight), "
-        f"{report.seconds:.2f} s{again}"
-    )
-    return found
-
-
-def predicted_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """How far off the plan was."""
-    lines = []
-    for row in rows:
-        show = show_bytes if row["unit"] == "bytes" else show_seconds
-        planned = show(row["planned"]) if row["planned"] is not None else "no rate measured yet"
-        off = f"{100 * (row['measured'] / row['planned'] - 1):+z.0f} %" if row["planned"] else "–"
-        lines.append((row["what"], planned, show(row["measured"]), off))
-    return [table("Planned and measured", ("", "planned", "measured", "off"), lines, right=(1, 2, 3))] if lines else []
-
-
-def ignored_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What was left out and why: the same of many layers as one line, and not more lines than can be read."""
-    groups = Counter((r["stage"], group_of(r["tensor"]), r["reason"]) for r in rows)
-    lines = [(stage, tensor, f"×{n}", reason) for (stage, tensor, reason), n in groups.items()]
-    return _capped_table("Left out", ("by", "tensors", "", "because"), lines)
-
-
-def _declined_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """What chosen backends could not do."""
-    lines = [(r["op"], r["backend"], f"×{r['times']}", r["reason"], r["ran"]) for r in rows]
-    return _capped_table("Kernels that declined", ("op", "backend", "", "because", "ran instead"), lines)
-
-
-def _capped_table(title: str, columns: Sequence[str], lines: Sequence[tuple[str, ...]]) -> list[Any]:
-    if not lines:
-        return []
-    rows: list[Sequence[str]] = [tuple(map(line, row)) for row in lines[:MOST_SHOWN]]
-    rows += [(rest,) for rest in shown([], len(lines), MOST_SHOWN)]
-    return [table(title, columns, rows, right=[i for i, c in enumerate(columns) if not c])]
-
-
-def _tables_of(value: Any, *, but_streamed: bool = False) -> list[Any]:
-    """The tables that a result brings along; one of names and paths as lines, in which paths are whole."""
-    found: list[Any] = []
-    for given in value.get("tables", ()) if isinstance(value, Mapping) else ():
-        if isinstance(given, Mapping) and {"title", "columns", "rows"} <= set(given):
-            columns, rows = [str(c) for c in given["columns"]], [[cell(c) for c in row] for row in given["rows"]]
-            if but_streamed and given.get("streamed"):
-                continue
-            if not columns:  # lines; one in quotes is to be copied, and stays whole
-                found += [unbroken(row[0]) if str(row[0]).startswith("'") else str(row[0]) for row in rows]
-                continue
-            if not any(columns) and all(str(row[-1]).startswith("/") for row in rows):
-                found += [f"{row[0]}: {unbroken(row[-1])}" for row in rows]
-                continue
-            numeric = [i for i in range(len(columns)) if all(isinstance(row[i], Figure) for row in rows)]
-            found.append(table(str(given["title"]), columns, rows, right=numeric))
-    return found
-
-
-def figures_of(result: Any) -> dict[str, Cell]:
-    """What a stage's result, as a report has it, wants to see compared."""
-    given = result.get("figures") if isinstance(result, Mapping) else None
-    return {str(name): cell(value) for name, value in given.items()} if isinstance(given, Mapping) else {}
-
-
-def _result_table(name: str, value: Any) -> Any:
-    """A stage's result: a line for each of its fields or items, but for its summary, which ends what is shown."""
-    if isinstance(value, dict):
-        value = {k: v for k, v in value.items() if k != "summary"}
-    rows = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else [("", value)]
-    pairs = list(rows)
-    lines = []
-    for key, item in pairs[:MOST_SHOWN]:
-        text = safe(item if isinstance(item, str) else json.dumps(item, ensure_ascii=False))
-        lines.append((line(str(key)), short(text, WIDEST)))
-    lines += [(rest, "in manifest.json") for rest in shown([], len(pairs), MOST_SHOWN)]
-    return table(f"Result of {name}", ("", ""), lines)

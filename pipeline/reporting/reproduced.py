@@ -13,7 +13,8 @@ from typing import Any
 from pipeline.errors import some
 from pipeline.figures import Figure
 from pipeline.reporting.card import Card
-from pipeline.reporting.manifest import MOST_SHOWN, Report
+from pipeline.reporting.manifest import Report
+from pipeline.reporting.tables import MOST_SHOWN
 from pipeline.tables import table
 from pipeline.tensors.spec import group_of
 from pipeline.terminal import line

@@ -27,8 +27,9 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.reporting.manifest import METRICS, Report, build_report, versions, write_config, write_records
+from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
+from pipeline.reporting.writing import METRICS, write_config, write_records
 from pipeline.running import peak
 from pipeline.running.description import Description, describe, of_what_is_made, read_description, refuse
 from pipeline.running.exports import Exports, adopts, places_of
@@ -232,7 +233,7 @@ class Attempt:
         if self.tracking is not None:
             self.tracking.catch_up()
             report = replace(report, tracked=self.tracking.record)
-        write_records(run_dir, run, report)
+        write_records(run_dir, report)
         write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         if self.tracking is not None:
             report = completed(self.tracking, report)

@@ -12,7 +12,8 @@ from pipeline.errors import StageError
 from pipeline.figures import Figure
 from pipeline.planning.sweep import Job
 from pipeline.records.run import MANIFEST, read
-from pipeline.reporting.manifest import Report, write_manifest
+from pipeline.reporting.manifest import Report
+from pipeline.reporting.writing import write_manifest
 from pipeline.running.journal import locked
 from pipeline.running.tracking import FILE, Tracking, told_of
 from pipeline.tracker import Point, Tracked, Tracker

@@ -15,7 +15,8 @@ from pipeline.ops import Kernel
 from pipeline.planning.memory import plan_run
 from pipeline.planning.wiring import make_plan
 from pipeline.reporting import console
-from pipeline.reporting.manifest import MOST_SHOWN, ignored_table, left_out, tables
+from pipeline.reporting.manifest import left_out
+from pipeline.reporting.tables import MOST_SHOWN, ignored_table, tables
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.spec import TensorSpec

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.figures import Figure, cell
-from pipeline.reporting import comparison, console, manifest
-from pipeline.reporting.manifest import Report, figures_of, plain
+from pipeline.figures import Figure, cell, figures_of
+from pipeline.reporting import comparison, console, writing
+from pipeline.reporting.manifest import Report, plain
 from pipeline.running.results import keepable, packed, unpacked
 from pipeline.stage import Table
 
@@ -81,8 +81,7 @@ def test_jobs_are_compared_as_numbers(
 
 def test_metrics_have_a_line_for_every_figure(tmp_path: Path) -> None:
     report = replace(REPORT, results={"evaluate": evaluated(70.5), "other": {"figures": "none"}, "list": [1]})
-    run: Any = None
-    manifest.write_records(tmp_path, run, report)
+    writing.write_records(tmp_path, report)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = [line for line in lines if line["kind"] == "figure"]
     said = {"kind": "figure", "stage": "evaluate"}
@@ -92,7 +91,7 @@ def test_metrics_have_a_line_for_every_figure(tmp_path: Path) -> None:
         said | {"name": "worst", "value": "model.layers.0", "unit": ""},
     ]
     assert figures_of(report.results["other"]) == {}
-    assert asdict(Figure(1.0)).keys() == {"value", "unit", "form"}
+    assert asdict(Figure(1.0)).keys() == {"value", "unit", "form", "better"}
 
 
 def test_tables_of_a_kept_result_come_back() -> None:

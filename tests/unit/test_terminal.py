@@ -15,7 +15,8 @@ from rich.console import Console
 
 from pipeline.errors import PlanError, Problem
 from pipeline.reporting import console, progress
-from pipeline.reporting.manifest import Report, tables
+from pipeline.reporting.manifest import Report
+from pipeline.reporting.tables import tables
 from pipeline.tables import table
 from pipeline.terminal import _Descriptor, _Stream, line, safe
 

@@ -7,7 +7,8 @@ import pytest
 
 import pipeline
 from pipeline.reporting import console
-from pipeline.reporting.manifest import Report, tables
+from pipeline.reporting.manifest import Report
+from pipeline.reporting.tables import tables
 
 
 def test_layers_of_another_scheme_have_a_row_of_their_own(

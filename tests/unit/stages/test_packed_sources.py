@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.api import compose_run, run
 from pipeline.planning.memory import plan_run
-from pipeline.reporting import console, manifest
+from pipeline.reporting import console, manifest, tables
 from pipeline.rules import Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.testing.memory import checkpoint, same
@@ -109,8 +109,8 @@ def test_the_values_are_those_and_the_report_says_how_they_grew(gguf: Path, tmp_
     again = run([*given, "quant=none", "export=hf", f"paths.run={tmp_path}/none"])
     files = [(o["path"].rpartition("/")[2], o["xxh3_128"]) for o in report.outputs if o["path"].endswith("safetensors")]
     assert files == [(o["path"].rpartition("/")[2], o["xxh3_128"]) for o in again.outputs if "safetensors" in o["path"]]
-    assert "in the source, 2.6 MiB as bf16 → 2.6 MiB (2.63× larger than the source" in str(manifest.tables(report)[-1])
+    assert "in the source, 2.6 MiB as bf16 → 2.6 MiB (2.63× larger than the source" in str(tables.tables(report)[-1])
     assert report.encodings == {}
     back = run([*given, f"paths.run={tmp_path}/gguf"])
-    assert "as large as the source" in str(manifest.tables(back)[-1])
+    assert "as large as the source" in str(tables.tables(back)[-1])
     assert [*back.encodings] == ["int4/32/f16", "int8/32/f16"]
