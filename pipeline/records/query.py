@@ -1,11 +1,32 @@
-"""Conditions on runs, as typed: `quant=mxfp4`, `kl<0.01`, `state!=complete`."""
+"""Conditions on runs, as typed: `quant=mxfp4`, `kl<0.01`, `state!=complete`; and the order that runs are put in."""
 
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
-from pipeline.records.run import Run
+from pipeline.errors import ConfigError, did_you_mean, some
+from pipeline.records.run import STATES, Run, key_of
+from pipeline.records.typed import Kind, age, is_number, test
 
-CONDITION = re.compile(r"([\w.@-]+)\s*(!=|<=|>=|=|<|>)\s*(.*)")
+CONDITION = re.compile(r"([\w.@-]+)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+
+Field = tuple[Kind, Callable[[Run], Any]]
+FIELDS: dict[str, Field] = {
+    "name": ("word", lambda run: run.name),
+    "id": ("word", lambda run: run.id),
+    "state": ("word", lambda run: run.state),
+    "tag": ("word", lambda run: run.tags),
+    "sweep": ("word", lambda run: run.sweeps),
+    "model": ("word", lambda run: run.model),
+    "quant": ("word", lambda run: run.quant),
+    "host": ("word", lambda run: run.host),
+    "started": ("date", lambda run: run.started),
+    "age": ("age", lambda run: None if run.started is None else age(run.started)),
+    "seconds": ("seconds", lambda run: run.seconds),
+}
+SEVERAL = ("tag", "sweep")  # of which a run has any number
+HIGHER = ("top_1", "sqnr", "accuracy", "tokens_s", "tokens_per_second")  # better, where a record does not say
 
 
 def is_condition(word: str) -> bool:
@@ -13,7 +34,87 @@ def is_condition(word: str) -> bool:
 
 
 def matching(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
-    """Those of which all conditions hold."""
-    if conditions:
-        raise NotImplementedError("conditions")
-    return list(runs)
+    """Those of which all conditions hold.
+
+    Raises:
+        ConfigError: a condition on what no run has, or on what it cannot be.
+    """
+    found = list(runs)
+    for word in conditions:
+        holds = _test(word, runs)
+        found = [run for run in found if holds(run)]
+    return found
+
+
+def ordered(runs: Sequence[Run], by: str, *, reverse: bool = False) -> list[Run]:
+    """The best first, as `better` of the metric says: the lowest, unless the highest is; names and states by letters,
+    dates from the newest. Those that have no such value come last.
+
+    Raises:
+        ConfigError: no run has it.
+    """
+    if not runs:
+        return []
+    kind, value = _value(by, by, runs, several=False)
+    figures = [f for run in runs for name, f in run.metrics.items() if key_of(name) == key_of(by)]
+    down = kind == "date" or (by not in FIELDS and (any(f.better == "higher" for f in figures) or _higher(by, figures)))
+    having = [(value(run), run) for run in runs]
+    lacking = [run for x, run in having if x is None or (isinstance(x, float) and math.isnan(x))]
+    rest = [(x, run) for x, run in having if run not in lacking] if lacking else having
+    numbers = all(isinstance(x, int | float) for x, _ in rest)
+    key: Callable[[tuple[Any, Run]], Any] = (lambda one: one[0]) if numbers else (lambda one: str(one[0]))
+    return [run for _, run in sorted(rest, key=key, reverse=down != reverse)] + lacking
+
+
+def _higher(by: str, figures: Iterable[Any]) -> bool:
+    return key_of(by) in HIGHER and not any(f.better for f in figures)
+
+
+def _test(word: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
+    match = CONDITION.fullmatch(word)
+    if match is None:
+        raise ConfigError(f"{word}: no condition, such as quant=mxfp4, kl<0.01 or state!=complete")
+    name, sign, typed = match[1], match[2], match[3].strip()
+    kind, value = _value(word, name, runs)
+    if name == "state" and not any(c in typed for c in "*?[") and typed not in STATES:
+        raise ConfigError(f"{word}: {typed!r} is no state{did_you_mean(typed, STATES)}")
+    if kind == "number" and not is_number(typed) and sign in ("=", "!="):
+        kind = "word"
+    fits = test(word, sign, typed, kind)
+    if name in SEVERAL:
+        equals = test(word, "=" if sign == "!=" else sign, typed, kind)
+        return lambda run: any(map(equals, value(run))) == (sign != "!=")
+    return lambda run: fits(value(run))
+
+
+def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -> Field:
+    """What a name in a condition stands for: something of every run, a metric, or a setting.
+
+    Raises:
+        ConfigError: for nothing, or for several settings.
+    """
+    if name in FIELDS and (several or name not in SEVERAL):
+        return FIELDS[name]
+    key = key_of(name)
+    metrics = {key_of(n): f for run in runs for n, f in run.metrics.items()}
+    if key in metrics:
+        kind: Kind = {"B": "bytes", "s": "seconds"}.get(metrics[key].unit, "number")  # type: ignore[assignment]
+        return kind, lambda run: next((f.value for n, f in run.metrics.items() if key_of(n) == key), None)
+    settings = dict.fromkeys(setting for run in runs for setting in run.config)
+    fitting = [name] if name in settings else [s for s in settings if s.endswith(f".{name}")]
+    if len(fitting) > 1:  # what is typed goes to stages as well
+        fitting = [s for s in fitting if not s.startswith("stages.")] or fitting
+    if len(fitting) > 1:
+        raise ConfigError(f"{word}: {name!r} is any of {some(fitting)}; write more of it")
+    if fitting:
+        return "number" if _numeric(runs, fitting[0]) else "word", lambda run: run.config.get(fitting[0])
+    if not runs:
+        return "word", lambda run: None
+    known = [*FIELDS, *metrics]
+    near = {setting.rpartition(".")[2]: None for setting in settings if not setting.endswith("_")}
+    raise ConfigError(f"{word}: no run has a metric or a setting {name!r}{did_you_mean(name, [*known, *near])}")
+
+
+def _numeric(runs: Sequence[Run], setting: str) -> bool:
+    values = [run.config.get(setting) for run in runs]
+    return any(isinstance(v, int | float) and not isinstance(v, bool) for v in values)

@@ -1,35 +1,70 @@
 """A run as its folder tells it, whether it is complete, at work, or was killed; only what can be read whole counts."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.config.names import place_name
 from pipeline.errors import SourceError
 from pipeline.figures import Figure, cell
-from pipeline.files import read_whole
+from pipeline.files import read_whole, spoken
+from pipeline.records.tags import said_of
+from pipeline.records.tries import LOCK, held, journaled, last_try
+from pipeline.redact import hide
 
 DESCRIPTION, MANIFEST, METRICS, CONFIG = "run.json", "manifest.json", "metrics.jsonl", "config.yaml"
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
+VERSION = 1  # of manifests
 
-State = Literal["complete", "running", "interrupted", "unreadable"]
+State = Literal["complete", "running", "interrupted", "failed", "elsewhere", "unreadable"]
+STATES = ("complete", "running", "interrupted", "failed", "elsewhere", "unreadable")
+
+
+class Settings(Mapping[str, Any]):
+    """The resolved config of a run by dotted key; its file is read when somebody asks."""
+
+    def __init__(self, path: Path, known: Mapping[str, Any] | None = None):
+        self._path, self._known = path, known
+
+    def _all(self) -> Mapping[str, Any]:
+        if self._known is None:
+            self._known = read_config(self._path)
+        return self._known
+
+    def __getitem__(self, key: str) -> Any:
+        return self._all()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all())
+
+    def __len__(self) -> int:
+        return len(self._all())
 
 
 @dataclass(frozen=True)
 class Run:
     """Attributes:
     folder: absolute.
-    id: from its first try to its last.
-    name: of its folder.
-    state: `complete` with a manifest, `running` while a process holds it, `interrupted` otherwise; `unreadable`, when
-        its records are not ours or not whole, which `problems` says.
+    id: from its first try to its last; a copy has the same.
+    name: of its folder, within the folder of outputs where that is known.
+    state: `complete` with a manifest; without one `running` while a process holds its folder, `failed` when its last
+        try said why, `elsewhere` when that was on another host, which may be at work still, and `interrupted`
+        otherwise; `unreadable`, when its records are not ours or not whole, which `problems` says.
     started: seconds since the epoch; None: not known.
     seconds: what it took; None while it is not complete.
     command: the overrides that say what is made.
     metrics: what it found last, by name: `perplexity`, `KL`, `bits a weight`, …
     config: resolved, by dotted key.
     problems: files that are partial or foreign, and why.
+    model, quant: what its command calls them.
+    why: its last try failed.
+    host, pid: of its last try.
+    done: tasks that are journaled, of `total`; of a run that is not complete.
+    tags, notes: what people say of it.
+    sweeps: folders of sweeps that it is a job of, within the folder of outputs.
     """
 
     folder: Path
@@ -40,13 +75,52 @@ class Run:
     seconds: float | None = None
     command: tuple[str, ...] = ()
     metrics: Mapping[str, Figure] = field(default_factory=dict)
-    config: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    config: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
     problems: tuple[str, ...] = ()
+    model: str = ""
+    quant: str = ""
+    why: str = ""
+    host: str = ""
+    pid: int | None = None
+    done: int | None = None
+    total: int | None = None
+    tags: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    sweeps: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """All that stands in `manifest.json`; of a run that is not complete nothing."""
-        return _read(self.folder / MANIFEST) if (self.folder / MANIFEST).is_file() else {}
+        """All that stands in `manifest.json`; of a run that is not complete nothing.
+
+        Raises:
+            SourceError: it is no record of ours, or not whole.
+        """
+        return _manifest(self.folder / MANIFEST) if (self.folder / MANIFEST).is_file() else {}
+
+    @property
+    def reached(self) -> str:
+        """What its state comes to, in words: how far it came, why it failed, where it began, what cannot be read."""
+        if self.state == "complete":
+            return ""
+        far = f"{self.done:,} of {self.total:,} tasks" if self.total else f"{self.done:,} tasks" if self.done else ""
+        said = {
+            "failed": self.why,
+            "elsewhere": f"began on {self.host}; {far} journaled" if far else f"began on {self.host}",
+            "running": f"{far}, process {self.pid}" if self.pid else far,
+            "interrupted": far,
+            "unreadable": "; ".join(self.problems),
+        }
+        return said[self.state]
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from pipeline.tables import table
+
+        rows = [("state", f"{self.state}: {self.reached}" if self.reached else self.state), ("id", self.id)]
+        rows += [("command", " ".join(self.command)), ("model", self.model), ("quant", self.quant)]
+        rows += [(name, str(figure)) for name, figure in self.metrics.items()]
+        rows += [("tags", ", ".join(self.tags)), ("notes", "\n".join(self.notes)), ("folder", str(self.folder))]
+        return table(self.name, ("", ""), [row for row in rows if row[1]]).html
 
 
 def key_of(name: str) -> str:
@@ -65,29 +139,94 @@ def read(folder: Path) -> Run:
         SourceError: there is none.
     """
     if not is_run(folder):
-        raise SourceError(f"{folder}: is no folder of a run: it has no {DESCRIPTION}")
-    problems: list[str] = []
+        raise SourceError(f"{spoken(folder)}: is no folder of a run: it has no {DESCRIPTION}")
+    run = settled(as_written(folder), locked=(folder / LOCK).exists())
+    return replace(run, config=Settings(folder / CONFIG))
 
-    def said(name: str) -> dict[str, Any]:
+
+def as_written(folder: Path) -> Run:
+    """The run as its files tell it, whoever is at work; of one that is not complete `settled` says what it is."""
+    problems: list[str] = []
+    found: dict[str, Any] = {}
+    readers = {DESCRIPTION: _description, MANIFEST: _manifest}
+    for name, reader in readers.items():
         try:
-            return _read(folder / name) if (folder / name).is_file() else {}
+            found[name] = reader(folder / name) if (folder / name).is_file() else {}
         except SourceError as why:
             problems.append(str(why))
-            return {}
+    description, manifest = found.get(DESCRIPTION, {}), found.get(MANIFEST, {})
+    if problems:
+        description, manifest = {}, {}  # nothing of it is half read
+    command = tuple(map(str, description.get("command") or manifest.get("command", ())))
+    run = Run(folder, str(description.get("id", "")), folder.name, "unreadable" if problems else "interrupted")
+    try:
+        last, said = last_try(folder), said_of(folder)
+        run = replace(run, why=last.why, host=last.host, pid=last.pid, total=last.total, started=last.began)
+        run = replace(run, tags=said.tags, notes=said.notes)
+        if not manifest and not problems:
+            run = replace(run, done=journaled(folder))
+    except SourceError as why:
+        problems.append(str(why))
+    if problems:
+        return replace(run, state="unreadable", problems=tuple(problems))
+    run = replace(run, command=command, model=_model(command), quant=_choice(command, "quant") or "keep")
+    if not manifest:
+        return replace(run, state="failed" if run.why else "interrupted")
+    done = replace(run, state="complete", why="", total=None, started=manifest["started"], seconds=manifest["seconds"])
+    return replace(done, metrics=_metrics(manifest))
 
-    description, manifest = said(DESCRIPTION), said(MANIFEST)
-    return Run(
-        folder,
-        str(description.get("id", "")),
-        folder.name,
-        "unreadable" if problems else "complete" if manifest else "interrupted",
-        manifest.get("started"),
-        manifest.get("seconds"),
-        tuple(description.get("command") or manifest.get("command", ())),
-        _metrics(manifest),
-        _flat(_yaml(folder / CONFIG)),
-        tuple(problems),
-    )
+
+def settled(run: Run, *, locked: bool) -> Run:
+    """The run as it is at this moment.
+
+    Args:
+        locked: its folder has a lock, held or not.
+    """
+    if run.state not in ("interrupted", "failed") or not locked:
+        return run
+    if held(run.folder):
+        return replace(run, state="running", why="")
+    if run.state == "interrupted" and run.host and run.host != socket.gethostname():
+        return replace(run, state="elsewhere")
+    return run
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a config.yaml by dotted key; lists are values. Nothing where it cannot be read."""
+    import yaml
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
+    try:
+        # Both are safe loaders.
+        return _flat(yaml.load(read_whole(path), loader)) if path.is_file() else {}  # noqa: S506
+    except (SourceError, yaml.YAMLError, ValueError, RecursionError):
+        return {}
+
+
+def _description(path: Path) -> dict[str, Any]:
+    said = _read(path)
+    if not isinstance(said.get("id"), str) and not {"stages", "seed"} <= said.keys():  # of earlier versions
+        raise SourceError(f"{spoken(path)}: is no record of Weightmill: it has no id")
+    if not isinstance(said.get("command", []), list):
+        raise SourceError(f"{spoken(path)}: its command is no list of overrides")
+    return said
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    said = _read(path)
+    if said.get("weightmill") != VERSION:
+        is_ours = isinstance(said.get("weightmill"), int)
+        what = f"is of a later version ({said['weightmill']})" if is_ours else "is no record of Weightmill"
+        raise SourceError(f"{spoken(path)}: {what}; version {VERSION} is read")
+    numbers = ("started", "seconds", "nbytes_out", "nbytes_bf16")
+    wrong = [k for k in numbers if not isinstance(said.get(k, 0), int | float) or isinstance(said.get(k), bool)]
+    wrong += [k for k in ("results", "exports") if not isinstance(said.get(k, {}), dict)]
+    wrong += [k for k in ("command", "outputs", "tensors", "errors") if not isinstance(said.get(k, []), list)]
+    missing = [k for k in ("started", "seconds", "outputs") if k not in said]
+    if wrong or missing:
+        which = f"{wrong[0]} is of no such kind" if wrong else f"it has no {missing[0]}"
+        raise SourceError(f"{spoken(path)}: is not a whole record: {which}")
+    return said
 
 
 def _metrics(manifest: Mapping[str, Any]) -> dict[str, Figure]:
@@ -95,33 +234,49 @@ def _metrics(manifest: Mapping[str, Any]) -> dict[str, Figure]:
     found: dict[str, Figure] = {}
     for result in manifest.get("results", {}).values():
         figures = result.get("figures") if isinstance(result, Mapping) else None
-        for name, value in (figures or {}).items():
-            if isinstance(figure := cell(value), Figure):
-                found[name] = figure
-    if nbytes := manifest.get("nbytes_out"):
-        bits = 16 * nbytes / manifest["nbytes_bf16"]
-        found["bits a weight"] = Figure(bits, better="lower")
+        for name, value in figures.items() if isinstance(figures, Mapping) else ():
+            try:
+                figure = cell(value)
+            except (ValueError, TypeError):  # a form that no number has
+                continue
+            if isinstance(figure, Figure):
+                found[str(name)] = figure
+    if (nbytes := manifest.get("nbytes_out")) and (plain := manifest.get("nbytes_bf16")):
+        found["bits a weight"] = Figure(16 * nbytes / plain, better="lower")
         found["size"] = Figure(nbytes, "B", better="lower")
     return found
 
 
+def _choice(command: tuple[str, ...], group: str) -> str:
+    given = [o.partition("=")[2] for o in command if o.lstrip("+~").partition("=")[0] == group]
+    return hide(given[-1].strip("'\"")) if given else ""
+
+
+def _model(command: tuple[str, ...]) -> str:
+    """What the overrides call it: its option, or after where it lies."""
+    return _choice(command, "model") or hide(place_name(_choice(command, "model.source")))
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(read_whole(path, MOST_RECORD_NBYTES)))
-    except (ValueError, TypeError, RecursionError) as why:
-        raise SourceError(f"{path}: is no record of ours: {why}") from None
-
-
-def _yaml(path: Path) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(read_whole(path)) if path.is_file() else {}
-    except (SourceError, yaml.YAMLError):
-        return {}
+        said = json.loads(read_whole(path, MOST_RECORD_NBYTES))
+    except (ValueError, RecursionError) as why:
+        raise SourceError(f"{spoken(path)}: is partial, or no JSON: {why}") from None
+    if not isinstance(said, dict):
+        raise SourceError(f"{spoken(path)}: is no record of Weightmill: a {type(said).__name__} and no object")
+    return said
 
 
 def _flat(tree: Any, at: str = "") -> dict[str, Any]:
     if not isinstance(tree, Mapping):
-        return {at: tree}
+        return {at: _plain(tree)} if at else {}
     return {k: v for key, item in tree.items() for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a date that YAML reads is text."""
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

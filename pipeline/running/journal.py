@@ -8,6 +8,7 @@ import errno
 import fcntl
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -54,6 +55,10 @@ class Journal:
             self._file = None
 
 
+# Who lists runs has a lock for a moment, to see whether anybody does: not busy before that was so again and again.
+LOOKS, LOOK_S = 5, 0.01
+
+
 class Busy(StorageError):
     """Another process holds a lock."""
 
@@ -74,14 +79,19 @@ def locked(file: Path, busy: str, *, wait: Callable[[], None] | None = None) -> 
         StorageError: another process holds it, or it cannot be made.
     """
     made: list[Path] = []
+    looks = 0
     while True:
         try:
             if (fd := _taken(file, busy, made)) is not None:
                 break
         except Busy:
-            if wait is None:
+            if wait is not None:
+                wait()
+            elif looks < LOOKS:
+                looks += 1
+                time.sleep(LOOK_S)
+            else:
                 raise
-            wait()
     try:
         yield
     finally:

@@ -1,0 +1,137 @@
+"""The index: what was read from runs' folders, in one SQLite file beside them, so that it need not be read again.
+
+It is never the truth. A row counts while the stamps of the files that it was made from are what they were; the file is
+made anew when it is gone, damaged or of another version. It is never changed where it stands: whoever has read
+something new writes a copy under another name, and puts that in place in one rename. So nobody waits for anybody, no
+lock is needed, and of two who do so at once the later one wins; what it did not know is read again.
+"""
+
+import os
+import shutil
+import sqlite3
+import time
+import uuid
+from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import xxhash
+
+from pipeline.terminal import say
+
+NAME = ".index.sqlite"
+VERSION = 1  # of rows; an index of another one is made anew
+LEFT_S = 3600.0  # what a killed process left under another name goes after so long
+
+Table = Literal["records", "settings"]
+TABLES: tuple[Table, ...] = ("records", "settings")
+Rows = dict[str, tuple[str, str]]
+"""Name of a folder → stamp of the files that the row was made from, and the row, as JSON."""
+
+
+@dataclass
+class Index:
+    """Attributes:
+    folder: of outputs.
+    sound: the file as it stands can be gone on from.
+    """
+
+    folder: Path
+    sound: bool = True
+    _rows: dict[str, Rows] = field(default_factory=dict)
+
+    @property
+    def file(self) -> Path:
+        return self.folder / NAME
+
+    def rows(self, table: Table) -> Rows:
+        """What is known; a damaged file is said, and counts as nothing."""
+        if table not in self._rows:
+            try:
+                self._rows[table] = _read(self.file, table)
+            except FileNotFoundError:
+                self.sound, self._rows[table] = False, {}
+            except (sqlite3.Error, ValueError, OSError) as why:
+                say(f"{self.file}: the index is damaged ({why}), and made anew from the runs")
+                self.sound, self._rows = False, {one: {} for one in TABLES}
+        return self._rows[table]
+
+    def keep(self, table: Table, changed: Mapping[str, tuple[str, str]], gone: set[str]) -> None:
+        """Rows that are new, and those that go. A folder that cannot be written has no index."""
+        self.rows(table)
+        if not changed and not gone:
+            return
+        partial = self.file.with_name(f"{NAME}.{uuid.uuid4().hex}.partial")
+        try:
+            try:
+                if self.sound:
+                    shutil.copyfile(self.file, partial)
+                _write(partial, table, changed, gone)
+            except sqlite3.DatabaseError:  # whoever damaged it, it happened in this moment
+                partial.unlink(missing_ok=True)
+                _write(partial, table, {**self._rows[table], **changed}, gone)
+            partial.replace(self.file)
+            self.sound = True
+            _sweep(self.folder)
+        except (OSError, sqlite3.Error):
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+        self._rows[table] = {n: row for n, row in {**self._rows[table], **changed}.items() if n not in gone}
+
+
+def _read(file: Path, table: Table) -> Rows:
+    """All rows of a table.
+
+    Raises:
+        FileNotFoundError: there is none, or it is of another version.
+        sqlite3.Error, ValueError, OSError: it is damaged.
+    """
+    if not file.exists():
+        raise FileNotFoundError(file)
+    # Nobody changes it where it stands, so that SQLite takes no lock.
+    with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True)) as db:
+        if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            raise FileNotFoundError(file)
+        found: Rows = {}
+        for name, stamp, text, digest in db.execute(f"SELECT name, stamp, text, digest FROM {table}"):  # noqa: S608
+            if not isinstance(text, str) or not isinstance(name, bytes) or _digest(name, stamp, text) != digest:
+                raise ValueError("a row is not what was written")
+            found[os.fsdecode(name)] = (stamp, text)
+    return found
+
+
+def _write(file: Path, table: Table, changed: Mapping[str, tuple[str, str]], gone: set[str]) -> None:
+    with closing(sqlite3.connect(file, isolation_level=None)) as db:
+        db.execute("PRAGMA journal_mode=OFF")  # nobody sees the file before it is whole
+        db.execute("PRAGMA synchronous=OFF")  # what a power cut tears is damaged, and made anew
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
+        db.execute("BEGIN")
+        for one in TABLES:
+            db.execute(
+                f"CREATE TABLE IF NOT EXISTS {one} "
+                "(name BLOB PRIMARY KEY, stamp TEXT NOT NULL, text TEXT NOT NULL, digest BLOB NOT NULL)"
+            )
+        db.execute(f"PRAGMA user_version={VERSION}")
+        db.executemany(f"DELETE FROM {table} WHERE name = ?", [(os.fsencode(n),) for n in gone])  # noqa: S608
+        rows = ((os.fsencode(n), stamp, text) for n, (stamp, text) in sorted(changed.items()))
+        db.executemany(
+            f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)",  # noqa: S608
+            ((name, stamp, text, _digest(name, stamp, text)) for name, stamp, text in rows),
+        )
+        db.execute("COMMIT")
+
+
+def _digest(name: bytes, stamp: str, text: str) -> bytes:
+    found = xxhash.xxh3_64(name)
+    found.update(os.fsencode(f"{stamp}\n{text}"))
+    return found.digest()
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed processes left under other names."""
+    for left in folder.glob(f"{NAME}.*.partial*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > LEFT_S:
+                left.unlink()
