@@ -68,8 +68,8 @@ def before(run: Run) -> Before:
     """
     folder = run.folder
     if run.state != "complete" or not (folder / MANIFEST).is_file():
-        problems = f": {'; '.join(run.problems)}" if run.problems else ""
-        raise SourceError(f"{folder}: is {run.state}{problems}, so there is nothing whole to reproduce")
+        reached = f" ({run.reached})" if run.reached else ""
+        raise SourceError(f"{folder}: is {run.state}{reached}, so there is nothing whole to reproduce")
     description = read_description(folder)
     if description is None or not description.nodes or not (folder / CONFIG).is_file():
         raise SourceError(f"{folder}: was made by an earlier version of Weightmill: it lacks what it was made of")

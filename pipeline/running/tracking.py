@@ -31,7 +31,8 @@ AT_ONCE = 5000  # points that are handed on together
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # after the tracker failed, doubled each time
 KILLED_PATIENCE_S = 5.0  # whoever stops a run does not wait long
 NOT_FINITE = ("nan", "inf", "-inf")
-ABOUT = ("kind", "step", "member", "seed", "peak_rate", "time")  # what says of a row which it is
+POINT = "point"  # of a line that is one value
+ABOUT = ("kind", "step", "member", "seed", "peak_rate", "time", "stage")  # what says of a row which it is
 
 
 @dataclass
@@ -248,22 +249,21 @@ class Tracking:
 
 
 def points_of(line: bytes) -> list[Point]:
-    """The numbers of a line of metrics; of one that has none over steps, or is none of ours, nothing."""
+    """The numbers of a line of metrics; of one that has none, or is none of ours, nothing."""
     try:
         row = json.loads(line)
-        kind, step, time_s = row["kind"], int(row["step"]), float(row.get("time", time.time()))
-    except (ValueError, KeyError, TypeError):
+        kind, time_s = str(row["kind"]), float(row.get("time", time.time()))
+        step = None if row.get("step") is None else int(row["step"])
+    except (ValueError, KeyError, TypeError, AttributeError):
         return []
     of = f"/member {row['member']}" if "member" in row else ""
-    found = []
-    for name, value in row.items():
-        if (
-            name not in ABOUT
-            and not isinstance(value, bool)
-            and (isinstance(value, int | float) or value in NOT_FINITE)
-        ):
-            found.append(Point(f"{kind}/{name}{of}", float(value), step, time_s))
-    return found
+    if kind == POINT:
+        given, unit = {str(row.get("name")): row.get("value")}, str(row.get("unit", ""))
+    else:
+        given, unit = {f"{kind}/{name}": value for name, value in row.items() if name not in ABOUT}, ""
+        given = {} if step is None else given  # what the manifest has, too
+    numbers = {n: v for n, v in given.items() if type(v) in (int, float) or v in NOT_FINITE}
+    return [Point(f"{name}{of}", float(value), step, time_s, unit) for name, value in numbers.items()]
 
 
 def _whole_lines(file: Path, offset: int) -> bytes:

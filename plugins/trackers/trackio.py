@@ -79,7 +79,7 @@ class Trackio:
         for point in points:
             rows.setdefault((point.step, point.time), {})[point.name] = point.value
         steps = [step or 0 for step, _ in rows]
-        ids = [f"{step}/{'/'.join(sorted(row))}" for (step, _), row in rows.items()]
+        ids = [f"{time if step is None else step}/{'/'.join(sorted(row))}" for (step, time), row in rows.items()]
         self._log(tracked, [*rows.values()], steps, [time for _, time in rows], ids)
 
     def files(self, tracked: str, files: Mapping[str, Path]) -> None:
