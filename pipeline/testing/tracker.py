@@ -55,13 +55,14 @@ class TrackerContract:
     def run(self, tmp_path: Path) -> Tracked:
         folder = tmp_path / FOLDER
         folder.mkdir()
-        config = {"quant.element": "e2m1", "seed": 0, "a.b": None, "text": "Ümläut, 'quoted'\n${oc.env:X}", "list": [1, "a"]}
+        text = "Ümläut, 'quoted'\n${oc.env:X}"
+        config = {"quant.element": "e2m1", "seed": 0, "a.b": None, "text": text, "list": [1, "a"]}
         return Tracked(ID, FOLDER, folder, BEGAN, config, {"command": "quant=mxfp4"})
 
     def test_keeps_the_contract(self, one: Tracker) -> None:
         assert not lacking(one, Tracker)
         assert dataclasses.is_dataclass(one)
-        assert hash(one) == hash(dataclasses.replace(one))  # type: ignore[type-var]
+        assert hash(one) == hash(dataclasses.replace(one))
         assert one.place
         assert one.patience_s > 0
         assert one.host_nbytes > 0

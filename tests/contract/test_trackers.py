@@ -1,32 +1,40 @@
-"""What MLflow's SQLite store and Trackio's have of runs, read back by these libraries, is what the runs' folders have."""
+"""What MLflow's SQLite store and Trackio's have of runs, read back by these libraries, is what they were told."""
 
 import json
 import math
-import subprocess
+import shutil
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.records.run import read
-from pipeline.running.tracking import points_of
-from pipeline.testing.tracker import TrackerContract
+from pipeline.testing.tracker import FOLDER, TrackerContract
 from pipeline.tracker import Tracker, told
-from tests.cli.run import ROOT, kill_tree, pipeline, start
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of their libraries
 
-QUICK = ("experiment=digits", "stages=[init,train]", "train.steps=6", "train.look.every=2", "progress=false")
 ENDED = {"FINISHED": "complete", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
 
 
 class TestMLflow(TrackerContract):
+    empty: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    def _made(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """Tables of a store, which MLflow takes seconds to make."""
+        from plugins.trackers.mlflow import MLflow
+
+        request.cls.empty = tmp_path_factory.mktemp("mlflow") / "runs.db"
+        MLflow(f"sqlite:///{request.cls.empty}", "tests")._client.search_experiments()
+
     def tracker(self, place: Path) -> Tracker:
         from plugins.trackers.mlflow import MLflow
 
+        place.mkdir(exist_ok=True)
+        if not (place / "runs.db").exists():
+            shutil.copyfile(self.empty, place / "runs.db")
         return MLflow(f"sqlite:///{place}/runs.db", "tests")
 
     def client(self, tracker: Any) -> Any:
@@ -63,7 +71,8 @@ class TestTrackio(TrackerContract):
 
         place = tmp_path / "a place"
         for module in (cas, sqlite_storage, utils):
-            for name, path in (("TRACKIO_DIR", place), ("ARTIFACTS_DIR", place / "artifacts"), ("MEDIA_DIR", place / "media")):
+            places = {"TRACKIO_DIR": place, "ARTIFACTS_DIR": place / "artifacts", "MEDIA_DIR": place / "media"}
+            for name, path in places.items():
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, path)
         monkeypatch.setenv("TRACKIO_DIR", str(place))
@@ -84,11 +93,12 @@ class TestTrackio(TrackerContract):
     def config(self, tracker: Tracker, tracked: str) -> Mapping[str, str]:
         from trackio.sqlite_storage import SQLiteStorage
 
-        found = SQLiteStorage.get_run_config("tests", FOLDER_NAME, run_id=tracked)
+        found = SQLiteStorage.get_run_config("tests", FOLDER, run_id=tracked)
         return {key: told(value) for key, value in (found or {}).items()}
 
     def state(self, tracker: Tracker, tracked: str) -> str:
-        return str([row["state"] for row in sorted(self.rows(tracked), key=lambda r: r["timestamp"]) if "state" in row][-1])
+        rows = sorted(self.rows(tracked), key=lambda row: str(row["timestamp"]))
+        return str([row["state"] for row in rows if "state" in row][-1])
 
     def contents(self, tracker: Tracker, tracked: str) -> Mapping[str, bytes]:
         from trackio import cas
@@ -102,7 +112,4 @@ class TestTrackio(TrackerContract):
     def parent(self, tracker: Tracker, tracked: str) -> str:
         from trackio.sqlite_storage import SQLiteStorage
 
-        return str((SQLiteStorage.get_run_config("tests", FOLDER_NAME, run_id=tracked) or {}).get("_Group"))
-
-
-FOLDER_NAME = "run-1"
+        return str((SQLiteStorage.get_run_config("tests", FOLDER, run_id=tracked) or {}).get("_Group"))
