@@ -111,11 +111,15 @@ class Report(Card):
 
     @property
     def figures(self) -> list[dict[str, Any]]:
-        """What stages found, a row each: stage, name, value, unit; what pandas takes, as `stages`, `errors` and
+        """What stages found, a row each: stage, name, value, unit, better; what pandas takes, as `stages`, `errors` and
         `tensors` are."""
         return [
             {"stage": stage, "name": name}
-            | ({"value": v.value, "unit": v.unit} if isinstance(v, Figure) else {"value": v, "unit": ""})
+            | (
+                {"value": v.value, "unit": v.unit, "better": v.better}
+                if isinstance(v, Figure)
+                else {"value": v, "unit": "", "better": ""}
+            )
             for stage, result in self.results.items()
             for name, v in figures_of(result).items()
         ]

@@ -19,7 +19,8 @@ from pipeline.digest import digest_file
 from pipeline.errors import SourceError, StorageError, WeightmillError, some
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
-from pipeline.records.run import CONFIG, MANIFEST, METRICS, Run
+from pipeline.records import points
+from pipeline.records.run import CONFIG, MANIFEST, Run
 from pipeline.reporting.manifest import Report, plain
 from pipeline.reporting.reproduced import (
     ABSENT,
@@ -35,7 +36,8 @@ from pipeline.running.description import Description, read_description
 from pipeline.running.results import FOLDER
 from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
-from pipeline.running.tracking import points_of
+from pipeline.running.tracking import of_run
+from pipeline.tracker import Point
 
 FILE, RUN = "reproduced.json", "run"
 WEIGHTS = (".safetensors", ".gguf", ".npy")
@@ -284,9 +286,8 @@ def _of(description: Description, kind: str, order: Sequence[str]) -> str:
     return next((n for n in order if str(description.nodes[n]["parts"].get("stage", "")).endswith(f".{kind}")), "")
 
 
-def _points(folder: Path) -> list[Any]:
-    file = folder / METRICS
-    return [p for text in file.read_bytes().splitlines() for p in points_of(text)] if file.is_file() else []
+def _points(folder: Path) -> list[Point]:
+    return [p for file in points.files(folder) for p in of_run(points.points(file))]
 
 
 def _plain(found: Reproduction) -> dict[str, Any]:

@@ -10,29 +10,27 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 from pipeline.errors import SourceError, StageError
 from pipeline.files import read_whole, write_json
+from pipeline.records import points
 from pipeline.records.run import read
 from pipeline.redact import hide
 from pipeline.running.journal import Busy, locked
 from pipeline.tracker import Point, State, Tracked, Tracker
 
 FILE = "tracker.json"
-METRICS = "metrics*.jsonl"
-PIECE_NBYTES = 1 << 20  # that are read together
 EVERY_S = 1.0  # between two looks at what was written
 AT_ONCE = 5000  # points that are handed on together
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # after the tracker failed, doubled each time
 KILLED_PATIENCE_S = 5.0  # whoever stops a run does not wait long
-NOT_FINITE = ("nan", "inf", "-inf")
-POINT = "point"  # of a line that is one value
-ABOUT = ("kind", "step", "member", "seed", "peak_rate", "time", "stage")  # what says of a row which it is
 
 
 @dataclass
@@ -84,7 +82,7 @@ class Tracking:
         before = None if again else told_of(run.folder)
         if before is not None and (before.place, before.run) == (tracker.place, run.id):
             self._told = before
-        self._offsets: dict[Path, int] = {}
+        self._at: dict[Path, points.Position] = {}
         self._before = dict(self._told.steps)
         self._pause, self._not_before = PAUSE_S, 0.0
         self._begun, self._asked_tracker = threading.Event(), False
@@ -206,7 +204,7 @@ class Tracking:
             self._mend()
         if told.telling:
             told.steps = dict(self.tracker.last(told.tracked, [*told.steps]))
-            told.telling, self._before, self._offsets = False, dict(told.steps), {}
+            told.telling, self._before, self._at = False, dict(told.steps), {}
 
     def _mend(self) -> None:
         """Say of runs beside this one that were killed, and could not say it themselves, that they are."""
@@ -222,18 +220,20 @@ class Tracking:
                 write_json(file, vars(other))
 
     def _look(self) -> None:
-        """Tell what was written since the last look: lines that have come to their end."""
-        for file in sorted(self.run.folder.glob(METRICS)):
-            if file.stat().st_size < self._offsets.get(file, 0):  # a training goes on from a saved state: it was cut
-                self._offsets[file], self._before = 0, dict(self._told.steps)
-            while lines := _whole_lines(file, self._offsets.get(file, 0)):
-                self._log([point for line in lines.splitlines() for point in points_of(line)])
-                self._offsets[file] = self._offsets.get(file, 0) + len(lines)
+        """Tell what was written since the last look."""
+        for file in points.files(self.run.folder):
+            at = deepcopy(self._at.get(file, points.Position()))
+            if not at.holds(file):  # a training goes on from a saved state: it was cut
+                at, self._before = points.Position(), dict(self._told.steps)
+            found = of_run(points.points(file, at))
+            while some := list(islice(found, AT_ONCE)):
+                self._log(some)
+            self._at[file] = at
 
-    def _log(self, points: Sequence[Point]) -> None:
+    def _log(self, found: Sequence[Point]) -> None:
         """Tell those that no earlier try has told."""
         told = self._told
-        new = [p for p in points if p.step is None or p.step > self._before.get(p.name, -1)]
+        new = [p for p in found if p.step is None or p.step > self._before.get(p.name, -1)]
         for at in range(0, len(new), AT_ONCE):
             some = new[at : at + AT_ONCE]
             told.steps |= {p.name: p.step for p in some if p.step is not None}
@@ -248,29 +248,13 @@ class Tracking:
         write_json(self.run.folder / FILE, vars(self._told))
 
 
-def points_of(line: bytes) -> list[Point]:
-    """The numbers of a line of metrics; of one that has none, or is none of ours, nothing."""
-    try:
-        row = json.loads(line)
-        kind, time_s = str(row["kind"]), float(row.get("time", time.time()))
-        step = None if row.get("step") is None else int(row["step"])
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-    of = f"/member {row['member']}" if "member" in row else ""
-    if kind == POINT:
-        given, unit = {str(row.get("name")): row.get("value")}, str(row.get("unit", ""))
-    else:
-        given, unit = {f"{kind}/{name}": value for name, value in row.items() if name not in ABOUT}, ""
-        given = {} if step is None else given  # what the manifest has, too
-    numbers = {n: v for n, v in given.items() if type(v) in (int, float) or v in NOT_FINITE}
-    return [Point(f"{name}{of}", float(value), step, time_s, unit) for name, value in numbers.items()]
-
-
-def _whole_lines(file: Path, offset: int) -> bytes:
-    with file.open("rb") as opened:
-        opened.seek(offset)
-        piece = opened.read(PIECE_NBYTES)
-    return piece[: piece.rfind(b"\n") + 1]
+def of_run(found: Iterable[points.Point]) -> Iterator[Point]:
+    """Points of its files as trackers are told of them; not figures of the whole run, which are told at its end."""
+    for p in found:
+        if p.kind != points.FIGURE:
+            name = p.name if p.kind == points.POINT else f"{p.kind}/{p.name}"
+            name = name if p.member is None else f"{name}/member {p.member}"
+            yield Point(name, p.value, p.step, time.time() if p.time is None else p.time, p.unit)
 
 
 def told_of(folder: Path) -> Told | None:
