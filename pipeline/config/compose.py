@@ -29,6 +29,7 @@ from pipeline.config.spine import RunConfig, Spine
 from pipeline.config.synonyms import spelt
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.prompts import continued
+from pipeline.tracker import Tracker
 
 ENTRY_POINTS = "weightmill.plugins"
 CONF = Path(__file__).parents[2] / "conf"
@@ -79,13 +80,14 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
             else:
                 resolver.note(f"stages.{name}", f"{type(stage).__name__} has no method run(ctx, …), so it is no stage")
     built = {name: resolver.build(tree[name], name) for name in build if name in tree}
+    tracker = resolver.plugin(tree["tracker"], Tracker, "tracker") if tree.get("tracker") else None
     aliases = _aliases(cfg)
     problems = [*_astray(cfg), *(_as_typed(p, aliases) for p in [*problems, *resolver.problems])]
     if problems:
         raise PlanError(dict.fromkeys(problems), exit_code=ConfigError.exit_code)
     given["kernels"] = chosen
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
-    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built)
+    return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built, tracker)
 
 
 def _plain(node: Any) -> Any:

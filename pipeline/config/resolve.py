@@ -52,6 +52,11 @@ class Resolver:
         built = self._value(node, cls, where)
         return None if built is _BAD else built
 
+    def plugin(self, node: Any, contract: type, where: str) -> Any:
+        """The same, which keeps `contract`."""
+        built = self._plugin(node, contract, where)
+        return None if built is _BAD else built
+
     def _build(self, node: Any, where: str) -> Any:
         if not isinstance(node, Mapping) or "_target_" not in node:
             return self.note(where, f"a node with `_target_` is expected, got {node!r}")

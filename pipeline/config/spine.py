@@ -104,6 +104,7 @@ class RunConfig:
         tree: the whole resolved config, for the record: what came from the environment by name, addresses without
             credentials.
         built: nodes that were asked for beside the stages, live.
+        tracker: who is told of the run (`pipeline.tracker.Tracker`); None: nobody.
     """
 
     spine: Spine
@@ -111,3 +112,4 @@ class RunConfig:
     nodes: Mapping[str, Any] = field(repr=False)
     tree: Mapping[str, Any] = field(repr=False)
     built: Mapping[str, Any] = field(default_factory=dict)
+    tracker: Any = None

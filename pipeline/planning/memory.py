@@ -3,7 +3,9 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pipeline.config.spine import Dask, RunConfig
 from pipeline.errors import PlanError, Problem
@@ -107,8 +109,9 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
     for i, (run, run_dir) in enumerate((job.run, job.run_dir) for job in jobs):
         ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
         plans.append(make_plan(run.stages, ctx))
+        plans[i].tracker_nbytes = run.tracker.host_nbytes if run.tracker is not None else 0
         keyed(run, plans[i], digests.of)
-        plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i])]
+        plans[i].problems += [*_lacking(plans[i], conf), *kernels.refused(plans[i]), *_not_installed(run.tracker)]
         if not conf.address:  # or it may well be one of several, of which others are workers (dask-mpi)
             plans[i].problems += started_several(max(map(_processes, plans[i].nodes.values()), default=1))
         plans[i].problems += [refused[i]] if i in refused else []
@@ -169,6 +172,14 @@ def _lacking(plan: Plan, conf: Dask) -> Iterator[Problem]:
                 yield Problem(f"stages.{node.name}", text)
 
 
+def _not_installed(tracker: Any) -> Iterator[Problem]:
+    """Packages that the run's tracker needs; they are looked for, and not imported."""
+    for module, extra in tracker.needs.items() if tracker is not None else ():
+        if find_spec(module) is None:
+            yield Problem("tracker", f"needs the package {module!r}, which is not installed: pip install '{extra}'")
+            return
+
+
 def _processes(node: Node) -> int:
     """Of the gang that a stage runs in."""
     gang: Gang | None = optional(node.stage, StageHooks, "gang")
@@ -206,7 +217,7 @@ def _memory(plans: Sequence[Plan], chunks: int, task: int, conf: Dask, workers: 
     if conf.address:
         held = tensors * PER_TENSOR_WORKER
         return MemoryPlan(BASE_WORKER + kept + held, task, conf.threads_per_worker, allowed, model)
-    held = tensors * PER_TENSOR + files * PER_FILE
+    held = tensors * PER_TENSOR + files * PER_FILE + max((plan.tracker_nbytes for plan in plans), default=0)
     if conf.scheduler == "distributed":
         held += chunks * PER_CHUNK_CLUSTER + tensors * PER_TENSOR_CLIENT
         base = BASE_CLIENT + workers * (BASE_WORKER + kept + tensors * PER_TENSOR_WORKER) + held

@@ -19,6 +19,7 @@ from pipeline.figures import figures_of
 from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
+from pipeline.records.environment import environment
 from pipeline.reporting.card import Card
 from pipeline.reporting.sizes import nbytes_of, source_nbytes
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
@@ -59,6 +60,8 @@ class Report(Card):
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exports: stage → the folder that it exported to.
         found: stage → where its result was kept, which an earlier run had found; its times are of then.
+        environment: what of the machine and the process may change bits, see `pipeline.records.environment`.
+        tracked: where a tracker was told of it: `place`, `run` there, and `problem`, where it was not told all.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
 
@@ -88,6 +91,8 @@ class Report(Card):
     nbytes_source: int = 0
     encodings: dict[str, int] = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
+    tracked: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -229,6 +234,7 @@ def build_report(
         ],
         ignored=left_out(plan),
         versions=versions(),
+        environment=environment(),
         chosen=chosen(plan),
         exports={n: str(r.path) for n in plan.nodes if isinstance(r := results[n], Exported)},
         found=dict(found or {}),

@@ -51,6 +51,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         came = seen and name not in report.found and not report.reused
         found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
+    found += [f"tracked: {text}" for key, text in report.tracked.items() if key == "place"]
     if verdicts:
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]

@@ -33,9 +33,7 @@ def write_records(run_dir: Path, report: Report) -> None:
     Raises:
         StorageError: one cannot be written, or would not be what its schema says.
     """
-    record = asdict(report)
-    for key in ("command", "results"):
-        record[key] = redact.tree(record[key])
+    record = _recorded(report)
     try:
         with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
             writer = csv.DictWriter(file, ERRORS, extrasaction="ignore")
@@ -47,7 +45,17 @@ def write_records(run_dir: Path, report: Report) -> None:
         _add(run_dir / METRICS, list(_rows(report, record)))
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
-    schemas.write("manifest", run_dir / "manifest.json", record)
+    write_manifest(run_dir, report)
+
+
+def write_manifest(run_dir: Path, report: Report) -> None:
+    """manifest.json."""
+    schemas.write("manifest", run_dir / "manifest.json", _recorded(report))
+
+
+def _recorded(report: Report) -> dict[str, Any]:
+    """A report without secrets."""
+    return asdict(report) | {key: redact.tree(getattr(report, key)) for key in ("command", "results")}
 
 
 def _rows(report: Report, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

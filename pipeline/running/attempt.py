@@ -5,9 +5,10 @@ at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is wr
 """
 
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.records import points, schemas, tries
-from pipeline.reporting.manifest import Report, build_report
+from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
 from pipeline.reporting.writing import write_config, write_records
 from pipeline.running import peak
@@ -36,7 +37,12 @@ from pipeline.running.journal import Journal, locked
 from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
+from pipeline.running.tracked import completed, knows
+from pipeline.running.tracking import Tracking
 from pipeline.stage import StageHooks, WorkHooks
+from pipeline.tracker import Tracked
+
+NAME = "weightmill"
 
 
 def outputs_of(run: RunConfig) -> Path:
@@ -56,8 +62,15 @@ class Attempt:
         waiting: tasks that it waits for.
     """
 
-    def __init__(self, sweep: Sweep, i: int, locks: ExitStack, digests: Digests):
+    def __init__(
+        self, sweep: Sweep, i: int, locks: ExitStack, digests: Digests, say: Callable[[str], None],
+        parent: Tracking | None = None,
+    ):  # fmt: skip
         """Hold its folder.
+
+        Args:
+            say: takes lines for people.
+            parent: what a tracker is told of the sweep that it is of.
 
         Raises:
             PlanError: the plan has problems, or something is in the way on disk; nothing was touched.
@@ -75,6 +88,8 @@ class Attempt:
         self._keys: Mapping[str, Key] = {}
         self._alone = len(sweep.jobs) == 1
         self.records: list[Mapping[str, Any]] = []
+        self.tracking: Tracking | None = None
+        self._say, self._parent = say, parent
         plan, run_dir = self.plan, self.job.run_dir
         if plan.problems:
             kinds = {w.exit_code for w in plan.failures}
@@ -96,7 +111,7 @@ class Attempt:
         self._what = _as_described(run, plan, before, self._digests, self.job.command)
         earlier = _earlier(run_dir, before, self._what, plan, run, events)
         if isinstance(earlier, Report):
-            self.complete = earlier
+            self.complete = replace(earlier, tracked=self._tell_of(earlier)) if run.tracker is not None else earlier
             self._locks.close()
             return
         self._resuming = earlier == "unfinished" and self.journal.path.exists()
@@ -131,6 +146,8 @@ class Attempt:
         works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
         tries.begin(run_dir, sum(len(work.chunks) for work in works))
         self.began, self.started = True, time.time()
+        if self.job.run.tracker is not None:
+            self.tracking = self._locks.enter_context(self._tracked(self.started, again=self.job.run.spine.overwrite))
         self.exports.copy()
 
     def fail(self, why: Exception) -> None:
@@ -220,11 +237,31 @@ class Attempt:
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)
+        if self.tracking is not None:
+            self.tracking.catch_up()
+            report = replace(report, tracked=self.tracking.record)
         write_records(run_dir, report)
         schemas.write("run", run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
+        if self.tracking is not None:
+            report = completed(self.tracking, report)
         self.journal.path.unlink(missing_ok=True)
         self._locks.close()
         return report
+
+    def _tracked(self, started: float, *, again: bool = False) -> Tracking:
+        """What the run's tracker is told of it from now on."""
+        folder = self.job.run_dir
+        tags = {"command": shlex.join(self._what.command), "folder": str(folder), "version": versions().get(NAME, "")}
+        run = Tracked(self._what.id, folder.name, folder, started, tags=tags)
+        return Tracking(self.job.run.tracker, run, self._say, again=again, parent=self._parent)
+
+    def _tell_of(self, report: Report) -> dict[str, str]:
+        """A run that is complete already is told to a tracker that has not heard all of it; see `Report.tracked`."""
+        if knows(self.job.run.tracker, self.job.run_dir):
+            return report.tracked
+        with self._tracked(report.started) as tracking:
+            tracking.catch_up()
+            return completed(tracking, report).tracked
 
 
 def obstacles_ahead(run: RunConfig, plan: Plan, run_dir: Path, command: Sequence[str] = ()) -> list[Problem]:

@@ -30,6 +30,7 @@ from pipeline.running.cluster import connect, worker_limits
 from pipeline.running.exports import wait_for
 from pipeline.running.graph import Failure, Ref, Task, run_distributed, run_threads
 from pipeline.running.tasks import Graph, build_tasks, finish
+from pipeline.running.tracking import Tracking
 
 Outcome = Report | Exception
 Settled = Callable[[int, Outcome], None]
@@ -49,7 +50,10 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
     return outcome
 
 
-def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda i, outcome: None) -> list[Outcome]:
+def execute_jobs(
+    jobs: Sequence[Job], events: Events, settled: Settled = lambda i, outcome: None,
+    parents: Mapping[Any, Tracking] | None = None,
+) -> list[Outcome]:  # fmt: skip
     """Run jobs as one graph; returns the report of each, or what ended it. One that fails does not stop the others.
 
     Whatever was done stays done, and the same call goes on from there.
@@ -57,6 +61,7 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
     Args:
         jobs: with equal `dask` settings.
         settled: told of each job as soon as it is complete or has failed, from any thread, one at a time.
+        parents: what trackers are told of the sweep that the jobs are of, by tracker.
     """
     outcomes: dict[int, Outcome] = {}
     held: dict[int, Attempt] = {}
@@ -82,7 +87,8 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
     with ExitStack() as locks, text_stream.to(events.text, events.live):
         for i in range(len(jobs)):
             try:
-                begun[i] = held[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests)
+                parent = (parents or {}).get(jobs[i].run.tracker)
+                begun[i] = held[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests, events.say, parent)
             except Exception as why:
                 settle(i, why)
         each(lambda one: one.compare(events))

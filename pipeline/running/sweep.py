@@ -15,6 +15,7 @@ from pipeline.reporting.comparison import Comparison, compared, ended
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.progress import progress
 from pipeline.reporting.sweep import sweep_tables
+from pipeline.running import tracked
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, run_id
 from pipeline.running.runner import Outcome, execute_jobs
@@ -90,15 +91,19 @@ def ran(asked: Asked, events: Events) -> Comparison:
     outcomes: dict[int, Outcome] = {}
     told: dict[str, str] = {}
     kernels.prepare([job.run for job in jobs], events.say)
-    for alike in _by_dask(jobs, set(first)):
+    with tracked.sweep(jobs, asked.folder, events.say) as tracking:
+        for alike in _by_dask(jobs, set(first)):
 
-        def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
-            _say(alike[n], asked, outcome, events, told)
+            def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
+                _say(alike[n], asked, outcome, events, told)
 
-        outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
-    _keep(asked)
-    rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
-    return compared(rows, asked.folder)
+            found = execute_jobs([jobs[i] for i in alike], events, settled, tracking.by_tracker)
+            outcomes |= dict(zip(alike, found, strict=True))
+        _keep(asked)
+        rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
+        comparison = compared(rows, asked.folder)
+        tracking.end(failed=any(isinstance(outcome, Exception) for outcome in outcomes.values()))
+    return comparison
 
 
 def _keep(asked: Asked) -> None:

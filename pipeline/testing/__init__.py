@@ -15,6 +15,7 @@ A suite is a class to subclass in a test file of one's own; pytest finds its tes
 * `pipeline.testing.kernel.KernelContract`: every backend of a codec against its definition, bit for bit.
 * `pipeline.testing.model_op.ModelOpContract`: every backend of a model op against its definition, to a few roundings,
   and its gradients against float64.
+* `pipeline.testing.tracker.TrackerContract`: programs that collect runs, read back by their own library.
 * `pipeline.testing.memory`: checkpoints in memory, random boxes, random tensors of any scheme.
 * `pipeline.testing.peak`: peak memory of a command.
 
@@ -26,5 +27,5 @@ import sys
 if "pytest" in sys.modules:
     import pytest
 
-    for _suite in ("stage", "container", "dialect", "method", "kernel", "model_op"):
+    for _suite in ("stage", "container", "dialect", "method", "kernel", "model_op", "tracker"):
         pytest.register_assert_rewrite(f"{__name__}.{_suite}")
