@@ -76,15 +76,26 @@ class Dask:
 
 @dataclass(kw_only=True, slots=True)
 class Spine:
-    """What every run has, whatever its stages."""
+    """What every run has, whatever its stages.
+
+    Attributes:
+        trace: write `trace.json`, what was done when, by which worker and thread (`pipeline.reporting.trace`).
+        trace_jax: and have `jax.profiler` watch what runs models.
+    """
 
     seed: int
     debug: bool
     overwrite: bool
     progress: bool
     digest_inputs: bool
+    trace: bool
+    trace_jax: bool
     paths: Paths
     dask: Dask
+
+    def __post_init__(self) -> None:
+        if self.trace_jax is True and self.trace is False:
+            raise ValueError("trace_jax=true: its profiles are linked from a trace; trace=true asks for one")
 
 
 @dataclass(frozen=True, slots=True)

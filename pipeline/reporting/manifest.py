@@ -69,6 +69,8 @@ class Report(Card):
         chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exports: stage → the folder that it exported to.
+        traces: what was asked for of `trace=true`: `trace.json`, and of each stage that jax.profiler watched the folder
+            of what that wrote; by paths from the run's folder.
         found: stage → where its result was kept, which an earlier run had found; its times are of then.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
@@ -99,6 +101,7 @@ class Report(Card):
     nbytes_source: int = 0
     encodings: dict[str, int] = field(default_factory=dict)
     exports: dict[str, str] = field(default_factory=dict)
+    traces: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":

@@ -17,6 +17,7 @@ from pipeline.reporting.sweep import sweep_tables
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.runner import Outcome, execute_jobs
+from pipeline.running.traced import traced
 from pipeline.running.why import reasons
 
 
@@ -88,12 +89,14 @@ def ran(asked: Asked, events: Events) -> Comparison:
     outcomes: dict[int, Outcome] = {}
     told: dict[str, str] = {}
     kernels.prepare([job.run for job in jobs], events.say)
-    for alike in _by_dask(jobs, set(first)):
+    about = {"sweep": asked.folder.name, "jobs": {job.name: list(job.command) for job in jobs}}
+    with traced(asked.folder, [job.run.spine for job in jobs], about, events.say) as trace:
+        for alike in _by_dask(jobs, set(first)):
 
-        def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
-            _say(alike[n], asked, outcome, events, told)
+            def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
+                _say(alike[n], asked, outcome, events, told)
 
-        outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled), strict=True))
+            outcomes |= dict(zip(alike, execute_jobs([jobs[i] for i in alike], events, settled, trace), strict=True))
     rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
     return compared(rows, asked.folder)
 
