@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pipeline import tracing
 from pipeline.tensors.stats import ErrorStats
 
 
@@ -104,6 +105,9 @@ def stage(name: str) -> Iterator[list[int]]:
         tally.seconds += spent - nested_s
         tally.nbytes_in += int(taken)
         tally.nbytes_out += gave[0]
+        if tracing.active:
+            how = {"self_s": spent - nested_s, "nbytes_in": int(taken), "nbytes_out": gave[0]}
+            tracing.done(name, "stage", start, spent, **how)
         if meter._nested:
             meter._nested[-1][0] += spent
             meter._nested[-1][1] += gave[0]
@@ -168,6 +172,8 @@ def on_device(nbytes: int) -> None:
     meter = _current.get()
     if meter is not None:
         meter.device_nbytes = max(meter.device_nbytes, nbytes)
+    if tracing.active:
+        tracing.counter("device", nbytes)
 
 
 def took() -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pipeline import backends, meter
+from pipeline import backends, meter, tracing
 from pipeline.cpu import instructions
 from pipeline.errors import SourceError, StageError
 from pipeline.fields import NEUTRAL
@@ -121,7 +121,11 @@ class Kernel:
         choice = self.resolve(*args, **options)
         if choice.backend is None:
             raise StageError(f"no chosen backend of {self.op} can do this ({choice.reasons})")
-        result = backends.load(self.op, choice.backend)(*args, **options)
+        backend = backends.load(self.op, choice.backend)
+        start = tracing.clock() if tracing.active else 0.0
+        result = backend(*args, **options)
+        if start:
+            tracing.kernel(start, self.op, choice.backend, (args, options), result)
         self._tell(choice, choice.backend)
         return result
 
@@ -138,7 +142,10 @@ class Kernel:
         at_once = None if name is None else backends.together(self.op, name)
         if name is None or at_once is None:
             return [self(*args) for args in calls]
+        start = tracing.clock() if tracing.active else 0.0
         results = at_once(calls)
+        if start:
+            tracing.kernel(start, self.op, name, calls, results)
         for choice in choices:
             self._tell(choice, name)
         return results

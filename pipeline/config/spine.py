@@ -76,7 +76,12 @@ class Dask:
 
 @dataclass(kw_only=True, slots=True)
 class Spine:
-    """What every run has, whatever its stages."""
+    """What every run has, whatever its stages.
+
+    Attributes:
+        trace: write `trace.json`, what was done when, by which worker and thread (`pipeline.reporting.trace`).
+        trace_jax: and have `jax.profiler` watch what runs models.
+    """
 
     seed: int
     debug: bool
@@ -84,12 +89,16 @@ class Spine:
     progress: bool
     digest_inputs: bool
     monitor: float | None
+    trace: bool
+    trace_jax: bool
     paths: Paths
     dask: Dask
 
     def __post_init__(self) -> None:
         if self.monitor is not None and not 0.01 <= self.monitor < float("inf"):
             raise ValueError(f"monitor={self.monitor}: null, or seconds between two looks, at least 0.01, are allowed")
+        if self.trace_jax is True and self.trace is False:
+            raise ValueError("trace_jax=true: its profiles are linked from a trace; trace=true asks for one")
 
 
 @dataclass(frozen=True, slots=True)

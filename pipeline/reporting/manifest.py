@@ -59,6 +59,8 @@ class Report(Card):
         chosen: stage → which option it took, and why, where that was left to it; and what to know of what it writes.
         results: what stages gave that is neither a checkpoint nor an export, by stage.
         exports: stage → the folder that it exported to.
+        traces: what was asked for of `trace=true`: `trace.json`, and of each stage that jax.profiler watched the folder
+            of what that wrote; by paths from the run's folder.
         found: stage → where its result was kept, which an earlier run had found; its times are of then.
         environment: what of the machine and the process may change bits, see `pipeline.records.environment`.
         tracked: where a tracker was told of it: `place`, `run` there, and `problem`, where it was not told all.
@@ -93,6 +95,7 @@ class Report(Card):
     exports: dict[str, str] = field(default_factory=dict)
     tracked: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
+    traces: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":

@@ -37,6 +37,7 @@ from pipeline.running.journal import Journal, locked
 from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
+from pipeline.running.traced import Traced, forgotten
 from pipeline.running.tracked import completed, knows
 from pipeline.running.tracking import Tracking
 from pipeline.stage import StageHooks, WorkHooks
@@ -141,6 +142,7 @@ class Attempt:
         if not self._resuming:
             for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *points.files(run_dir)):
                 file.unlink(missing_ok=True)
+            forgotten(run_dir)
         schemas.write("run", run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
         works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
@@ -216,8 +218,12 @@ class Attempt:
         found = {n: self._made[n].record.get("repeated", (0.0, 0.0)) for n in self.computed}
         return {n: (seconds, times) for n, (seconds, times) in found.items() if times}
 
-    def report(self) -> Report:
-        """What was done, written down; the job is complete then."""
+    def report(self, trace: Traced | None = None) -> Report:
+        """What was done, written down; the job is complete then.
+
+        Args:
+            trace: in which it will be seen when.
+        """
         run, run_dir, plan, there = self.job.run, self.job.run_dir, self.plan, self.exports.there
         self.exports.keep(self._given, self._keys)
         works = {name: work for name, work in plan.works.items() if name not in there}
@@ -234,6 +240,7 @@ class Attempt:
         done = [r for r in self.records if not r.get("reused")]
         whole = len(done) == len(records) and not any(r.get("took") for r in done)
         report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
+        report = replace(report, traces={} if trace is None else trace.links(run_dir))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)

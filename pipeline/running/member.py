@@ -69,6 +69,11 @@ def rank() -> int:
     return 0 if _here is None else _here.rank
 
 
+def title() -> str:
+    """What this process is, for people."""
+    return f"member {rank()} of the gang"
+
+
 def agreed(value: Any = None) -> Any:
     """What the first process of the gang gives here, once all have come here; `value` where there is no gang."""
     return value if _here is None else _here.agreed(value)

@@ -30,6 +30,7 @@ from pipeline.running.cluster import connect, worker_limits
 from pipeline.running.exports import wait_for
 from pipeline.running.graph import Failure, Ref, Task, run_distributed, run_threads
 from pipeline.running.tasks import Graph, build_tasks, finish
+from pipeline.running.traced import Traced, traced
 from pipeline.running.tracking import Tracking
 
 Outcome = Report | Exception
@@ -44,15 +45,17 @@ def execute(run: RunConfig, run_dir: Path, command: list[str], events: Events) -
         SourceError, StorageError, StageError: what stopped the run.
     """
     kernels.prepare([run], events.say)
-    [outcome] = execute_jobs([Job(run, run_dir, tuple(command))], events)
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+    about = {"run": run_dir.name, "command": list(command)}
+    with traced(run_dir, [run.spine], about, events.say) as trace:
+        [outcome] = execute_jobs([Job(run, run_dir, tuple(command))], events, trace=trace)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 def execute_jobs(
     jobs: Sequence[Job], events: Events, settled: Settled = lambda i, outcome: None,
-    parents: Mapping[Any, Tracking] | None = None,
+    parents: Mapping[Any, Tracking] | None = None, trace: Traced | None = None,
 ) -> list[Outcome]:  # fmt: skip
     """Run jobs as one graph; returns the report of each, or what ended it. One that fails does not stop the others.
 
@@ -62,6 +65,7 @@ def execute_jobs(
         jobs: with equal `dask` settings.
         settled: told of each job as soon as it is complete or has failed, from any thread, one at a time.
         parents: what trackers are told of the sweep that the jobs are of, by tracker.
+        trace: where it is told what was done when; None: nowhere.
     """
     outcomes: dict[int, Outcome] = {}
     held: dict[int, Attempt] = {}
@@ -70,6 +74,8 @@ def execute_jobs(
         outcomes[i] = outcome
         if isinstance(outcome, Exception) and i in held:
             held[i].fail(outcome)
+        if trace is not None and len(jobs) > 1:
+            trace.settled(jobs[i].name, well=not isinstance(outcome, Exception))
         settled(i, outcome)
 
     sweep = plan_jobs(jobs)
@@ -103,7 +109,7 @@ def execute_jobs(
             peak.begin()
             each(lambda one: one.begin())
             with monitored([one.job.run_dir for one in begun.values()], jobs[0].run.spine.monitor):
-                _run(sweep, begun, digests, events, settle)
+                _run(sweep, begun, digests, events, settle, trace)
         except Exception as why:
             for i in (i for i in begun if i not in outcomes):
                 settle(i, why)
@@ -143,7 +149,7 @@ def _learn(sweep: Sweep, jobs: Mapping[int, Attempt], graph: Graph, ended: Mappi
 
 
 def _run(  # noqa: C901  what becomes of a result, in one place
-    sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled
+    sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled, trace: Traced | None
 ) -> None:
     """Run the graph of the jobs in `begun`, and settle each.
 
@@ -172,6 +178,8 @@ def _run(  # noqa: C901  what becomes of a result, in one place
 
     def on_done(task: Task, result: Any) -> None:  # noqa: C901
         ended[task.key] = time.perf_counter()
+        if trace is not None:
+            trace.ended(task, result)
         several = graph.chunks.get(task.key)
         parts = result if several and len(several) > 1 and isinstance(result, list) else [result]
         for failure in dict.fromkeys(r for r in parts if isinstance(r, Failure)):
@@ -198,7 +206,7 @@ def _run(  # noqa: C901  what becomes of a result, in one place
                     begun[i].take_chunk(several[n][1], parts[n])
                 if not begun[i].waiting and not begun[i].failures:
                     over.add(i)
-                    settle(i, begun[i].report())
+                    settle(i, begun[i].report(trace))
             except Exception as why:
                 if alone:
                     raise
@@ -210,8 +218,15 @@ def _run(  # noqa: C901  what becomes of a result, in one place
     def wanted(task: Task) -> bool:
         return any(i not in over for i in graph.owners[task.key])
 
+    tasks: Sequence[Task] = graph.tasks
+    asked: Callable[[Task], bool] = wanted
+    if trace is not None:
+        names = ["" if alone else job.name for job in sweep.jobs]
+        owners = {} if alone else {key: [names[i] for i in of] for key, of in graph.owners.items()}
+        parts = {} if alone else {key: [names[i] for i, _ in of] for key, of in graph.chunks.items()}
+        tasks, asked = trace.tasks(graph.tasks, owners, parts), trace.begins(wanted)
     with models:
-        _lowered(sweep, graph, replace(conf, keep_going=conf.keep_going or not alone), events, on_done, wanted)
+        _lowered(sweep, tasks, replace(conf, keep_going=conf.keep_going or not alone), events, on_done, asked)
     for i in (i for i in begun if i not in over):
         settle(i, _why(begun[i], keep_going=True))
     _learn(sweep, {i: one for i, one in begun.items() if i in over and not one.failures}, graph, ended, events)
@@ -234,12 +249,12 @@ def _remote(conf: Dask) -> bool:
 
 
 def _lowered(
-    sweep: Sweep, graph: Graph, conf: Dask, events: Events, on_done: Callable[[Task, Any], None],
+    sweep: Sweep, tasks: Sequence[Task], conf: Dask, events: Events, on_done: Callable[[Task, Any], None],
     wanted: Callable[[Task], bool],
 ) -> None:  # fmt: skip
     """Run the tasks as `conf` says."""
     if not _remote(conf):
-        run_threads(graph.tasks, conf, worker_count(conf), on_done, wanted)
+        run_threads(tasks, conf, worker_count(conf), on_done, wanted)
         return
     workers, memory = worker_count(conf), sweep.memory
     assert memory is not None
@@ -249,4 +264,4 @@ def _lowered(
     with connect(conf, workers, share, events.say) as client:
         if memory.budget.total is None:
             fits_workers(memory, worker_limits(client))
-        run_distributed(graph.tasks, conf, client, on_done, wanted)
+        run_distributed(tasks, conf, client, on_done, wanted)

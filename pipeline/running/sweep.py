@@ -19,6 +19,7 @@ from pipeline.running import tracked
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, run_id
 from pipeline.running.runner import Outcome, execute_jobs
+from pipeline.running.traced import traced
 from pipeline.running.why import reasons
 
 
@@ -91,14 +92,17 @@ def ran(asked: Asked, events: Events) -> Comparison:
     outcomes: dict[int, Outcome] = {}
     told: dict[str, str] = {}
     kernels.prepare([job.run for job in jobs], events.say)
+    about = {"sweep": asked.folder.name, "jobs": {job.name: list(job.command) for job in jobs}}
     with tracked.sweep(jobs, asked.folder, events.say) as tracking:
-        for alike in _by_dask(jobs, set(first)):
+        with traced(asked.folder, [job.run.spine for job in jobs], about, events.say) as trace:
+            for alike in _by_dask(jobs, set(first)):
 
-            def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
-                _say(alike[n], asked, outcome, events, told)
+                def settled(n: int, outcome: Outcome, alike: Sequence[int] = alike) -> None:
+                    _say(alike[n], asked, outcome, events, told)
 
-            found = execute_jobs([jobs[i] for i in alike], events, settled, tracking.by_tracker)
-            outcomes |= dict(zip(alike, found, strict=True))
+                some = [jobs[i] for i in alike]
+                found = execute_jobs(some, events, settled, tracking.by_tracker, trace)
+                outcomes |= dict(zip(alike, found, strict=True))
         _keep(asked)
         rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
         comparison = compared(rows, asked.folder)

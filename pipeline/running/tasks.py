@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline import meter
+from pipeline import meter, tracing
 from pipeline.digest import InputFile, digest_file, identity, unchanged
 from pipeline.errors import StageError
 from pipeline.hooks import optional
@@ -311,6 +311,8 @@ def run_stage(
     for file in (folder / n for n in writes):
         if file.is_file():
             shutil.copyfile(file, ctx.run_dir / file.name)
+    if tracing.active:
+        tracing.instant(f"{name}: found, not computed again", "reused", folder=str(folder))
     text_stream.write(f"{name}: found in {folder}, not computed again\n")
     return Made(value, said["record"], key, str(folder))
 
@@ -323,7 +325,8 @@ def _run(
     if several is not None and not member.inside():
         if models is not None:
             models.release()  # the processes need what it takes
-        made: Made = gang.run(several, partial(_run, name, stage, promised, ctx, None, files, given))
+        call = partial(_run, name, stage, promised, ctx, None, files, given)
+        made: Made = gang.run(several, tracing.carried(call, member.title) if tracing.active else call)
         return made
     if member.inside():
         ctx = replace(ctx, results=member.Together(ctx.results or Results(ctx.run_dir / FOLDER)))
@@ -351,11 +354,15 @@ def begin(work: Work[Any], fresh: bool) -> None:
 def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> dict[str, Any]:
     """Do the chunk unless what `known` says was written is still there."""
     if known is not None and work.digest(chunk) == known["digest"]:
+        if tracing.active:
+            tracing.instant(f"reused {chunk}", "reused")
         return {**known, "reused": True}
     start = time.perf_counter()
     with meter.metered() as measured:
         digest = work.do(chunk)
     seconds = time.perf_counter() - start
+    if tracing.active:
+        tracing.done(str(chunk), "chunk", start, seconds)
     return {"digest": digest, "seconds": seconds, "process": [os.getpid(), peak.nbytes()], **measured.record()}
 
 
@@ -374,6 +381,8 @@ def do_chunks(
     with sharing.keeping([chunk for chunk, *_ in what]):
         for n, (chunk, _, known, label) in enumerate(what):
             failed = next((r for r in (works[n], begun[n]) if isinstance(r, Failure)), None)
+            if tracing.active:
+                tracing.part(n)
             results.append(failed or attempt(do_chunk, retries, label, (works[n], chunk, known)))
             sharing.let_go([(chunk, keys) for chunk, keys, *_ in what[n + 1 :]])
     return results

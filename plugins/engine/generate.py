@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
-from pipeline import meter
+from pipeline import meter, tracing
 from pipeline.errors import ConfigError
 from pipeline.running.progress import Progress
 from plugins.engine import sampling as samplers
@@ -179,7 +179,9 @@ def generate(
     shown: Any = runtime.fetched(token)[:, None]
     first = time.perf_counter() - start - (runtime.compile_s - compiled)
     compiled_first = runtime.compile_s
-    start = time.perf_counter()
+    if tracing.active:
+        tracing.done("prefill", "execute", start, prompts=len(prompts), tokens=sum(lengths) - begun)
+    start = looked = time.perf_counter()
     pace = Pace(runtime.most_steps)
     pending: deque[tuple[int, Any]] = deque()
     while True:
@@ -199,6 +201,9 @@ def generate(
             break
         count, made = pending.popleft()
         shown = runtime.fetched(made)[:, :count]
+        if tracing.active:
+            tracing.done("decode", "execute", looked, steps=count, rows=len(prompts))
+            looked = tracing.clock()
         pace.took(count)
     decode = time.perf_counter() - start - (runtime.compile_s - compiled_first)
     if kept is not None:

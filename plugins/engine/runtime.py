@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pipeline import tracing
 from pipeline.running import member, text_stream
 from pipeline.tensors.qtensor import QTensor
+from plugins.engine import profiled
 from plugins.engine.load import device_nbytes, on_devices
 from plugins.engine.sampling import choose
 from plugins.engine.sizes import MOST_STEPS, SMALLEST_CACHE, power_of_two, rows
@@ -98,6 +100,8 @@ class Runtime:
             args = tuple(self.spread.placed(args, whole))
         shapes = tuple((a.shape, a.dtype) for a in jax.tree.leaves(args))  # looked up each step
         key = (name, static, shapes)
+        if tracing.active:
+            profiled.begin()
         if key not in self._programs:
             if self.spread is None:
                 jitted = jax.jit(
@@ -116,6 +120,8 @@ class Runtime:
         self._programs[key] = jitted.lower(*args).compile(compiler_options=options)
         member.agreed()  # one that still compiles keeps the others waiting, and collectives wait for half a minute only
         took = time.perf_counter() - start
+        if tracing.active:
+            tracing.done(f"compiling {key[0]}" if isinstance(key, tuple) else "compiling", "jax", start, took)
         self.compile_s += took
         text_stream.live(f"compiled {key[0]} in {took:.1f} s" if isinstance(key, tuple) else "compiled")
 

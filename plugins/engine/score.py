@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import xxhash
 
+from pipeline import tracing
 from pipeline.digest import identity
 from pipeline.engine import Against, Score, Windows
 from pipeline.errors import ConfigError
@@ -170,6 +171,7 @@ def score(
         going = Progress("scoring", sum(int((b.targets >= 0).sum()) for b in batches), "tokens")
         for i, batch in enumerate(batches):
             rows, before = len(batch.tokens), runtime.compile_s
+            began = tracing.clock() if tracing.active else 0.0
             args = [runtime.padded(a, v) for a, v in ((batch.tokens, 0), (batch.positions, -1), (batch.targets, -1))]
             if base is None:
                 hidden, nll = runtime.call("score", _score, *args)
@@ -183,6 +185,8 @@ def score(
             total += float(runtime.fetched(nll).astype(np.float64).sum())
             here = int((batch.targets >= 0).sum())
             scored += here
+            if began:
+                tracing.done("score", "execute", began, rows=rows, tokens=here)
             going.aside(runtime.compile_s - before)
             going.add(here)
             if keep:

@@ -7,13 +7,14 @@ from typing import Any, Literal
 
 import jax
 
-from pipeline import meter
+from pipeline import meter, tracing
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.files import cache_folder
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
 from pipeline.units import parse_bytes, show_bytes
+from plugins.engine import profiled
 from plugins.engine.eager import is_eager, on_arrays
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill
@@ -37,6 +38,8 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
         devices: JAX devices that a mesh takes, instead of all that there are.
     """
     began = time.perf_counter()
+    if tracing.active:
+        profiled.begin()
     keep_programs(engine.programs, engine.programs_most)
     device, dtype, kept = resolved(engine)
     planned, _ = engine.weights(checkpoint)
@@ -64,6 +67,8 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
         text_stream.write(f"the weights take {taken}; please report it\n")
     meter.on_device(runtime.device_nbytes)
+    if tracing.active:
+        tracing.done("load the weights", "execute", began, runtime.load_s, nbytes=runtime.device_nbytes)
     return Model(runtime, checkpoint, engine, planned, ignored)
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipeline import tracing
 from pipeline.errors import StageError, shown
 from pipeline.hooks import optional
 from pipeline.records.points import METRICS
@@ -239,9 +240,12 @@ class _Run:
         saved, spent, losses, stopped = time.monotonic(), 0.0, [], ""
         for before, batch in self.loop.batches(began):
             self.line.begin()
+            start = tracing.clock() if tracing.active else 0.0
             self.state, figures = programs.update(self.state, batch, self.loop.key, programs.frozen, programs.taught)
             losses.append(self._row(before, dict(jax.device_get(figures))))
             step = before + 1
+            if start:
+                tracing.done("update", "execute", start, step=step)
             spent += self.metrics.rows[-1]["seconds"] if before > began else 0.0
             last = step == plan.steps
             if last or (plan.look.every and step % plan.look.every == 0):
@@ -319,6 +323,8 @@ class _Run:
                 self.metrics.row("sample", step=step, prompt=prompt, text=text)
                 text_stream.write(f"{self.name}: after update {step}: {prompt}{text}\n")
         self._looked.append(time.perf_counter() - start)
+        if tracing.active:
+            tracing.done("evaluate", "execute", start, self._looked[-1], step=step)
         return plan.look.patience is None or progress.worse < plan.look.patience
 
     def _save(self, step: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from pipeline import tracing
 from pipeline.errors import StageError
 from pipeline.records.points import METRICS
 from pipeline.reporting.plots import Points, curves
@@ -139,8 +140,11 @@ class Members:
             self._look(name, states, progress, metrics)
         for before, batch in self._batches(progress.step):
             line.begin()
+            start = tracing.clock() if tracing.active else 0.0
             states, seen = self.population(states, batch, keys)
             self._row(name, before, jax.device_get(seen), progress, metrics, line)
+            if start:
+                tracing.done("update", "execute", start, step=progress.step, members=len(self.members))
             last = progress.step == plan.steps
             if last or (plan.look.every and progress.step % plan.look.every == 0):
                 self._look(name, states, progress, metrics)

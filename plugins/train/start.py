@@ -23,6 +23,7 @@ from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index
 from pipeline.tensors.store_view import StoreView
 from pipeline.training import Splits, Trained, indices
+from plugins.engine import profiled
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
 from plugins.engine.runtime import COMPILER_OPTIONS
@@ -58,6 +59,7 @@ def train(
         teacher: whom the objective learns of, if it does.
     """
     engine = trainer.engine
+    profiled.begin()
     keep_programs(engine.programs, engine.programs_most)
     device, _, _ = resolved(engine)
     transform, frozen_by, result = trainer.transform, trainer.freezing, trainer.result_specs(checkpoint)

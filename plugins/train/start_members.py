@@ -18,6 +18,7 @@ from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Table
 from pipeline.tensors.store import StoreHooks
 from pipeline.training import Splits, Trained
+from plugins.engine import profiled
 from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
 from plugins.engine.start import keep_programs, resolved
@@ -34,6 +35,7 @@ def train(trainer: Trainer, ctx: Context, checkpoint: Checkpoint, data: Splits) 
     assert trainer.population is not None
     members = trainer.population.members
     engine, result = trainer.engine, trainer.result_specs(checkpoint)
+    profiled.begin()
     keep_programs(engine.programs, engine.programs_most)
     one = replace(trainer, engine=replace(engine, mesh=SINGLE))
     device, _, _ = resolved(engine)

@@ -1,0 +1,239 @@
+"""What the processes of a run told (`pipeline.tracing`) as one file for Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+Trace Event Format, the JSON object form: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Of
+its phases X (complete), i (instant), C (counter) and M (metadata) are used; `ts` and `dur` are microseconds.
+
+Processes of one machine have one clock. Another machine's is laid beside it by both wall clocks, and then moved as far
+as it takes for no task to begin before it was sent, or to end after its result was here.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline import redact
+from pipeline.errors import some
+from pipeline.files import spoken
+from pipeline.terminal import line as plain
+from pipeline.tracing import PARTS, PROFILES
+
+NAME = "trace.json"
+FORMAT = 1
+HEAD = {"pid": int, "host": str, "role": str, "session": str, "clock": str, "perf_s": float, "wall_ns": int}
+
+
+class Unwritten(Exception):
+    """The trace cannot be written; says where, and why."""
+
+
+@dataclass
+class Part:
+    """What one process told.
+
+    Attributes:
+        head: of its file.
+        events: [task, phase, name, kind, start, seconds or value, args, thread]; seconds of its own clock.
+        threads: native id → name.
+        ended: number of each task that ended in it → key.
+        sent, got: task → when it could begin, and when its result was there; in the process that the run began in.
+        dropped: events that there was no room for.
+        torn: lines that are none.
+        offset_ns: what makes its clock that of the trace.
+        clock: how that was found.
+    """
+
+    path: Path
+    head: dict[str, Any]
+    events: list[list[Any]] = field(default_factory=list)
+    threads: dict[int, str] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
+    sent: dict[str, float] = field(default_factory=dict)
+    got: dict[str, float] = field(default_factory=dict)
+    dropped: int = 0
+    torn: int = 0
+    offset_ns: int = 0
+    clock: str = ""
+
+    def at(self, seconds: float) -> int:
+        """Nanoseconds of the trace's clock, of its own."""
+        return round(seconds * 1e9) + self.offset_ns
+
+
+def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> list[str]:
+    """Make the trace of the files of processes, of all tries that left some, and put it in place in one rename.
+
+    Args:
+        folder: of the run or the sweep.
+        about: for the metadata; credentials are left out.
+        done: tasks that were done, by key, with what to call them.
+
+    Returns:
+        What it lacks, a line each.
+
+    Raises:
+        Unwritten: it cannot be written, or the files not be read.
+    """
+    path = folder / NAME
+    lacking: list[str] = []
+    parts: list[Part] = []
+    try:
+        for file in sorted((folder / PARTS).glob("*.jsonl")):
+            part = _read(file)
+            if part is None:
+                lacking.append(f"{spoken(file)}: is no part of a trace, and is left out of it")
+            else:
+                parts.append(part)
+        if not parts:
+            return [*lacking, f"{spoken(path)}: nothing was told; there is no trace of this run"]
+        parts.sort(key=lambda p: p.head["wall_ns"])
+        _align(parts)
+        lacking += _lacking(path, parts, done)
+        metadata = {
+            "format": FORMAT, "about": redact.tree(dict(about)),
+            "processes": [{k: p.head[k] for k in ("pid", "host", "role")} | {"clock": p.clock} for p in parts],
+            "dropped": sum(p.dropped for p in parts), "torn": sum(p.torn for p in parts),
+            "profiles": sorted(f"{PROFILES}/{f.name}" for f in (folder / PROFILES).glob("*")),
+        }  # fmt: skip
+        partial = path.with_name(f"{NAME}.partial")
+        try:
+            with partial.open("w", encoding="utf-8") as out:
+                out.write('{"displayTimeUnit":"ms","otherData":')
+                out.write(json.dumps(metadata) + ',"traceEvents":[\n')
+                first = True
+                for event in _events(parts):
+                    out.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
+                    first = False
+                out.write("\n]}\n")
+            partial.replace(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+    except OSError as why:
+        raise Unwritten(f"{spoken(path)}: cannot be written: {why.strerror}") from None
+    return lacking
+
+
+def _read(path: Path) -> Part | None:
+    """What a process told, up to a line that was torn; None: the file is nothing of the kind."""
+    part: Part | None = None
+    with path.open("rb") as file:
+        for raw in file:
+            try:
+                said = json.loads(raw) if raw.endswith(b"\n") else None
+                if part is None:
+                    if not isinstance(said, dict) or any(not isinstance(said.get(k), t) for k, t in HEAD.items()):
+                        return None
+                    part = Part(path, said)
+                else:
+                    _take(part, said)
+            except (ValueError, TypeError, KeyError, IndexError):
+                if part is None:
+                    return None
+                part.torn += 1
+    return part
+
+
+def _take(part: Part, said: Any) -> None:
+    """Raises ValueError, TypeError or IndexError for what no process says."""
+    if said[0] == "thread":
+        part.threads[int(said[1])] = str(said[2])
+    elif said[0] == "dropped":
+        part.dropped += int(said[1])
+    elif said[0] in ("sent", "got"):
+        (part.sent if said[0] == "sent" else part.got)[str(said[1])] = float(said[2])
+    elif said[1] == "end":
+        part.ended[int(said[0])] = str(said[2])
+    else:
+        number, phase, name, kind, start, value, args, thread = said
+        if phase not in ("X", "i", "C") or not isinstance(args, dict) or not isinstance(thread, int | str):
+            raise ValueError
+        if not (abs(float(start)) < 1e12 and abs(float(value)) < 1e18):  # nor NaN
+            raise ValueError
+        part.events.append([int(number), phase, str(name), str(kind), float(start), float(value), args, thread])
+
+
+def _align(parts: list[Part]) -> None:
+    """Lay all clocks beside that of the process that began last."""
+    mains = [p for p in parts if p.sent or p.head["role"] == "run"]
+    base = (mains or parts)[-1]
+    for part in parts:
+        same = part.head["clock"] == base.head["clock"]
+        of = base if same else part
+        part.offset_ns = of.head["wall_ns"] - round(of.head["perf_s"] * 1e9)
+        part.clock = "the run's own" if same else "by the wall clock"
+    for part in (p for p in parts if p.head["clock"] != base.head["clock"] and p not in mains):
+        main = next((m for m in mains if m.head["session"] == part.head["session"]), None)
+        if main is None or main.head["clock"] == part.head["clock"]:
+            continue
+        spans = [(part.ended.get(e[0]), part.at(e[4]), part.at(e[4] + e[5])) for e in part.events if e[3] == "task"]
+        least = [main.at(main.sent[key]) - start for key, start, _ in spans if key in main.sent]
+        most = [main.at(main.got[key]) - end for key, _, end in spans if key in main.got]
+        if least and most and max(least) <= min(most):
+            moved = min(max(0, max(least)), min(most))
+            part.offset_ns += moved
+            known = (min(most) - max(least)) / 1e6
+            part.clock = f"by the wall clock, moved by {moved / 1e6:.3f} ms; known to {known:.3f} ms by what was sent"
+
+
+def _lacking(path: Path, parts: list[Part], done: Mapping[str, str]) -> list[str]:
+    told = {key for p in parts for key in p.ended.values()}
+    found = []
+    if missing := [label for key, label in done.items() if key not in told]:
+        where = "the folder could not be written from where they ran"
+        found.append(
+            f"{spoken(path)}: of {len(missing)} of {len(done)} tasks nothing was told ({some(missing)}): {where}"
+        )
+    if dropped := sum(p.dropped for p in parts):
+        found.append(f"{spoken(path)}: {dropped:,} events are left out: a process tells no more than so many")
+    return found
+
+
+def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
+    """Names of processes and threads, and then what they told, in time."""
+    rows: list[tuple[int, int, dict[str, Any]]] = []
+    for i, part in enumerate(parts, 1):
+        head = part.head
+        tids: dict[int | str, int] = {}
+        for number, phase, name, kind, start, value, args, thread in part.events:
+            tid = 0 if phase == "C" else tids.setdefault(thread, len(tids) + 1)
+            at = part.at(start)
+            event: dict[str, Any] = {"ph": phase, "name": plain(name) or "?", "cat": plain(kind), "pid": i, "tid": tid}
+            if number and number not in part.ended:  # killed, and what it did is done again
+                args = {**args, "unfinished": True}
+            nanoseconds = 0
+            if phase == "C":
+                event["args"] = {"bytes": int(value)}
+            elif phase == "X":
+                nanoseconds = part.at(start + value) - at
+                event |= {"dur": nanoseconds, "args": _plain(args)}
+            else:
+                event |= {"s": "t", "args": _plain(args)}
+            rows.append((at, -nanoseconds, event))
+        title = f"{head['role']}, process {head['pid']} on {head['host']}"
+        yield _meta("process_name", i, 0, {"name": plain(title)})
+        yield _meta("process_sort_index", i, 0, {"sort_index": i})
+        for thread, tid in tids.items():
+            said = part.threads.get(thread, str(thread)) if isinstance(thread, int) else thread
+            yield _meta("thread_name", i, tid, {"name": plain(said)})
+    rows.sort(key=lambda r: r[:2])
+    zero = rows[0][0] if rows else 0
+    for at, _, event in rows:
+        event["ts"] = (at - zero) / 1000
+        if "dur" in event:
+            event["dur"] /= 1000
+        yield event
+
+
+def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+    return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+def _plain(value: Any) -> Any:
+    """Without what would steer a terminal, and without secrets."""
+    if isinstance(value, str):
+        return plain(value)
+    if isinstance(value, list):
+        return [_plain(v) for v in value]
+    return {plain(str(k)): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
