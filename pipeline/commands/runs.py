@@ -21,6 +21,7 @@ from pipeline.tables import table
 from pipeline.units import show_bytes
 
 FORMATS = ("table", "csv", "json")
+MOST = 100  # rows of a table, where nobody says how many
 EXPORTS = ("csv", "json", "parquet")
 
 
@@ -51,7 +52,7 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
     arguments.add_argument("--limit")
     asked = arguments.read(words)
     _known(asked.format, FORMATS)
-    limit = _count(asked.limit)
+    limit = _count(asked.limit) or (MOST if asked.format == "table" else None)
     runs = _sorted(find(outputs, asked.words), asked.sort, reverse=asked.reverse)
     shown = runs[:limit]
     if asked.format == "table":
@@ -61,7 +62,7 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
         first = [CONDITION.sub(r"\1", word) for word in asked.words if is_condition(word)]
         console.out(*runs_tables(shown, outputs, [*([asked.sort] if asked.sort else []), *first]))
         if len(shown) < len(runs):
-            console.out(f"{len(shown):,} of {len(runs):,}")
+            console.out(f"{len(shown):,} of {len(runs):,} runs; --limit N shows more")
     else:
         _write(as_json(shown, settings=False) if asked.format == "json" else as_csv(shown, settings=False))
 

@@ -74,8 +74,7 @@ def registry(outputs: Path) -> Registry:
             text = packed(as_written(place.folder)) if place.run else _packed_sweep(place.folder)
             changed[place.name] = (place.stamp, text)
         if place.run:
-            run = unpacked(text, place.folder, place.name)
-            run = replace(run, config=_OneConfig(configs, place))
+            run = unpacked(text, place.folder, place.name, _OneConfig(configs, place))
             runs.append(settled(run, locked=place.locked))
         elif text:
             sweeps[place.name] = unpacked_jobs(text)
@@ -215,7 +214,6 @@ class Configs:
 
 class _OneConfig(Settings):
     def __init__(self, configs: Configs, place: Place):
-        super().__init__(place.folder / CONFIG)
         self._configs, self._place = configs, place
 
     def _all(self) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """A run, or a sweep, as a row of the index has it: JSON, and back."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,12 @@ def packed(run: Run) -> str:
     return json.dumps(said)
 
 
-def unpacked(text: str, folder: Path, name: str) -> Run:
+def unpacked(text: str, folder: Path, name: str, config: Mapping[str, Any]) -> Run:
+    """The run; `config`: its settings, which are kept apart."""
     said = json.loads(text)
     lists: dict[str, Any] = {key: tuple(said.pop(key, ())) for key in LISTS}
     metrics = {n: Figure(*parts) for n, parts in said.pop("metrics").items()}
-    return Run(folder, said.pop("id", ""), name, said.pop("state"), metrics=metrics, **lists, **said)
+    return Run(folder, said.pop("id", ""), name, said.pop("state"), metrics=metrics, config=config, **lists, **said)
 
 
 def packed_jobs(jobs: Sequence[SweepJob]) -> str:

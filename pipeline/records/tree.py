@@ -18,7 +18,7 @@ READ = (DESCRIPTION, MANIFEST, JOURNAL, TRIES, TAGS)  # what a run is read from
 @dataclass(frozen=True, slots=True)
 class Place:
     """Attributes:
-    folder: absolute.
+    path: of its folder, absolute.
     name: within the folder of outputs.
     run, sweep: what is in it.
     stamp: of the files that it is read from: name, bytes, time of change and inode of each.
@@ -26,7 +26,7 @@ class Place:
     locked: it has a lock, held or not.
     """
 
-    folder: Path
+    path: str
     name: str
     run: bool
     sweep: bool
@@ -34,15 +34,19 @@ class Place:
     config: str
     locked: bool
 
+    @property
+    def folder(self) -> Path:
+        return Path(self.path)
+
 
 def places(outputs: Path) -> Iterator[Place]:
     """Folders of runs and of sweeps, by name; hidden ones, and exports, are passed over. A link counts where it leads
     to a run, and no further."""
     if outputs.is_dir():
-        yield from _below(outputs, outputs.name, "", DEEPEST)
+        yield from _below(str(outputs), outputs.name, "", DEEPEST)
 
 
-def _below(folder: Path, name: str, within: str, left: int) -> Iterator[Place]:
+def _below(folder: str, name: str, within: str, left: int) -> Iterator[Place]:
     try:
         with os.scandir(folder) as listed:
             entries = {entry.name: entry for entry in listed}
@@ -57,7 +61,7 @@ def _below(folder: Path, name: str, within: str, left: int) -> Iterator[Place]:
     for inner in sorted(n for n in entries if left and not n.startswith(".")):
         link = entries[inner].is_symlink()
         if _is_folder(entries[inner]) and not (link and is_run):
-            yield from _below(folder / inner, f"{within}{inner}", f"{within}{inner}/", 0 if link else left - 1)
+            yield from _below(f"{folder}/{inner}", f"{within}{inner}", f"{within}{inner}/", 0 if link else left - 1)
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:
