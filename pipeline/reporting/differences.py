@@ -122,7 +122,8 @@ def differences(given: Sequence[Facts]) -> Differences:
             texts = [(n, tuple(_shown(one.get((kind, n), _NONE)) for one in given)) for n in differing]
             texts = _merged(texts) if kind == "setting" else texts
             rows += [Difference(kind, name, values) for name, values in texts]
-    return Differences(tuple(rows), equal)
+    typed = {(d.name, d.values) for d in rows if d.kind == "typed"}
+    return Differences(tuple(d for d in rows if d.kind != "setting" or (d.name, d.values) not in typed), equal)
 
 
 def is_seed(name: str) -> bool:
