@@ -25,7 +25,10 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "compare RUN RUN … [--fail-if METRIC>TOLERANCE] [--format table|csv|json|html]",
         "Say what runs and sweeps differ in, in settings and in what they found.",
     ),
-    "report": ("report [RUN | SWEEP | CONDITION …] [--out FILE]", "Write one HTML page about runs."),
+    "report": (
+        "report [RUN | SWEEP | CONDITION …] [--out FILE.html] [--open]",
+        "Write one HTML page about runs, which opens from disk; of one run in its folder, else beside them.",
+    ),
     "reproduce": ("reproduce RUN [--out DIR]", "Run it again elsewhere, and say what is the same and what is not."),
     "tune": ("tune", "Time how native kernels had best divide their work on this machine."),
     **{

@@ -14,7 +14,7 @@ from pipeline.reporting.html.parts import NARROW, Chart, Table
 from pipeline.reporting.html.scales import scale
 
 Box = tuple[float, float, float, float]
-PAID = ("bits_a_weight", "size", "time")  # the first that differs is what others are over
+PAID = ("bits_a_weight", "size")  # the first that differs is what others are over
 GAINED = ("perplexity", "kl", "top_1", "held_out_loss", "held_out_accuracy", "sqnr", "decode")
 FEWEST = 2
 

@@ -66,7 +66,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     hostile = [
         written_runs.write(
             folder / f"h{n}", command=(f"x={n}{HOSTILE}",), tensors=[written_runs.tensor(f"{HOSTILE}.{n}.w")],
-            results={HOSTILE: {"figures": {HOSTILE: 1.5 + n}}, "generate": {"prompts": [HOSTILE], "texts": [HOSTILE * 40]}},
+            results={
+                HOSTILE: {"figures": {HOSTILE: 1.5 + n}}, "generate": {"prompts": [HOSTILE], "texts": [HOSTILE * 40]},
+            },
         )
         for n in range(3)
     ]  # fmt: skip
