@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pipeline.reporting.comparison import Comparison
     from pipeline.reporting.manifest import Report
     from pipeline.reporting.planned import Planned
+    from pipeline.reporting.runs import Runs
 
 _composing = threading.RLock()  # there is one Hydra in a process, and what it is about at the moment is global
 
@@ -100,6 +101,36 @@ def sweep(
     with _events(progress, jobs[0].run) as events:
         found = ran(asked, events)
     return found
+
+
+def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: str | None = None) -> "Runs":
+    """The runs below a folder of outputs, newest first: what `python -m pipeline runs` lists.
+
+    Args:
+        outputs: the folder.
+        where: names of runs and of sweeps, and conditions: `["quant=mxfp4", "kl<0.01"]`.
+        sort: a metric, by which the best come first, or `name`, `started`, `seconds`, …
+
+    Returns:
+        A sequence that a notebook shows as a table; `to_pandas()` gives a frame.
+
+    Raises:
+        ConfigError: there is no such folder; a condition on what no run has.
+        SourceError: no run is called so.
+    """
+    from pipeline.errors import ConfigError
+    from pipeline.files import placed
+    from pipeline.records.query import ordered
+    from pipeline.records.registry import find
+    from pipeline.reporting.runs import Runs
+
+    if isinstance(where, str):
+        raise ConfigError(f"where={where!r}: a list is expected, one string each")
+    folder = placed(str(outputs))
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder")
+    found = find(folder, list(where))
+    return Runs(tuple(found if sort is None else ordered(found, sort)), folder)
 
 
 def _checked(overrides: Sequence[str]) -> list[str]:

@@ -18,7 +18,10 @@ from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.stage import Checkpoint, StageHooks, WorkHooks
 from pipeline.units import show_bytes
 
-RECORDS = ("run.json", "config.yaml", "journal.jsonl", "manifest.json", "metrics.jsonl", "errors.csv")
+RECORDS = (
+    "run.json", "config.yaml", "journal.jsonl", "tries.jsonl", "tags.jsonl", "manifest.json", "metrics.jsonl",
+    "errors.csv",
+)  # fmt: skip
 """What every run writes into its folder; a stage that writes more there says so in `StageHooks.writes`."""
 
 

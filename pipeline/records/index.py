@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +25,8 @@ NAME = ".index.sqlite"
 VERSION = 1  # of rows; an index of another one is made anew
 LEFT_S = 3600.0  # what a killed process left under another name goes after so long
 
-Table = Literal["records", "settings"]
-TABLES: tuple[Table, ...] = ("records", "settings")
+Table = Literal["records", "settings", "series"]
+TABLES: tuple[Table, ...] = ("records", "settings", "series")
 Rows = dict[str, tuple[str, str]]
 """Name of a folder → stamp of the files that the row was made from, and the row, as JSON."""
 
@@ -49,40 +49,50 @@ class Index:
     def rows(self, table: Table) -> Rows:
         """What is known; a damaged file is said, and counts as nothing."""
         if table not in self._rows:
-            try:
-                self._rows[table] = _read(self.file, table)
-            except FileNotFoundError:
-                self.sound, self._rows[table] = False, {}
-            except (sqlite3.Error, ValueError, OSError) as why:
-                say(f"{self.file}: the index is damaged ({why}), and made anew from the runs")
-                self.sound, self._rows = False, {one: {} for one in TABLES}
+            self._rows[table] = self._looked(table)
         return self._rows[table]
 
-    def keep(self, table: Table, changed: Mapping[str, tuple[str, str]], gone: set[str]) -> None:
+    def row(self, table: Table, name: str) -> tuple[str, str] | None:
+        """One of them, without the others."""
+        return self._rows[table].get(name) if table in self._rows else self._looked(table, name).get(name)
+
+    def keep(self, table: Table, changed: Mapping[str, tuple[str, str]], gone: Collection[str]) -> None:
         """Rows that are new, and those that go. A folder that cannot be written has no index."""
-        self.rows(table)
         if not changed and not gone:
             return
         partial = self.file.with_name(f"{NAME}.{uuid.uuid4().hex}.partial")
         try:
             try:
-                if self.sound:
+                if self.sound and self.file.exists():
                     shutil.copyfile(self.file, partial)
                 _write(partial, table, changed, gone)
-            except sqlite3.DatabaseError:  # whoever damaged it, it happened in this moment
+            except sqlite3.DatabaseError:  # damaged where nobody has looked yet
                 partial.unlink(missing_ok=True)
-                _write(partial, table, {**self._rows[table], **changed}, gone)
+                _write(partial, table, {**self._rows.get(table, {}), **changed}, gone)
             partial.replace(self.file)
             self.sound = True
-            _sweep(self.folder)
+            _tidy(self.folder)
         except (OSError, sqlite3.Error):
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
-        self._rows[table] = {n: row for n, row in {**self._rows[table], **changed}.items() if n not in gone}
+        if table in self._rows:
+            self._rows[table] = {n: r for n, r in {**self._rows[table], **changed}.items() if n not in gone}
+
+    def _looked(self, table: Table, name: str | None = None) -> Rows:
+        if not self.sound:
+            return {}
+        try:
+            return _read(self.file, table, name)
+        except FileNotFoundError:
+            self.sound = False
+        except (sqlite3.Error, ValueError, OSError) as why:
+            say(f"{self.file}: the index is damaged ({why}), and made anew from the runs")
+            self.sound = False
+        return {}
 
 
-def _read(file: Path, table: Table) -> Rows:
-    """All rows of a table.
+def _read(file: Path, table: Table, only: str | None) -> Rows:
+    """All rows of a table, or that of one name.
 
     Raises:
         FileNotFoundError: there is none, or it is of another version.
@@ -90,23 +100,28 @@ def _read(file: Path, table: Table) -> Rows:
     """
     if not file.exists():
         raise FileNotFoundError(file)
+    which = "" if only is None else " WHERE name = ?"
+    asked = f"SELECT name, stamp, text, digest FROM {table}{which}"  # noqa: S608
     # Nobody changes it where it stands, so that SQLite takes no lock.
     with closing(sqlite3.connect(f"{file.as_uri()}?mode=ro&immutable=1", uri=True)) as db:
         if db.execute("PRAGMA user_version").fetchone()[0] != VERSION:
             raise FileNotFoundError(file)
         found: Rows = {}
-        for name, stamp, text, digest in db.execute(f"SELECT name, stamp, text, digest FROM {table}"):  # noqa: S608
+        for name, stamp, text, digest in db.execute(asked, () if only is None else (os.fsencode(only),)):
             if not isinstance(text, str) or not isinstance(name, bytes) or _digest(name, stamp, text) != digest:
                 raise ValueError("a row is not what was written")
             found[os.fsdecode(name)] = (stamp, text)
     return found
 
 
-def _write(file: Path, table: Table, changed: Mapping[str, tuple[str, str]], gone: set[str]) -> None:
+def _write(file: Path, table: Table, changed: Mapping[str, tuple[str, str]], gone: Collection[str]) -> None:
+    """
+    Raises:
+        sqlite3.Error: it is damaged, or there is no room.
+    """
     with closing(sqlite3.connect(file, isolation_level=None)) as db:
         db.execute("PRAGMA journal_mode=OFF")  # nobody sees the file before it is whole
         db.execute("PRAGMA synchronous=OFF")  # what a power cut tears is damaged, and made anew
-        db.execute("PRAGMA locking_mode=EXCLUSIVE")
         db.execute("BEGIN")
         for one in TABLES:
             db.execute(
@@ -120,6 +135,9 @@ def _write(file: Path, table: Table, changed: Mapping[str, tuple[str, str]], gon
             f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?, ?)",  # noqa: S608
             ((name, stamp, text, _digest(name, stamp, text)) for name, stamp, text in rows),
         )
+        if table == "records":  # what was read of runs that are gone goes with them
+            for other in TABLES[1:]:
+                db.execute(f"DELETE FROM {other} WHERE name NOT IN (SELECT name FROM records)")  # noqa: S608
         db.execute("COMMIT")
 
 
@@ -129,7 +147,7 @@ def _digest(name: bytes, stamp: str, text: str) -> bytes:
     return found.digest()
 
 
-def _sweep(folder: Path) -> None:
+def _tidy(folder: Path) -> None:
     """Remove what killed processes left under other names."""
     for left in folder.glob(f"{NAME}.*.partial*"):
         with suppress(OSError):

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -127,7 +127,7 @@ def find(outputs: Path, words: Sequence[str]) -> list[Run]:
         alike = [n for word in conditions for n in nearest(word, [run.name for run in known.runs] if known else [], 1)]
         raise ConfigError(f"{why}; there is a run {alike[0]!r}" if alike else str(why)) from None
     if known is not None:
-        known.configs.keep([run.name for run in known.runs])
+        known.configs.keep()
     return found
 
 
@@ -149,12 +149,12 @@ def _called(known: Registry, word: str) -> list[Run]:
     word = word.rstrip("/")
     folder = os.path.normpath(Path(word).absolute())
     sweeps = [n for n in known.sweeps if n == word or str(known.outputs / n) == folder]
-    sweeps = sweeps or [n for n in known.sweeps if fnmatchcase(n, word)]
     found = [run for name in sweeps for run in known.of_sweep(name)]
     found += [run for run in known.runs if run.name == word or run.folder.name == word]
     found = found or [run for run in known.runs if fnmatchcase(run.name, word) or fnmatchcase(run.folder.name, word)]
-    long = len(word) >= LEAST_ID
-    return found or [run for run in known.runs if long and run.id.startswith(word)]
+    if not found and len(word) >= LEAST_ID:
+        found = [run for run in known.runs if run.id.startswith(word)]
+    return found or [run for name in known.sweeps if fnmatchcase(name, word) for run in known.of_sweep(name)]
 
 
 def _unknown(known: Registry | None, outputs: Path, word: str) -> Exception:
@@ -207,11 +207,10 @@ class Configs:
                 self._changed[place.name] = (place.config, json.dumps(self._known[place.name]))
         return self._known[place.name]
 
-    def keep(self, names: Collection[str]) -> None:
-        """Put into the index what was read, and take out what is none of `names` any more."""
-        if self._changed:
-            self._index.keep("settings", self._changed, self._index.rows("settings").keys() - set(names))
-            self._changed = {}
+    def keep(self) -> None:
+        """Put into the index what was read."""
+        self._index.keep("settings", self._changed, ())
+        self._changed = {}
 
 
 class _OneConfig(Settings):

@@ -1,6 +1,5 @@
 """A run as its folder tells it, whether it is complete, at work, or was killed; only what can be read whole counts."""
 
-import json
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,13 +10,12 @@ from pipeline.config.names import place_name
 from pipeline.errors import SourceError
 from pipeline.figures import Figure, cell
 from pipeline.files import read_whole, spoken
+from pipeline.records import schemas
 from pipeline.records.tags import said_of
 from pipeline.records.tries import LOCK, held, journaled, last_try
 from pipeline.redact import hide
 
 DESCRIPTION, MANIFEST, METRICS, CONFIG = "run.json", "manifest.json", "metrics.jsonl", "config.yaml"
-MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
-VERSION = 1  # of manifests
 
 State = Literal["complete", "running", "interrupted", "failed", "elsewhere", "unreadable"]
 STATES = ("complete", "running", "interrupted", "failed", "elsewhere", "unreadable")
@@ -62,7 +60,7 @@ class Run:
     model, quant: what its command calls them.
     why: its last try failed.
     host, pid: of its last try.
-    done: tasks that are journaled, of `total`; of a run that is not complete.
+    done: chunks that are journaled, of `total`; of a run that is not complete.
     tags, notes: what people say of it.
     sweeps: folders of sweeps that it is a job of, within the folder of outputs.
     """
@@ -102,10 +100,10 @@ class Run:
         """What its state comes to, in words: how far it came, why it failed, where it began, what cannot be read."""
         if self.state == "complete":
             return ""
-        far = f"{self.done:,} of {self.total:,} tasks" if self.total else f"{self.done:,} tasks" if self.done else ""
+        far = f"{self.done:,} of {self.total:,} chunks" if self.total else f"{self.done:,} chunks" if self.done else ""
         said = {
             "failed": self.why,
-            "elsewhere": f"began on {self.host}; {far} journaled" if far else f"began on {self.host}",
+            "elsewhere": f"began on {self.host}, {far} journaled" if far else f"began on {self.host}",
             "running": f"{far}, process {self.pid}" if self.pid else far,
             "interrupted": far,
             "unreadable": "; ".join(self.problems),
@@ -204,29 +202,11 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _description(path: Path) -> dict[str, Any]:
-    said = _read(path)
-    if not isinstance(said.get("id"), str) and not {"stages", "seed"} <= said.keys():  # of earlier versions
-        raise SourceError(f"{spoken(path)}: is no record of Weightmill: it has no id")
-    if not isinstance(said.get("command", []), list):
-        raise SourceError(f"{spoken(path)}: its command is no list of overrides")
-    return said
+    return schemas.read("run", path)
 
 
 def _manifest(path: Path) -> dict[str, Any]:
-    said = _read(path)
-    if said.get("weightmill") != VERSION:
-        is_ours = isinstance(said.get("weightmill"), int)
-        what = f"is of a later version ({said['weightmill']})" if is_ours else "is no record of Weightmill"
-        raise SourceError(f"{spoken(path)}: {what}; version {VERSION} is read")
-    numbers = ("started", "seconds", "nbytes_out", "nbytes_bf16")
-    wrong = [k for k in numbers if not isinstance(said.get(k, 0), int | float) or isinstance(said.get(k), bool)]
-    wrong += [k for k in ("results", "exports") if not isinstance(said.get(k, {}), dict)]
-    wrong += [k for k in ("command", "outputs", "tensors", "errors") if not isinstance(said.get(k, []), list)]
-    missing = [k for k in ("started", "seconds", "outputs") if k not in said]
-    if wrong or missing:
-        which = f"{wrong[0]} is of no such kind" if wrong else f"it has no {missing[0]}"
-        raise SourceError(f"{spoken(path)}: is not a whole record: {which}")
-    return said
+    return schemas.read("manifest", path)
 
 
 def _metrics(manifest: Mapping[str, Any]) -> dict[str, Figure]:
@@ -255,16 +235,6 @@ def _choice(command: tuple[str, ...], group: str) -> str:
 def _model(command: tuple[str, ...]) -> str:
     """What the overrides call it: its option, or after where it lies."""
     return _choice(command, "model") or hide(place_name(_choice(command, "model.source")))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(read_whole(path, MOST_RECORD_NBYTES))
-    except (ValueError, RecursionError) as why:
-        raise SourceError(f"{spoken(path)}: is partial, or no JSON: {why}") from None
-    if not isinstance(said, dict):
-        raise SourceError(f"{spoken(path)}: is no record of Weightmill: a {type(said).__name__} and no object")
-    return said
 
 
 def _flat(tree: Any, at: str = "") -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Try:
     """Attributes:
     began: seconds since the epoch; None: not known.
     host, pid: whose process it is, or was.
-    total: tasks that are journaled in all.
+    total: chunks in all.
     why: it failed; empty where it did not, or nothing was written any more.
     """
 
@@ -68,12 +68,12 @@ def last_try(folder: Path) -> Try:
 
 
 def journaled(folder: Path) -> int:
-    """How many tasks are done, as the journal of an unfinished run says.
+    """How many chunks are done, as the journal of an unfinished run says; digests of what is read stand there too.
 
     Raises:
         SourceError: the file cannot be read.
     """
-    return len({str(said["key"]) for said in lines(folder / JOURNAL) if "key" in said})
+    return len({str(said.get("key")) for said in lines(folder / JOURNAL) if isinstance(said.get("record"), dict)})
 
 
 def held(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.records import points, schemas
+from pipeline.records import points, schemas, tries
 from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
 from pipeline.reporting.writing import write_config, write_records
@@ -55,6 +55,7 @@ class Attempt:
 
     Attributes:
         complete: its report, when there was nothing to do.
+        began: its folder says what it is.
         records: what was measured of what was done now.
         known: what its journal says an earlier try has done.
         failures: what of it failed, in order.
@@ -77,6 +78,7 @@ class Attempt:
         """
         self.job, self.plan, self._locks, self._digests = sweep.jobs[i], sweep.plans[i], locks, digests
         self.complete: Report | None = None
+        self.began = False
         self.failures: list[Failure] = []
         self.known: Mapping[str, Any] = {}
         self.stages = {sweep.names[node]: name for name, node in self.plan.nodes.items() if node in sweep.names}
@@ -141,10 +143,17 @@ class Attempt:
                 file.unlink(missing_ok=True)
         schemas.write("run", run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
-        self.started = time.time()
+        works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
+        tries.begin(run_dir, sum(len(work.chunks) for work in works))
+        self.began, self.started = True, time.time()
         if self.job.run.tracker is not None:
             self.tracking = self._locks.enter_context(self._tracked(self.started, again=self.job.run.spine.overwrite))
         self.exports.copy()
+
+    def fail(self, why: Exception) -> None:
+        """Note why it failed; what stopped it before it began says nothing of the run in its folder."""
+        if self.began:
+            tries.fail(self.job.run_dir, why)
 
     @property
     def brings(self) -> Try:

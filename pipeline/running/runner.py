@@ -63,9 +63,12 @@ def execute_jobs(
         parents: what trackers are told of the sweep that the jobs are of, by tracker.
     """
     outcomes: dict[int, Outcome] = {}
+    held: dict[int, Attempt] = {}
 
     def settle(i: int, outcome: Outcome) -> None:
         outcomes[i] = outcome
+        if isinstance(outcome, Exception) and i in held:
+            held[i].fail(outcome)
         settled(i, outcome)
 
     sweep = plan_jobs(jobs)
@@ -83,8 +86,8 @@ def execute_jobs(
     with ExitStack() as locks, text_stream.to(events.text, events.live):
         for i in range(len(jobs)):
             try:
-                parent = (parents or {}).get(jobs[i].run.tracker)
-                begun[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests, events.say, parent)
+                parent, stack = (parents or {}).get(jobs[i].run.tracker), locks.enter_context(ExitStack())
+                begun[i] = held[i] = Attempt(sweep, i, stack, digests, events.say, parent)
             except Exception as why:
                 settle(i, why)
         each(lambda one: one.compare(events))

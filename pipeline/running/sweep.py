@@ -9,6 +9,7 @@ from pipeline.places import reason
 from pipeline.planning import kernels
 from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
+from pipeline.records.sweeps import keep
 from pipeline.reporting import console
 from pipeline.reporting.comparison import Comparison, compared, ended
 from pipeline.reporting.manifest import Report
@@ -16,7 +17,7 @@ from pipeline.reporting.progress import progress
 from pipeline.reporting.sweep import sweep_tables
 from pipeline.running import tracked
 from pipeline.running.attempt import obstacles_ahead, outputs_of
-from pipeline.running.results import FOLDER, Results
+from pipeline.running.results import FOLDER, Results, run_id
 from pipeline.running.runner import Outcome, execute_jobs
 from pipeline.running.why import reasons
 
@@ -86,6 +87,7 @@ def ran(asked: Asked, events: Events) -> Comparison:
         (asked.folder / "multirun.yaml").write_text(asked.config, encoding="utf-8")
     except OSError as why:
         raise StorageError(f"{asked.folder}: {reason(why)}") from None
+    _keep(asked)
     outcomes: dict[int, Outcome] = {}
     told: dict[str, str] = {}
     kernels.prepare([job.run for job in jobs], events.say)
@@ -97,10 +99,16 @@ def ran(asked: Asked, events: Events) -> Comparison:
 
             found = execute_jobs([jobs[i] for i in alike], events, settled, tracking.by_tracker)
             outcomes |= dict(zip(alike, found, strict=True))
+        _keep(asked)
         rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
         comparison = compared(rows, asked.folder)
         tracking.end(failed=any(isinstance(outcome, Exception) for outcome in outcomes.values()))
     return comparison
+
+
+def _keep(asked: Asked) -> None:
+    """Say in the sweep's folder which runs are its own; before they begin, by where they will be."""
+    keep(asked.folder, [(job.name, job.run_dir, run_id(job.run_dir) or "") for job in asked.jobs])
 
 
 def _by_dask(jobs: Sequence[Job], among: set[int] | None = None) -> Iterator[list[int]]:

@@ -84,7 +84,7 @@ class Target:
         lock = self.path.with_name(f".{self.path.name}.weightmill.lock")
         with locked(lock, f"{self.path}: another run is writing there (export.path); wait for it, or choose another"):
             old = _of_manifest(self.path)  # which goes before the folder does
-            if old and self.overwrite and read_marker(self.path) is None and not _strange(self.path):
+            if old and self.overwrite and read_marker(self.path) is None and not strange(self.path):
                 write_json(self.path / MARKER, {"weightmill": VERSION, "key": old.key, "files": old.files})
             yield
 
@@ -102,14 +102,14 @@ class Target:
             if os.path.lexists(self.path) and not self.own(finished=finished) and (why := self._standing()):
                 yield f"{self.path} exists already{why}"
             for folder in (self.partial, self.replaced):
-                if os.path.lexists(folder) and (why := _strange(folder)):
+                if os.path.lexists(folder) and (why := strange(folder)):
                     yield f"{folder} is in the way, {why}; move it elsewhere"
         except OSError as why_not:
             yield f"{why_not.filename or self.path}: {reason(why_not)}"
 
     def own(self, *, finished: bool) -> bool:
         """Whether what stands there is what this run put there, before it was killed."""
-        if not finished or os.path.lexists(self.partial) or _strange(self.path):
+        if not finished or os.path.lexists(self.partial) or strange(self.path):
             return False
         marker = read_marker(self.path)
         return marker is not None and marker.key == self.key
@@ -121,7 +121,7 @@ class Target:
             return f": a link that leads {leads}; links are not replaced, choose another"
         if os.path.ismount(self.path):
             return ": a mount point, which cannot be replaced; choose a folder in it"
-        if why := _strange(self.path):
+        if why := strange(self.path):
             return f", {why}; it is not replaced, with overwrite=true neither: choose another"
         return None if self.overwrite else "; choose another, or overwrite=true to replace it"
 
@@ -135,7 +135,7 @@ class Target:
             marker = read_marker(folder)
             if marker is None or folder.name != f"{self.path.name}.{marker.key[:KEY_CHARS]}.partial":
                 continue
-            if (marker.key == self.key or marker.run == str(self.run)) and not _strange(folder):
+            if (marker.key == self.key or marker.run == str(self.run)) and not strange(folder):
                 yield folder
 
     def begin(self, *, fresh: bool) -> None:
@@ -147,7 +147,7 @@ class Target:
         try:
             if fresh:
                 for folder in self._left():
-                    _remove(folder)
+                    remove(folder)
             elif self.own(finished=True):  # killed between the rename and the manifest: digests will tell
                 self.path.rename(self.partial)
             self.partial.mkdir(parents=True, exist_ok=True)
@@ -209,10 +209,10 @@ class Target:
             self._check_listed()  # again, as the digests may have taken minutes
             if replaces is not None:
                 if os.path.lexists(self.replaced):  # of an earlier try that was killed while it removed this
-                    _remove(self.replaced)
+                    remove(self.replaced)
                 self.path.rename(self.replaced)
                 moved = _stamp(self.replaced)
-                if moved is None or moved[0] != replaces[0] or _strange(self.replaced):
+                if moved is None or moved[0] != replaces[0] or strange(self.replaced):
                     self.replaced.rename(self.path)
                     raise StorageError(f"{self.path}: changed while this run was at work, and is left as it is")
             try:
@@ -223,7 +223,7 @@ class Target:
                 raise
             sync(self.path.parent)
             if os.path.lexists(self.replaced):  # of an earlier try, perhaps, that was killed between the two renames
-                _remove(self.replaced)
+                remove(self.replaced)
         except OSError as why:
             raise StorageError(f"{self.path}: cannot be put in place: {reason(why)} ({why.filename})") from None
 
@@ -260,7 +260,7 @@ def _of_manifest(folder: Path) -> Marker | None:
     return Marker("", files) if files and all(map(is_inner, files)) else None
 
 
-def _strange(folder: Path) -> str | None:
+def strange(folder: Path) -> str | None:
     """Why `folder` is not ours; None when it is.
 
     Raises:
@@ -275,7 +275,7 @@ def _strange(folder: Path) -> str | None:
     return f"and holds what no run put there ({some(extra)})" if extra else None
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Remove a folder of ours, file by file that it lists, so that whatever else is in it stays.
 
     Raises:

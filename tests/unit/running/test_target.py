@@ -282,7 +282,7 @@ def test_replaced_again_after_a_kill(target: Target, monkeypatch: pytest.MonkeyP
     again.begin(fresh=True)
     replaces = again.check()
     fill(again, "new")
-    monkeypatch.setattr("pipeline.running.target._remove", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr("pipeline.running.target.remove", lambda folder: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         again.put_in_place(replaces)
     monkeypatch.undo()

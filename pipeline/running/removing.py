@@ -1,0 +1,109 @@
+"""Runs that are removed: their records, exports and checkpoints; what no run put there stays where it is."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.errors import StorageError, some
+from pipeline.places import reason
+from pipeline.planning.obstacles import RECORDS
+from pipeline.records.run import Run
+from pipeline.running.journal import locked
+from pipeline.running.target import read_marker, remove, strange
+
+PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png")
+MORE = ("trace.json", "report.html")
+STATES = ("states", "best")  # of a training, whose states each have a manifest of their own
+METRICS = "metrics*.jsonl"
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What becomes of a run.
+
+    Attributes:
+        run: which.
+        files, exports: that go.
+        stays: what lies in its folder and is no run's; the folder then stays too.
+    """
+
+    run: Run
+    files: tuple[Path, ...]
+    exports: tuple[Path, ...]
+    stays: tuple[Path, ...]
+
+    @property
+    def nbytes(self) -> int:
+        everything = [*self.files, *(p for e in self.exports for p in e.rglob("*"))]
+        return sum(p.lstat().st_size for p in everything if p.is_file())
+
+
+def removal(run: Run) -> Removal:
+    """What would go.
+
+    Raises:
+        StorageError: the folder cannot be looked into.
+    """
+    files: list[Path] = []
+    exports: list[Path] = []
+    stays: list[Path] = []
+    try:
+        for entry in sorted(run.folder.iterdir()):
+            if entry.name == ".lock":
+                continue
+            if entry.is_symlink():
+                stays.append(entry)
+            elif entry.is_file():
+                (files if _is_ours(entry) else stays).append(entry)
+            elif entry.name in STATES:
+                inner = [p for p in entry.rglob("*") if not p.is_dir() or p.is_symlink()]
+                ours = not any(p.is_symlink() for p in inner)
+                (files.extend(inner) if ours else stays.append(entry))
+            else:
+                ours = read_marker(entry) is not None and strange(entry) is None
+                (exports if ours else stays).append(entry)
+    except OSError as why:
+        raise StorageError(f"{run.folder}: {reason(why)}") from None
+    return Removal(run, tuple(files), tuple(exports), tuple(stays))
+
+
+def _is_ours(file: Path) -> bool:
+    known = {*RECORDS, *PICTURES, *MORE}
+    return file.name in known or file.match(METRICS) or file.name.removesuffix(".partial") in known
+
+
+def carry_out(removals: list[Removal]) -> Iterator[str]:
+    """Remove them, one after another; says of each what was done.
+
+    Raises:
+        StorageError: a run is at work there, or something cannot be removed.
+    """
+    for one in removals:
+        folder = one.run.folder
+        with locked(folder / ".lock", f"{folder}: is at work, and is not removed; stop it first"):
+            now = removal(one.run)
+            try:
+                for export in now.exports:
+                    remove(export)
+                for file in sorted(now.files, key=lambda f: f.name == "run.json"):  # until the end it is a run's folder
+                    file.unlink(missing_ok=True)
+                for name in STATES:
+                    _without_empty(folder / name)
+            except OSError as why:
+                raise StorageError(f"{folder}: {reason(why)}") from None
+        with suppress(OSError):  # it holds what is not ours
+            folder.rmdir()
+        if folder.exists():
+            left = some([p.name for p in now.stays]) or "the folder"
+            yield f"removed {folder}, but for {left}, which no run put there"
+        else:
+            yield f"removed {folder}"
+
+
+def _without_empty(folder: Path) -> None:
+    """Remove folders in which nothing is left."""
+    if folder.is_dir() and not folder.is_symlink():
+        for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
+            inner.rmdir()
+        folder.rmdir()
