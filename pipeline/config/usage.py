@@ -26,7 +26,10 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "Say what runs and sweeps differ in, in settings and in what they found.",
     ),
     "report": ("report [RUN | SWEEP | CONDITION …] [--out FILE]", "Write one HTML page about runs."),
-    "reproduce": ("reproduce RUN [--out DIR]", "Run it again elsewhere, and say what is the same and what is not."),
+    "reproduce": (
+        "reproduce RUN [--out DIR] [--config-dir DIR]",
+        "Run it again elsewhere, and say what is the same and what is not.",
+    ),
     "tune": ("tune", "Time how native kernels had best divide their work on this machine."),
     **{
         name: (f"{name} NAME [--dir DIR]", f"Write a {name.removeprefix('new-')} to start from, and a test of it.")
