@@ -7,8 +7,8 @@ Without a verb the run is executed (`-m` sweeps). `plan`, `graph` and `why` stop
 their work on this machine; `new-stage NAME` writes a stage to start from, and `new-method`, `new-dialect`,
 `new-kernel` and `new-family` such plugins.
 Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source, 5 storage, 6 a stage failed,
-7 checkpoints differ, 9 `compare` found what got worse by too much, 129 the terminal was closed, 130 interrupted,
-141 nobody reads stdout, 143 terminated.
+7 checkpoints or runs differ, 9 `compare` found what got worse by too much, 129 the terminal was closed,
+130 interrupted, 141 nobody reads stdout, 143 terminated.
 """
 
 import gc

@@ -29,7 +29,10 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "report [RUN | SWEEP | CONDITION …] [--out FILE.html] [--open]",
         "Write one HTML page about runs, which opens from disk; of one run in its folder, else beside them.",
     ),
-    "reproduce": ("reproduce RUN [--out DIR]", "Run it again elsewhere, and say what is the same and what is not."),
+    "reproduce": (
+        "reproduce RUN [--out DIR] [--config-dir DIR]",
+        "Run it again elsewhere, and say what is the same and what is not.",
+    ),
     "tune": ("tune", "Time how native kernels had best divide their work on this machine."),
     **{
         name: (f"{name} NAME [--dir DIR]", f"Write a {name.removeprefix('new-')} to start from, and a test of it.")

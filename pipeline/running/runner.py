@@ -93,8 +93,8 @@ def execute_jobs(
     with ExitStack() as locks, text_stream.to(events.text, events.live):
         for i in range(len(jobs)):
             try:
-                parent = (parents or {}).get(jobs[i].run.tracker)
-                begun[i] = held[i] = Attempt(sweep, i, locks.enter_context(ExitStack()), digests, events.say, parent)
+                parent, stack = (parents or {}).get(jobs[i].run.tracker), locks.enter_context(ExitStack())
+                begun[i] = held[i] = Attempt(sweep, i, stack, digests, events.say, parent)
             except Exception as why:
                 settle(i, why)
         each(lambda one: one.compare(events))

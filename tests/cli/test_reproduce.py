@@ -279,7 +279,7 @@ def test_a_training(tmp_path: Path) -> None:
     ("typed", "said", "code"),
     [
         ((), "which run?", 2),
-        (("nowhere",), "no run is called so", 4),
+        (("nowhere",), "is called so (allowed: one)", 4),
         (("one", "--ot", "x"), "there is no such option; did you mean '--out'", 2),
         (("one", "two"), "which run?", 2),
         (("one", "--out", "one"), "there is something already", 5),
