@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.digest import identity
 from pipeline.errors import SourceError
 from pipeline.figures import Better, Figure
+from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
 from pipeline.reporting.differences import Facts, facts, parts_of
@@ -82,7 +83,7 @@ def _of_series(run: Run) -> dict[str, Figure]:
         return {}
     figures: dict[str, Figure] = {}
     for name, one in found.items():
-        if not one.better or one.member is not None or not one.count:
+        if not one.better or one.member is not None or not one.count or one.kind == FIGURE:
             continue
         best = {"lower": ("min", one.min), "higher": ("max", one.max)}[one.better]
         given = {"last": one.last, best[0]: best[1], "mean": one.mean}

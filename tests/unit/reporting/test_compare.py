@@ -208,8 +208,8 @@ def test_a_training_is_where_it_ended_its_best_and_its_mean(make: Make) -> None:
     rows = [json.loads(line) for line in (Path("outputs") / "b" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
     values = {name: f.value for name, f in found.groups[1].runs[0].metrics.items() if "loss" in name}
-    assert values == {"train.loss last": losses[-1], "train.loss min": min(losses),
-                      "train.loss mean": pytest.approx(sum(losses) / 50)}  # fmt: skip
+    assert values == {"train loss last": losses[-1], "train loss min": min(losses),
+                      "train loss mean": pytest.approx(sum(losses) / 50)}  # fmt: skip
 
 
 def test_files_have_all_of_it(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
