@@ -22,7 +22,8 @@ OTHERS: Mapping[str, tuple[str, str]] = {
         "List the runs that there are, newest first; look at one, tag it, remove it, export it.",
     ),
     "compare": (
-        "compare RUN RUN … [--fail-if METRIC>TOLERANCE] [--format table|csv|json|html]",
+        "compare RUN RUN … [--baseline RUN] [--fail-if METRIC>TOLERANCE] [--pareto METRIC,METRIC] "
+        "[--format table|csv|json|html] [--out DIR|FILE]",
         "Say what runs and sweeps differ in, in settings and in what they found.",
     ),
     "report": (

@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.digest import identity
 from pipeline.errors import SourceError
 from pipeline.figures import Better, Figure
+from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
 from pipeline.reporting.differences import Facts, facts, parts_of
@@ -20,6 +21,7 @@ KNOWN: Mapping[str, Better] = {
     "perplexity": "lower", "kl": "lower", "top_1": "higher", "decode": "higher", "prefill": "higher",
     "bits_a_weight": "lower", "size": "lower", "rmse": "lower", "max_abs": "lower", "sqnr": "higher",
     "training_loss": "lower", "held_out_loss": "lower", "held_out_accuracy": "higher",
+    "loss": "lower", "accuracy": "higher",
 }  # fmt: skip
 TOKENIZER = re.compile(r"(.*/)?(tokenizer.*|.*\.tiktoken|tiktoken\.model|tekken\.json|spiece\.model|.*\.bpe\.model)'*")
 AGAINST = "baseline"
@@ -82,12 +84,13 @@ def _of_series(run: Run) -> dict[str, Figure]:
         return {}
     figures: dict[str, Figure] = {}
     for name, one in found.items():
-        if not one.better or one.member is not None or not one.count:
+        better = one.better or KNOWN.get(key_of(one.name), "")
+        if not better or one.member is not None or not one.count or one.kind == FIGURE:
             continue
-        best = {"lower": ("min", one.min), "higher": ("max", one.max)}[one.better]
+        best = {"lower": ("min", one.min), "higher": ("max", one.max)}[better]
         given = {"last": one.last, best[0]: best[1], "mean": one.mean}
         form = ".0f" if one.unit == "B" else ".4g"
-        figures |= {f"{name} {k}": Figure(v, one.unit, form, one.better) for k, v in given.items() if v is not None}
+        figures |= {f"{name} {k}": Figure(v, one.unit, form, better) for k, v in given.items() if v is not None}
     return figures
 
 

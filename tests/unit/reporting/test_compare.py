@@ -208,8 +208,8 @@ def test_a_training_is_where_it_ended_its_best_and_its_mean(make: Make) -> None:
     rows = [json.loads(line) for line in (Path("outputs") / "b" / "metrics.jsonl").read_text().splitlines()]
     losses = [row["loss"] for row in rows if row["kind"] == "train"]
     values = {name: f.value for name, f in found.groups[1].runs[0].metrics.items() if "loss" in name}
-    assert values == {"train.loss last": losses[-1], "train.loss min": min(losses),
-                      "train.loss mean": pytest.approx(sum(losses) / 50)}  # fmt: skip
+    assert values == {"train loss last": losses[-1], "train loss min": min(losses),
+                      "train loss mean": pytest.approx(sum(losses) / 50)}  # fmt: skip
 
 
 def test_files_have_all_of_it(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,7 +247,8 @@ def test_the_exit_code_says_that_it_got_worse(make: Make, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        ([], "which runs"), (["a"], "two runs at least"), (["a", "nope"], "nope"), (["a", "b", "--format", "jsn"], "json"),
+        ([], "which runs"), (["a"], "two runs at least"), (["a", "nope"], "nope"),
+        (["a", "b", "--format", "jsn"], "json"),
         (["a", "b", "--fail"], "no such option; did you mean '--fail-if'"), (["a", "b", "--baseline", "nope"], "nope"),
         (["a", "b", "--pareto", "KL"], "2 or 3 metrics"), (["a", "b", "--pareto", "KL,KL"], "stands there twice"),
         (["a", "b", "--pareto", "KL,siz"], "'size'"), (["a", "b", "--pareto", "KL,other"], "nobody says"),
