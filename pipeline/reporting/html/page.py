@@ -19,7 +19,7 @@ from pipeline.reporting.html.told import Told, labels, told
 from pipeline.units import show_bytes
 
 MOST_NBYTES = 2_900_000
-MOST_RUNS = 1000
+MOST_RUNS = 400
 # How closely runs are looked at, the first that fits: rows and points of each (0: no charts of tensors and trainings),
 # and how many runs.
 CLOSELY = ((400, MOST_RUNS), (120, MOST_RUNS), (40, MOST_RUNS), (16, MOST_RUNS), (0, MOST_RUNS), (0, 60), (0, 0))
@@ -74,14 +74,14 @@ def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said:
     else:
         near = min(closely, len(runs))
         anchors = [f"run-{i}" if i < near else None for i in range(len(runs))]
-        sections = of_runs(runs, anchors, max(most, LEAST))
         each: list[Part] = []
         nbytes = 0
         for i, run in enumerate(runs[:near]):
             each.append(Drawn(_folded(run, f"run-{i}", most, len(runs)).html))
             nbytes += len(each[-1].html)
-            if nbytes > MOST_NBYTES:
+            if nbytes > MOST_NBYTES or nbytes / (i + 1) * near > 2 * MOST_NBYTES:  # they are much alike
                 return None
+        sections = of_runs(runs, anchors, max(most, LEAST))
         if near < len(runs):
             notes.append(f"Looked at closely are the first {near}; a page of each of the others has the rest.")
         if each:

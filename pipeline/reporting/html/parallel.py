@@ -13,7 +13,7 @@ from pipeline.reporting.html.parts import NARROW, Chart, Table
 from pipeline.reporting.html.scales import Scale, label, scale
 from pipeline.units import show_bytes
 
-MOST_AXES, MOST_VALUES, MOST_LINES = 7, 12, 400
+MOST_AXES, MOST_VALUES, MOST_LINES = 7, 12, 200
 
 
 @dataclass(frozen=True)
