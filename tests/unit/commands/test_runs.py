@@ -81,9 +81,9 @@ def test_runs_at_work_stay(outputs: Path) -> None:
     make_run(outputs / "busy", 20, state="interrupted")
     with locked(outputs / "busy" / ".lock", "busy"), pytest.raises(StorageError, match="is at work"):
         main(["rm", "busy", "--yes"])
-    with locked(outputs / "gpt_oss-mxfp4-seed=0" / ".lock", "busy"):
-        with pytest.raises(StorageError, match="is at work"):
-            main(["rm", "*seed=0", "--yes"])
+    lock = outputs / "gpt_oss-mxfp4-seed=0" / ".lock"
+    with locked(lock, "busy"), pytest.raises(StorageError, match="is at work"):
+        main(["rm", "*seed=0", "--yes"])
     assert (outputs / "busy" / "run.json").exists()
     assert (outputs / "gpt_oss-mxfp4-seed=0" / "manifest.json").exists()
 
