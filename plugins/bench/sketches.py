@@ -32,7 +32,8 @@ def streams(n: int) -> dict[str, Callable[[], Values]]:
     return {
         "sorted": lambda: np.sort(rng(0).normal(size=n)), "reversed": lambda: np.sort(rng(0).normal(size=n))[::-1],
         "constant": lambda: np.full(n, 3.3), "Cauchy": lambda: rng(1).standard_cauchy(n),
-        "Pareto": lambda: rng(2).pareto(0.5, n), "mixed signs": lambda: rng(3).lognormal(0, 4, n) * rng(4).choice([-1, 1], n),
+        "Pareto": lambda: rng(2).pareto(0.5, n),
+        "mixed signs": lambda: rng(3).lognormal(0, 4, n) * rng(4).choice([-1, 1], n),
     }  # fmt: skip
 
 
@@ -75,7 +76,7 @@ def one_by_one(parts: Sequence[Values]) -> tuple[list[float], bytes]:
             sketch.add(value)
     for other in made[1:]:
         made[0].merge(other)
-    return [float(made[0].get_quantile_value(q)) for q in LEVELS], repr(made[0]).encode()
+    return [float(made[0].get_quantile_value(q) or 0.0) for q in LEVELS], repr(made[0]).encode()
 
 
 def of_ranks(make: Callable[[], Any]) -> Callable[[Sequence[Values]], tuple[list[float], bytes]]:
@@ -93,7 +94,7 @@ def of_ranks(make: Callable[[], Any]) -> Callable[[Sequence[Values]], tuple[list
 
 
 def sketches() -> dict[str, Callable[[Sequence[Values]], tuple[list[float], bytes]]]:
-    import datasketches
+    import datasketches  # type: ignore[import-untyped]
 
     return {
         "DDSketch 1 %": ours, "ddsketch, one by one": one_by_one,
@@ -128,7 +129,8 @@ def show(rows: Sequence[Row]) -> None:
     from pipeline.tables import table
 
     lines = [
-        (r.stream, r.sketch, f"{r.value:.2g}", f"{r.rank:.2g}", f"{r.rate / 1e6:.2f}", str(r.nbytes), "yes" if r.same else "no")
+        (r.stream, r.sketch, f"{r.value:.2g}", f"{r.rank:.2g}", f"{r.rate / 1e6:.2f}", str(r.nbytes),
+         "yes" if r.same else "no")
         for r in rows
     ]  # fmt: skip
     columns = ("stream", "sketch", "value off", "rank off", "10⁶/s", "bytes", "same")

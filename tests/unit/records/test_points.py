@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from pipeline.records.points import Point, Position, Type, Writer
 ROOT = Path(__file__).parents[3]
 ENDLESS = """
 import itertools, sys
+from contextlib import closing
 from pathlib import Path
 from pipeline.records.points import Type, Writer
 writer = Writer(Path(sys.argv[1]), {"train": {"loss": Type("nats", "lower")}})
@@ -96,6 +98,7 @@ def test_what_a_line_that_is_written_lacks_is_said(tmp_path: Path) -> None:
     writer = Writer(tmp_path / "metrics.jsonl")
     with pytest.raises(StorageError, match=r"metrics.jsonl: what was to be written is no row of metrics: step is 'a'"):
         writer.row("train", {"step": "a"})
+    writer.close()
     assert not (tmp_path / "metrics.jsonl").read_bytes()
     with pytest.raises(StorageError, match="No such file"):
         Writer(tmp_path / "none" / "metrics.jsonl")
@@ -115,7 +118,8 @@ def test_a_line_without_its_end_is_left_for_later(tmp_path: Path) -> None:
     file.write_bytes(line * 2)
     assert at.holds(file)
     assert steps(file, at) == [1]
-    Writer(file).row("train", {"step": 2, "loss": 1.0})
+    with closing(Writer(file)) as writer:
+        writer.row("train", {"step": 2, "loss": 1.0})
     assert steps(file, at) == [2]
     file.write_bytes(line[:-5] + b"9.0}\n" + line * 2)
     assert not at.holds(file), "another file of the same length"
@@ -145,6 +149,7 @@ def test_a_full_disk_is_said_and_what_comes_later_is_whole(tmp_path: Path, monke
         writer.point("x", 1)
     monkeypatch.setattr(writer, "_file", real)
     writer.point("x", 2)
+    writer.close()
     at = Position()
     assert [p.value for p in points.points(file, at)] == [2]
     assert at.damaged == 1
@@ -167,7 +172,8 @@ def test_killed_at_random_a_writer_loses_the_line_it_was_writing(tmp_path: Path)
         begin = len(seen)
         with file.open("ab") as cut:  # as a kill in the midst of a line leaves it, which is rare for short ones
             cut.write(b'{"kind": "train", "step": 9')
-        Writer(file).row("train", {"step": begin, "loss": 0.0})
+        with closing(Writer(file)) as writer:
+            writer.row("train", {"step": begin, "loss": 0.0})
         begin += 1
         lines = file.read_bytes().splitlines(keepends=True)
         assert lines.pop(-2) == b'{"kind": "train", "step": 9\n'

@@ -13,15 +13,17 @@ from pipeline.records.points import Type, Writer, file_of
 from pipeline.records.sketches import Sketch
 from pipeline.records.summaries import FileSummary, merged, problems, summarize
 
-N = 50_000
+N = 20_000
 RNG = np.random.default_rng(7)
 STREAMS: dict[str, Callable[[], NDArray[np.float64]]] = {
     "sorted": lambda: np.sort(RNG.normal(size=N)), "reversed": lambda: np.sort(RNG.normal(size=N))[::-1],
     "constant": lambda: np.full(N, -3.3), "zeros": lambda: np.zeros(N), "Cauchy": lambda: RNG.standard_cauchy(N),
-    "Pareto": lambda: RNG.pareto(0.3, N), "mixed": lambda: np.concatenate([-RNG.pareto(1, N), [0.0] * 99, RNG.pareto(1, N)]),
-    "all exponents": lambda: RNG.choice([-1, 1], N) * 10.0 ** RNG.uniform(-300, 300, N), "one": lambda: np.array([1e-9]),
+    "Pareto": lambda: RNG.pareto(0.3, N),
+    "mixed": lambda: np.concatenate([-RNG.pareto(1, N), [0.0] * 99, RNG.pareto(1, N)]),
+    "all exponents": lambda: RNG.choice([-1, 1], N) * 10.0 ** RNG.uniform(-300, 300, N),
+    "one": lambda: np.array([1e-9]),
 }  # fmt: skip
-LEVELS = np.linspace(0, 1, 41)
+LEVELS = np.linspace(0, 1, 11)
 
 
 def off(sketch: Sketch, values: NDArray[np.float64]) -> float:
@@ -31,7 +33,7 @@ def off(sketch: Sketch, values: NDArray[np.float64]) -> float:
     return float(np.max(np.where(exact == 0, np.abs(found), np.abs(found - exact) / np.abs(np.where(exact, exact, 1)))))
 
 
-@pytest.mark.parametrize("accuracy", [0.001, 0.01, 0.1])
+@pytest.mark.parametrize("accuracy", [0.01, 0.1])
 @pytest.mark.parametrize("name", STREAMS)
 def test_quantiles_are_within_the_bound(name: str, accuracy: float) -> None:
     values, whole, parts = STREAMS[name](), Sketch(accuracy), [Sketch(accuracy) for _ in range(5)]
@@ -58,9 +60,9 @@ def test_it_is_the_library_that_takes_one_after_another() -> None:
 
 def test_a_bound_that_is_none() -> None:
     for accuracy in (0.0, 1.0, -1.0, float("nan")):
-        with pytest.raises(ConfigError, match="0.0001 to 0.5 is allowed"):
+        with pytest.raises(ConfigError, match=r"0\.0001 to 0\.5 is allowed"):
             Sketch(accuracy)
-    with pytest.raises(ConfigError, match="accuracy 0.1 and 0.2"):
+    with pytest.raises(ConfigError, match=r"accuracy 0\.1 and 0\.2"):
         Sketch(0.1).merge(Sketch(0.2))
     assert Sketch().quantile(0.5) is None
     with pytest.raises(SourceError, match="no sketch of ours"):
