@@ -1,6 +1,5 @@
 """The report of a run that ended some time ago, from its folder: `pipeline.report.load("outputs/gpt_oss-mxfp4")`."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +12,11 @@ def load(folder: str | Path) -> "Report":
     """What `pipeline.run` gave, as it stands in `manifest.json`.
 
     Raises:
-        SourceError: no run has ended there.
+        SourceError: no run has ended there, or its manifest is not whole, or a newer version's.
     """
     from pipeline.errors import SourceError, some
-    from pipeline.files import read_whole
+    from pipeline.records import schemas
     from pipeline.reporting.manifest import Report
-    from pipeline.running.attempt import MOST_RECORD_NBYTES
 
     place = Path(os.path.expanduser(folder)).absolute()
     file = place / "manifest.json"
@@ -26,7 +24,4 @@ def load(folder: str | Path) -> "Report":
         there = [p.parent.name for p in sorted(place.glob("*/manifest.json"))]
         hint = f"; runs in it: {some(there)}" if there else ""
         raise SourceError(f"{place}: is no folder of a run that ended: it has no manifest.json{hint}")
-    try:
-        return Report.from_json(json.loads(read_whole(file, MOST_RECORD_NBYTES)))
-    except (ValueError, TypeError) as why:
-        raise SourceError(f"{file}: is no report of ours: {why}") from None
+    return Report.from_json(schemas.read("manifest", file))

@@ -220,10 +220,12 @@ def _row(score: Score, base: Score | None) -> dict[str, float]:
 def _figures(rows: Mapping[str, Mapping[str, float]]) -> dict[str, Figure]:
     """Over all texts, weighted by tokens."""
     scored = sum(r["scored"] for r in rows.values())
-    found = {"perplexity": Figure(exp(sum(r["nll"] * r["scored"] for r in rows.values()) / scored))}
+    found = {"perplexity": Figure(exp(sum(r["nll"] * r["scored"] for r in rows.values()) / scored), better="lower")}
     if all("kl" in r for r in rows.values()):
-        found["KL"] = Figure(sum(r["kl"] * r["scored"] for r in rows.values()) / scored, "nats", ".4f")
-        found["top-1"] = Figure(100 * sum(r["top1"] * r["scored"] for r in rows.values()) / scored, "%", ".2f")
+        found["KL"] = Figure(sum(r["kl"] * r["scored"] for r in rows.values()) / scored, "nats", ".4f", "lower")
+        found["top-1"] = Figure(
+            100 * sum(r["top1"] * r["scored"] for r in rows.values()) / scored, "%", ".2f", "higher"
+        )
     return found
 
 
@@ -237,15 +239,18 @@ def _tables(
         columns = ("text", "tokens scored", "perplexity before", "after", "change", "KL", "top-1 agreement")
         lines = [
             (
-                name, Figure(r["scored"], form=",d"), Figure(r["baseline_perplexity"]), Figure(r["perplexity"]),
-                Figure(100 * (r["perplexity"] / r["baseline_perplexity"] - 1), "%", "+z.2f"),
-                Figure(r["kl"], form=".4f"), Figure(100 * r["top1"], "%", ".2f"),
+                name, Figure(r["scored"], form=",d"), Figure(r["baseline_perplexity"], better="lower"),
+                Figure(r["perplexity"], better="lower"),
+                Figure(100 * (r["perplexity"] / r["baseline_perplexity"] - 1), "%", "+z.2f", "lower"),
+                Figure(r["kl"], form=".4f", better="lower"), Figure(100 * r["top1"], "%", ".2f", "higher"),
             )
             for name, r in rows.items()
         ]  # fmt: skip
     else:
         columns = ("text", "tokens scored", "perplexity")
-        lines = [(name, Figure(r["scored"], form=",d"), Figure(r["perplexity"])) for name, r in rows.items()]
+        lines = [
+            (name, Figure(r["scored"], form=",d"), Figure(r["perplexity"], better="lower")) for name, r in rows.items()
+        ]
     seconds = sum(s.seconds for s in scores.values())
     rate = sum(s.scored for s in scores.values()) / seconds if seconds else 0.0
     device = [

@@ -117,7 +117,7 @@ class Generate:
                 "decode_tokens_per_s": t.decode_rate,
             },
             facts=facts,
-            figures={"decode": Figure(t.decode_rate, "tokens/s", ".1f")},
+            figures={"decode": Figure(t.decode_rate, "tokens/s", ".1f", "higher")},
             tables=(
                 Table("Text", ("prompt", "text", "ended by"), tuple(texts), streamed=alone),
                 Table("Speed", ("", ""), tuple(rows)),

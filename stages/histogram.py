@@ -142,7 +142,7 @@ def _table(found: Mapping[str, Mapping[str, Any]]) -> Table:
     rows: Sequence[tuple[Cell, ...]] = [
         (
             name, r["encoding"], Figure(r["largest_before"], form=".3g"), Figure(r["largest_after"], form=".3g"),
-            Figure(r["sqnr_db"], "dB", ".2f"),
+            Figure(r["sqnr_db"], "dB", ".2f", "higher"),
         )
         for name, r in found.items()
     ]  # fmt: skip

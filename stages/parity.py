@@ -122,7 +122,10 @@ class Parity:
         else:
             summary = f"{first} is the first that differs: {layers[first]['relative']:.2g} of its largest value"
         forms = {"max_abs": ".2e", "scale": ".3g", "relative": ".1e"}
-        rows = tuple((n, *(Figure(d[key], form=form) for key, form in forms.items())) for n, d in layers.items())
+        rows = tuple(
+            (n, *(Figure(d[k], form=f, better="" if k == "scale" else "lower") for k, f in forms.items()))
+            for n, d in layers.items()
+        )
         tables = (
             Table("Layer by layer", ("after", "max abs difference", "largest value", "relative"), rows),
             Table("Parity", ("", ""), (

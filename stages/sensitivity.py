@@ -237,9 +237,11 @@ def _rule(by: str, name: str) -> Rule:
 
 def _row(name: str, found: Mapping[str, Any], before: float) -> tuple[Cell, ...]:
     return (
-        name, Figure(found["tensors"], form="d"), Figure(found["bits"]), Figure(found["perplexity"]),
-        Figure(100 * (found["perplexity"] / before - 1), "%", "+z.3f"), Figure(found["kl"], form=".5f"),
-        Figure(100 * found["top1"], "%", ".2f"),
+        name, Figure(found["tensors"], form="d"), Figure(found["bits"], better="lower"),
+        Figure(found["perplexity"], better="lower"),
+        Figure(100 * (found["perplexity"] / before - 1), "%", "+z.3f", "lower"),
+        Figure(found["kl"], form=".5f", better="lower"),
+        Figure(100 * found["top1"], "%", ".2f", "higher"),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from pipeline.digest import InputFile
 from pipeline.errors import PlanError, SourceError, WeightmillError
 from pipeline.files import read_whole, write_json
 from pipeline.formats import Container
+from pipeline.records.points import METRICS
 from pipeline.reporting.manifest import plain
 from pipeline.running import member
 from pipeline.running.results import FOLDER, RUNS, Results
@@ -22,7 +23,7 @@ from pipeline.training import DataPlan, Dataset, Teacher, Trainer
 from pipeline.units import parse_bytes
 
 REPORT = "training.json"  # beside the weights
-PICTURE, METRICS = "loss.png", "metrics.jsonl"
+PICTURE = "loss.png"
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pipeline.redact import without_credentials
 
 LONGEST = 120
 # Overrides that say how to run, not what to make; a resumed run may differ in them.
-HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs", "hub")
+HOW = ("dask", "debug", "overwrite", "progress", "hydra", "paths", "digest_inputs", "hub", "monitor")
 BARE = ("model", "quant")  # groups whose choice is said without its key; no other is, since both may be called the same
 NAMELESS = ("", ".", "..", "model", "model.gguf")  # an export's folder and file are called so, whatever is in it
 

@@ -83,8 +83,13 @@ class Spine:
     overwrite: bool
     progress: bool
     digest_inputs: bool
+    monitor: float | None
     paths: Paths
     dask: Dask
+
+    def __post_init__(self) -> None:
+        if self.monitor is not None and not 0.01 <= self.monitor < float("inf"):
+            raise ValueError(f"monitor={self.monitor}: null, or seconds between two looks, at least 0.01, are allowed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from pipeline.units import show_bytes
 
 RECORDS = (
     "run.json", "config.yaml", "journal.jsonl", "tries.jsonl", "tags.jsonl", "manifest.json", "metrics.jsonl",
-    "errors.csv",
+    "metrics.system.jsonl", "errors.csv",
 )  # fmt: skip
 """What every run writes into its folder; a stage that writes more there says so in `StageHooks.writes`."""
 

@@ -16,12 +16,16 @@ from typing import Any
 from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean, nearest, short
 from pipeline.files import read_whole, spoken, write_json
 
-VERSION = "weightmill"
+VERSION = "weightmill"  # what a file says its version as
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 FILES = {"manifest.json": "manifest", "run.json": "run", "metrics.jsonl": "metrics", "errors.csv": "errors"}
 ROW, OWN = "row", ("metric", "point", "figure")  # lines of metrics: what is defined for them by kind, and for others
 
 Validator = Callable[[Any], Any]
+
+
+class Newer(SourceError):
+    """A file that a newer Weightmill wrote."""
 
 
 def kinds() -> list[str]:
@@ -62,7 +66,8 @@ def upgraded(kind: str, value: Any, where: Path | str) -> dict[str, Any]:
     """What was read from `where`, whatever its version, as the newest one has it, and checked.
 
     Raises:
-        SourceError: it is of a newer version, or not as the schema says.
+        Newer: a newer version wrote it.
+        SourceError: it is not as the schema says.
     """
     if not isinstance(value, Mapping):
         raise SourceError(f"{spoken(where)}: is no {kind} of ours: {_given(value)} was given, an object is allowed")
@@ -70,7 +75,7 @@ def upgraded(kind: str, value: Any, where: Path | str) -> dict[str, Any]:
     if not isinstance(found, int) or isinstance(found, bool):
         raise SourceError(f"{spoken(where)}: is no {kind} of ours: {VERSION} is {_given(found)}, a version is allowed")
     if found > newest:
-        raise SourceError(
+        raise Newer(
             f"{spoken(where)}: is a {kind} of version {found}, by a newer Weightmill; this one reads up to {newest}"
         )
     # What later versions added has a default where it is read: `better` of figures, fields of a manifest.
@@ -83,7 +88,8 @@ def read(kind: str, path: Path) -> dict[str, Any]:
     """A file of a kind, of any version there was.
 
     Raises:
-        SourceError: it cannot be read, is not whole, is of a newer version, or not as the schema says.
+        Newer: a newer version wrote it.
+        SourceError: it cannot be read, is not whole, or not as the schema says.
     """
     try:
         given = json.loads(read_whole(path, MOST_RECORD_NBYTES))
@@ -163,15 +169,13 @@ def _said(at: str, rule: str, definition: Mapping[str, Any], value: Any) -> str:
         hint = f"; it has {near[0]!r}" if near else ""
         return f"{place or 'it'} has no {', '.join(map(repr, missing))}{hint}"
     allowed = definition.get(rule)
+    if rule == "type":
+        allowed = " or ".join([allowed] if isinstance(allowed, str) else map(str, allowed or ()))
     words = {
-        "type": f"{_either(allowed)} is allowed", "enum": f"one of {allowed} is allowed",
+        "type": f"{allowed} is allowed", "enum": f"one of {allowed} is allowed",
         "const": f"{allowed} is allowed", "minimum": f"{allowed} or more is allowed",
     }  # fmt: skip
     return f"{place or 'it'} is {_given(value)}, {words.get(rule, f'{rule} {allowed} is asked for')}"
-
-
-def _either(types: Any) -> str:
-    return " or ".join([types] if isinstance(types, str) else map(str, types or ["something else"]))
 
 
 def _given(value: Any) -> str:

@@ -117,15 +117,16 @@ def _figures(result: Any) -> Line:
     if not isinstance(result, Report):
         return {"result": f"{FAILED}: {str(result).splitlines()[0]}"}
     found: Line = {
-        BITS: Figure(result.bits_per_weight), "size": Figure(result.nbytes_out, "B"),
-        "smaller": Figure(result.ratio, "×", ".2f"),
+        BITS: Figure(result.bits_per_weight, better="lower"), "size": Figure(result.nbytes_out, "B", better="lower"),
+        "smaller": Figure(result.ratio, "×", ".2f", "higher"),
     }  # fmt: skip
     if (e := result.error).count:
-        errors = Figure(e.max_abs, form=".3g"), Figure(e.rmse, form=".3g"), Figure(e.sqnr_db, "dB", ".2f")
+        found_errors = [Figure(v, form=".3g", better="lower") for v in (e.max_abs, e.rmse)]
+        errors = *found_errors, Figure(e.sqnr_db, "dB", ".2f", "higher")
         found |= zip(ERRORS, errors, strict=True)
     found |= _found(result)
     return found | {
-        AFTER: Figure(result.seconds, "s", ".1f"),
+        AFTER: Figure(result.seconds, "s", ".1f", "lower"),
         "result": "complete before" if result.reused else "done",
     }
 
@@ -145,7 +146,10 @@ def _before(rows: Rows) -> list[Line]:
         if figures and not any(figures.items() <= one.items() for one in themselves):
             what, nbytes, values = _baseline(report)
             bits, smaller = 8 * nbytes / values, 2 * values / nbytes
-            line = {BITS: Figure(bits), "size": Figure(nbytes, "B"), "smaller": Figure(smaller, "×", ".2f"), **figures}
+            line = {
+                BITS: Figure(bits, better="lower"), "size": Figure(nbytes, "B", better="lower"),
+                "smaller": Figure(smaller, "×", ".2f", "higher"), **figures,
+            }  # fmt: skip
             found.setdefault((what, *line.items()), (line, []))[1].append(name)
     several = len(found) > 1
     return [

@@ -15,7 +15,7 @@ import numpy as np
 from pipeline.config.spine import RunConfig
 from pipeline.digest import Digested, digest_file
 from pipeline.errors import StageError, short
-from pipeline.figures import Figure, figures_of
+from pipeline.figures import figures_of
 from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
@@ -106,11 +106,11 @@ class Report(Card):
 
     @property
     def figures(self) -> list[dict[str, Any]]:
-        """What stages found, a row each: stage, name, value, unit; what pandas takes, as `stages`, `errors` and
+        """What stages found, a row each: stage, name, value, unit, better; what pandas takes, as `stages`, `errors` and
         `tensors` are."""
         return [
-            {"stage": stage, "name": name}
-            | ({"value": v.value, "unit": v.unit} if isinstance(v, Figure) else {"value": v, "unit": ""})
+            {"stage": stage, "name": name, "value": getattr(v, "value", v)}
+            | {"unit": getattr(v, "unit", ""), "better": getattr(v, "better", "")}
             for stage, result in self.results.items()
             for name, v in figures_of(result).items()
         ]

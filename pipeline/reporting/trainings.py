@@ -2,16 +2,15 @@
 one setting, with mean and deviation.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
+from pipeline.errors import SourceError
 from pipeline.figures import Cell, Figure
+from pipeline.records.points import METRICS, rows
 
 SEED = "seed="
-METRICS = "metrics.jsonl"  # see `plugins.train.watch`
 
 Curve = Mapping[int, float]
 """Updates → loss."""
@@ -48,7 +47,7 @@ def over_seeds(names: Sequence[str], found: Sequence[Mapping[str, Cell]]) -> tup
 
 
 def _spread(values: Sequence[Figure]) -> str:
-    mean = Figure(fmean(v.value for v in values), values[0].unit, values[0].form)
+    mean = Figure(fmean(v.value for v in values), values[0].unit, values[0].form, values[0].better)
     if len(values) < 2 or mean.unit == "B":
         return str(mean)
     deviation = stdev(v.value for v in values)
@@ -59,11 +58,11 @@ def curve(run: Path) -> tuple[str, Curve]:
     """What the loss of a training was: on what is held out, or where there is nothing of that, on what it was trained
     on. Empty: nothing was trained."""
     try:
-        rows: list[dict[str, Any]] = [json.loads(line) for line in (run / METRICS).read_text("utf-8").splitlines()]
-    except (OSError, ValueError):
+        seen = [row for row in rows(run / METRICS) if row["kind"] in ("held_out", "train")]
+    except SourceError:
         return "", {}
     for kind, label in (("held_out", "held-out loss"), ("train", "training loss")):
-        found = {r["step"]: r["loss"] for r in rows if r["kind"] == kind and isinstance(r.get("loss"), float)}
+        found = {r["step"]: r["loss"] for r in seen if r["kind"] == kind and isinstance(r.get("loss"), float)}
         if len(found) > 1:
             return label, found
     return "", {}

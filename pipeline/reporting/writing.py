@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,11 @@ from typing import Any
 from pipeline import redact
 from pipeline.errors import StorageError
 from pipeline.figures import Figure, figures_of
-from pipeline.files import write_json
+from pipeline.records import points, schemas
+from pipeline.records.points import FIGURE, METRICS, RECORDED, Writer
 from pipeline.reporting.manifest import Report, plain
 
-METRICS = "metrics.jsonl"
-KINDS = ("stage", "error", "tensor", "figure", "run")  # of rows in it, beside those of stages
+ERRORS = ("name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db")  # columns
 
 
 def write_config(path: Path, tree: Mapping[str, Any]) -> None:
@@ -28,35 +28,51 @@ def write_config(path: Path, tree: Mapping[str, Any]) -> None:
 
 
 def write_records(run_dir: Path, report: Report) -> None:
-    """errors.csv, metrics.jsonl and, last, manifest.json."""
+    """errors.csv, what the run adds to metrics.jsonl and, last, manifest.json.
+
+    Raises:
+        StorageError: one cannot be written, or would not be what its schema says.
+    """
     record = asdict(report)
     for key in ("command", "results"):
         record[key] = redact.tree(record[key])
     try:
         with (run_dir / "errors.csv").open("w", newline="", encoding="utf-8", errors="backslashreplace") as file:
-            columns = ["name", "group", "encoding", "count", "max_abs", "rmse", "sqnr_db"]
-            writer = csv.DictWriter(file, columns, extrasaction="ignore")
+            writer = csv.DictWriter(file, ERRORS, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(report.tensors)
-        came = _rows_of_stages(run_dir / METRICS)
-        with (run_dir / METRICS).open("w", encoding="utf-8") as file:
-            file.writelines(came)
-            for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
-                for row in rows:
-                    file.write(json.dumps({"kind": kind, **row}) + "\n")
-            for name, result in record["results"].items():
-                for label, value in figures_of(result).items():
-                    number, unit = (value.value, value.unit) if isinstance(value, Figure) else (value, "")
-                    said = {"kind": "figure", "stage": name, "name": label, "value": plain(number), "unit": unit}
-                    file.write(json.dumps(said) + "\n")
-            keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
-            file.write(json.dumps({"kind": "run", **{k: getattr(report, k) for k in keys}}) + "\n")
+        for i, row in enumerate(report.tensors):
+            if (why := schemas.fault("errors", {name: row.get(name) for name in ERRORS})) is not None:
+                raise StorageError(f"{run_dir / 'errors.csv'}:{i + 2}: what was written is no row of errors: {why}")
+        _add(run_dir / METRICS, list(_rows(report, record)))
     except OSError as why:
         raise StorageError(f"{run_dir}: {why.strerror}") from None
-    write_json(run_dir / "manifest.json", {"weightmill": 1, **record})
+    schemas.write("manifest", run_dir / "manifest.json", record)
 
 
-def _rows_of_stages(file: Path) -> list[str]:
-    """The lines of a run's metrics that a stage wrote there while it was at work: those of no kind that is ours."""
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-    return [line for line in lines if json.loads(line).get("kind") not in KINDS]
+def _rows(report: Report, record: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a run adds to its metrics as it ends."""
+    for kind, rows in (("stage", report.stages), ("error", report.errors), ("tensor", report.tensors)):
+        yield from ({"kind": kind, **row} for row in rows)
+    ended = report.started + report.seconds
+    for name, result in record["results"].items():
+        for label, value in figures_of(result).items():
+            number, unit, better = (v.value, v.unit, v.better) if isinstance(v := value, Figure) else (v, "", "")
+            said = {"kind": FIGURE, "stage": name, "name": label, "value": plain(number)}
+            yield said | {"unit": unit, "better": better, "time": ended}
+    keys = ("started", "seconds", "nbytes_in", "nbytes_out", "nbytes_bf16", "ratio", "bits_per_weight")
+    yield {"kind": "run", **{k: getattr(report, k) for k in keys}}
+
+
+def _add(path: Path, given: Sequence[Mapping[str, Any]]) -> None:
+    """Append what is not there yet: of a run that was killed here, and goes on, the rest."""
+    there = {_identity(row) for row in points.rows(path) if row["kind"] in RECORDED} if path.is_file() else set()
+    writer = Writer(path)
+    try:
+        writer.lines([row for row in given if _identity(row) not in there])
+    finally:
+        writer.close()
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, sort_keys=True)

@@ -4,7 +4,6 @@ A run's folder holds `config.yaml` (resolved), `run.json` (what this run is), `j
 at the end `manifest.json`, `metrics.jsonl` and `errors.csv`. The manifest is written last: a run with one is complete.
 """
 
-import json
 import os
 import shutil
 import time
@@ -18,7 +17,6 @@ from pipeline.config.spine import RunConfig
 from pipeline.digest import InputFile, digest_file
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, StorageError, WeightmillError
 from pipeline.events import Events
-from pipeline.files import read_whole, write_json
 from pipeline.hooks import optional
 from pipeline.places import reason
 from pipeline.planning.digests import Digests
@@ -26,10 +24,10 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.records import tries
+from pipeline.records import points, schemas, tries
 from pipeline.reporting.manifest import Report, build_report
 from pipeline.reporting.mesh import draw_placements
-from pipeline.reporting.writing import METRICS, write_config, write_records
+from pipeline.reporting.writing import write_config, write_records
 from pipeline.running import peak
 from pipeline.running.description import Description, describe, of_what_is_made, read_description, refuse
 from pipeline.running.exports import Exports, adopts, places_of
@@ -39,8 +37,6 @@ from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
 from pipeline.stage import StageHooks, WorkHooks
-
-MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 
 
 def outputs_of(run: RunConfig) -> Path:
@@ -128,9 +124,9 @@ class Attempt:
         """Write down what the job is, and put in place what is there already."""
         run_dir = self.job.run_dir
         if not self._resuming:
-            for name in ("journal.jsonl", "manifest.json", METRICS):
-                (run_dir / name).unlink(missing_ok=True)
-        write_json(run_dir / "run.json", asdict(self._what))
+            for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *points.files(run_dir)):
+                file.unlink(missing_ok=True)
+        schemas.write("run", run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
         works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
         tries.begin(run_dir, sum(len(work.chunks) for work in works))
@@ -225,7 +221,7 @@ class Attempt:
         final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)
         write_records(run_dir, report)
-        write_json(run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
+        schemas.write("run", run_dir / "run.json", asdict(final))  # until then the keys are those of the journal
         self.journal.path.unlink(missing_ok=True)
         self._locks.close()
         return report
@@ -299,7 +295,9 @@ def _earlier(
             refuse(run_dir, before, found, what)
         return None
     try:
-        report = Report.from_json(json.loads(read_whole(run_dir / "manifest.json", MOST_RECORD_NBYTES)))
+        report = Report.from_json(schemas.read("manifest", run_dir / "manifest.json"))
+    except schemas.Newer:
+        raise
     except (SourceError, ValueError, KeyError, TypeError, AttributeError):
         return "unfinished"
     if overwrite:

@@ -22,6 +22,7 @@ from pipeline.planning.obstacles import room
 from pipeline.planning.rates import Rates
 from pipeline.planning.sweep import Job, Sweep
 from pipeline.planning.time import learn
+from pipeline.records.system import monitored
 from pipeline.reporting.manifest import Report
 from pipeline.running import peak, text_stream
 from pipeline.running.attempt import Attempt, stop_at
@@ -95,7 +96,8 @@ def execute_jobs(jobs: Sequence[Job], events: Events, settled: Settled = lambda 
             stop_at(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
             peak.begin()
             each(lambda one: one.begin())
-            _run(sweep, begun, digests, events, settle)
+            with monitored([one.job.run_dir for one in begun.values()], jobs[0].run.spine.monitor):
+                _run(sweep, begun, digests, events, settle)
         except Exception as why:
             for i in (i for i in begun if i not in outcomes):
                 settle(i, why)

@@ -19,6 +19,7 @@ import numpy as np
 
 from pipeline.errors import StageError, shown
 from pipeline.hooks import optional
+from pipeline.records.points import METRICS
 from pipeline.running import member, text_stream
 from pipeline.training import Examples, Splits, indices
 from plugins.train.checkpoints import Checkpoints
@@ -26,9 +27,9 @@ from plugins.train.compiled import Compiled
 from plugins.train.objectives import ObjectiveHooks
 from plugins.train.options import Looking, Saving
 from plugins.train.step import State, Step
-from plugins.train.watch import Line, Metrics, norms_of
+from plugins.train.watch import Line, Metrics, norms_of, types
 
-STATES, BEST, METRICS = "states", "best", "metrics.jsonl"
+STATES, BEST = "states", "best"
 
 Sampler = Callable[[Mapping[str, Any], int], Mapping[str, str]]
 
@@ -174,7 +175,7 @@ class Loop:
                 found = _taken_over(stack, resume, folder, shapes)
             held, progress = (begin(), Progress()) if found is None else (found[0], Progress(**found[1]))
             rows = (folder / METRICS, *files) if folder is not None else files
-            metrics = Metrics(rows, progress.metrics_nbytes) if member.first() else Metrics(())
+            metrics = Metrics(rows, progress.metrics_nbytes, types(self.unit)) if member.first() else Metrics(())
             stack.callback(metrics.close)
             if picture is not None and member.first():
                 stack.callback(metrics.picture, picture)

@@ -17,15 +17,16 @@ import jax
 import numpy as np
 
 from pipeline.errors import StageError
+from pipeline.records.points import METRICS
 from pipeline.reporting.plots import Points, curves
 from pipeline.running import text_stream
 from pipeline.training import Splits
 from plugins.train.checkpoints import Checkpoints
-from plugins.train.loop import METRICS, STATES, Loop, Plan, Programs, through
+from plugins.train.loop import STATES, Loop, Plan, Programs, through
 from plugins.train.options import Member
 from plugins.train.populations import Population
 from plugins.train.step import State, Step
-from plugins.train.watch import Line, Metrics
+from plugins.train.watch import Line, Metrics, types
 
 MOST_CURVES = 12
 
@@ -121,7 +122,8 @@ class Members:
             if saves is not None and (found := saves.latest(states)) is not None:
                 states, progress = found[0], Progress(**found[1])
                 text_stream.write(f"{name}: going on after update {progress.step}\n")
-            metrics = Metrics((folder / METRICS, *files) if folder is not None else files, progress.metrics_nbytes)
+            rows = (folder / METRICS, *files) if folder is not None else files
+            metrics = Metrics(rows, progress.metrics_nbytes, types(self.unit))
             stack.callback(metrics.close)
             if picture is not None:
                 stack.callback(self._draw, picture, metrics)

@@ -15,6 +15,7 @@ from pipeline.figures import Figure
 from pipeline.mesh import Layout
 from pipeline.ops import Kernel
 from pipeline.places import nbytes_on_disk
+from pipeline.records.points import METRICS
 from pipeline.reporting.manifest import plain
 from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Table
@@ -35,12 +36,12 @@ from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 from plugins.train import others
 from plugins.train.inputs import sizes
-from plugins.train.loop import METRICS, Found, Loop, Plan, Programs
+from plugins.train.loop import Found, Loop, Plan, Programs
 from plugins.train.samples import Samples
 from plugins.train.step import State, Step, make_step
 from plugins.train.trainer import Trainer
 from plugins.train.transform import Transform
-from plugins.train.watch import PEAKS
+from plugins.train.watch import PEAKS, better
 
 PICTURE = "loss.png"
 DTYPES = {"bf16": "bfloat16", "f32": "float32"}
@@ -234,22 +235,22 @@ def report(found: Found, loop: Loop) -> dict[str, Any]:
         *((name, Figure(n, form=",d") if isinstance(n, int) else Figure(n, form=".3f")) for name, n in counted.items()),
         ("updates", Figure(found.step, form=",d")),
         (f"{loop.unit}, in all updates", Figure(progress.amount, form=",d")),
-        ("loss, of the last tenth of updates", Figure(found.loss, form=".4f")),
+        ("loss, of the last tenth of updates", Figure(found.loss, form=".4f", better="lower")),
     ]
-    figures: dict[str, Any] = {"training loss": Figure(found.loss, form=".4f")}
+    figures: dict[str, Any] = {"training loss": Figure(found.loss, form=".4f", better="lower")}
     for name, loss in (("before", progress.first), ("after", progress.last), ("best", progress.best)):
         if loss is not None and (name != "best" or loss != progress.last):
             more = f" (perplexity {exp(loss):.3f})" if loop.programs.perplexity else ""
             at = f", after update {progress.best_step}" if name == "best" else ""
             rows.append((f"held-out loss {name}", f"{loss:.4f}{more}{at}"))
     if progress.last is not None:
-        figures["held-out loss"] = Figure(progress.last, form=".4f")
+        figures["held-out loss"] = Figure(progress.last, form=".4f", better="lower")
     for name, value in progress.shown.items():
-        figures[f"held-out {name}"] = Figure(value, form=".4f")
-        rows.append((f"held-out {name} after", Figure(value, form=".4f")))
+        figures[f"held-out {name}"] = Figure(value, form=".4f", better=better(name))
+        rows.append((f"held-out {name} after", Figure(value, form=".4f", better=better(name))))
     updates = found.step - found.began - 1
     if found.seconds > 0 and updates > 0:
-        rows.append(("an update", Figure(found.seconds / updates, "s", ".3f")))
+        rows.append(("an update", Figure(found.seconds / updates, "s", ".3f", "lower")))
     if found.stopped:
         rows.append(("stopped early", found.stopped))
     said = {

@@ -12,6 +12,7 @@ import numpy as np
 from pipeline.figures import Figure
 from pipeline.hooks import optional
 from pipeline.mesh import SINGLE
+from pipeline.records.points import METRICS
 from pipeline.reporting.manifest import plain
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint, Context, Table
@@ -21,7 +22,6 @@ from plugins.engine.load import fill
 from plugins.engine.load import parameters as params_of
 from plugins.engine.start import keep_programs, resolved
 from plugins.mesh.devices import arrange
-from plugins.train.loop import METRICS
 from plugins.train.members import Members, Progress
 from plugins.train.options import Member
 from plugins.train.start import PICTURE, Cast, built, plan_of
@@ -74,16 +74,16 @@ def _report(progress: Progress, members: Sequence[Member]) -> dict[str, Any]:
     """As JSON holds it, with a table of all."""
 
     def shown(losses: Sequence[float], i: int) -> Any:
-        return f"out at update {progress.out[i]}" if progress.out[i] else Figure(losses[i], form=".4f")
+        return f"out at update {progress.out[i]}" if progress.out[i] else Figure(losses[i], form=".4f", better="lower")
 
     order = sorted(range(len(members)), key=lambda i: progress.judged[i])
     columns = ("seed", "rate", "loss", *(("held-out loss",) if progress.held_out else ()))
     seen = [losses for losses in (progress.losses, progress.held_out) if losses]
     rows = tuple((str(members[i].seed), f"{members[i].rate:g}", *(shown(losses, i) for losses in seen)) for i in order)
     best = progress.best
-    figures = {"training loss": Figure(progress.losses[best], form=".4f")}
+    figures = {"training loss": Figure(progress.losses[best], form=".4f", better="lower")}
     if progress.held_out:
-        figures["held-out loss"] = Figure(progress.held_out[best], form=".4f")
+        figures["held-out loss"] = Figure(progress.held_out[best], form=".4f", better="lower")
     said = {
         "step": progress.step, "best": asdict(members[best]), "members": [asdict(m) for m in members],
         "losses": [*map(_number, progress.losses)], "held_out": [*map(_number, progress.held_out)], "out": progress.out,

@@ -1,10 +1,9 @@
 """What people see of a training, and what stays of it: a line that says how far it is, rows of metrics, a picture.
 
 `metrics.jsonl` grows while the training runs, a JSON object a line. What kind a row is, `kind` says: `train` (of one
-update), `held_out` (an evaluation), `sample` (a text). Numbers that are not finite are text, as JSON has none.
+update), `held_out` (an evaluation), `sample` (a text); see `pipeline.records.points`.
 """
 
-import json
 import math
 import os
 import time
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError
+from pipeline.figures import Better
+from pipeline.records import points
+from pipeline.records.points import Position, Type
 from pipeline.reporting.plots import Points, curves
 from pipeline.running import text_stream
 from pipeline.units import show_seconds
@@ -28,45 +30,78 @@ PEAKS = {
 }  # fmt: skip
 
 
-class Metrics:
-    """Rows, in every one of `files`: what the first has, up to where a state was saved, is what is gone on from."""
+LOWER = {"loss", "divergence", "absolute error", "absolute_error", "perplexity"}
+HIGHER = {"accuracy", "agreement", "R²"}
 
-    def __init__(self, files: Sequence[Path], nbytes: int = 0):
+
+def better(name: str) -> Better:
+    """Which of two values of what an objective shows is better; empty: neither."""
+    return "lower" if name in LOWER else "higher" if name in HIGHER else ""
+
+
+def types(unit: str) -> dict[str, dict[str, Type]]:
+    """What the numbers in rows stand for, by kind of row.
+
+    Args:
+        unit: of what an update goes through.
+    """
+    found = {name: Type("", better(name)) for name in (*LOWER, *HIGHER)}
+    speed = {f"{unit}_per_s": Type(f"{unit}/s", "higher"), "mfu": Type("", "higher")}
+    return {"train": found | speed | {"seconds": Type("s", "lower"), unit: Type(unit)}, "held_out": found}
+
+
+class Metrics:
+    """Rows, in every one of `files`: what the first has, up to where a state was saved, is what is gone on from.
+
+    Files only grow while a training runs. Whoever goes on from a saved state first cuts what came after it, and a line
+    that was torn: those updates are made again, to the same bits, and each is to be there once. Readers that had seen
+    more notice (`pipeline.records.points.Position.holds`), as rows have the time at which they were written.
+    """
+
+    def __init__(self, files: Sequence[Path], nbytes: int = 0, types: Mapping[str, Mapping[str, Type]] | None = None):
         """
         Args:
             nbytes: of the first that stay.
+            types: see `types`.
+
+        Raises:
+            StorageError: the first is not as long, or not of ours; one cannot be written.
         """
         self.rows: list[dict[str, Any]] = []
         self.nbytes = nbytes
         kept = files[0].read_bytes()[:nbytes] if files and nbytes and files[0].exists() else b""
         if len(kept) < nbytes:
             raise StorageError(f"{files[0]}: has {len(kept):,} bytes, where the saved state has seen {nbytes:,}")
-        self.rows += map(json.loads, kept.splitlines())
         try:
             for i, file in enumerate(files):
                 if i == 0 and kept:  # cut, and not written anew: a process may be killed in between
                     os.truncate(file, nbytes)
                 else:
                     file.write_bytes(kept)
-            self._files = [file.open("ab", buffering=0) for file in files]
         except OSError as why:
             raise StorageError(f"{why.filename}: {why.strerror}") from None
+        at = Position()
+        if kept:
+            self.rows += [row for row in points.rows(files[0], at) if row["kind"] != points.METRIC]
+            if at.problems:
+                raise StorageError(f"{at.problems[0]}; the saved state has seen whole ones")
+        self._writers = [points.Writer(file, types) for file in files]
+        for writer in self._writers:
+            for kind, names in at.types.items():
+                for name in names:
+                    writer.said(kind, name)
 
     def row(self, kind: str, **values: Any) -> None:
         """Add one."""
-        said = {"kind": kind, **{name: _plain(value) for name, value in values.items()}}
-        line = json.dumps(said, ensure_ascii=False).encode() + b"\n"
+        said = {"kind": kind, "time": time.time(), **{name: _plain(value) for name, value in values.items()}}
         self.rows.append(said)
-        self.nbytes += len(line)
-        for file in self._files:
-            try:
-                file.write(line)
-            except OSError as why:
-                raise StorageError(f"{file.name}: {why.strerror}") from None
+        for i, writer in enumerate(self._writers):
+            nbytes = writer.lines([*writer.declared(kind, said), said])
+            self.nbytes += nbytes if i == 0 else 0
 
     def close(self) -> None:
-        for file in self._files:
-            file.close()
+        for writer in self._writers:
+            writer.close()
 
     def picture(self, path: Path) -> None:
         """The losses over updates, as a PNG."""

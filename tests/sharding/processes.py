@@ -20,6 +20,7 @@ from pipeline.engine import Windows
 from pipeline.errors import PlanError, StageError
 from pipeline.mesh import Mesh
 from pipeline.planning.reading import bytes_read
+from pipeline.records.points import METRICS
 from pipeline.rules import Rule
 from pipeline.running import member, peak
 from pipeline.running.results import Results
@@ -38,7 +39,6 @@ from plugins.formats.safetensors.container import SafeTensors
 from plugins.formats.safetensors.hugging_face import HuggingFaceDialect
 from plugins.formats.safetensors.plain import Plain
 from plugins.mesh.processes import join as join_jax
-from plugins.train.loop import METRICS
 from plugins.train.lora import Lora
 from plugins.train.objectives import CausalLM
 from plugins.train.optimizers import SGD

@@ -9,9 +9,9 @@ import pytest
 
 import pipeline
 from pipeline.errors import PlanError, StageError
+from pipeline.records.points import METRICS
 from pipeline.running.results import FOLDER
 from plugins.formats.safetensors.container import SafeTensors
-from plugins.train.loop import METRICS
 from plugins.train.members import Members
 from tests.cases import model_runs, toy_table
 
@@ -78,7 +78,7 @@ def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(Members, "_row", real)
     run(tmp_path, "often", *often)
     run(tmp_path, "once", *SEVERAL)
-    timed = {"seconds", "examples_per_s"}
+    timed = {"time", "seconds", "examples_per_s"}
     for mine, theirs in zip(rows(tmp_path, "often"), rows(tmp_path, "once"), strict=True):
         assert {n: v for n, v in mine.items() if n not in timed} == {n: v for n, v in theirs.items() if n not in timed}
     for n, w in weights(tmp_path, "once").items():

@@ -10,10 +10,10 @@ import pytest
 
 import pipeline
 from pipeline.errors import StageError
+from pipeline.records.points import METRICS
 from pipeline.running import gang
 from pipeline.running.results import FOLDER
 from plugins.formats.safetensors.container import SafeTensors
-from plugins.train.loop import METRICS
 from tests.cases import model_runs, toy_table
 from tests.cli.run import start
 from tests.sharding import killed

@@ -8,9 +8,10 @@ import pytest
 
 import pipeline
 from pipeline.errors import StageError
+from pipeline.records.points import METRICS
 from pipeline.running import text_stream
 from pipeline.running.results import FOLDER
-from plugins.train.loop import METRICS, _Run
+from plugins.train.loop import _Run
 from tests.cases import model_runs, toy_table
 
 STEPS, STOPPED = 6, 3

@@ -15,11 +15,11 @@ from pipeline.adapters import MergedStore
 from pipeline.api import quant_method
 from pipeline.errors import PlanError
 from pipeline.mesh import Mesh
+from pipeline.records.points import METRICS
 from pipeline.rules import Rule
 from pipeline.stage import Context
 from pipeline.training import DataPlan, Splits
 from plugins.quant.blockwise import Blockwise
-from plugins.train.loop import METRICS
 from plugins.train.lora import Lora
 from plugins.train.objectives import CausalLM, Distillation
 from plugins.train.optimizers import SGD

@@ -84,7 +84,7 @@ def test_metrics_have_a_line_for_every_figure(tmp_path: Path) -> None:
     writing.write_records(tmp_path, report)
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     found = [line for line in lines if line["kind"] == "figure"]
-    said = {"kind": "figure", "stage": "evaluate"}
+    said = {"kind": "figure", "stage": "evaluate", "better": "", "time": REPORT.started + REPORT.seconds}
     assert found == [
         said | {"name": "perplexity", "value": 70.5, "unit": ""},
         said | {"name": "top-1", "value": 93.25, "unit": "%"},

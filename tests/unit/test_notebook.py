@@ -58,7 +58,7 @@ def test_a_sweep_gives_what_ended_its_jobs(tmp_path: Path) -> None:
 
 def test_figures_are_rows() -> None:
     report = replace(REPORT, results={"evaluate": plain(evaluated(70.5))})
-    assert report.figures[0] == {"stage": "evaluate", "name": "perplexity", "value": 70.5, "unit": ""}
+    assert report.figures[0] == {"stage": "evaluate", "name": "perplexity", "value": 70.5, "unit": "", "better": ""}
     assert "perplexity 70.500" in repr(report)
 
 
@@ -67,7 +67,7 @@ def test_where_no_run_ended(tmp_path: Path) -> None:
     (tmp_path / "here/manifest.json").write_text("{")
     with pytest.raises(SourceError, match=r"has no manifest\.json; runs in it: here"):
         pipeline.report.load(tmp_path)
-    with pytest.raises(SourceError, match="is no report of ours"):
+    with pytest.raises(SourceError, match="is no manifest of ours, or not whole"):
         pipeline.report.load(tmp_path / "here")
 
 
