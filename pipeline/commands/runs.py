@@ -34,10 +34,8 @@ def main(words: Sequence[str]) -> int:
         StorageError: something cannot be written or removed.
     """
     outputs, rest = outputs_of(words)
-    if not outputs.is_dir():
-        given = any(word.startswith("paths.outputs=") for word in words)
-        if given or (rest and rest[0] in VERBS):
-            raise ConfigError(f"paths.outputs={outputs}: there is no such folder")
+    if not outputs.is_dir() and any(word.startswith("paths.outputs=") for word in words):
+        raise ConfigError(f"paths.outputs={outputs}: there is no such folder")
     verb = rest[0] if rest and rest[0] in VERBS else ""
     VERBS[verb](outputs, rest[1:] if verb else rest)
     return 0

@@ -159,7 +159,8 @@ def _called(known: Registry, word: str) -> list[Run]:
 def _unknown(known: Registry | None, outputs: Path, word: str) -> Exception:
     if word.startswith("-"):
         return ConfigError(f"{word}: there is no such option")
-    folder = next((f for f in (Path(word).absolute(), outputs / word) if (f / "sweep.csv").is_file()), None)
+    folders = [Path(word).absolute(), outputs / word]
+    folder = next((f for f in folders if os.path.isfile(f / "sweep.csv")), None)
     if folder is not None:
         return SourceError(
             f"{folder}: a sweep of an earlier version, which does not say which runs are its own; name these"

@@ -169,15 +169,13 @@ def _said(at: str, rule: str, definition: Mapping[str, Any], value: Any) -> str:
         hint = f"; it has {near[0]!r}" if near else ""
         return f"{place or 'it'} has no {', '.join(map(repr, missing))}{hint}"
     allowed = definition.get(rule)
+    if rule == "type":
+        allowed = " or ".join([allowed] if isinstance(allowed, str) else map(str, allowed or ()))
     words = {
-        "type": f"{_either(allowed)} is allowed", "enum": f"one of {allowed} is allowed",
+        "type": f"{allowed} is allowed", "enum": f"one of {allowed} is allowed",
         "const": f"{allowed} is allowed", "minimum": f"{allowed} or more is allowed",
     }  # fmt: skip
     return f"{place or 'it'} is {_given(value)}, {words.get(rule, f'{rule} {allowed} is asked for')}"
-
-
-def _either(types: Any) -> str:
-    return " or ".join([types] if isinstance(types, str) else map(str, types or ["something else"]))
 
 
 def _given(value: Any) -> str:

@@ -37,7 +37,7 @@ def outputs(tmp_path: Path) -> Path:
 
 def dumped(outputs: Path) -> dict[str, Any]:
     with closing(sqlite3.connect(outputs / NAME)) as db:
-        return {t: db.execute(f"SELECT * FROM {t} ORDER BY name").fetchall() for t in TABLES}
+        return {t: sorted(db.execute(f"SELECT * FROM {t}")) for t in TABLES}  # noqa: S608
 
 
 def plain(outputs: Path) -> list[Any]:
@@ -370,7 +370,7 @@ def test_writers_that_are_killed_lose_the_line_they_are_writing(tmp_path: Path) 
         whole = len(found)
         with (tmp_path / "lines.jsonl").open("ab") as file:
             file.write(b'{"i": 3, "te')  # what a kill in the middle of a write leaves
-    assert [line["i"] for line in lines(tmp_path / "lines.jsonl")][0] == 0
+    assert next(line["i"] for line in lines(tmp_path / "lines.jsonl")) == 0
     append(tmp_path / "lines.jsonl", {"i": -1})
     assert [line["i"] for line in lines(tmp_path / "lines.jsonl")][-1] == -1
 

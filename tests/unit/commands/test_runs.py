@@ -1,0 +1,129 @@
+"""`runs`: listed, shown, tagged, removed, exported."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+import pipeline
+from pipeline.commands.runs import main
+from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.running.journal import locked
+from tests.cases.many_runs import make_run, make_tree
+
+
+@pytest.fixture
+def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    make_tree(tmp_path / "outputs", 6, points=5)
+    return tmp_path / "outputs"
+
+
+def test_a_list_fits_and_says_what_it_leaves_out(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(outputs / "broken\x1b[31m", 9, state="failed")
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "gpt_oss-int4-seed=2" in shown
+    assert "broken\\x1b[31m: failed: no room" in shown
+    assert "\x1b" not in shown
+    main(["--limit", "2", "--sort", "top-1", "state=complete"])
+    shown = capsys.readouterr().out
+    assert "2 of 6 runs" in shown
+    assert "top-1" in shown.partition("┡")[0].partition("━")[2]  # what was asked for has its column
+    main(["kl<0"])
+    assert capsys.readouterr().out == "no run is so\n"
+
+
+def test_formats_say_the_same(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--format", "json"])
+    found = json.loads(capsys.readouterr().out)["runs"]
+    main(["--format", "csv"])
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [r["name"] for r in rows] == [r["name"] for r in found]
+    assert [float(r["KL [nats]"]) for r in rows] == [r["metrics"]["KL"]["value"] for r in found]
+    main(["export", "--out", "all.parquet", "--format", "parquet", "--sort", "kl"])
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = parquet.read_table("all.parquet").to_pylist()
+    assert [r["KL [nats]"] for r in table] == sorted(r["metrics"]["KL"]["value"] for r in found)
+    assert table[0]["config.train.optimizer.name"] == "adamw"
+
+
+def test_all_of_one(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tag", "*seed=3", "+best", "+old", "--note", "<b>look</b>"])
+    main(["tag", "*seed=3", "-old"])
+    capsys.readouterr()
+    main(["show", "*seed=3"])
+    shown = capsys.readouterr().out
+    for text in ("nvfp4", "best", "<b>look</b>", "train loss", "nats", "manifest.json", "complete"):
+        assert text in shown, text
+    assert "old" not in shown
+    assert max(map(len, shown.splitlines()[:-1])) <= 80
+
+
+def test_what_no_run_put_there_stays(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = outputs / "gpt_oss-mxfp4-seed=0"
+    (folder / "notes.txt").write_text("mine")
+    (folder / "data").mkdir()
+    (folder / "link.png").symlink_to(outputs)
+    with pytest.raises(ConfigError, match="--yes"):
+        main(["rm", "*seed=0"])
+    assert (folder / "manifest.json").exists()
+    main(["rm", "*seed=0", "*seed=1", "--yes"])
+    assert sorted(p.name for p in folder.iterdir()) == ["data", "link.png", "notes.txt"]
+    assert not (outputs / "gpt_oss-int8-seed=1").exists()
+    assert "notes.txt" in capsys.readouterr().out
+
+
+def test_runs_at_work_stay(outputs: Path) -> None:
+    make_run(outputs / "busy", 20, state="interrupted")
+    with locked(outputs / "busy" / ".lock", "busy"), pytest.raises(StorageError, match="is at work"):
+        main(["rm", "busy", "--yes"])
+    lock = outputs / "gpt_oss-mxfp4-seed=0" / ".lock"
+    with locked(lock, "busy"), pytest.raises(StorageError, match="is at work"):
+        main(["rm", "*seed=0", "--yes"])
+    assert (outputs / "busy" / "run.json").exists()
+    assert (outputs / "gpt_oss-mxfp4-seed=0" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--frmat", "csv"], "did you mean '--format'"),
+        (["--format", "cvs"], "did you mean 'csv'"),
+        (["--limit", "0"], "a number of runs"),
+        (["--limit", "x"], "a number of runs"),
+        (["--sort", "perplexty"], "did you mean 'perplexity'"),
+        (["tag", "*seed=0"], "say which"),
+        (["tag", "*seed=0", "+b<"], "a tag has"),
+        (["export", "--format", "parquet"], "--out FILE"),
+        (["export", "--out", "outputs"], "is a folder"),
+        (["show", "kl<0"], "no run is so"),
+        (["show"], "required"),
+        (["paths.outputs=nowhere"], "there is no such folder"),
+    ],
+)
+def test_mistakes(outputs: Path, words: list[str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("<", "<")):
+        main(words)
+
+
+def test_a_table_in_python(outputs: Path) -> None:
+    runs = pipeline.runs(outputs, where=["kl>=0"], sort="kl")
+    values = [run.metrics["KL"].value for run in runs]
+    assert values == sorted(values)
+    assert len(runs) == 6
+    assert runs[0] in list(runs[:2])
+    assert "6 runs (6 complete)" in repr(runs)
+    make_run(outputs / "<i>x</i>", 30)
+    shown = pipeline.runs(outputs)._repr_html_()
+    assert "<i>x" not in shown
+    assert "&lt;i&gt;x" in shown
+    frame = pytest.importorskip("pandas") and runs.to_pandas()
+    assert list(frame["KL [nats]"]) == values
+    with pytest.raises(ConfigError, match="a list is expected"):
+        pipeline.runs(outputs, where="kl<1")
+    with pytest.raises(SourceError, match="no run"):
+        pipeline.runs(outputs, where=["nothing"])
