@@ -1,0 +1,41 @@
+"""What a run takes is looked at while it is at work, and changes nothing of what it is."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.config.names import run_name
+from pipeline.errors import StorageError
+from pipeline.records import points
+from pipeline.records.points import METRIC, Position
+from pipeline.records.system import monitored
+
+
+def test_rows_come_while_work_goes_on(tmp_path: Path) -> None:
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    file, at = points.file_of(folders[0], "system"), Position()
+    with monitored(folders, 0.01):
+        held = np.ones(50_000_000 // 8)
+        while len(rows := [r for r in points.rows(file) if r["kind"] != METRIC]) < 4:
+            time.sleep(0.01)
+    assert held.nbytes < rows[-1]["rss"] < 1 << 40
+    assert all(row["processes"] >= 1 and row["threads"] >= 2 for row in rows)
+    assert rows[-1]["time"] > rows[0]["time"]
+    seen = {p.name: p for p in points.points(file, at)}
+    assert (seen["rss"].unit, seen["rss"].better, seen["rss"].series) == ("B", "lower", "system rss")
+    assert seen["cpu"].value >= 0
+    assert not at.problems
+    assert file.read_bytes() == points.file_of(folders[1], "system").read_bytes()
+
+
+def test_nothing_is_looked_at_unless_asked(tmp_path: Path) -> None:
+    with monitored([tmp_path], None):
+        pass
+    assert not [*tmp_path.iterdir()]
+    with pytest.raises(StorageError, match="No such file"), monitored([tmp_path / "none"], 1.0):
+        pass
+    assert run_name(["+model=gpt_oss", "monitor=1"]) == run_name(["+model=gpt_oss"])
