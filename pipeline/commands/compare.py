@@ -31,6 +31,11 @@ def main(words: Sequence[str]) -> int:
     runs = find(outputs, asked.words)
     if not asked.words:
         raise ConfigError("compare: which runs? Folders, names of runs or sweeps, or conditions as quant=mxfp4")
+    if len(runs) < 2 and not asked.baseline:
+        raise ConfigError(
+            f"compare {' '.join(asked.words)}: {f'is {runs[0].name} alone' if runs else 'is no run'}; two at least are "
+            "expected. Conditions hold together; of several words either does: quant=mxfp4,int8"
+        )
     base = None if asked.baseline is None else find(outputs, [asked.baseline])
     found = compared(*place_of_baseline(runs, base))
     front = found.pareto(*asked.pareto.split(",")) if asked.pareto else None

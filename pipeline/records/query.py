@@ -76,15 +76,24 @@ def _test(word: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
         raise ConfigError(f"{word}: no condition, such as quant=mxfp4, kl<0.01 or state!=complete")
     name, sign, typed = match[1], match[2], match[3].strip()
     kind, value = _value(word, name, runs)
-    if name == "state" and not any(c in typed for c in "*?[") and typed not in STATES:
-        raise ConfigError(f"{word}: {typed!r} is no state{did_you_mean(typed, STATES)}")
+    for state in typed.split(",") if name == "state" else ():
+        if not any(c in state for c in "*?[") and state not in STATES:
+            raise ConfigError(f"{word}: {state!r} is no state{did_you_mean(state, STATES)}")
     if kind == "number" and not is_number(typed) and sign in ("=", "!="):
         kind = "word"
-    fits = test(word, sign, typed, kind)
+    fits = _one_of(word, sign, typed, kind)
     if name in SEVERAL:
-        equals = test(word, "=" if sign == "!=" else sign, typed, kind)
+        equals = _one_of(word, "=" if sign == "!=" else sign, typed, kind)
         return lambda run: any(map(equals, value(run))) == (sign != "!=")
     return lambda run: fits(value(run))
+
+
+def _one_of(word: str, sign: str, typed: str, kind: Kind) -> Callable[[Any], bool]:
+    """The test of a value: of words `a,b` is either; names may have commas, too."""
+    if sign not in ("=", "!=") or "," not in typed or kind != "word":
+        return test(word, sign, typed, kind)
+    tests = [test(word, "=", part.strip(), kind) for part in (typed, *typed.split(","))]
+    return lambda value: any(fits(value) for fits in tests) == (sign == "=")
 
 
 def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -> Field:

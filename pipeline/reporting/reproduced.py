@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import some
 from pipeline.figures import Figure
+from pipeline.records.system import KIND
 from pipeline.reporting.card import Card
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.tables import MOST_SHOWN
@@ -219,7 +220,9 @@ def updates_of(points: Sequence[Point], stage: str, left_out: set[str]) -> dict[
     for point in points:
         kind, _, rest = point.name.partition("/")
         name, _, member = rest.partition("/")
-        if TIMES.fullmatch(name) or name.endswith("_per_s"):
+        if kind == KIND:
+            left_out.add("what the run took of the machine")
+        elif TIMES.fullmatch(name) or name.endswith("_per_s"):
             left_out.add(name)
         else:
             found[stage, f"{kind}/{name}{f'/{member}' * bool(member)}{AFTER}{point.step}"] = point.value

@@ -212,7 +212,8 @@ def show_time(seconds: float) -> str:
 
 def _series(name: str, one: Summary) -> tuple[str, ...]:
     numbers = (one.last, one.mean, one.min, one.quantile(0.5), one.max) if one.count else (one.last, *[None] * 4)
-    return (name, f"{one.count + one.not_finite:,}", *("–" if x is None else f"{x:.5g}" for x in numbers), one.unit)
+    shown = ("–" if x is None else show_bytes(x) if one.unit == "B" else f"{x:.5g}" for x in numbers)
+    return (name, f"{one.count + one.not_finite:,}", *shown, "" if one.unit == "B" else one.unit)
 
 
 def _metric(run: Run, name: str) -> Figure | None:
