@@ -1,5 +1,6 @@
 """What `VERB --help` says of every verb, and help in lines that fit."""
 
+import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
@@ -73,13 +74,20 @@ def overview(text: str, families: Mapping[str, Sequence[str]]) -> list[str]:
     return found
 
 
+def _typed(words: Sequence[str]) -> list[str]:
+    """What is typed, in lines that fit; what is in brackets stays together."""
+    kept = re.sub(r"\[[^]]*\]", lambda m: m[0].replace(" ", KEPT), " ".join(words))
+    lines = wrap(kept, 78, subsequent_indent="    ", break_on_hyphens=False)
+    return [line.replace(KEPT, " ") for line in lines]
+
+
 def usage(verb: str) -> str:
     """What a verb takes."""
     if verb in OTHERS:
         line, about = OTHERS[verb]
-        return "\n".join([f"weightmill {line}", "", *wrap(about, 78)])
+        return "\n".join([*_typed(f"weightmill {line}".split(" ")), "", *wrap(about, 78)])
     short = SHORT[verb]
-    takes = [f"[{name} {metavar(name, verb)}]".replace(" ", KEPT) for name in short.takes]
+    takes = [f"[{name} {metavar(name, verb)}]" for name in short.takes]
     typed = [f"weightmill {verb} {short.shown}", *(["['PROMPT']"] if short.prompt else []), *takes, "[KEY=VALUE …]"]
     one = short.sources == (MODEL,)
     what = "SOURCE is a folder" if one else "Each is a folder"
@@ -90,10 +98,7 @@ def usage(verb: str) -> str:
     spells = heads | {n: s.format("…") for n, s in short.takes.items()}
     return "\n".join(
         [
-            *(
-                line.replace(KEPT, " ")
-                for line in wrap(" ".join(typed), 78, subsequent_indent="    ", break_on_hyphens=False)
-            ),
+            *_typed(typed),
             "",
             *wrap(f"{about}, {named if one else 'or hf://owner/name'}.{options}", 78),
             "",
