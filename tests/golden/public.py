@@ -23,7 +23,8 @@ from pipeline.config.resolve import OWN_CLASSES, OWN_PACKAGES
 
 PUBLIC = Path(__file__).with_name("public.json")
 FUNCTIONS = (
-    "pipeline.load_model", "pipeline.plan", "pipeline.report.load", "pipeline.run", "pipeline.sweep",
+    "pipeline.compare", "pipeline.load_model", "pipeline.plan", "pipeline.report.html", "pipeline.report.load",
+    "pipeline.report.plots", "pipeline.run", "pipeline.runs", "pipeline.sweep",
     "plugins.formats.orbax.tree.abstract", "plugins.live.trees.dequantize",
     "plugins.live.trees.quantize", "plugins.mesh.library.preset", "plugins.mesh.library.shardings",
 )  # fmt: skip
@@ -43,6 +44,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.method": (),
     "pipeline.ops": (),
     "pipeline.formats": (),
+    "pipeline.tracker": (),
     "pipeline.mesh": ("Layout", "Mesh", "Parameter"),
     "pipeline.tensors.spec": (),
     "pipeline.tensors.scheme": (),

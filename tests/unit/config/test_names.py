@@ -23,6 +23,7 @@ MAIN = ["+model=gpt_oss", "quant=mxfp4"]
             "gpt_oss-mxfp4",
         ),
         ([*MAIN, "hydra.verbose=true", "progress=false", "digest_inputs=false"], "gpt_oss-mxfp4"),
+        ([*MAIN, "trace=true", "trace_jax=true"], "gpt_oss-mxfp4"),
     ],
 )
 def test_names(overrides: list[str], name: str) -> None:
