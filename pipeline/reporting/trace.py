@@ -10,13 +10,13 @@ as it takes for no task to begin before it was sent, or to end after its result 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pipeline import redact
+from pipeline import redact, terminal
 from pipeline.errors import some
 from pipeline.files import spoken
-from pipeline.terminal import line as plain
 from pipeline.tracing import PARTS, PROFILES
 
 NAME = "trace.json"
@@ -75,6 +75,7 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
     Raises:
         Unwritten: it cannot be written, or the files not be read.
     """
+    plain.cache_clear()  # secrets may have been learned since
     path = folder / NAME
     lacking: list[str] = []
     parts: list[Part] = []
@@ -228,6 +229,12 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
 
 def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": pid, "tid": tid, "ts": 0, "args": args}
+
+
+@lru_cache(4096)
+def plain(text: str) -> str:
+    """`text` in one line, with nothing that steers a terminal, and no secrets; most are said again and again."""
+    return terminal.line(text)
 
 
 def _plain(value: Any) -> Any:
