@@ -305,14 +305,12 @@ def test_long_series_are_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pyte
     assert series(run, tmp_path)["train loss"].count == 501
 
 
-def _write_runs(outputs: str, worker: int, stop: float) -> None:
-    i = 0
-    while time.monotonic() < stop:
+def _write_runs(outputs: str, worker: int) -> None:
+    for i in range(12):
         folder = Path(outputs) / f"w{worker}-{i % 3}"
         shutil.rmtree(folder, ignore_errors=True)
         make_run(folder, worker * 1000 + i, points=20)
         tags.say(folder, [f"t{i}"])
-        i += 1
 
 
 def _index(outputs: str, times: int) -> int:
@@ -320,13 +318,12 @@ def _index(outputs: str, times: int) -> int:
 
 
 def test_ten_writers_and_a_reader(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    stop = time.monotonic() + 2.0
-    writers = [context.Process(target=_write_runs, args=(str(tmp_path), w, stop)) for w in range(10)]
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_runs, args=(str(tmp_path), w)) for w in range(10)]
     for writer in writers:
         writer.start()
     reads = 0
-    while time.monotonic() < stop:
+    while any(writer.is_alive() for writer in writers):
         for run in all_runs(tmp_path):  # in the middle of being written, or whole, and never something else
             if run.state == "complete":
                 assert len(run.metrics) == 5
@@ -334,7 +331,9 @@ def test_ten_writers_and_a_reader(tmp_path: Path) -> None:
     for writer in writers:
         writer.join(60)
     assert reads
-    assert {w.exitcode for w in writers} == {0}
+    assert {writer.exitcode for writer in writers} == {0}
+    for writer in writers:
+        writer.close()
     found = plain(tmp_path)
     assert {run.state for run, _ in found} == {"complete"}
     (tmp_path / NAME).unlink()
@@ -342,7 +341,7 @@ def test_ten_writers_and_a_reader(tmp_path: Path) -> None:
 
 
 def test_several_make_the_index_at_once(outputs: Path) -> None:
-    with multiprocessing.get_context("fork").Pool(4) as pool:
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
         for _ in range(5):
             (outputs / NAME).unlink(missing_ok=True)
             assert pool.starmap(_index, [(str(outputs), 3)] * 4) == [8] * 4
