@@ -17,7 +17,10 @@ from typing import Final
 NAME: Final = "GLIBC_TUNABLES"
 TUNABLE: Final = "glibc.malloc.hugetlb=1"  # ask with madvise(2); GNU libc manual, "Memory Allocation Tunables"
 GIVEN: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-WITHOUT: Final = ("plan", "graph", "why", "explain", "gc", "tune", "help", "version")  # verbs, beside new-…
+# Verbs, beside new-….
+WITHOUT: Final = (
+    "plan", "graph", "why", "explain", "gc", "tune", "help", "version", "runs", "compare", "report", "reproduce",
+)  # fmt: skip
 QUESTIONS: Final = (
     "--help", "-h", "--hydra-help", "--version", "--info", "-i", "--cfg", "-c", "--shell-completion", "-sc",
 )  # fmt: skip

@@ -23,7 +23,7 @@ def test_the_main_job_and_the_same_again(tmp_path: Path) -> None:
     assert "Quantization error" in first.out
     run = tmp_path / "outputs" / "gpt_oss-mxfp4-flow=convert"
     assert {p.name for p in run.iterdir() if not p.name.startswith(".")} == {
-        "config.yaml", "errors.csv", "manifest.json", "metrics.jsonl", "model", "run.json",
+        "config.yaml", "errors.csv", "manifest.json", "metrics.jsonl", "model", "run.json", "tries.jsonl",
     }  # fmt: skip
     written = {f["path"]: f["nbytes"] for f in json.loads((run / "manifest.json").read_bytes())["outputs"]}
     assert {Path(p).name for p in written} == {p.name for p in (run / "model").iterdir()}

@@ -29,7 +29,7 @@ GUIDE = (
     "docs/running.md", "docs/training.md", "docs/devices.md", "docs/memory.md", "docs/records.md", "docs/backends.md",
     "docs/extending.md",
 )  # fmt: skip
-ELSEWHERE = ("docs/mesh.md", "docs/live.md")  # run by tests of their own, `tests.cases.pages`
+ELSEWHERE = ("docs/mesh.md", "docs/live.md", "docs/runs.md")  # run by tests of their own, `tests.cases.pages`
 
 
 def blocks(page: str) -> list[tuple[str, str, str | None]]:

@@ -84,7 +84,9 @@ def test_the_wheel_works_elsewhere(wheel: Path, tmp_path: Path) -> None:
     assert (cwd / "outputs/gpt_oss-mxfp4/model/config.json").exists()
     manifest = (cwd / "outputs/gpt_oss-mxfp4/manifest.json").read_text()
     assert str(site) in manifest  # the embedded checkpoint that was read is the wheel's
-    assert f'"{ROOT}/' not in manifest
+    said = json.loads(manifest)
+    del said["environment"]["variables"]  # of whoever runs the tests
+    assert f'"{ROOT}/' not in json.dumps(said)
 
 
 @needs_compiler

@@ -5,6 +5,7 @@ fields that we use, and nesting is checked here.
 """
 
 import json
+import os
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -123,8 +124,12 @@ def test_what_a_killed_try_left_is_in_the_trace_of_the_next(tmp_path: Path) -> N
 def test_a_trace_that_cannot_be_written_is_said_and_the_run_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    write = os.write
+
     def full(fd: int, data: bytes) -> int:
-        raise OSError(28, "No space left on device")
+        if tracing.PARTS in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(28, "No space left on device")
+        return write(fd, data)
 
     monkeypatch.setattr(tracing.os, "write", full)
     said: list[str] = []

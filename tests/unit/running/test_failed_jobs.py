@@ -22,14 +22,14 @@ def test_a_reason_that_jobs_share_is_said_once(tmp_path: Path, monkeypatch: pyte
     ]  # fmt: skip
 
     def execute(
-        jobs: Sequence[Job], events: Events, settled: Callable[[int, Any], None], parents: Any
+        jobs: Sequence[Job], events: Events, settled: Callable[[int, Any], None], parents: Any, trace: Any
     ) -> list[Exception]:
         for n, error in enumerate(why):
             settled(n, error)
         return [*why]
 
     said: list[str] = []
-    run: Any = SimpleNamespace(spine=SimpleNamespace(dask=None, progress=False), nodes=(), tracker=None)
+    run: Any = SimpleNamespace(spine=SimpleNamespace(dask=None, progress=False, trace=False), nodes=(), tracker=None)
     asked = Asked([Job(run, tmp_path / name, (), name) for name in "abc"], [], tmp_path, "")
     monkeypatch.setattr(sweep, "execute_jobs", execute)
     monkeypatch.setattr(sweep.kernels, "prepare", lambda runs, say: None)
