@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
-from pipeline.errors import ConfigError, StorageError, did_you_mean
+from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean
 from pipeline.files import placed, write_over
 from pipeline.records.query import CONDITION, is_condition, ordered
 from pipeline.records.registry import all_runs, find
@@ -67,14 +67,18 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
 
 def _show(outputs: Path, words: Sequence[str]) -> None:
     arguments = Arguments("runs show")
-    arguments.add_argument("words", nargs="+")
+    arguments.add_argument("words", nargs="+", metavar="RUN")
     asked = arguments.read(words)
     known = all_runs(outputs)
     there = {run.folder: run for run in known}
     for run in _some(outputs, asked.words):
         whole = there.get(run.folder, run)  # which knows its sweeps
         copies = [one for one in known if one.id == run.id and run.id and one.folder != run.folder]
-        console.out(*run_tables(whole, series(whole, outputs), copies))
+        try:
+            found, foreign = series(whole, outputs), []
+        except SourceError as why:  # a file of metrics that is none; the rest is shown
+            found, foreign = {}, [str(why)]
+        console.out(*run_tables(whole, found, copies), *foreign)
 
 
 def _tag(outputs: Path, words: Sequence[str]) -> None:
@@ -87,7 +91,7 @@ def _tag(outputs: Path, words: Sequence[str]) -> None:
         else:
             rest.append(word)
     arguments = Arguments("runs tag")
-    arguments.add_argument("words", nargs="+")
+    arguments.add_argument("words", nargs="+", metavar="RUN")
     arguments.add_argument("--note", default="")
     asked = arguments.read(rest)
     if not (add or remove or asked.note):
@@ -103,7 +107,7 @@ def _rm(outputs: Path, words: Sequence[str]) -> None:
     from pipeline.running.removing import carry_out, removal
 
     arguments = Arguments("runs rm")
-    arguments.add_argument("words", nargs="+")
+    arguments.add_argument("words", nargs="+", metavar="RUN")
     arguments.add_argument("--yes", action="store_true")
     asked = arguments.read(words)
     runs = _some(outputs, asked.words)

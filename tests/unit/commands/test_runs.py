@@ -166,3 +166,16 @@ def test_conditions_where_there_is_no_run(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "none").mkdir()
     main([f"paths.outputs={tmp_path / 'none'}", "kl<0.01", "size<5GiB"])
     assert capsys.readouterr().out == "no run is so\n"
+
+
+def test_a_file_of_metrics_that_is_none_is_named_beside_the_rest(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (outputs / "gpt_oss-mxfp4-seed=0" / "metrics.jsonl").open("ab") as file:
+        file.truncate(1 << 25)
+    main(["show", "gpt_oss-mxfp4-seed=0"])
+    shown = capsys.readouterr().out
+    assert "manifest.json" in shown
+    assert "without a line break" in shown
+    with pytest.raises(ConfigError, match="required: RUN"):
+        main(["show"])
