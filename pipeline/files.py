@@ -179,6 +179,27 @@ def write_new(path: Path, text: str) -> None:
         raise StorageError(f"{spoken(path)}: {why.strerror}") from None
 
 
+def write_over(path: Path, content: bytes) -> None:
+    """Write a file in place of one that may be there, in one rename: when it cannot be written, that one stays.
+
+    Raises:
+        StorageError: it cannot be.
+    """
+    target = Path(os.path.realpath(path))
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        try:
+            if path.exists() and not path.is_file():  # a pipe, /dev/stdout: nothing is put in its place
+                path.write_bytes(content)
+                return
+            partial.write_bytes(content)
+            partial.replace(target)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as why:
+        raise StorageError(f"{spoken(path)}: {why.strerror}") from None
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write in one rename, so that a reader sees all of it or none."""
     partial = path.with_name(path.name + ".partial")

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pipeline.errors import ConfigError, did_you_mean
+from pipeline.errors import ConfigError, StorageError, did_you_mean
+from pipeline.records.run import is_run
 
 
 class Arguments(argparse.ArgumentParser):
@@ -28,6 +29,17 @@ class Arguments(argparse.ArgumentParser):
             known = [option for action in self._actions for option in action.option_strings]
             raise ConfigError(f"{self.prog} {rest[0]}: there is no such option{did_you_mean(rest[0], known)}")
         return found
+
+
+def not_a_record(out: Path) -> None:
+    """
+    Raises:
+        StorageError: what is to be written would replace a record of a run.
+    """
+    from pipeline.planning.obstacles import RECORDS
+
+    if out.name in RECORDS and is_run(out.parent):
+        raise StorageError(f"--out {out}: is a record of a run, and is not replaced; choose another name")
 
 
 def outputs_of(words: Sequence[str]) -> tuple[Path, list[str]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import terminal
-from pipeline.commands.arguments import Arguments, outputs_of
+from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.records.registry import find
 from pipeline.reporting import console
@@ -28,6 +28,8 @@ def main(words: Sequence[str]) -> int:
     outputs, words = outputs_of(words)
     asked = _arguments().read(words)
     kind, out = _place(asked.format, asked.out, pictured=bool(asked.pareto))
+    if out is not None:
+        not_a_record(out)
     runs = find(outputs, asked.words)
     if not asked.words:
         raise ConfigError("compare: which runs? Folders, names of runs or sweeps, or conditions as quant=mxfp4")

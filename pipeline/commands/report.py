@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.commands.arguments import Arguments, outputs_of
+from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import SourceError, StorageError
 from pipeline.records.registry import find
 
@@ -35,6 +35,7 @@ def main(words: Sequence[str]) -> int:
     path = given.out.expanduser().absolute() if given.out else _place(outputs, [run.folder for run in runs])
     if path.is_dir():
         raise StorageError(f"{path}: is a folder; --out is the page's own name, as {path / NAME}")
+    not_a_record(path)
     nbytes = write(runs, path)
     console.out(f"{'1 run' if len(runs) == 1 else f'{len(runs):,} runs'}, {show_bytes(nbytes)}")
     console.out(path)

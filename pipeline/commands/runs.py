@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import Arguments, outputs_of
-from pipeline.errors import ConfigError, StorageError, did_you_mean
-from pipeline.files import placed, spoken
+from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
+from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean
+from pipeline.files import placed, write_over
 from pipeline.records.query import CONDITION, is_condition, ordered
 from pipeline.records.registry import all_runs, find
 from pipeline.records.run import Run
@@ -67,14 +67,18 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
 
 def _show(outputs: Path, words: Sequence[str]) -> None:
     arguments = Arguments("runs show")
-    arguments.add_argument("words", nargs="+")
+    arguments.add_argument("words", nargs="+", metavar="RUN")
     asked = arguments.read(words)
     known = all_runs(outputs)
     there = {run.folder: run for run in known}
     for run in _some(outputs, asked.words):
         whole = there.get(run.folder, run)  # which knows its sweeps
         copies = [one for one in known if one.id == run.id and run.id and one.folder != run.folder]
-        console.out(*run_tables(whole, series(whole, outputs), copies))
+        try:
+            found, foreign = series(whole, outputs), []
+        except SourceError as why:  # a file of metrics that is none; the rest is shown
+            found, foreign = {}, [str(why)]
+        console.out(*run_tables(whole, found, copies), *foreign)
 
 
 def _tag(outputs: Path, words: Sequence[str]) -> None:
@@ -87,7 +91,7 @@ def _tag(outputs: Path, words: Sequence[str]) -> None:
         else:
             rest.append(word)
     arguments = Arguments("runs tag")
-    arguments.add_argument("words", nargs="+")
+    arguments.add_argument("words", nargs="+", metavar="RUN")
     arguments.add_argument("--note", default="")
     asked = arguments.read(rest)
     if not (add or remove or asked.note):
@@ -103,7 +107,7 @@ def _rm(outputs: Path, words: Sequence[str]) -> None:
     from pipeline.running.removing import carry_out, removal
 
     arguments = Arguments("runs rm")
-    arguments.add_argument("words", nargs="+")
+    arguments.add_argument("words", nargs="+", metavar="RUN")
     arguments.add_argument("--yes", action="store_true")
     asked = arguments.read(words)
     runs = _some(outputs, asked.words)
@@ -125,11 +129,15 @@ def _rm(outputs: Path, words: Sequence[str]) -> None:
 def _export(outputs: Path, words: Sequence[str]) -> None:
     arguments = Arguments("runs export")
     arguments.add_argument("words", nargs="*")
-    arguments.add_argument("--format", default="csv")
+    arguments.add_argument("--format")
     arguments.add_argument("--sort")
     arguments.add_argument("--reverse", action="store_true")
     arguments.add_argument("--out")
     asked = arguments.read(words)
+    ending = Path(asked.out or "").suffix.lower().lstrip(".")
+    if asked.format is not None and ending in EXPORTS and ending != asked.format in EXPORTS:
+        raise ConfigError(f"runs export --format {asked.format} --out {asked.out}: the file's name says {ending}")
+    asked.format = asked.format or (ending if ending in EXPORTS else "csv")
     _known(asked.format, EXPORTS)
     if asked.format == "parquet" and asked.out is None:
         raise ConfigError("runs export --format parquet: it is a file; --out FILE says which")
@@ -138,18 +146,14 @@ def _export(outputs: Path, words: Sequence[str]) -> None:
         _write(as_json(runs, settings=True) if asked.format == "json" else as_csv(runs, settings=True))
         return
     out = placed(asked.out)
+    not_a_record(out)
     if out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; a file is written")
     if asked.format == "parquet":
         write_parquet(runs, out, settings=True)
     else:
         text = as_json(runs, settings=True) if asked.format == "json" else as_csv(runs, settings=True)
-        partial = out.with_name(f"{out.name}.partial")
-        try:
-            partial.write_text(text, encoding="utf-8", errors="backslashreplace")
-            partial.replace(out)
-        except OSError as why:
-            raise StorageError(f"{spoken(out)}: {why.strerror}") from None
+        write_over(out, text.encode("utf-8", "backslashreplace"))
     console.out(f"{len(runs):,} runs", out)
 
 

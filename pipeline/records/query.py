@@ -9,7 +9,7 @@ from pipeline.errors import ConfigError, did_you_mean, some
 from pipeline.records.run import STATES, Run, key_of
 from pipeline.records.typed import Kind, age, is_number, test
 
-CONDITION = re.compile(r"([\w.@-]+)\s*(!=|<=|>=|=|<|>)\s*(.*)", re.DOTALL)
+CONDITION = re.compile(r"([\w.@-]+)\s*(!=|<=|>=|==?|<|>)\s*(.*)", re.DOTALL)
 
 Field = tuple[Kind, Callable[[Run], Any]]
 FIELDS: dict[str, Field] = {
@@ -74,7 +74,9 @@ def _test(word: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
     match = CONDITION.fullmatch(word)
     if match is None:
         raise ConfigError(f"{word}: no condition, such as quant=mxfp4, kl<0.01 or state!=complete")
-    name, sign, typed = match[1], match[2], match[3].strip()
+    name, sign, typed = match[1], "=" if match[2] == "==" else match[2], match[3].strip()
+    if not runs and name not in FIELDS:  # and nobody knows what it is
+        return lambda run: False
     kind, value = _value(word, name, runs)
     for state in typed.split(",") if name == "state" else ():
         if not any(c in state for c in "*?[") and state not in STATES:

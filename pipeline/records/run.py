@@ -100,7 +100,8 @@ class Run:
         """What its state comes to, in words: how far it came, why it failed, where it began, what cannot be read."""
         if self.state == "complete":
             return ""
-        far = f"{self.done:,} of {self.total:,} chunks" if self.total else f"{self.done:,} chunks" if self.done else ""
+        done = self.done or 0  # not counted, where something cannot be read
+        far = f"{done:,} of {self.total:,} chunks" if self.total else f"{done:,} chunks" if done else ""
         said = {
             "failed": self.why,
             "elsewhere": f"began on {self.host}, {far} journaled" if far else f"began on {self.host}",

@@ -40,7 +40,8 @@ class Place:
 
 
 def places(outputs: Path) -> Iterator[Place]:
-    """Folders of runs and of sweeps, by name; hidden ones, and exports, are passed over. A link counts where it leads
+    """Folders of runs and of sweeps, by name; hidden ones, exports, and what MLflow
+    keeps, are passed over. A link counts where it leads
     to a run, and no further."""
     if outputs.is_dir():
         yield from _below(str(outputs), outputs.name, "", DEEPEST)
@@ -58,10 +59,15 @@ def _below(folder: str, name: str, within: str, left: int) -> Iterator[Place]:
     if is_run or is_sweep:
         stamp = _stamp(entries, READ if is_run else (SWEEP,))
         yield Place(folder, name, is_run, is_sweep, stamp, _stamp(entries, (CONFIG,)), LOCK in entries)
-    for inner in sorted(n for n in entries if left and not n.startswith(".")):
+    for inner in sorted(n for n in entries if left and not n.startswith(".") and not _is_store(n, entries)):
         link = entries[inner].is_symlink()
         if _is_folder(entries[inner]) and not (link and is_run):
             yield from _below(f"{folder}/{inner}", f"{within}{inner}", f"{within}{inner}/", 0 if link else left - 1)
+
+
+def _is_store(name: str, entries: "dict[str, os.DirEntry[str]]") -> bool:
+    """A folder `NAME-artifacts` beside `NAME.db`: copies of records that MLflow keeps."""
+    return name.endswith("-artifacts") and f"{name.removesuffix('-artifacts')}.db" in entries
 
 
 def _is_folder(entry: "os.DirEntry[str]") -> bool:

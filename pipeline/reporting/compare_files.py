@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from pipeline.errors import StorageError
+from pipeline.files import write_over
 from pipeline.records.schemas import fault
 from pipeline.redact import hide
 from pipeline.reporting.compare import Compared
@@ -56,7 +57,7 @@ def write(found: Compared, front: Pareto | None, kind: str, path: Path) -> Path:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(as_text(found, front, kind), encoding="utf-8", errors="backslashreplace", newline="")
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
+    write_over(path, as_text(found, front, kind).encode("utf-8", "backslashreplace"))
     return path

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import StorageError
-from pipeline.files import write_new
+from pipeline.files import write_new, write_over
 
 KILLED = """
 import os, pathlib, signal
@@ -52,3 +52,20 @@ def test_killed_in_the_middle_it_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "new.json").exists()
     write_new(tmp_path / "new.json", "whole")
     assert (tmp_path / "new.json").read_text() == "whole"
+
+
+def test_what_cannot_be_written_leaves_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link = tmp_path / "page.html", tmp_path / "link.html"
+    link.symlink_to(file)
+    write_over(link, b"first")
+    assert (file.read_bytes(), link.is_symlink()) == (b"first", True)
+
+    def full(path: Path, content: bytes) -> int:
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StorageError, match="No space left"):
+        write_over(file, b"second")
+    assert file.read_bytes() == b"first"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.html", "page.html"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError, some
+from pipeline.files import write_over
 from pipeline.records.run import Run
 from pipeline.reporting.html.markup import clean
 from pipeline.reporting.html.parts import Drawn, Folded, Note, Part, Section
@@ -36,9 +37,9 @@ def write(runs: Sequence[Run], path: Path, title: str = "") -> int:
     text = html(runs, title).encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(text)
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
+    write_over(path, text)
     return len(text)
 
 

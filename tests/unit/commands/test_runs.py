@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 import pipeline
+from pipeline.commands.compare import main as compare
+from pipeline.commands.report import main as report
 from pipeline.commands.runs import main
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.running.journal import locked
@@ -127,3 +129,53 @@ def test_a_table_in_python(outputs: Path) -> None:
         pipeline.runs(outputs, where="kl<1")
     with pytest.raises(SourceError, match="no run"):
         pipeline.runs(outputs, where=["nothing"])
+
+
+def test_an_export_is_what_its_name_says_and_replaces_no_record(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["export", "--out", "all.json"])
+    assert len(json.loads(Path("all.json").read_text())["runs"]) == 6
+    with pytest.raises(ConfigError, match="name says json"):
+        main(["export", "--out", "all.json", "--format", "csv"])
+    main(["export", "--out", "all.txt", "--format", "json"])
+    assert json.loads(Path("all.txt").read_text())
+    for name in ("manifest.json", "config.yaml"):
+        record = outputs / "gpt_oss-mxfp4-seed=0" / name
+        before = record.read_bytes() if record.exists() else None
+        for verb in (main, report, compare):
+            words = {main: ["export"], report: [], compare: ["gpt_oss-mxfp4-seed=0", "*"]}[verb]
+            with pytest.raises(StorageError, match="record of a run"):
+                verb([*words, "--out", str(record)])
+        assert (record.read_bytes() if record.exists() else None) == before
+
+
+def test_what_cannot_be_counted_is_listed_too(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A try that said how many chunks there are, and then a record that is not whole."""
+    folder = outputs / "cut"
+    make_run(folder, 9, state="interrupted")
+    (folder / "tries.jsonl").write_text('{"event": "began", "at": 1.0, "host": "vm", "pid": 1, "total": 3}\n')
+    (folder / "manifest.json").write_text('{"na')
+    main([])
+    assert "unreadable" in capsys.readouterr().out
+    main(["show", "cut"])
+    main(["export", "--format", "json"])
+
+
+def test_conditions_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "none").mkdir()
+    main([f"paths.outputs={tmp_path / 'none'}", "kl<0.01", "size<5GiB"])
+    assert capsys.readouterr().out == "no run is so\n"
+
+
+def test_a_file_of_metrics_that_is_none_is_named_beside_the_rest(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with (outputs / "gpt_oss-mxfp4-seed=0" / "metrics.jsonl").open("ab") as file:
+        file.truncate(1 << 25)
+    main(["show", "gpt_oss-mxfp4-seed=0"])
+    shown = capsys.readouterr().out
+    assert "manifest.json" in shown
+    assert "without a line break" in shown
+    with pytest.raises(ConfigError, match="required: RUN"):
+        main(["show"])

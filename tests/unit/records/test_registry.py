@@ -132,6 +132,18 @@ def test_runs_below_other_folders_and_not_in_exports(outputs: Path) -> None:
     assert "group/inner/deep" in names
 
 
+def test_copies_that_mlflow_keeps_are_no_runs(outputs: Path) -> None:
+    (outputs / "mlflow.db").write_bytes(b"")
+    shutil.copytree(outputs / "gpt_oss-mxfp4-seed=0", outputs / "mlflow-artifacts" / "ab" / "artifacts")
+    shutil.copytree(outputs / "gpt_oss-mxfp4-seed=0", outputs / "my-artifacts" / "run")
+    assert len(all_runs(outputs)) == 9
+    assert [run.name for run in all_runs(outputs) if "artifacts" in run.name] == ["my-artifacts/run"]
+
+
+def test_two_signs_are_one(outputs: Path) -> None:
+    assert find(outputs, ["quant==mxfp4"]) == find(outputs, ["quant=mxfp4"]) != []
+
+
 def test_foreign_and_partial_files_are_named_and_not_half_read(outputs: Path) -> None:
     whole = (outputs / "gpt_oss-mxfp4-seed=0" / "manifest.json").read_text()
     for name, text in {
