@@ -214,10 +214,11 @@ class Tracking:
                 continue
             if other.place != self.tracker.place:
                 continue
-            with suppress(Busy), locked(file.parent / ".lock", ""):
+            with suppress(Busy):
+                with locked(file.parent / ".lock", ""):  # no longer than for this: it may be about to go on
+                    other.state = "killed"
+                    write_json(file, vars(other))
                 self.tracker.end(other.tracked, "killed")
-                other.state = "killed"
-                write_json(file, vars(other))
 
     def _look(self) -> None:
         """Tell what was written since the last look."""
