@@ -19,7 +19,9 @@ OTHERS: Mapping[str, tuple[str, str]] = {
     ),
     "gc": ("gc [--delete] [paths.outputs=DIR]", "List results that no run refers to; --delete removes them."),
     "runs": (
-        "runs [CONDITION …] [--sort METRIC] [--format table|csv|json] | runs show|tag|rm|export RUN …",
+        "runs [RUN | SWEEP | CONDITION …] [--sort METRIC] [--reverse] [--limit N] [--format table|csv|json] | "
+        "runs show RUN | runs tag RUN … [+TAG] [-TAG] [--note TEXT] | runs rm RUN … [--yes] | "
+        "runs export [RUN | CONDITION …] [--format csv|json|parquet] [--out FILE]",
         "List the runs that there are, newest first; look at one, tag it, remove it, export it.",
     ),
     "compare": (

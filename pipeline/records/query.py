@@ -81,8 +81,9 @@ def _test(word: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
     for state in typed.split(",") if name == "state" else ():
         if not any(c in state for c in "*?[") and state not in STATES:
             raise ConfigError(f"{word}: {state!r} is no state{did_you_mean(state, STATES)}")
-    if kind == "number" and not is_number(typed) and sign in ("=", "!="):
-        kind = "word"
+    metric = any(key_of(n) == key_of(name) for run in runs for n in run.metrics)
+    if kind == "number" and not metric and not is_number(typed) and sign in ("=", "!="):
+        kind = "word"  # of a setting, which may be null
     fits = _one_of(word, sign, typed, kind)
     if name in SEVERAL:
         equals = _one_of(word, "=" if sign == "!=" else sign, typed, kind)

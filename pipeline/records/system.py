@@ -20,7 +20,7 @@ TYPES = {
     KIND: {
         "rss": Type("B", "lower"), "cpu": Type("%"), "processes": Type(), "threads": Type(),
         "device_memory": Type("B", "lower"), "device_memory_peak": Type("B", "lower"),
-        "disk_read": Type("B"), "disk_written": Type("B"), "disk_free": Type("B", "higher"),
+        "disk_read": Type("B"), "disk_written": Type("B"), "disk_free": Type("B"),
         "network_received": Type("B"), "network_sent": Type("B"),
     }
 }  # fmt: skip

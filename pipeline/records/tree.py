@@ -12,6 +12,7 @@ from pipeline.records.tries import JOURNAL, LOCK, TRIES
 
 DEEPEST = 6  # folders below that of outputs
 EXPORT = ".weightmill.json"  # in a folder that an export made: no run lies in it
+REPRODUCED = "reproduced.json"  # beside a run that was made again, to be compared and no more
 READ = (DESCRIPTION, MANIFEST, JOURNAL, TRIES, TAGS)  # what a run is read from
 
 
@@ -40,9 +41,8 @@ class Place:
 
 
 def places(outputs: Path) -> Iterator[Place]:
-    """Folders of runs and of sweeps, by name; hidden ones, exports, and what MLflow
-    keeps, are passed over. A link counts where it leads
-    to a run, and no further."""
+    """Folders of runs and of sweeps, by name; hidden ones, exports, reproductions and what MLflow keeps are passed
+    over. A link counts where it leads to a run, and no further."""
     if outputs.is_dir():
         yield from _below(str(outputs), outputs.name, "", DEEPEST)
 
@@ -53,7 +53,7 @@ def _below(folder: str, name: str, within: str, left: int) -> Iterator[Place]:
             entries = {entry.name: entry for entry in listed}
     except OSError:  # gone since, or it may not be looked into
         return
-    if EXPORT in entries:
+    if EXPORT in entries or REPRODUCED in entries:
         return
     is_run, is_sweep = DESCRIPTION in entries or MANIFEST in entries, SWEEP in entries
     if is_run or is_sweep:

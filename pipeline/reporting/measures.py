@@ -12,6 +12,7 @@ from pipeline.figures import Better, Figure
 from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
+from pipeline.records.system import KIND
 from pipeline.reporting.differences import Facts, facts, parts_of
 from pipeline.reporting.manifest import stats_of
 from pipeline.tensors.stats import ErrorStats
@@ -76,8 +77,8 @@ def measured(run: Run) -> Measured:
 
 
 def _of_series(run: Run) -> dict[str, Figure]:
-    """What went on while it was at work, as a training's loss: where it ended, its best, and its mean. Of members of a
-    population nothing: their best is a figure."""
+    """What went on while it was at work, as a training's loss: where it ended, its best, and its mean; of what it took
+    of the machine the most. Of members of a population nothing: their best is a figure."""
     try:
         found = series(run, run.folder.parents[len(Path(run.name).parts) - 1])
     except SourceError:
@@ -87,8 +88,9 @@ def _of_series(run: Run) -> dict[str, Figure]:
         better = one.better or KNOWN.get(key_of(one.name), "")
         if not better or one.member is not None or not one.count or one.kind == FIGURE:
             continue
-        best = {"lower": ("min", one.min), "higher": ("max", one.max)}[better]
-        given = {"last": one.last, best[0]: best[1], "mean": one.mean}
+        given = {"last": one.last, "min": one.min, "mean": one.mean}
+        if better == "higher" or one.kind == KIND:  # of what a run takes the most is what it needs
+            given = {"last": one.last, "max": one.max, "mean": one.mean}
         form = ".0f" if one.unit == "B" else ".4g"
         figures |= {f"{name} {k}": Figure(v, one.unit, form, better) for k, v in given.items() if v is not None}
     return figures

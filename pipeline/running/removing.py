@@ -1,5 +1,6 @@
 """Runs that are removed: their records, exports and checkpoints; what no run put there stays where it is."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -43,8 +44,12 @@ def removal(run: Run) -> Removal:
     """What would go.
 
     Raises:
-        StorageError: the folder cannot be looked into.
+        StorageError: the folder cannot be looked into, or is a link.
     """
+    if run.folder.is_symlink():
+        raise StorageError(
+            f"{run.folder}: is a link to {os.path.realpath(run.folder)}; name that, or remove the link itself"
+        )
     files: list[Path] = []
     exports: list[Path] = []
     stays: list[Path] = []
