@@ -209,16 +209,22 @@ class Tracking:
     def _mend(self) -> None:
         """Say of runs beside this one that were killed, and could not say it themselves, that they are."""
         for file in self.run.folder.parent.glob(f"*/{FILE}"):
-            other = told_of(file.parent)
-            if other is None or file.parent == self.run.folder or other.state != "running" or not other.tracked:
-                continue
-            if other.place != self.tracker.place:
+            if file.parent == self.run.folder or not self._left(told_of(file.parent)):
                 continue
             with suppress(Busy):
                 with locked(file.parent / ".lock", ""):  # no longer than for this: it may be about to go on
+                    other = told_of(file.parent)
+                    if other is None or not self._left(other):  # it has ended since
+                        continue
                     other.state = "killed"
                     write_json(file, vars(other))
                 self.tracker.end(other.tracked, "killed")
+
+    def _left(self, other: Told | None) -> bool:
+        """Whether a run was begun with this tracker, and not ended."""
+        return (
+            other is not None and bool(other.tracked) and (other.state, other.place) == ("running", self.tracker.place)
+        )
 
     def _look(self) -> None:
         """Tell what was written since the last look."""
