@@ -85,7 +85,7 @@ class Tracker(Protocol):
 
     @property
     def needs(self) -> Mapping[str, str]:
-        """Modules that have to be there → what installs them: `{"mlflow": "weightmill[mlflow]"}`."""
+        """Modules that have to be there, and what installs each: of mlflow weightmill[mlflow]."""
 
     def begin(self, run: Tracked, known: str = "") -> str:
         """A run is at work, and shows as that; returns what the tracker calls it.
