@@ -73,7 +73,12 @@ class Cluster:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
     with (
-        LocalCluster(n_workers=0, host="127.0.0.1", dashboard_address=None, silence_logs=50) as scheduler,  # type: ignore[no-untyped-call]
+        LocalCluster(  # type: ignore[no-untyped-call]
+            n_workers=0,
+            host="127.0.0.1",
+            silence_logs=50,
+            dashboard_address="127.0.0.1:0",  # None is port 8787, which another test may have
+        ) as scheduler,
         Client(scheduler, set_as_default=False) as client,  # type: ignore[no-untyped-call]
     ):
         found = Cluster(scheduler, client)

@@ -77,7 +77,7 @@ def run(client: Any, fn: Any, *args: Any) -> Any:
 
 def test_workers_of_others_get_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(extend.VARIABLE, raising=False)
-    cluster: Any = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None)
+    cluster: Any = LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0")
     conf = replace(CONF, address=cluster.scheduler_address)
     with cluster, connect(conf, 1, 1 << 30, lambda text: None) as client:
         for word in ("first", "second"):  # the code of whoever connected last
