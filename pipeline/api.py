@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pipeline.config.spine import RunConfig
     from pipeline.method import Method
     from pipeline.records.run import Run
-    from pipeline.reporting.compare import Compared
-    from pipeline.reporting.comparison import Comparison
+    from pipeline.reporting.compare.compared import Compared
+    from pipeline.reporting.compare.jobs import Comparison
     from pipeline.reporting.manifest import Report
     from pipeline.reporting.planned import Planned
     from pipeline.reporting.runs import Runs
@@ -122,7 +122,7 @@ def compare(
         ConfigError: fewer than two runs, or several for `baseline`.
         SourceError: there is no such run.
     """
-    from pipeline.reporting.compare import compared, place_of_baseline
+    from pipeline.reporting.compare.compared import compared, place_of_baseline
 
     where = Path(outputs).expanduser().absolute()
     found, number = place_of_baseline(_meant(runs, where), None if baseline is None else _meant([baseline], where))

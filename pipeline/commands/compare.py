@@ -9,9 +9,9 @@ from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.records.registry import find
 from pipeline.reporting import console
-from pipeline.reporting.compare import Compared, compared, place_of_baseline
-from pipeline.reporting.compare_files import FORMATS, NAME, as_text, write
-from pipeline.reporting.pareto import Pareto
+from pipeline.reporting.compare.compared import Compared, compared, place_of_baseline
+from pipeline.reporting.compare.files import FORMATS, NAME, as_text, write
+from pipeline.reporting.compare.pareto import Pareto
 
 WORSE = 9  # the exit code
 PICTURE = "pareto.png"

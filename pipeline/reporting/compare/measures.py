@@ -13,7 +13,7 @@ from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
 from pipeline.records.system import KIND
-from pipeline.reporting.differences import Facts, facts, parts_of
+from pipeline.reporting.compare.differences import Facts, facts, parts_of
 from pipeline.reporting.manifest import stats_of
 from pipeline.tensors.stats import ErrorStats
 
@@ -41,7 +41,7 @@ class Measured:
         metrics: by name.
         grounds: metric → what it was measured on.
         errors: group of tensors, its encoding → what was lost.
-        facts: see `pipeline.reporting.differences`.
+        facts: see `pipeline.reporting.compare.differences`.
     """
 
     run: Run

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.figures import Better, Figure
-from pipeline.reporting.measures import Ground, Measured, apart
-from pipeline.reporting.spread import CHANCE, Spread, chance
+from pipeline.reporting.compare.measures import Ground, Measured, apart
+from pipeline.reporting.compare.spread import CHANCE, Spread, chance
 from pipeline.units import show_bytes
 
 Verdict = Literal["baseline", "better", "worse", "changed", "same", "within noise", "not comparable", "missing"]
@@ -50,7 +50,7 @@ class Change:
         before, after: of the baseline and of the row; None: it has none.
         absolute: after − before, in the metric's unit; None: there is no such number.
         relative: that as a share of |before|; None where there is none, and where that is 0.
-        chance: how likely such a change is by chance alone (`pipeline.reporting.spread`); None: there are no repeats.
+        chance: how likely such a change is by chance alone (`spread.chance`); None: there are no repeats.
         verdict: in a word. `changed`, where nobody said what is better.
         why: it is not comparable, or missing.
     """

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Figure
 from pipeline.records.run import key_of
-from pipeline.reporting.deltas import Change
+from pipeline.reporting.compare.deltas import Change
 from pipeline.units import show_bytes
 
 OPTION = "--fail-if"

@@ -15,7 +15,7 @@ from pipeline.commands.compare import main
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.records import schemas
 from pipeline.records.run import read
-from pipeline.reporting.compare import Compared, compared
+from pipeline.reporting.compare.compared import Compared, compared
 from tests.cases.many_runs import make_run
 
 Make = Callable[..., Path]

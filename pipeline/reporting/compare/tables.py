@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import short, some
 from pipeline.errors import shown as first
-from pipeline.reporting.deltas import ARROWS, SAID
-from pipeline.reporting.differences import ABSENT, KINDS, Difference
-from pipeline.reporting.spread import RULE
+from pipeline.reporting.compare.deltas import ARROWS, SAID
+from pipeline.reporting.compare.differences import ABSENT, KINDS, Difference
+from pipeline.reporting.compare.spread import RULE
 from pipeline.tables import table
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line
 
 if TYPE_CHECKING:
-    from pipeline.reporting.compare import Compared
+    from pipeline.reporting.compare.compared import Compared
 
 MOST_SETTINGS, MOST_ERRORS, MOST_VALUE = 20, 40, 60  # lines of a kind, and characters of a value; JSON has all
 
