@@ -163,7 +163,7 @@ def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: st
     from pipeline.errors import ConfigError
     from pipeline.files import placed
     from pipeline.records.query import ordered
-    from pipeline.records.registry import find
+    from pipeline.records.registry import all_runs, find
     from pipeline.reporting.runs import Runs
 
     if isinstance(where, str):
@@ -172,7 +172,7 @@ def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: st
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder")
     found = find(folder, list(where))
-    return Runs(tuple(found if sort is None else ordered(found, sort)), folder)
+    return Runs(tuple(found if sort is None else ordered(found, sort, known=lambda: all_runs(folder))), folder)
 
 
 def _checked(overrides: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from pipeline.records.run import Run
 from pipeline.records.schemas import version
 from pipeline.reporting.card import Card
 from pipeline.reporting.compare.deltas import Change, as_json, change, metric_of
-from pipeline.reporting.compare.differences import Differences, differences
+from pipeline.reporting.compare.differences import ABSENT, Differences, differences
 from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.compare.measures import measured
 from pipeline.reporting.compare.pareto import FEWEST, MOST, Pareto
@@ -25,6 +25,8 @@ from pipeline.reporting.manifest import plain
 from pipeline.tensors.spec import UNQUANTIZED, called
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line
+
+NOTHING = (ABSENT, "null")  # settings that are none, in data for other programs
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Compared(Card):
         found = []
         for i, (row, changes) in enumerate(zip(self.groups, self.changes, strict=True)):
             one: dict[str, Any] = {"run": row.name, "runs": len(row.runs), "state": row.state}
-            one |= {d.name: d.values[i] for d in self.differences.rows if d.kind in ("typed", "setting")}
+            settings = [d for d in self.differences.rows if d.kind in ("typed", "setting")]
+            one |= {d.name: None if d.values[i] in NOTHING else d.values[i] for d in settings}
             for name, made in changes.items():
                 unit = self.metrics[name].unit
                 head = f"{name} [{unit}]" if unit else name
@@ -171,7 +174,7 @@ def compared(runs: Sequence[Run], baseline: int = 0) -> Compared:
     if len(runs) < 2:
         which = f"{runs[0].name} alone" if runs else "no run"
         raise ConfigError(f"compare: {which}: two runs at least are expected")
-    rows = rows_of([measured(run) for run in runs], baseline)
+    rows = rows_of([measured(run, timed=True) for run in runs], baseline)
     names = dict.fromkeys(name for row in rows for one in row.runs for name in one.metrics)
     found = [{name: metric_of(name, row.runs) for name in names} for row in rows]
     changes = tuple(

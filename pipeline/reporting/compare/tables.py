@@ -7,6 +7,7 @@ from pipeline.errors import short, some
 from pipeline.errors import shown as first
 from pipeline.reporting.compare.deltas import ARROWS, SAID
 from pipeline.reporting.compare.differences import ABSENT, KINDS, Difference
+from pipeline.reporting.compare.measures import is_time_of_stage
 from pipeline.reporting.compare.spread import RULE
 from pipeline.tables import table
 from pipeline.tensors.stats import ErrorStats
@@ -61,6 +62,8 @@ def _values(one: Difference) -> list[list[str]]:
 def _metrics(given: "Compared") -> Iterator[Any]:
     lines: list[list[str]] = []
     for name, figure in given.metrics.items():
+        if is_time_of_stage(name):
+            continue
         before = len(lines)
         for i, changes in enumerate(given.changes):
             made = changes[name]
@@ -72,6 +75,8 @@ def _metrics(given: "Compared") -> Iterator[Any]:
     if lines:
         title = "Metrics, ↓ lower is better, ↑ higher is better"
         yield table(title, ["metric", "run", "value", "change", "", "verdict"], lines, right=[1, 2, 3, 4])
+    if any(map(is_time_of_stage, given.metrics)):
+        yield "What each stage took is in --format json, csv and html."
 
 
 def _errors(given: "Compared") -> Iterator[Any]:
