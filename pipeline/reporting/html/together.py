@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import Figure
-from pipeline.reporting.differences import ABSENT, KINDS, differences
+from pipeline.reporting.compare.differences import ABSENT, KINDS, differences
 from pipeline.reporting.html import errors, tradeoff, training
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parallel import Axis, chart

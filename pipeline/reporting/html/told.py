@@ -12,8 +12,8 @@ from pipeline.figures import Figure
 from pipeline.files import read_whole
 from pipeline.records.run import DESCRIPTION, Run
 from pipeline.redact import hide, tree
+from pipeline.reporting.compare.measures import Measured, measured
 from pipeline.reporting.manifest import Report
-from pipeline.reporting.measures import Measured, measured
 
 
 @dataclass(frozen=True)

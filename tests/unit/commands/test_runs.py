@@ -65,6 +65,18 @@ def test_all_of_one(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines()[:-1])) <= 80
 
 
+def test_behind_two_hyphens_all_are_names(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(outputs / "-odd", 9)
+    make_run(outputs / "+even", 10)
+    main(["tag", "+best", "--", "-odd", "+even"])
+    assert capsys.readouterr().out == "-odd: best\n+even: best\n"
+    main(["--format", "csv", "--", "-odd"])
+    assert capsys.readouterr().out.splitlines()[1].startswith("-odd,")
+    main(["show", "--", "-odd"])
+    report(["--out", "odd.html", "--", "-odd"])
+    assert Path("odd.html").exists()
+
+
 def test_what_no_run_put_there_stays(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = outputs / "gpt_oss-mxfp4-seed=0"
     (folder / "notes.txt").write_text("mine")
@@ -98,6 +110,8 @@ def test_runs_at_work_stay(outputs: Path) -> None:
         (["--limit", "0"], "a number of runs"),
         (["--limit", "x"], "a number of runs"),
         (["--sort", "perplexty"], "did you mean 'perplexity'"),
+        (["kl<0", "--sort", "perplexty"], "did you mean 'perplexity'"),
+        (["export", "kl<0", "--sort", "perplexty"], "did you mean 'perplexity'"),
         (["tag", "*seed=0"], "say which"),
         (["tag", "*seed=0", "+b<"], "a tag has"),
         (["export", "--format", "parquet"], "--out FILE"),

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
@@ -207,7 +208,14 @@ def test_conditions(outputs: Path) -> None:
     assert names("seed>=6") == {6, 7}
     assert names("optimizer.rate=0.002") == names("train.optimizer.rate=0.002") == {1}
     assert names("optimizer.name=adamw") == set(range(8))
-    assert names("size>3MB") == set(range(1, 8))
+    assert names("size>3MB") == names("size > 3e6") == set(range(1, 8))
+    assert names("top-1<100%", "kl<inf", "seconds<.5h") == set(range(8))
+    for i, said in enumerate(("true", "false")):
+        with (outputs / f"gpt_oss-{('mxfp4', 'int8')[i]}-seed={i}" / "config.yaml").open("a") as file:
+            file.write(f"trace: {said}\n")
+    assert names("trace=True") == names("trace=TRUE") == names("trace=true") == {0}
+    assert names("trace=False") == {1}
+    assert names("trace!=False") == set(range(8)) - {1}
     assert names("started<2026-10") == set(range(8))
     assert names("started>2026-09-21") == names("started=2000-01-01") == set()
     assert names("age>1h") == set(range(8))
@@ -230,14 +238,18 @@ def test_conditions(outputs: Path) -> None:
         ("kl<abc", "'abc' is no number"),
         ("quant<3", "words are = or != only"),
         ("started>soon", "is no date"),
-        ("size<many", "is not a size"),
-        ("seconds<3x", "90s, 2min"),
+        ("size<many", "write a number with a unit"),
+        ("seconds<3x", "'x' is no unit of it (allowed: ms, s, min"),
+        ("seconds<soon", "90s, 2min"),
+        ("kl<nan", "nothing is less, more or equal to it"),
+        ("kl<1e400", "more than a number can be"),
+        ("kl<1%", "'%' is no unit of it (allowed: nats)"),
         ("setting_1=3", "is any of"),
         ("gpt_oss-mxfp4-seed=00", "there is a run 'gpt_oss-mxfp4-seed=0'"),
     ],
 )
 def test_conditions_that_say_nothing(outputs: Path, word: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         find(outputs, [word])
 
 
