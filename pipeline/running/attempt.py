@@ -25,7 +25,7 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.records import points, schemas, tries
+from pipeline.records import points, schemas, system, tries
 from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
 from pipeline.reporting.writing import write_config, write_records
@@ -38,7 +38,7 @@ from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
 from pipeline.running.traced import Traced, forgotten
-from pipeline.running.tracked import completed, knows
+from pipeline.running.tracked import completed, known
 from pipeline.running.tracking import Tracking
 from pipeline.stage import StageHooks, WorkHooks
 from pipeline.tracker import Tracked
@@ -115,7 +115,8 @@ class Attempt:
             self.complete = replace(earlier, tracked=self._tell_of(earlier)) if run.tracker is not None else earlier
             self._locks.close()
             return
-        self._resuming = earlier == "unfinished" and self.journal.path.exists()
+        self._goes_on = earlier == "unfinished"
+        self._resuming = self._goes_on and self.journal.path.exists()
         self.known = self.journal.read() if self._resuming else {}
         results = Results(self._outputs / FOLDER, run_dir, self._what.id)
         plan.context = replace(plan.context, results=results)
@@ -140,7 +141,9 @@ class Attempt:
         """Write down what the job is, and put in place what is there already."""
         run_dir = self.job.run_dir
         if not self._resuming:
-            for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *points.files(run_dir)):
+            taken = [] if not self._goes_on else system.files(run_dir)  # what an earlier try took is still so
+            of_work = [file for file in points.files(run_dir) if file not in taken]
+            for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *of_work):
                 file.unlink(missing_ok=True)
             forgotten(run_dir)
         schemas.write("run", run_dir / "run.json", asdict(self._what))
@@ -264,8 +267,8 @@ class Attempt:
 
     def _tell_of(self, report: Report) -> dict[str, str]:
         """A run that is complete already is told to a tracker that has not heard all of it; see `Report.tracked`."""
-        if knows(self.job.run.tracker, self.job.run_dir):
-            return report.tracked
+        if (there := known(self.job.run.tracker, report)) is not None:
+            return there
         with self._tracked(report.started) as tracking:
             tracking.catch_up()
             return completed(tracking, report).tracked

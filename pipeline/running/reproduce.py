@@ -33,10 +33,10 @@ from pipeline.reporting.reproduced import (
     updates_of,
 )  # fmt: skip
 from pipeline.running.description import Description, read_description
+from pipeline.running.point_reader import of_run
 from pipeline.running.results import FOLDER
 from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
-from pipeline.running.tracking import of_run
 from pipeline.tracker import Point
 
 FILE, RUN = "reproduced.json", "run"
