@@ -20,7 +20,7 @@ from pipeline.events import Events
 from pipeline.reporting.trace import Unwritten, merge
 from pipeline.running.runner import execute
 from tests.cases.runs import digests
-from tests.cases.traces import checked, spent
+from tests.cases.traces import checked, spans, spent
 
 CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
 

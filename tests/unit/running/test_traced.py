@@ -253,7 +253,8 @@ def test_a_training_that_is_stopped_and_goes_on(tmp_path: Path) -> None:
             around = inside[id(around)]
         assert around is not None
         assert around["name"] == "train"
-    assert [e["args"].get("failed") for e in spans(events, "task") if e["name"] == "train"] == ["interrupted", None]
+    tasks = [e["args"].get("failed") for e in spans(events, "task") if e["name"] == "train"]
+    assert tasks == ["interrupted", None, None]  # the last hands on what it gave
 
 
 def test_models_that_are_evaluated_and_generate_with_profiles_by_jax(tmp_path: Path) -> None:
