@@ -78,8 +78,8 @@ def last_try(folder: Path) -> Try:
     found = Try()
     for said in lines(folder / TRIES):
         if said.get("event") == BEGAN:
-            numbers = (_whole(said, name) for name in ("pid", "total", "stages"))
-            found = Try(_number(said, "at"), str(said.get("host", "")), *numbers)
+            pid, total, stages = (_whole(said, name) for name in ("pid", "total", "stages"))
+            found = Try(_number(said, "at"), str(said.get("host", "")), pid, total, stages)
         elif said.get("event") == STAGE:
             found = replace(found, made=found.made | {str(said.get("name", ""))})
         elif said.get("event") == FAILED:

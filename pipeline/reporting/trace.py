@@ -271,8 +271,8 @@ def _flows(
     for i, part in enumerate(parts):
         for number, _, _, kind, start, _, _, thread in part.events:
             if kind == "task" and (key := part.ended.get(number)) is not None:
-                at = (part.at(start), i, threads[i][thread])
-                first[part.head["session"], key] = min(at, first.get((part.head["session"], key), at))
+                begun = (part.at(start), i, threads[i][thread])
+                first[part.head["session"], key] = min(begun, first.get((part.head["session"], key), begun))
     flow = 0
     for i, part in enumerate(parts):
         run = next((e for e in part.events if e[3] == "run"), None)
