@@ -37,7 +37,7 @@ from pipeline.running.journal import Journal, locked
 from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
-from pipeline.running.traced import Traced, forgotten
+from pipeline.running.traced import Traced, forgotten, left
 from pipeline.running.tracked import completed, known
 from pipeline.running.tracking import Tracking
 from pipeline.stage import StageHooks, WorkHooks
@@ -145,11 +145,13 @@ class Attempt:
             of_work = [file for file in points.files(run_dir) if file not in taken]
             for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *of_work):
                 file.unlink(missing_ok=True)
+        if not self._goes_on:
             forgotten(run_dir)
         schemas.write("run", run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
         works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
-        tries.begin(run_dir, sum(len(work.chunks) for work in works))
+        computing = [n for n in self.stages.values() if self.plan.nodes[n].computes and n not in self.exports.there]
+        tries.begin(run_dir, sum(len(work.chunks) for work in works), len(computing))
         self.began, self.started = True, time.time()
         if self.job.run.tracker is not None:
             self.tracking = self._locks.enter_context(self._tracked(self.started, again=self.job.run.spine.overwrite))
@@ -193,6 +195,8 @@ class Attempt:
         if isinstance(result, Made):
             name = self.stages[key.removesuffix(":run").removesuffix(":work")]
             self._made[name] = result
+            if self.plan.nodes[name].computes:
+                tries.made(self.job.run_dir, name)
             if made_in == self.job.run_dir:
                 return
             if result.key is not None:
@@ -243,7 +247,8 @@ class Attempt:
         done = [r for r in self.records if not r.get("reused")]
         whole = len(done) == len(records) and not any(r.get("took") for r in done)
         report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
-        report = replace(report, traces={} if trace is None else trace.links(run_dir))
+        job = "" if self._alone else self.job.name
+        report = replace(report, traces=left(run_dir) if trace is None else trace.links(run_dir, job))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)

@@ -27,6 +27,7 @@ from pipeline.records.run import read
 from pipeline.records.series import series
 from pipeline.records.sweeps import keep
 from pipeline.running.journal import locked
+from pipeline.running.reproduce import before
 from tests.cases.many_runs import make_run, make_tree
 
 
@@ -175,6 +176,50 @@ def test_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(tmp_path / "failed").state == "interrupted"  # it began again, and says nothing of an end
     tries.fail(tmp_path / "failed", ValueError("token=\x1b[31m"))
     assert read(tmp_path / "failed").why == "token=\x1b[31m"
+
+
+def test_how_far_a_run_came_counts_all_its_stages(tmp_path: Path) -> None:
+    """One that was killed while it evaluated what it had written is not done."""
+    folder = tmp_path / "run"
+    make_run(folder, 1, state="interrupted")  # three chunks are journaled
+    tries.begin(folder, 3, 2)
+    assert (read(folder).reached, read(folder).percent) == ("3 of 3 chunks, 0 of 2 other stages", 60)
+    tries.made(folder, "evaluate")
+    tries.made(folder, "evaluate")
+    assert (read(folder).reached, read(folder).percent) == ("3 of 3 chunks, 1 of 2 other stages", 80)
+    tries.made(folder, "generate")
+    assert read(folder).percent == 99  # its record is not written
+    [again] = all_runs(tmp_path)
+    assert (again.reached, again.percent) == ("3 of 3 chunks, 2 of 2 other stages", 99)
+    tries.begin(folder, 0, 2)  # results of an earlier try are found one after another
+    (folder / "journal.jsonl").unlink()
+    assert (read(folder).reached, read(folder).percent) == ("0 of 2 stages", None)
+
+
+def test_a_folder_in_place_of_the_index_is_said_once_and_not_touched(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (outputs / NAME).mkdir()
+    (outputs / NAME / "somebody's").touch()
+    for _ in range(2):
+        assert len(all_runs(outputs)) == 8
+        find(outputs, ["train.setting_3=8"])
+    said = capsys.readouterr().err
+    assert said.count("is a folder, where the index of runs would be kept") == 1
+    assert [p.name for p in outputs.glob(f"{NAME}*")] == [NAME]
+    assert [p.name for p in (outputs / NAME).iterdir()] == ["somebody's"]
+
+
+def test_runs_of_the_first_version_are_read(outputs: Path) -> None:
+    """Their run.json knew neither an id nor keys."""
+    folder = outputs / "gpt_oss-mxfp4-seed=0"
+    (folder / "run.json").write_text('{"stages": {}, "seed": 0, "inputs": {"/a": [1, 2]}, "code": "x"}')
+    assert (read(folder).state, read(folder).id, read(folder).problems) == ("complete", "", ())
+    assert read(folder).metrics
+    with pytest.raises(SourceError, match=r"by an earlier version of Weightmill.*overwrite=true makes it anew"):
+        before(read(folder))
+    (folder / "run.json").write_text('{"stages": {}, "seed": 0}')
+    assert read(folder).state == "unreadable"
 
 
 def test_who_looks_does_not_keep_a_run_from_beginning(tmp_path: Path) -> None:
