@@ -35,16 +35,16 @@ def html(runs: "Run | Sequence[Run]", path: str | Path = "report.html") -> Path:
 
     Args:
         runs: one, or several, as `pipeline.runs` gives them.
-        path: the file.
+        path: the file, whose name ends in .html or .htm, or a folder.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: there is no run, or `path` is no place for a page.
         StorageError: it cannot be written.
     """
-    from pipeline.files import placed
     from pipeline.reporting.html.page import write
+    from pipeline.reporting.html.place import place_of
 
-    place = placed(str(path))
+    place = place_of(path)
     write(_several(runs), place)
     return place
 

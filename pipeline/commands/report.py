@@ -5,16 +5,16 @@ from pathlib import Path
 
 from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import SourceError, StorageError
+from pipeline.files import placed
 from pipeline.records.registry import find
-
-NAME = "report.html"
+from pipeline.reporting.html.place import NAME, place_of
 
 
 def main(words: Sequence[str]) -> int:
     """Write the page of the runs that `words` name, or of all. The exit code.
 
     Raises:
-        ConfigError: an option that there is not.
+        ConfigError: an option that there is not, or a place that is none for a page.
         SourceError: there is no such run.
         StorageError: the page cannot be written.
     """
@@ -25,17 +25,17 @@ def main(words: Sequence[str]) -> int:
     outputs, rest = outputs_of(words)
     arguments = Arguments("report")
     arguments.add_argument("words", nargs="*")
-    arguments.add_argument("--out", type=Path)
+    arguments.add_argument("--out")
     arguments.add_argument("--open", action="store_true")
     given = arguments.read(rest)
+    if given.out is not None:
+        not_a_record(placed(given.out))
+    asked = place_of(given.out) if given.out is not None else None
     runs = find(outputs, given.words)
     if not runs:
         which = " ".join(given.words)
         raise SourceError(f"{which}: no run is so in {outputs}" if which else f"{outputs}: there is no run in it")
-    path = given.out.expanduser().absolute() if given.out else _place(outputs, [run.folder for run in runs])
-    if path.is_dir():
-        raise StorageError(f"{path}: is a folder; --out is the page's own name, as {path / NAME}")
-    not_a_record(path)
+    path = asked or _place(outputs, [run.folder for run in runs])
     nbytes = write(runs, path)
     console.out(f"{'1 run' if len(runs) == 1 else f'{len(runs):,} runs'}, {show_bytes(nbytes)}")
     console.out(path)

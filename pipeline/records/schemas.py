@@ -107,10 +107,23 @@ def write(kind: str, path: Path, value: Mapping[str, Any]) -> None:
     Raises:
         StorageError: it cannot be written, or is not as the schema says, which is a bug of whoever made it.
     """
+    write_json(path, _with_version(kind, value, spoken(path)))
+
+
+def dumped(kind: str, value: Mapping[str, Any]) -> str:
+    """What a file of a kind has in it, with its version, for whoever writes it elsewhere.
+
+    Raises:
+        StorageError: it is not as the schema says, which is a bug of whoever made it.
+    """
+    return json.dumps(_with_version(kind, value, kind), indent=1, allow_nan=False)
+
+
+def _with_version(kind: str, value: Mapping[str, Any], where: str) -> dict[str, Any]:
     said = {VERSION: version(kind), **{k: v for k, v in value.items() if k != VERSION}}
     if (why := fault(kind, said)) is not None:
-        raise StorageError(f"{spoken(path)}: what was to be written is no {kind}: {why}")
-    write_json(path, said)
+        raise StorageError(f"{where}: what was to be written is no {kind}: {why}")
+    return said
 
 
 def fault_of_line(row: Any) -> str | None:

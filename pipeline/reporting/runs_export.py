@@ -10,11 +10,11 @@ from typing import Any
 
 from pipeline.errors import ConfigError, StorageError
 from pipeline.files import spoken
+from pipeline.records import schemas
 from pipeline.records.run import Run
 from pipeline.redact import hide, tree
 from pipeline.terminal import line
 
-VERSION = 1
 FIELDS = (
     "name", "folder", "id", "state", "reached", "model", "quant", "started", "seconds", "host", "done", "total",
     "stages_done", "stages",
@@ -35,8 +35,12 @@ def records(runs: Iterable[Run], *, settings: bool) -> Iterator[dict[str, Any]]:
 
 
 def as_json(runs: Iterable[Run], *, settings: bool) -> str:
-    """`{"weightmill": 1, "runs": [...]}`, each with its metrics as value, unit and better. What would steer a terminal
-    stands there as JSON's escapes."""
+    """`{"weightmill": 1, "runs": [...]}`, each with its metrics as value, unit and better, held to the schema `runs`.
+    What would steer a terminal stands there as JSON's escapes.
+
+    Raises:
+        StorageError: it is not as the schema says, which is a bug.
+    """
     found = []
     for run in runs:
         said: dict[str, Any] = {name: getattr(run, name) for name in FIELDS}
@@ -46,7 +50,7 @@ def as_json(runs: Iterable[Run], *, settings: bool) -> str:
         if settings:
             said["config"] = dict(run.config)
         found.append(_finite(tree(said)))
-    return json.dumps({"weightmill": VERSION, "runs": found}, indent=1, allow_nan=False) + "\n"
+    return schemas.dumped("runs", {"runs": found}) + "\n"
 
 
 def as_csv(runs: Iterable[Run], *, settings: bool) -> str:

@@ -26,6 +26,7 @@ from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
 from pipeline.records import points, schemas, system, tries
+from pipeline.reporting.html import place
 from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
 from pipeline.reporting.writing import write_config, write_records
@@ -147,6 +148,7 @@ class Attempt:
                 file.unlink(missing_ok=True)
         if not self._goes_on:
             forgotten(run_dir)
+        place.forgotten(run_dir)
         schemas.write("run", run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
         works = (work for name, work in self.plan.works.items() if name not in self.exports.there)

@@ -10,11 +10,12 @@ from pipeline.errors import StorageError, some
 from pipeline.places import reason
 from pipeline.planning.obstacles import RECORDS
 from pipeline.records.run import Run
+from pipeline.reporting.html.place import NAME
 from pipeline.running.journal import locked
 from pipeline.running.target import read_marker, remove, strange
 
 PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png")
-MORE = ("trace.json", "report.html")
+MORE = ("trace.json", NAME)
 STATES = ("states", "best")  # of a training, whose states each have a manifest of their own
 METRICS = "metrics*.jsonl"
 

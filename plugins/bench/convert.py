@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.testing.peak import watch
-from plugins.bench import machine
+from plugins.bench import machine, written
 
 CORES = len(os.sched_getaffinity(0))
 CONTENDERS = ("ml_dtypes loop", "torchao to_mx")  # tests/cases/contenders.py
@@ -183,8 +183,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=args.folder, prefix="bench-") as folder:
         result = bench(Path(folder), args.rounds, args.only)
     show(result)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "bench_convert.json").write_text(json.dumps(result, indent=2))
+    written.write(args.out, "convert", **result)
     with (args.out / "bench_convert.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [key for key in result["rows"][0] if key != "rounds"], extrasaction="ignore")
         writer.writeheader()

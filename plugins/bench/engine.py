@@ -11,7 +11,6 @@ Peers are left out where `make peers` has not built them, transformers where it 
 """
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -23,7 +22,7 @@ from typing import Any
 
 from pipeline.backends import backends_of
 from pipeline.planning.rates import cores
-from plugins.bench import checkpoints, machine
+from plugins.bench import checkpoints, machine, written
 from plugins.bench.agreement import agreement
 from plugins.bench.contenders import Contender, Task, Turn, turn
 from plugins.bench.peers import LOGITS, PEERS, SOURCES
@@ -234,15 +233,13 @@ def main() -> None:
                 limits[threads] = better(limits[threads], machine.of(threads))
                 show(model, found, limits[threads], args)
                 rows += found
-    args.out.mkdir(parents=True, exist_ok=True)
     about: dict[str, Any] = {
-        "machine": told,
         "agreement": agree,
         "load": [load, os.getloadavg()[0]],
         "limits": list(limits.values()),
         "peers": pins(),
     }
-    (args.out / "bench_engine.json").write_text(json.dumps({**about, "rows": rows}, indent=2))
+    written.write(args.out, "engine", told, **about, rows=rows)
 
 
 def pins() -> list[str]:

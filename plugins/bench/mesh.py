@@ -7,7 +7,6 @@ plan says beside those that XLA says it takes. It is not a test: nothing here ch
 """
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any
 from pipeline.engine import Usage, Windows, scoring
 from pipeline.mesh import SINGLE, Mesh, Step
 from pipeline.units import show_bytes
+from plugins.bench import written
 from plugins.bench.machine import Others, describe, headline
 
 DEVICES = 4
@@ -142,10 +142,7 @@ def main() -> None:
     with Others() as others:
         rows = list(bench(pipeline.load_model(EMBEDDED, overrides=["engine.device=cpu"]), args))
     show(rows, args, others.cores)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "bench_mesh.json").write_text(
-        json.dumps({"machine": told, "others": others.cores, "rows": rows}, indent=2)
-    )
+    written.write(args.out, "mesh", told, others=others.cores, rows=rows)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipeline.records import schemas
 from pipeline.records.sketches import ACCURACY, Sketch
+from plugins.bench import written
 from plugins.bench.machine import Others, describe, headline
 
 Values = NDArray[np.float64]
@@ -147,9 +147,7 @@ def main() -> None:
     with Others() as others:
         rows = measured(args.points)
     show(rows)
-    args.out.mkdir(parents=True, exist_ok=True)
-    said = {"benchmark": "sketches", "machine": told, "others": others.cores, "rows": [asdict(r) for r in rows]}
-    schemas.write("benchmark", args.out / "bench_sketches.json", said)
+    written.write(args.out, "sketches", told, others=others.cores, rows=[asdict(r) for r in rows])
 
 
 if __name__ == "__main__":

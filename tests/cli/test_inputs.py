@@ -13,6 +13,7 @@ import pipeline as weightmill
 from pipeline.api import _composed
 from pipeline.errors import SourceError
 from pipeline.events import Events
+from pipeline.records.run import read
 from pipeline.running.runner import execute
 from tests.cli.run import ROOT
 from tests.cli.run import pipeline as command
@@ -93,8 +94,11 @@ def test_every_file_is_an_input_and_is_known_by_what_it_holds(own: Path, here: P
     (own / "generation_config.json").unlink()
     with pytest.raises(SourceError, match=r"generation_config\.json \(gone\): changed since"):
         run(*convert)
+    page = weightmill.report.html(read(here / "run"), here / "run")
+    assert page.is_file()
     again = run(*convert, "overwrite=true")
     assert not again.reused
+    assert not page.exists()  # it is about what was there before
     written = {p.name for p in (here / "run" / "model").iterdir()}
     assert "chat_template.jinja" in written
     assert "generation_config.json" not in written

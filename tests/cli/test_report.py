@@ -34,6 +34,7 @@ def test_out_and_patterns(outputs: Path, tmp_path: Path) -> None:
     assert said.code == 0, said.err
     assert said.out.startswith("2 runs, ")
     assert b"job2" not in (tmp_path / "new/it's.html").read_bytes()
+    assert report(outputs, "job1", "--out", str(tmp_path)).out.splitlines()[-1] == str(tmp_path / "report.html")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,12 @@ def test_out_and_patterns(outputs: Path, tmp_path: Path) -> None:
         (["jbo1"], 4, "did you mean 'job1'"),
         (["--ot=x"], 2, "did you mean '--out'"),
         (["--out"], 2, "--out"),
-        (["job1", "--out", "."], 5, "is a folder"),
+        (
+            ["job1", "--out", "x.pdf"],
+            2,
+            ".pdf is no ending of a page; a name that ends in .html or .htm (x.html)",
+        ),
+        (["job1", "--out", "best"], 2, "best: there is no such folder; a name that ends in"),
     ],
 )
 def test_mistakes(outputs: Path, words: list[str], code: int, what: str) -> None:

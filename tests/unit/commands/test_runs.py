@@ -4,6 +4,7 @@ import csv
 import json
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 import pipeline
@@ -12,6 +13,7 @@ from pipeline.commands.report import main as report
 from pipeline.commands.reproduce import main as reproduce
 from pipeline.commands.runs import main
 from pipeline.errors import ConfigError, SourceError, StorageError
+from pipeline.records import schemas
 from pipeline.records.run import read
 from pipeline.reporting.runs import files_of
 from pipeline.running.journal import locked
@@ -152,7 +154,9 @@ def test_an_export_is_what_its_name_says_and_replaces_no_record(
     outputs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     main(["export", "--out", "all.json"])
-    assert len(json.loads(Path("all.json").read_text())["runs"]) == 6
+    found = json.loads(Path("all.json").read_text())
+    jsonschema.validate(found, schemas.schema("runs"))
+    assert len(found["runs"]) == 6
     with pytest.raises(ConfigError, match="name says json"):
         main(["export", "--out", "all.json", "--format", "csv"])
     main(["export", "--out", "all.txt", "--format", "json"])
@@ -176,7 +180,9 @@ def test_what_cannot_be_counted_is_listed_too(outputs: Path, capsys: pytest.Capt
     main([])
     assert "unreadable" in capsys.readouterr().out
     main(["show", "cut"])
+    capsys.readouterr()
     main(["export", "--format", "json"])
+    jsonschema.validate(json.loads(capsys.readouterr().out), schemas.schema("runs"))
 
 
 def test_conditions_where_there_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
