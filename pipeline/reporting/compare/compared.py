@@ -224,7 +224,7 @@ def _front(given: Compared, names: Sequence[str]) -> Pareto:
         tuple(names), tuple(better), tuple(row.name for row, _ in rows),
         tuple(tuple(m.figure for m in metrics) for _, metrics in rows), tuple(repeats),
         tuple(tuple(rows[j][0].name for j in by) for by in dominators(points)),
-        tuple(left), tuple(_scheme(row) for row, _ in rows),
+        tuple(left), tuple(packed_as(row) for row, _ in rows),
     )  # fmt: skip
 
 
@@ -232,7 +232,7 @@ def _other(reference: Change, made: Change) -> bool:
     return change(reference.after, made.after).verdict == "not comparable"
 
 
-def _scheme(row: Row) -> str:
+def packed_as(row: Row) -> str:
     """What most of what it quantized is packed as."""
     found: dict[str, int] = {}
     for (_, encoding), e in row.runs[0].errors.items():
