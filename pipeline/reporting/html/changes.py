@@ -16,6 +16,7 @@ from pipeline.reporting.html.strips import WORSE, strips
 MOST_MARKS = 60  # rows in the picture
 SAID: Mapping[str, str] = {"worse": WORSE, "better": "✓\u00a0better", "same": "=\u00a0same"}
 HEADS = ("metric", "row", "verdict", "mean", "change", "relative", "± deviation", "runs", "by chance")
+OF_REPEATS = ("± deviation", "by chance")  # columns that there are where there are repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def of_metrics(found: Compared, most: int) -> list[Part]:
 
 
 def _table(title: str, found: Compared, metrics: Mapping[str, Figure], most: int) -> Table:
-    """A line for each metric and row."""
+    """A line for each metric and row; what only repeats have, where there are any."""
     rows = list(zip(found.names, found.changes, strict=True))[:most]
     lines = [
         (f"{name}\u00a0{ARROWS[figure.better]}".strip(), row, *_cells(changes[name]))
@@ -59,7 +60,8 @@ def _table(title: str, found: Compared, metrics: Mapping[str, Figure], most: int
     note = "↓ lower is better, ↑ higher is better."
     if any(made.chance is not None for changes in found.changes for made in changes.values()):
         note += f" By chance: how likely such a change is of repeats alone; within noise: {RULE}."
-    return Table(title, HEADS, lines, note)
+    kept = [i for i, head in enumerate(HEADS) if head not in OF_REPEATS or any(line[i] is not None for line in lines)]
+    return Table(title, [HEADS[i] for i in kept], [[line[i] for i in kept] for line in lines], note)
 
 
 def _cells(made: Change) -> Iterator[Any]:
@@ -77,5 +79,6 @@ def _cells(made: Change) -> Iterator[Any]:
 def verdict(made: Change) -> Any:
     """In words, and why; what is worse is marked beside."""
     lacking = f"without {', '.join(made.after.lacking)}" if made.after and made.after.lacking else ""
-    text = ": ".join(filter(None, [SAID.get(made.verdict, made.verdict), made.why, lacking]))
+    said = "" if made.verdict == "missing" and made.why else SAID.get(made.verdict, made.verdict)
+    text = ": ".join(filter(None, [said, made.why, lacking]))
     return el("span", text, class_="worse") if made.verdict == "worse" else text

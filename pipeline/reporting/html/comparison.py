@@ -2,6 +2,7 @@
 worse, what was lost by groups of tensors, and who is on Pareto's front. Its numbers are those of comparison.json."""
 
 from pipeline.figures import Figure
+from pipeline.records import points
 from pipeline.redact import hide
 from pipeline.reporting.compare.compared import Compared, packed_as
 from pipeline.reporting.compare.differences import KINDS
@@ -14,13 +15,14 @@ from pipeline.reporting.html.fronts import of_front, of_tradeoffs
 from pipeline.reporting.html.group_errors import of_groups
 from pipeline.reporting.html.markup import el
 from pipeline.reporting.html.page import MOST_NBYTES, rendered
-from pipeline.reporting.html.parts import Card, Cards, Note, Part, Section, Table
-from pipeline.reporting.html.told import told
+from pipeline.reporting.html.parts import Card, Cards, Folded, Note, Part, Section, Table
+from pipeline.reporting.html.told import Told, told
 
 CLOSELY = (400, 120, 40, 12, 4)  # rows that a page has, the first that fits
-MOST_DIFFERENCES = 200
+FIRST_DIFFERENCES, MOST_DIFFERENCES = 12, 200  # that are not folded, and all
 MOST_CURVES = 60  # rows
 POINTS = 120  # of a curve
+CURVES_NBYTES = 32 << 20  # of records of metrics that are read for curves: some 300,000 points
 
 
 def html(found: Compared, front: Pareto | None, limits: Limits) -> str:
@@ -107,14 +109,25 @@ def _differences(found: Compared, most: int) -> list[Part]:
     rest = len(rows) - MOST_DIFFERENCES
     more = f"{rest:,} more things differ, which comparison.json has. " if rest > 0 else ""
     note = f"{more}Marked: what is not as in {names[0]}. {said}".strip()
-    return [differing(names, rows[:MOST_DIFFERENCES], note, marked=True)]
+    parts: list[Part] = [differing(names, rows[:FIRST_DIFFERENCES], note, marked=True)]
+    if others := rows[FIRST_DIFFERENCES:MOST_DIFFERENCES]:
+        parts.append(Folded(f"{len(others)} more that differ", [differing(names, others, marked=True)]))
+    return parts
 
 
 def _training(found: Compared) -> list[Part]:
-    runs = [
-        told(one.run, row.name if len(row.runs) == 1 else f"{row.name} ({one.run.name})")
-        for row in found.groups[:MOST_CURVES]
-        for one in row.runs
-    ]
+    """Losses over updates, of the first runs whose records are read in seconds."""
+    runs, nbytes, left = list[Told](), 0, 0
+    for row in found.groups[:MOST_CURVES]:
+        for one in row.runs:
+            size = sum(file.stat().st_size for file in points.files(one.run.folder))
+            if nbytes + size > CURVES_NBYTES:
+                left += 1
+                continue
+            nbytes += size
+            runs.append(told(one.run, row.name if len(row.runs) == 1 else f"{row.name} ({one.run.name})"))
     chart = training.compared(runs, POINTS)
-    return [chart] if chart else []
+    note = Note(
+        f"Without curves, for their long records: {left:,} of the runs; the page of each, by `report`, has them."
+    )
+    return [*([note] if left else []), *([chart] if chart else [])]

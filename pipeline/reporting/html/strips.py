@@ -52,7 +52,8 @@ def strips(
         return svg(width, int(len(shown) * (high + above)), f"{len(shown)} metrics of {len(names)} runs", joined(parts))
 
     rest = [name for name in metrics if name not in shown]
-    about = "↓ lower is better, ↑ higher is better; each metric has its own scale. Dashed: the baseline."
+    about = "↓ lower is better, ↑ higher is better; each metric has its own scale, by magnitudes where it has several. "
+    about += "Dashed: the baseline."
     if any(m.deviation for marks in drawn.values() for _, m in marks):
         about += " A line through a mark is ± the deviation of repeats."
     if rest:

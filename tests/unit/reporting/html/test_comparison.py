@@ -10,6 +10,7 @@ from pipeline.figures import Figure
 from pipeline.reporting.compare.compared import Compared, compared
 from pipeline.reporting.compare.differences import Differences
 from pipeline.reporting.compare.files import as_text
+from pipeline.reporting.html import comparison
 from pipeline.reporting.html.comparison import html
 from pipeline.reporting.html.page import MOST_NBYTES
 from pipeline.reporting.manifest import plain
@@ -21,7 +22,10 @@ from tests.unit.reporting.html.test_page import Node, parsed
 def job(folder: Path, quant: str, seed: int, perplexity: float, kl: float, **also: Any) -> Any:
     figures = {"perplexity": Figure(perplexity, better="lower"), "KL": Figure(kl, "nats", ".4f", "lower")}
     lost = [written_runs.tensor(f"model.layers.0.{k}.weight", 1 + len(quant) + i) for i, k in enumerate(("up", "down"))]
-    given = {"command": ("+model=gpt_oss", f"quant={quant}", f"seed={seed}"), "config": {"seed": seed, "of": quant}}
+    given = {
+        "command": ("+model=gpt_oss", f"quant={quant}", f"seed={seed}"),
+        "config": {"seed": seed, **{f"of_{n}": quant for n in range(15)}},
+    }
     given |= {"tensors": lost, "nbytes_out": 1024 * len(quant), "results": {"evaluate": plain({"figures": figures})}}
     return written_runs.write(folder / f"{quant}{seed}", **{**given, **also})
 
@@ -69,7 +73,7 @@ def test_its_numbers_are_those_of_comparison_json(tmp_path: Path) -> None:
         change[1] = None if change[1] is None else 100 * change[1]
         expected = [of.get("mean"), *change[:2], of.get("deviation"), of.get("number"), change[2]]
         assert [number(cell) for cell in numbers] == expected, key
-        assert of["verdict"] in verdict.text.replace("missing: it has none", "missing"), key
+        assert (of["why"] or "missing" if of["verdict"] == "missing" else of["verdict"]) in verdict.text, key
         assert verdict.text.startswith("✗") == (of["verdict"] == "worse")
     assert {key for key, of in made.items() if of["verdict"] == "worse"} == {*found.regressions} != set()
     assert made["quant=nf4", "KL"]["verdict"] == "within noise"
@@ -83,7 +87,7 @@ def test_its_numbers_are_those_of_comparison_json(tmp_path: Path) -> None:
                 assert [sqnr, *rest] == [e["sqnr_db"], e["rmse"], e["max_abs"], e["count"]]
     assert not lost
 
-    [lines] = tables(page, "", "of", "quant=int8")
+    lines = [line for some in tables(page, "", "of", "quant=int8") for line in some]
     shown = [[cell.text for cell in line[2:]] for line in lines]
     assert shown == [one["values"] for one in said["differences"]]
     marked = [{i for i, cell in enumerate(line[2:]) if cell.all("mark")} for line in lines]
@@ -148,3 +152,14 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert len(page.all("script")) == 1
     assert not page.all("img")
     assert "\u202e" not in page.text
+
+
+def test_curves_are_there_but_of_long_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = compared(
+        [job(tmp_path, "int8", n, 1.0 + n, 1.0, training=written_runs.updates(20 + 80 * n)) for n in (0, 1)]
+    )
+    page = html(found, None, {})
+    assert "Held-out loss" in page
+    assert "long records" not in page
+    monkeypatch.setattr(comparison, "CURVES_NBYTES", 4000)
+    assert "for their long records: 1 of the runs" in html(found, None, {})
