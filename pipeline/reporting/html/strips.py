@@ -3,6 +3,7 @@ deviation, and the baseline a rule through all of it."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -66,11 +67,11 @@ def strips(
     return Chart("Each metric, run beside run", draw, table, about, key)
 
 
-class _Mark:
-    """Where one is: its mean, and how far its repeats lie apart."""
+class _Mark(NamedTuple):
+    """Where one is, and how far its repeats lie apart."""
 
-    def __init__(self, mean: float, deviation: float):
-        self.mean, self.deviation = mean, deviation
+    mean: float
+    deviation: float
 
 
 def _marks(changes: Sequence[Mapping[str, Change]], name: str) -> list[tuple[int, _Mark]]:
