@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, some
 from pipeline.figures import Figure
-from pipeline.records.run import Run
+from pipeline.records.run import Run, Settings
 from pipeline.records.schemas import version
 from pipeline.reporting.card import Card
 from pipeline.reporting.compare.deltas import Change, as_json, change, metric_of
@@ -175,6 +175,9 @@ def compared(runs: Sequence[Run], baseline: int = 0) -> Compared:
         which = f"{runs[0].name} alone" if runs else "no run"
         raise ConfigError(f"compare: {which}: two runs at least are expected")
     rows = rows_of([measured(run, timed=True) for run in runs], baseline)
+    for run in runs:
+        if isinstance(run.config, Settings):
+            run.config.keep()
     names = dict.fromkeys(name for row in rows for one in row.runs for name in one.metrics)
     found = [{name: metric_of(name, row.runs) for name in names} for row in rows]
     changes = tuple(
