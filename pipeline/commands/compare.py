@@ -13,6 +13,7 @@ from pipeline.reporting import console
 from pipeline.reporting.compare.compared import Compared, compared, place_of_baseline
 from pipeline.reporting.compare.files import FORMATS, NAME, as_text, write
 from pipeline.reporting.compare.pareto import Pareto
+from pipeline.reporting.compare.tolerance import Limits
 
 WORSE = 9  # the exit code
 PICTURE = "pareto.png"
@@ -41,8 +42,9 @@ def main(words: Sequence[str]) -> int:
     base = None if asked.baseline is None else find(outputs, [asked.baseline])
     found = compared(*place_of_baseline(runs, base))
     front = found.pareto(*asked.pareto.split(",")) if asked.pareto else None
-    broken = found.broken(asked.fail_if) if asked.fail_if else []
-    _tell(found, front, target)
+    limits = {given: found.broken([given]) for given in asked.fail_if}
+    _tell(found, front, target, limits)
+    broken = [why for lines in limits.values() for why in lines]
     for why in broken:
         terminal.say(f"✗ {why}")
     return WORSE if broken else 0
@@ -107,7 +109,7 @@ def _target(kind: str | None, out: str | None, *, pictured: bool) -> Target:
     return Target("table", picture=path)
 
 
-def _tell(found: Compared, front: Pareto | None, target: Target) -> None:
+def _tell(found: Compared, front: Pareto | None, target: Target, limits: Limits) -> None:
     """Show it, or write it; what was written is said last, on stdout, but where that is data.
 
     Raises:
@@ -115,10 +117,10 @@ def _tell(found: Compared, front: Pareto | None, target: Target) -> None:
     """
     kind, written = target.kind, list[Any]()
     if target.file is not None:
-        written.append(write(found, front, kind, target.file))
+        written.append(write(found, front, kind, target.file, limits))
     if target.folder is not None:
         kinds = ("csv", "json") if kind == "table" else (kind,)
-        written += [write(found, front, one, target.folder / f"{NAME}.{one}") for one in kinds]
+        written += [write(found, front, one, target.folder / f"{NAME}.{one}", limits) for one in kinds]
     if front is not None and target.picture is not None:
         written.append(front.draw(target.picture))
     if kind == "table":

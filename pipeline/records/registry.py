@@ -215,5 +215,8 @@ class _OneConfig(Settings):
     def __init__(self, configs: Configs, place: Place):
         self._configs, self._place = configs, place
 
+    def keep(self) -> None:
+        self._configs.keep()
+
     def _all(self) -> Mapping[str, Any]:
         return self._configs.of(self._place)

@@ -1,7 +1,7 @@
 """A run as its folder tells it, whether it is complete, at work, or was killed; only what can be read whole counts."""
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +27,9 @@ class Settings(Mapping[str, Any]):
     def __init__(self, path: Path, known: Mapping[str, Any] | None = None):
         self._path, self._known = path, known
 
+    def keep(self) -> None:
+        """Whoever has read the settings of many runs says so: where there is an index, nobody parses them again."""
+
     def _all(self) -> Mapping[str, Any]:
         if self._known is None:
             self._known = read_config(self._path)
@@ -40,6 +43,9 @@ class Settings(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._all())
+
+    def items(self) -> ItemsView[str, Any]:
+        return self._all().items()
 
 
 @dataclass(frozen=True)

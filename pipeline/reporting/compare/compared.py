@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, some
 from pipeline.figures import Figure
-from pipeline.records.run import Run
+from pipeline.records.run import Run, Settings
 from pipeline.records.schemas import version
 from pipeline.reporting.card import Card
 from pipeline.reporting.compare.deltas import Change, as_json, change, metric_of
@@ -175,6 +175,9 @@ def compared(runs: Sequence[Run], baseline: int = 0) -> Compared:
         which = f"{runs[0].name} alone" if runs else "no run"
         raise ConfigError(f"compare: {which}: two runs at least are expected")
     rows = rows_of([measured(run, timed=True) for run in runs], baseline)
+    for run in runs:
+        if isinstance(run.config, Settings):
+            run.config.keep()
     names = dict.fromkeys(name for row in rows for one in row.runs for name in one.metrics)
     found = [{name: metric_of(name, row.runs) for name in names} for row in rows]
     changes = tuple(
@@ -224,7 +227,7 @@ def _front(given: Compared, names: Sequence[str]) -> Pareto:
         tuple(names), tuple(better), tuple(row.name for row, _ in rows),
         tuple(tuple(m.figure for m in metrics) for _, metrics in rows), tuple(repeats),
         tuple(tuple(rows[j][0].name for j in by) for by in dominators(points)),
-        tuple(left), tuple(_scheme(row) for row, _ in rows),
+        tuple(left), tuple(packed_as(row) for row, _ in rows),
     )  # fmt: skip
 
 
@@ -232,7 +235,7 @@ def _other(reference: Change, made: Change) -> bool:
     return change(reference.after, made.after).verdict == "not comparable"
 
 
-def _scheme(row: Row) -> str:
+def packed_as(row: Row) -> str:
     """What most of what it quantized is packed as."""
     found: dict[str, int] = {}
     for (_, encoding), e in row.runs[0].errors.items():

@@ -96,7 +96,8 @@ def metric_of(name: str, runs: Sequence[Measured]) -> Metric | None:
     same = [one for one in having if not apart(ground, one.grounds.get(name, {}))]
     figures = [one.metrics[name] for one in same]
     like = figures[0]
-    lacking = tuple(one.run.name for one in runs if one not in same)
+    alike = {id(one) for one in same}  # what is equal is not looked for: that takes long of many
+    lacking = tuple(one.run.name for one in runs if id(one) not in alike)
     return Metric(Spread.of([f.value for f in figures]), like, like.better, ground, lacking)
 
 

@@ -57,8 +57,12 @@ class Differences:
     equal: Mapping[Kind, int]
 
 
-def facts(run: Run, manifest: Mapping[str, Any]) -> Facts:
-    """All that makes the run what it is."""
+def facts(run: Run, manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str, Any]]) -> Facts:
+    """All that makes the run what it is.
+
+    Args:
+        parts: as `parts_of` has them.
+    """
     found: dict[tuple[Kind, str], Any] = {}
     for word in run.command:
         key, _, value = word.lstrip("+").partition("=")
@@ -68,14 +72,14 @@ def facts(run: Run, manifest: Mapping[str, Any]) -> Facts:
     for key, value in run.config.items():
         if key.partition(".")[0] not in NOWHERE:
             found["setting", key] = _placeless(value, here)
-    for node, parts in parts_of(run).items():
-        for name, digest in _items(parts, "files"):
+    for node, its in parts.items():
+        for name, digest in _items(its, "files"):
             found["input", name if ("input", name) not in found else f"{name} ({node})"] = _digest(digest)
-        for name, digest in _items(parts, "code"):
+        for name, digest in _items(its, "code"):
             found["code", name] = digest
-        for name, version in _items(parts, "libraries"):
+        for name, version in _items(its, "libraries"):
             found["library", name] = version
-        for name, value in _items(parts, "found"):
+        for name, value in _items(its, "found"):
             found["machine", name] = value
     for name, version in _items(manifest, "versions"):
         found["library", name] = version
@@ -133,9 +137,11 @@ def is_seed(name: str) -> bool:
 
 def alike(given: Facts) -> tuple[str, str]:
     """What repeats have in common, and the seeds that tell them apart, as keys."""
-    counted = [(k, n, v) for (k, n), v in given.items() if k != "machine"]
-    seeds = [(n, str(v)) for k, n, v in counted if is_seed(n)]
-    return identity(sorted([k, n, json.dumps(v)] for k, n, v in counted if not is_seed(n))), identity(sorted(seeds))
+    settings, seeds = list[list[Any]](), list[list[Any]]()
+    for kind, name in sorted(given):
+        if kind != "machine":
+            (seeds if is_seed(name) else settings).append([kind, name, given[kind, name]])
+    return identity(settings), identity([[name, str(value)] for _, name, value in seeds])
 
 
 _NONE = object()

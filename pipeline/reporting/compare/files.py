@@ -11,22 +11,28 @@ from pipeline.records.schemas import fault
 from pipeline.redact import hide
 from pipeline.reporting.compare.compared import Compared
 from pipeline.reporting.compare.pareto import Pareto
+from pipeline.reporting.compare.tolerance import Limits
 from pipeline.reporting.manifest import plain
 
 FORMATS = ("table", "csv", "json", "html")
 NAME = "comparison"
 
+NO_LIMITS: Limits = {}
 
-def as_text(found: Compared, front: Pareto | None, kind: str) -> str:
+
+def as_text(found: Compared, front: Pareto | None, kind: str, limits: Limits = NO_LIMITS) -> str:
     """What the file says. CSV: a row for each run, with units in the header, as `Compared.rows`.
+
+    Args:
+        limits: what was asked of --fail-if, which a page has, too.
 
     Raises:
         StorageError: it is not as its schema says, which is a bug.
     """
     if kind == "html":
-        from pipeline.reporting.html.page import html
+        from pipeline.reporting.html.comparison import html
 
-        return html([one.run for row in found.groups for one in row.runs])
+        return html(found, front, limits)
     if kind == "csv":
         rows = found.rows
         if front is not None:
@@ -49,7 +55,7 @@ def as_text(found: Compared, front: Pareto | None, kind: str) -> str:
     return json.dumps(said, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write(found: Compared, front: Pareto | None, kind: str, path: Path) -> Path:
+def write(found: Compared, front: Pareto | None, kind: str, path: Path, limits: Limits = NO_LIMITS) -> Path:
     """The file, at `path`.
 
     Raises:
@@ -59,5 +65,5 @@ def write(found: Compared, front: Pareto | None, kind: str, path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as why:
         raise StorageError(f"{path}: {why.strerror}") from None
-    write_over(path, as_text(found, front, kind).encode("utf-8", "backslashreplace"))
+    write_over(path, as_text(found, front, kind, limits).encode("utf-8", "backslashreplace"))
     return path

@@ -82,7 +82,7 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
         for row in manifest.get("errors") or ()
         if isinstance(row, Mapping)
     }
-    return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest))
+    return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest, parts))
 
 
 def _of_series(run: Run) -> dict[str, Figure]:

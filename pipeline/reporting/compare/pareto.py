@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
-from pipeline.figures import Figure
+from pipeline.figures import Better, Figure
 from pipeline.reporting.card import Card
 from pipeline.reporting.compare.deltas import ARROWS
 from pipeline.tables import table
@@ -30,7 +30,7 @@ class Pareto(Card):
     """
 
     metrics: tuple[str, ...]
-    better: tuple[str, ...]
+    better: tuple[Better, ...]
     names: tuple[str, ...]
     values: tuple[tuple[Figure, ...], ...]
     repeats: tuple[tuple[tuple[float, ...], ...], ...]

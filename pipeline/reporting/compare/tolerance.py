@@ -18,6 +18,8 @@ from pipeline.units import parse_amount, show_bytes, show_seconds
 
 OPTION = "--fail-if"
 FORM = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>[<>]=?|=)\s*(?P<much>[^<>=]+?)\s*")
+Limits = Mapping[str, Sequence[str]]
+"""What `--fail-if` said → a line for each row that breaks it."""
 LONG = {"B": show_bytes, "s": show_seconds}  # units that are shown in others of their kind
 
 

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import Figure
-from pipeline.reporting.compare.differences import ABSENT, KINDS, differences
+from pipeline.reporting.compare.differences import ABSENT, differences
 from pipeline.reporting.html import errors, tradeoff, training
+from pipeline.reporting.html.differing import differing
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parallel import Axis, chart
 from pipeline.reporting.html.parts import Card, Cards, Note, Part, Section, Side, Table
@@ -16,7 +17,6 @@ from pipeline.units import show_seconds
 
 MOST_RUNS_ACROSS = 60
 MOST_SETTINGS = 60
-FEW = 12  # runs
 
 
 def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> list[Section]:
@@ -101,11 +101,7 @@ def _settings(runs: Sequence[Told], names: Sequence[str]) -> list[Part]:
     some = rows[:MOST_SETTINGS]
     rest = len(rows) - len(some)
     note = f"{rest} more things differ; `compare` has them." if rest else ""
-    if len(runs) <= FEW:  # a setting a row reads better
-        cells: list[tuple[Any, ...]] = [(d.name, KINDS[d.kind], *d.values) for d in some]
-        return [*parts, Table("What differs", ("", "of", *(run.label for run in runs)), cells, note)]
-    cells = [(run.label, *(d.values[i] for d in some)) for i, run in enumerate(runs)]
-    return [*parts, Table("What differs", ("run", *(d.name for d in some)), cells, note)]
+    return [*parts, differing([run.label for run in runs], some, note)]
 
 
 def _values(given: Sequence[str | None]) -> list[Any]:

@@ -61,8 +61,15 @@ def front(points: Sequence[Point]) -> list[int]:
     return sorted((i for i, by in enumerate(beaten) if not by), key=lambda i: points[i].x.value)
 
 
-def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
-    best = front(points)
+def chart(heads: tuple[str, str], points: Sequence[Point], on: Sequence[int] | None = None) -> Chart:
+    """Two metrics of each.
+
+    Args:
+        heads: names of the metrics.
+        on: numbers of those on a front over more metrics than these two, to be ringed; None: the front is of these two,
+            and a line goes through it.
+    """
+    best = front(points) if on is None else list(on)
     kinds = list(dict.fromkeys(p.kind for p in points))
     units = [
         f"{head}{f' [{f.unit}]' if f.unit not in ('', 'B', '×') else ''}"
@@ -82,17 +89,19 @@ def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
         y = scale([p.y.value for p in points], bottom, 30, pad=0.12)
         titles = [t + (", by magnitudes" if s.log else "") for t, s in zip(units, (x, y), strict=True)]
         parts = [frame(x, y, titles[0], titles[1], bottom)]
-        parts.append(path([(x(points[i].x.value), y(points[i].y.value)) for i in best], "front", fill="none"))
+        if on is None:
+            parts.append(path([(x(points[i].x.value), y(points[i].y.value)) for i in best], "front", fill="none"))
         places = [(x(p.x.value), y(p.y.value)) for p in points]
         taken = [(a - 8, b - 8, a + 8, b + 8) for a, b in places]
         for i in best:
             if (put := _free(points[i].name, places[i], taken, width, bottom)) is not None:
                 left, top, text = put
                 parts.append(words(left, top, text, "t halo"))
-        for p, place in zip(points, places, strict=True):
+        for i, (p, place) in enumerate(zip(points, places, strict=True)):
             said = f"{p.name}: {heads[0]} {p.x}, {heads[1]} {p.y}"
             mark = marker(kinds.index(p.kind), *place)
-            ring = el("circle", cx=place[0], cy=place[1], r=11.0, class_="ring")
+            ringed = "ring ringed" if on is not None and i in best else "ring"
+            ring = el("circle", cx=place[0], cy=place[1], r=11.0, class_=ringed)
             parts.append(
                 el(
                     "g",
@@ -112,7 +121,8 @@ def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
     directions = ", ".join(
         f"{h}: {better[f.better]} is better" for h, f in zip(heads, (points[0].x, points[0].y), strict=True)
     )
-    about = f"{directions}. The line goes through those that no other beats in both."
+    how = "The line goes through those that no other beats in both." if on is None else "Ringed: on the front over all."
+    about = f"{directions}. {how}"
     key = legend(kinds, [marker(i, 11, 7, 4.5) for i, _ in enumerate(kinds)]) if len(kinds) > 1 else Markup("")
     return Chart(f"{heads[1][:1].upper()}{heads[1][1:]} over {heads[0]}", draw, table, about, key)
 

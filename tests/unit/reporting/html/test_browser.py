@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pipeline.records.run import Run
-from pipeline.reporting.html import page
+from pipeline.reporting.compare.compared import compared
+from pipeline.reporting.html import comparison, page
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
 from tests.unit.reporting.html.test_page import everything
@@ -77,7 +78,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }  # fmt: skip
     for name, runs in given.items():
         page.write(runs, folder / f"{name}.html", title=HOSTILE if name == "hostile" else "")
-    return {name: folder / f"{name}.html" for name in given}
+    found = compared([*given["sweep"], *hostile])
+    text = comparison.html(found, found.pareto("size", "perplexity", "KL"), {"perplexity>1%": [HOSTILE]})
+    (folder / "comparison.html").write_text(text)
+    return {name: folder / f"{name}.html" for name in (*given, "comparison")}
 
 
 def opened(chromium: Any, path: Path, width: int = 1200, theme: str = "light") -> None:
@@ -88,7 +92,7 @@ def opened(chromium: Any, path: Path, width: int = 1200, theme: str = "light") -
     chromium.get(path.as_uri())
 
 
-@pytest.mark.parametrize("name", ["one", "sweep", "hostile"])
+@pytest.mark.parametrize("name", ["one", "sweep", "hostile", "comparison"])
 def test_nothing_is_wider_than_the_window_and_nothing_is_complained_of(
     chromium: Any, pages: dict[str, Path], name: str
 ) -> None:
@@ -103,7 +107,7 @@ def test_nothing_is_wider_than_the_window_and_nothing_is_complained_of(
     assert chromium.title.endswith("Weightmill")
 
 
-@pytest.mark.parametrize("name", ["one", "sweep"])
+@pytest.mark.parametrize("name", ["one", "sweep", "comparison"])
 def test_tab_reaches_every_control_and_shows_where_it_is(chromium: Any, pages: dict[str, Path], name: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
