@@ -183,7 +183,9 @@ def test_a_tracker_that_fails(mine: Path, fails: str) -> None:
     assert "abc" not in said.err
     [tracked] = [line for line in said.out.splitlines() if line.startswith("tracked:")]
     missing = {"begin": "2 points, ", "log": "2 points, ", "files": r"\d artifacts; ", "end": "how it ended; "}
-    assert re.search(rf"{': nothing' if fails == 'begin' else 'params'}; not told: {missing[fails]}", tracked), tracked
+    assert re.search(
+        rf"{': nothing' if fails == 'begin' else '(params|artifacts)'}; not told: {missing[fails]}", tracked
+    ), tracked
     assert tracked.endswith("; the same command tells it later")
     manifest = json.loads((mine / "runs" / "one" / "manifest.json").read_text())
     assert f"{fails}: nobody answers" in manifest["tracked"]["problem"]
@@ -357,11 +359,11 @@ def test_real_ones(tmp_path: Path, tracker: str) -> None:
 
 @pytest.mark.filterwarnings("ignore")  # of their libraries
 def test_a_run_that_was_killed_anywhere_is_whole_in_mlflow(tmp_path: Path) -> None:
-    """Every point of the folder is there once, with the step and the time that it has there; those of `monitor=` too."""
+    """Every point of the folder is there once, by its step; what `monitor=` saw with its time too."""
     run, seed = tmp_path / "one", random.randrange(1 << 32)
-    typed = (*TRAIN, "train.steps=400", "train.save.every=50", "monitor=0.05", "tracker=mlflow", f"paths.run={run}")
+    typed = (*TRAIN, "train.steps=250", "train.save.every=50", "monitor=0.05", "tracker=mlflow", f"paths.run={run}")
     often = random.Random(seed)
-    for at_least in (often.randint(1, 500), often.randint(500, 2000)):
+    for at_least in (often.randint(1, 300), often.randint(300, 1200)):
         process, until = start(*typed, f"paths.outputs={tmp_path}"), time.monotonic() + 100
         while process.poll() is None and time.monotonic() < until:
             if (at := told_of(run)) is not None and at.points >= at_least:
@@ -380,9 +382,11 @@ def test_a_run_that_was_killed_anywhere_is_whole_in_mlflow(tmp_path: Path) -> No
     seen: Counter[tuple[str, int | None, int]] = Counter()
     for name in {name for name, _, _ in have}:
         seen.update((name, m.step, m.timestamp) for m in client.get_metric_history(at.tracked, _name(name)))
-    assert Counter((name, step) for name, step, _ in seen.elements()) == Counter(
-        (name, step) for name, step, _ in have.elements()
-    ), seed
+    steps = Counter((name, step) for name, step, _ in seen.elements())
+    assert max(steps.values()) == 1, seed
+    assert {(name, step) for name, step, _ in have} <= {*steps}, seed
+    more = {*steps} - {(name, step) for name, step, _ in have}
+    assert {name for name, _ in more} <= {"train/examples_per_s"}, seed  # which the first update after it lacks
     looks = [one for one in have if one[0].startswith("system/")]
     assert len(looks) > 20
     assert all(seen[one] == 1 for one in looks), seed  # updates that were done again were told of the first time
