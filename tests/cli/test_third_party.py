@@ -150,7 +150,10 @@ def test_its_tracker_is_told(tmp_path: Path, installed: dict[str, str]) -> None:
     assert sorted(given["parent"] for given in begun.values()) == ["", above, above]
     assert {of: state for what, of, state in lines if what == "end"} == dict.fromkeys(begun, "complete")
     assert {name for what, _, given in lines if what == "log" for name, _, _ in given} >= {"size"}
-    for typed, words in (("tracker=note", "did you mean 'notes'?"), ("tracker.fil=x", "did you mean 'file'?")):
+    for typed, words in (
+        ("tracker=note", "did you mean 'notes' or 'none'?"),
+        ("tracker.fil=x", "did you mean 'file'?"),
+    ):
         chosen = () if typed.startswith("tracker=") else ("tracker=notes",)
         answer = pipeline("plan", *MAIN, *chosen, typed, cwd=tmp_path, env=installed)
         assert answer.code == 2
