@@ -20,7 +20,7 @@ class Point:
     Attributes:
         name: `train/loss`; of a member of a population `train/loss/member 3`.
         value: not finite, where it was not.
-        step: updates before it; None: it is of the whole run.
+        step: updates before it, or looks, of what is seen every so often; None: it is of the whole run.
         time: seconds since the epoch.
         unit: as `pipeline.figures.Figure` has it.
     """
@@ -91,7 +91,8 @@ class Tracker(Protocol):
         """A run is at work, and shows as that; returns what the tracker calls it.
 
         Args:
-            known: what it called an earlier try of this run, which goes on; empty: there was none.
+            known: what it called an earlier try of this run, which goes on; empty: there was none. Where that is gone,
+                it is told all again, under another name.
         """
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:

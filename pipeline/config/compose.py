@@ -110,7 +110,7 @@ def _astray(cfg: DictConfig) -> list[Problem]:
     if not added:
         return []
     text = str(OmegaConf.to_container(cfg, resolve=False))
-    known = keys()
+    known = keys() | {"tracker"}  # whose fields are checked
     problems = []
     for key in added:
         parts = key.split(".")

@@ -106,7 +106,8 @@ def ran(asked: Asked, events: Events) -> Comparison:
         _keep(asked)
         rows = [(job.name, outcomes[i]) for job, i in zip(jobs, first, strict=True)]
         comparison = compared(rows, asked.folder)
-        tracking.end(failed=any(isinstance(outcome, Exception) for outcome in outcomes.values()))
+        for said in tracking.end([(job.run.tracker, outcomes[i]) for job, i in zip(jobs, first, strict=True)]):
+            events.say(said)
     return comparison
 
 

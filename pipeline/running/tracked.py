@@ -63,11 +63,26 @@ class Swept:
     folder: Path
     by_tracker: Mapping[Any, Tracking]
 
-    def end(self, *, failed: bool) -> None:
-        """Raises StageError: a tracker is required, and was not told."""
-        files = {file.name: file for file in _records(self.folder)}
-        for tracking in self.by_tracker.values():
+    def end(self, ended: Sequence[tuple[Any, Report | Exception]]) -> list[str]:
+        """Tell how it ended; returns a line for people of each tracker: of how many complete runs it was told all.
+
+        Args:
+            ended: of each job its tracker, and what came of it.
+
+        Raises:
+            StageError: a tracker is required, and was not told.
+        """
+        files, lines = {file.name: file for file in _records(self.folder)}, []
+        failed = any(isinstance(outcome, Exception) for _, outcome in ended)
+        for tracker, tracking in self.by_tracker.items():
             tracking.end("failed" if failed else "complete", files=files)
+            mine = [outcome.tracked for one, outcome in ended if one == tracker and isinstance(outcome, Report)]
+            told = sum("told" in said and "missing" not in said for said in mine)
+            well = told == len(mine) and not tracking.problem
+            runs = f"{told} of {len(mine)} runs" if mine else "the sweep"
+            rest = "" if well else "; not told: the rest; the same command tells it later"
+            lines.append(f"tracked: {tracking.record['place']}: {runs}{rest}")
+        return lines
 
 
 @contextmanager

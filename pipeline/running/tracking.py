@@ -7,6 +7,7 @@ updates once more.
 """
 
 import json
+import math
 import queue
 import threading
 import time
@@ -27,6 +28,7 @@ from pipeline.tracker import Point, State, Tracked, Tracker
 FILE = "tracker.json"
 EVERY_S = 1.0  # between two looks at what was written
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # after the tracker failed, doubled each time
+AGAIN_S = 1.0  # so long it is not asked again, even at the end of a run
 KILLED_PATIENCE_S = 5.0  # whoever stops a run does not wait long
 
 
@@ -66,11 +68,17 @@ class Answers:
 
     Attributes:
         problem: why it does not; empty: it does.
+        failed: when it last did not, by the monotonic clock.
         left_s: how long runs still wait for it.
     """
 
     left_s: float
     problem: str = ""
+    failed: float = -math.inf
+
+    @property
+    def just_failed(self) -> bool:
+        return bool(self.problem) and time.monotonic() < self.failed + AGAIN_S
 
 
 class Tracking:
@@ -200,12 +208,12 @@ class Tracking:
             self._answers.left_s = max(0.0, self._answers.left_s - (time.monotonic() - began))
 
     def _failed(self, why: Exception | str) -> None:
-        said = (hide(str(why)) or type(why).__name__).splitlines()[0]
-        said = said if isinstance(why, str | WeightmillError) else f"{type(why).__name__}: {said}"
+        said = why if isinstance(why, str) else _said(why)
         if not self.problem and not self._answers.problem:
             then = "" if self.tracker.required else "; the run goes on, and its folder has everything"
             self._say(f"tracker: {hide(self.tracker.place)}: {said}{then}")
         self.problem = self._answers.problem = said
+        self._answers.failed = time.monotonic()
         self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
 
     def _answered(self) -> None:
@@ -222,7 +230,9 @@ class Tracking:
                 if asked is None:
                     return
                 what, done = asked
-            if done is not None or time.monotonic() >= self._not_before:
+            if done is not None and self._answers.just_failed:
+                self.problem = self._answers.problem
+            elif done is not None or time.monotonic() >= self._not_before:
                 try:
                     self._begin()
                     what()
@@ -243,7 +253,7 @@ class Tracking:
             if self._parent is not None:
                 run = replace(run, parent=self._parent.known)
                 if not run.parent:
-                    raise StageError(self._parent.problem or "it has not heard of the sweep yet")
+                    raise StageError(self._answers.problem or "it has not heard of the sweep yet")
             tracked = self.tracker.begin(run, told.tracked)
             if tracked != told.tracked:  # or what it had is gone there
                 self._told = told = Told(told.place, told.run, tracked)
@@ -272,8 +282,7 @@ class Tracking:
                 try:
                     self.tracker.end(other.tracked, "killed")
                 except Exception as why:  # of another run, which may be gone there
-                    said = hide(f"{type(why).__name__}: {why}").splitlines()[0]
-                    self._say(f"tracker: it was not told that {file.parent.name} was killed: {said}")
+                    self._say(f"tracker: it was not told that {file.parent.name} was killed: {_said(why)}")
 
     def _left(self, other: Told | None) -> bool:
         """Whether a run was begun with this tracker, and not ended."""
@@ -313,6 +322,16 @@ def told_of(folder: Path) -> Told | None:
     except (SourceError, ValueError, TypeError):
         return None
     return found if isinstance(found.steps, dict) else None
+
+
+def _said(why: Exception) -> str:
+    """What went wrong, in a line: what the system says, where a client only passes that on."""
+    found: BaseException | None = why
+    while found is not None:
+        why = found if isinstance(found, OSError) else why
+        found = found.__cause__ or found.__context__
+    text = (hide(str(why)) or type(why).__name__).splitlines()[0]
+    return text if isinstance(why, WeightmillError) else f"{type(why).__name__}: {text}"
 
 
 def counted(points: int, params: int, files: int) -> str:

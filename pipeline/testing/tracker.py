@@ -123,6 +123,15 @@ class TrackerContract:
         assert self.state(one, tracked) == state
         one.end(tracked, state)  # by whoever finds it later
 
+    def test_a_run_that_is_gone_is_begun_anew(self, one: Tracker, run: Tracked) -> None:
+        """As its place was emptied since; what is asked of it then is told again."""
+        elsewhere = "0" * 32
+        tracked = one.begin(run, elsewhere)
+        assert tracked != elsewhere
+        one.log(tracked, [Point("a", 1.0, 0, BEGAN)])
+        assert self.points(one, tracked, "a") == [(0, 1.0)]
+        assert dict(one.last(tracked, ["a"])) == {"a": 0}
+
     def test_a_run_made_again_is_another(self, one: Tracker, run: Tracked) -> None:
         assert one.begin(run) != one.begin(run)
 

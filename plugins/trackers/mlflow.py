@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,17 +17,22 @@ from urllib.parse import unquote
 
 import xxhash
 
+from pipeline.errors import StorageError, did_you_mean
 from pipeline.redact import hide
 from pipeline.tracker import Point, State, Tracked, told
 
 # What one request may hold (MLflow's REST API, `runs/log-batch`), and characters of a value (mlflow.utils.validation).
 MOST_METRICS, MOST_PARAMS, MOST_TAGS, LONGEST_PARAM, LONGEST_TAG, LONGEST_NAME = 1000, 100, 100, 6000, 5000, 250
+SERVERS = ("http", "https", "databricks")
+DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # mlflow.store.db.db_types
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 SQLITE = "sqlite:///"
 HOST_NBYTES = 200 << 20  # with its libraries imported and 5,000 points told, 188 MiB were measured
 # Nobody is told how it is used, and a server that does not answer is given up soon; what is set already stays.
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1", "MLFLOW_HTTP_REQUEST_BACKOFF_JITTER": "0",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }  # fmt: skip
 
 
@@ -38,21 +43,28 @@ class MLflow:
     Attributes:
         uri: of the tracking store.
         experiment: that runs are of; it is made where there is none.
+        run_name: what a run is called; empty: as its folder.
+        tags: of every run, and of sweeps, beside ours.
     """
 
     uri: str
     experiment: str
+    run_name: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     required: bool = False
     weights: bool = False
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not self.experiment.strip():
-            raise ValueError("tracker.experiment: a name is expected")
-        if "://" not in self.uri and not self.uri.startswith("sqlite:"):
-            raise ValueError(f"tracker.uri={hide(self.uri)!r}: sqlite:///FILE.db or http://HOST:PORT is expected")
+            raise ValueError(f"experiment {self.experiment!r}: a name is expected")
+        scheme, _, rest = self.uri.partition("://")
+        kind, known = scheme.partition("+")[0], (*SERVERS, *DATABASES)
+        if kind not in known or not rest.strip("/") or (kind == "sqlite" and rest[:1] != "/"):
+            near = did_you_mean(scheme, known) if rest and kind not in known else ""
+            raise ValueError(f"uri {hide(self.uri)!r}: sqlite:///FILE.db or http://HOST:PORT is expected{near}")
         if not self.patience_s > 0:
-            raise ValueError(f"tracker.patience_s={self.patience_s}: seconds are expected, more than 0")
+            raise ValueError(f"patience_s {self.patience_s}: seconds are expected, more than 0")
 
     @property
     def place(self) -> str:
@@ -64,30 +76,43 @@ class MLflow:
 
     @property
     def needs(self) -> Mapping[str, str]:
-        modules = ("mlflow", *(("sqlalchemy", "alembic") if self._database is not None else ()))
+        modules = ("mlflow", *(("sqlalchemy", "alembic") if self.uri.startswith(DATABASES) else ()))
         return dict.fromkeys(modules, "weightmill[mlflow]")
 
     def begin(self, run: Tracked, known: str = "") -> str:
-        from mlflow.entities import Param
+        from mlflow.entities import Param, RunTag
         from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID, MLFLOW_RUN_NAME, MLFLOW_SOURCE_NAME
 
         client, params = self._client, {key: _cut(told(value), LONGEST_PARAM) for key, value in run.config.items()}
-        tags = {**run.tags, MLFLOW_RUN_NAME: run.name, MLFLOW_SOURCE_NAME: "weightmill", "weightmill.run": run.id}
+        name = run.name if run.sweep else self.run_name or run.name
+        tags = {**run.tags, MLFLOW_RUN_NAME: name, MLFLOW_SOURCE_NAME: "weightmill", "weightmill.run": run.id}
         if run.parent:
             tags[MLFLOW_PARENT_RUN_ID] = run.parent
-        tags = {key: _cut(text, LONGEST_TAG) for key, text in tags.items()}
-        if known:
+        tags = {_name(key): _cut(text, LONGEST_TAG) for key, text in (tags | dict(self.tags)).items()}
+        given: Mapping[str, str] = {}
+        if known and (there := self._there(known)) is not None:
             client.update_run(known, "RUNNING")
-            given = client.get_run(known).data.params  # which cannot be changed
-            tracked = known
+            client.log_batch(known, tags=[RunTag(key, text) for key, text in tags.items()])
+            tracked, given = known, there.data.params  # which cannot be changed
         else:
-            started = round(run.started * 1000)
-            made = client.create_run(self._experiment, start_time=started, tags=tags, run_name=run.name)
-            given, tracked = {}, str(made.info.run_id)
+            made = client.create_run(self._experiment, round(run.started * 1000), tags, name)
+            tracked = str(made.info.run_id)
         new = [Param(name, text) for key, text in params.items() if (name := _name(key)) not in given]
         for at in range(0, len(new), MOST_PARAMS):
             client.log_batch(tracked, params=new[at : at + MOST_PARAMS])
         return tracked
+
+    def _there(self, tracked: str) -> Any:
+        """The run; None: it was deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            run = self._client.get_run(tracked)
+        except MlflowException as why:
+            if why.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return run if run.info.lifecycle_stage == "active" else None
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:
         histories = {name: self._client.get_metric_history(tracked, _name(name)) for name in names}
@@ -133,6 +158,11 @@ class MLflow:
         with _alone(database):
             found = client.get_experiment_by_name(self.experiment)
             if found is not None:
+                if found.lifecycle_stage != "active":
+                    raise StorageError(
+                        f"tracker.experiment={self.experiment}: was deleted there; "
+                        f"mlflow experiments restore -x {found.experiment_id} has it back"
+                    )
                 return str(found.experiment_id)
             beside = (database.parent / f"{database.stem}-artifacts").as_uri() if database is not None else None
             return str(client.create_experiment(self.experiment, artifact_location=beside))

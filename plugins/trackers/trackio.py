@@ -6,7 +6,7 @@ Its `init` would start a dashboard and threads that measure the machine, and ask
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -27,19 +27,23 @@ class Trackio:
     Attributes:
         folder: where its projects lie, which Trackio calls TRACKIO_DIR.
         project: that runs are of.
+        run_name: what a run is called; empty: as its folder.
+        tags: settings of every run, beside ours, as `run.NAME`: it has no tags.
     """
 
     folder: str
     project: str
+    run_name: str = ""
+    tags: Mapping[str, str] = field(default_factory=dict, hash=False)
     required: bool = False
     weights: bool = False
     patience_s: float = 60.0
 
     def __post_init__(self) -> None:
         if not self.project.strip() or not self.project.replace("-", "").replace("_", "").isalnum():
-            raise ValueError(f"tracker.project={self.project!r}: letters, digits, - and _ are expected")
+            raise ValueError(f"project {self.project!r}: letters, digits, - and _ are expected")
         if not self.patience_s > 0:
-            raise ValueError(f"tracker.patience_s={self.patience_s}: seconds are expected, more than 0")
+            raise ValueError(f"patience_s {self.patience_s}: seconds are expected, more than 0")
 
     @property
     def place(self) -> str:
@@ -56,13 +60,14 @@ class Trackio:
     def begin(self, run: Tracked, known: str = "") -> str:
         if run.sweep:  # a group is nothing but its name
             return run.name
-        tracked = known or f"{run.id}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-        self._names[tracked] = run.name
+        there = known and self._run_name(known) is not None
+        tracked = known if there else f"{run.id}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        self._names[tracked] = self.run_name or run.name
         plain = (bool, int, float)
         config: dict[str, Any] = {
             key: value if isinstance(value, plain) else told(value) for key, value in run.config.items()
         }
-        config |= {f"run.{key}": text for key, text in run.tags.items()}
+        config |= {f"run.{key}": text for key, text in (dict(run.tags) | dict(self.tags)).items()}
         config |= {"_Group": run.parent, "_Created": _said(run.started)}
         self._log(tracked, [{"state": "running"}], [0], [run.started], ["running"], config)
         return tracked

@@ -139,6 +139,28 @@ def test_a_plugin_whose_folder_is_missing_is_left_out_aloud(tmp_path: Path, inst
     assert "plugin 'acme-prune' names 'acme_prune.conf', which is not a folder; it is left out" in answer.err
 
 
+def test_its_tracker_is_told(tmp_path: Path, installed: dict[str, str]) -> None:
+    """Of a sweep, a run of it and what it found; a mistake of its name or of a field is explained like one of ours."""
+    said = pipeline("-m", MAIN[0], "quant=mxfp4,int8", "tracker=notes", cwd=tmp_path, env=installed)
+    assert said.code == 0, said.err
+    assert re.search(r"tracked: notes in \S*outputs/notes.jsonl: 2 of 2 runs", said.err)
+    lines = [json.loads(line) for line in (tmp_path / "outputs" / "notes.jsonl").read_text().splitlines()]
+    begun = {of: given for what, of, given in lines if what == "begin"}
+    [above] = [of for of, given in begun.items() if given["sweep"]]
+    assert sorted(given["parent"] for given in begun.values()) == ["", above, above]
+    assert {of: state for what, of, state in lines if what == "end"} == dict.fromkeys(begun, "complete")
+    assert {name for what, _, given in lines if what == "log" for name, _, _ in given} >= {"size"}
+    for typed, words in (
+        ("tracker=note", "did you mean 'notes' or 'none'?"),
+        ("tracker.fil=x", "did you mean 'file'?"),
+    ):
+        chosen = () if typed.startswith("tracker=") else ("tracker=notes",)
+        answer = pipeline("plan", *MAIN, *chosen, typed, cwd=tmp_path, env=installed)
+        assert answer.code == 2
+        assert words in answer.err
+    assert "there is no 'notes' in tracker" in pipeline("plan", *MAIN, "tracker=notes", cwd=tmp_path).err
+
+
 def test_its_own_contract_test_passes(tmp_path: Path, installed: dict[str, str]) -> None:
     test = shutil.copy(SOURCE / "tests" / "test_contract.py", tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", str(test)]

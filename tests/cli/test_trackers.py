@@ -2,14 +2,22 @@
 
 import json
 import os
+import random
+import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.records.points import files
+from pipeline.records.points import points as metrics
+from pipeline.records.run import read
+from pipeline.running.point_reader import of_run
+from pipeline.running.tracking import told_of
 from tests.cli.run import Said, end, kill_tree, pipeline, start
 
 NOTES = '''
@@ -125,7 +133,8 @@ def rows(run: Path) -> list[tuple[str, int, float]]:
 def test_a_run(mine: Path) -> None:
     said = ran(mine, *CONVERT)
     assert said.code == 0, said.err
-    assert "tracked: notes in" in said.out
+    settings = len(told(mine, "begin")[0]["config"])
+    assert re.search(rf"tracked: notes in .*: 2 points, {settings} params, \d artifacts$", said.out, re.MULTILINE)
     assert "hidden" not in said.out + said.err
     assert [what for what, _, _ in notes(mine)] == ["begin", "log", "files", "end"]
     [begun] = told(mine, "begin")
@@ -172,6 +181,12 @@ def test_a_tracker_that_fails(mine: Path, fails: str) -> None:
     assert "the run goes on" in said.err
     assert "hidden" not in said.err
     assert "abc" not in said.err
+    [tracked] = [line for line in said.out.splitlines() if line.startswith("tracked:")]
+    missing = {"begin": "2 points, ", "log": "2 points, ", "files": r"\d artifacts; ", "end": "how it ended; "}
+    assert re.search(
+        rf"{': nothing' if fails == 'begin' else '(params|artifacts)'}; not told: {missing[fails]}", tracked
+    ), tracked
+    assert tracked.endswith("; the same command tells it later")
     manifest = json.loads((mine / "runs" / "one" / "manifest.json").read_text())
     assert f"{fails}: nobody answers" in manifest["tracked"]["problem"]
     assert "hidden" not in json.dumps(manifest["tracked"])
@@ -216,7 +231,11 @@ def test_what_is_not_installed(mine: Path) -> None:
         ("tracker.urii=x", "tracker"),
         ("tracker.required=perhaps", "true or false"),
         ("tracker.patience_s=0", "more than 0"),
-        ("tracker.uri=nonsense", "sqlite:///FILE.db or http://HOST:PORT"),
+        ("tracker.uri=htpp://a:5000", "did you mean 'http'"),
+        ("tracker.run_nam=x", "did you mean 'run_name'?"),
+        ("+tracker.tag.team=vision", "MLflow has no field 'tag'; did you mean 'tags'?"),
+        ("+tracker.tags.team=[vision]", "tracker.tags.team: text is expected"),
+        ("tracker.experiment=''", "a name is expected"),
     ],
 )
 def test_what_was_mistyped(tmp_path: Path, typed: str, said: str) -> None:
@@ -246,6 +265,8 @@ def test_a_sweep(mine: Path) -> None:
     assert {of: state for what, of, state in notes(mine) if what == "end"} == dict.fromkeys([*jobs, sweep], "complete")
     [files] = [given for what, of, given in notes(mine) if (what, of) == ("files", sweep)]
     assert {"sweep.csv", "multirun.yaml"} <= {*files}
+    assert "hidden" not in said.out + said.err
+    assert re.search(r"tracked: notes in .*: 2 of 2 runs$", said.err, re.MULTILINE)
 
 
 def test_a_run_that_fails(mine: Path) -> None:
@@ -334,6 +355,43 @@ def test_real_ones(tmp_path: Path, tracker: str) -> None:
         tracked = json.loads((run / "tracker.json").read_text())["tracked"]
         found = (_of_mlflow if tracker == "mlflow" else _of_trackio)(tmp_path, tracked)
         assert sorted(found) == sorted(rows(run))
+
+
+@pytest.mark.filterwarnings("ignore")  # of their libraries
+def test_a_run_that_was_killed_anywhere_is_whole_in_mlflow(tmp_path: Path) -> None:
+    """Every point of the folder is there once, by its step; what `monitor=` saw with its time too."""
+    run, seed = tmp_path / "one", random.randrange(1 << 32)
+    typed = (*TRAIN, "train.steps=250", "train.save.every=50", "monitor=0.05", "tracker=mlflow", f"paths.run={run}")
+    often = random.Random(seed)
+    for at_least in (often.randint(1, 300), often.randint(300, 1200)):
+        process, until = start(*typed, f"paths.outputs={tmp_path}"), time.monotonic() + 100
+        while process.poll() is None and time.monotonic() < until:
+            if (at := told_of(run)) is not None and at.points >= at_least:
+                break
+            time.sleep(often.uniform(0.01, 0.05))
+        assert process.poll() is None, (seed, process.communicate())
+        kill_tree(process.pid)
+        process.communicate()
+    said = pipeline(*typed, f"paths.outputs={tmp_path}")
+    assert said.code == 0, said.err
+    have = Counter((p.name, p.step, round(1000 * p.time)) for f in files(run) for p in of_run(metrics(f)))
+    from plugins.trackers.mlflow import MLflow, _name
+
+    client, at = MLflow(f"sqlite:///{tmp_path}/mlflow.db", "weightmill")._client, told_of(run)
+    assert at is not None
+    seen: Counter[tuple[str, int | None, int]] = Counter()
+    for name in {name for name, _, _ in have}:
+        seen.update((name, m.step, m.timestamp) for m in client.get_metric_history(at.tracked, _name(name)))
+    steps = Counter((name, step) for name, step, _ in seen.elements())
+    assert max(steps.values()) == 1, seed
+    assert {(name, step) for name, step, _ in have} <= {*steps}, seed
+    more = {*steps} - {(name, step) for name, step, _ in have}
+    assert {name for name, _ in more} <= {"train/examples_per_s"}, seed  # which the first update after it lacks
+    looks = [one for one in have if one[0].startswith("system/")]
+    assert len(looks) > 20
+    assert all(seen[one] == 1 for one in looks), seed  # updates that were done again were told of the first time
+    assert at.state == "complete"
+    assert at.points == have.total() + len(read(run).metrics)
 
 
 def _of_mlflow(place: Path, tracked: str) -> Sequence[tuple[str, int, float]]:

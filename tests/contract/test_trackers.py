@@ -2,19 +2,24 @@
 
 import json
 import math
+import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.errors import StorageError
 from pipeline.testing.tracker import FOLDER, TrackerContract
-from pipeline.tracker import Tracker, told
+from pipeline.tracker import Tracked, Tracker, told
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of their libraries
 
+ROOT = Path(__file__).parents[2]
 ENDED = {"FINISHED": "complete", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
 
 
@@ -61,6 +66,44 @@ class TestMLflow(TrackerContract):
 
     def finite(self, value: float) -> float:
         return value if math.isnan(value) else math.copysign(sys.float_info.max, value)
+
+    def test_names_and_tags(self, tmp_path: Path, run: Tracked) -> None:
+        tracker = replace(self.tracker(tmp_path / "a place"), run_name="mine", tags={"team": "vision"})  # type: ignore[call-arg, type-var]
+        tracked = tracker.begin(run)
+        found = self.client(tracker).get_run(tracked)
+        assert found.info.run_name == "mine"
+        assert found.data.tags["team"] == "vision"
+        assert found.data.tags["command"] == run.tags["command"]
+        assert hash(tracker) == hash(replace(tracker, tags={}))  # type: ignore[call-arg, type-var]
+
+    def test_a_run_that_was_deleted_there_is_begun_anew(self, one: Tracker, run: Tracked) -> None:
+        tracked = one.begin(run)
+        self.client(one).delete_run(tracked)
+        assert one.begin(run, tracked) != tracked
+
+    def test_an_experiment_that_was_deleted_there(self, one: Tracker, run: Tracked) -> None:
+        one.begin(run)
+        client = self.client(one)
+        client.delete_experiment(client.get_experiment_by_name("tests").experiment_id)
+        with pytest.raises(
+            StorageError, match=r"tracker\.experiment=tests: was deleted there; mlflow experiments restore"
+        ):
+            self.tracker(run.folder.parent / "a place").begin(run)
+
+    @pytest.mark.parametrize(
+        ("given", "said"),
+        [
+            ({"uri": "htpp://a:1"}, "did you mean 'http'"), ({"uri": "http://"}, "http://HOST:PORT is expected"),
+            ({"uri": "sqlite://runs.db"}, "sqlite:///FILE.db"), ({"uri": "runs.db"}, "sqlite:///FILE.db"),
+            ({"uri": "ftp://me:hidden@there"}, r"ftp://\*\*\*@there"), ({"experiment": " "}, "experiment ' ': a name"),
+            ({"patience_s": 0.0}, "patience_s 0.0: seconds are expected"),
+        ],
+    )  # fmt: skip
+    def test_what_it_refuses(self, given: dict[str, Any], said: str) -> None:
+        from plugins.trackers.mlflow import MLflow
+
+        with pytest.raises(ValueError, match=said):
+            MLflow(**{"uri": "sqlite:///runs.db", "experiment": "tests", **given})
 
 
 class TestTrackio(TrackerContract):
@@ -113,3 +156,31 @@ class TestTrackio(TrackerContract):
         from trackio.sqlite_storage import SQLiteStorage
 
         return str((SQLiteStorage.get_run_config("tests", FOLDER, run_id=tracked) or {}).get("_Group"))
+
+    def test_names_and_tags(self, tmp_path: Path, run: Tracked) -> None:
+        from trackio.sqlite_storage import SQLiteStorage
+
+        tracker = replace(self.tracker(tmp_path / "a place"), run_name="mine", tags={"team": "vision"})  # type: ignore[call-arg, type-var]
+        tracked = tracker.begin(run)
+        assert [(r["id"], r["name"]) for r in SQLiteStorage.get_run_records("tests")] == [(tracked, "mine")]
+        assert (SQLiteStorage.get_run_config("tests", "mine", run_id=tracked) or {})["run.team"] == "vision"
+
+    @pytest.mark.parametrize("first", ["files('one', {'a': Path('a')})", "end('one', 'killed')"])
+    def test_whatever_a_process_tells_first_goes_to_its_folder(self, tmp_path: Path, first: str) -> None:
+        """As a sweep does whose runs are complete: Trackio reads where its folder is as it is imported."""
+        (tmp_path / "a").write_bytes(b"text")
+        code = (
+            "from pathlib import Path; from plugins.trackers.trackio import Trackio; "
+            f"Trackio('trackio', 'tests').{first}; from trackio import utils; print(utils.TRACKIO_DIR)"
+        )
+        env = {name: value for name, value in os.environ.items() if name != "TRACKIO_DIR"} | {"HOME": str(tmp_path)}
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), env.get("PYTHONPATH", "")])
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip() == str(tmp_path / "trackio")
+
+    def test_a_process_has_one_folder(self, tmp_path: Path, run: Tracked) -> None:
+        with pytest.raises(StorageError, match="it takes one folder in a process"):
+            self.tracker(tmp_path / "another").begin(run)

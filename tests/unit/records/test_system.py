@@ -10,6 +10,7 @@ from pipeline.config.names import run_name
 from pipeline.errors import StorageError
 from pipeline.records import points
 from pipeline.records.points import METRIC, Position
+from pipeline.records.system import files as files_of
 from pipeline.records.system import monitored
 
 
@@ -30,6 +31,21 @@ def test_rows_come_while_work_goes_on(tmp_path: Path) -> None:
     assert seen["cpu"].value >= 0
     assert not at.problems
     assert file.read_bytes() == points.file_of(folders[1], "system").read_bytes()
+
+
+def test_a_run_that_is_done_is_left_alone(tmp_path: Path) -> None:
+    """Its last look is one more, and comes before it says what it was; the others are looked at further."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    files = [points.file_of(folder, "system") for folder in folders]
+    with monitored(folders, 60.0) as leave:
+        leave(folders[0])
+        then = files[0].read_bytes()
+        assert sum(row["kind"] != METRIC for row in points.rows(files[0])) >= 1
+    assert files[0].read_bytes() == then
+    assert sum(row["kind"] != METRIC for row in points.rows(files[1])) >= 1
+    assert files_of(folders[0]) == [files[0]]
 
 
 def test_nothing_is_looked_at_unless_asked(tmp_path: Path) -> None:

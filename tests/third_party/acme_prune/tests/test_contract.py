@@ -1,15 +1,19 @@
-"""The stages of acme-prune: what every stage promises, and what these compute."""
+"""What every stage and every tracker promises, and what the stages of acme-prune compute."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from acme_prune.notes import Notes
 
 from pipeline.errors import PlanError
 from pipeline.stage import Context
 from pipeline.testing.memory import checkpoint
 from pipeline.testing.stage import StageContract, stage_of
+from pipeline.testing.tracker import TrackerContract
+from pipeline.tracker import Tracker
 
 GIVEN = np.array([[0.5, -0.009, 0.0, -2.0], [0.01, 0.008, -0.02, 1.0]], np.float32)
 
@@ -40,3 +44,33 @@ def test_fraction(fraction: float, zeros: int, tmp_path: Path) -> None:
 def test_options_are_checked() -> None:
     with pytest.raises(PlanError, match=r"stages.prune_fraction: fraction 1.5: between 0 and 1"):
         stage_of("prune_fraction", "fraction=1.5")
+
+
+class TestNotes(TrackerContract):
+    def tracker(self, place: Path) -> Notes:
+        return Notes(str(place / "notes.jsonl"))
+
+    def _given(self, tracker: Tracker, tracked: str, wanted: str) -> list[Any]:
+        assert isinstance(tracker, Notes)
+        return [given for what, of, given in tracker.lines() if (what, of) == (wanted, tracked)]
+
+    def points(self, tracker: Tracker, tracked: str, name: str) -> list[tuple[int, float]]:
+        told = [point for given in self._given(tracker, tracked, "log") for point in given]
+        return [(step or 0, value) for of, value, step in told if of == name]
+
+    def config(self, tracker: Tracker, tracked: str) -> Mapping[str, str]:
+        return {
+            key: value for given in self._given(tracker, tracked, "begin") for key, value in given["config"].items()
+        }
+
+    def state(self, tracker: Tracker, tracked: str) -> str:
+        assert isinstance(tracker, Notes)
+        said = [(what, given) for what, of, given in tracker.lines() if of == tracked and what in ("begin", "end")]
+        return "running" if said[-1][0] == "begin" else str(said[-1][1])
+
+    def contents(self, tracker: Tracker, tracked: str) -> Mapping[str, bytes]:
+        told = self._given(tracker, tracked, "files")
+        return {name: bytes.fromhex(data) for given in told for name, data in given.items()}
+
+    def parent(self, tracker: Tracker, tracked: str) -> str:
+        return str(self._given(tracker, tracked, "begin")[-1]["parent"])
