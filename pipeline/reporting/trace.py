@@ -21,7 +21,7 @@ from typing import Any
 from pipeline import redact, terminal
 from pipeline.errors import some
 from pipeline.files import spoken
-from pipeline.tracing import PARTS, PROFILES
+from pipeline.tracing import PARTS, PROFILES, encoded
 
 NAME = "trace.json"
 FORMAT = 1
@@ -108,7 +108,7 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
                 out.write(json.dumps(metadata) + ',"traceEvents":[\n')
                 first = True
                 for event in _events(parts):
-                    out.write(("" if first else ",\n") + json.dumps(event, separators=(",", ":")))
+                    out.write(("" if first else ",\n") + encoded(event))
                     first = False
                 out.write("\n]}\n")
             partial.replace(path)
@@ -131,7 +131,7 @@ def _read(path: Path) -> Part | None:
     with path.open("rb") as file:
         for raw in file:
             try:
-                said = json.loads(raw) if raw.endswith(b"\n") else None
+                said = json.loads(raw.decode()) if raw.endswith(b"\n") else None
                 if part is None:
                     if not isinstance(said, dict) or any(not isinstance(said.get(k), t) for k, t in HEAD.items()):
                         return None
