@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def ran(run_dir: Path, *overrides: str, **told: Callable[..., None]) -> Report:
 def traced(folder: Path, tasks: list[Task], *, retries: int = 0, jobs: dict[str, list[str]] | None = None) -> Traced:
     """What becomes of tasks in a process of their own run."""
     trace = Traced(folder, jax=True)
-    conf = CONF.__class__(**{**{n: getattr(CONF, n) for n in CONF.__slots__}, "retries": retries, "keep_going": True})
+    conf = replace(CONF, retries=retries, keep_going=True)
     run_threads(trace.tasks(tasks, jobs or {}, {}), conf, 1, trace.ended, trace.begins(anything))
     return trace
 
