@@ -39,6 +39,7 @@ MOST_EVENTS = 250_000  # of a process; what comes after is counted only
 EVERY_S = 2.0  # how much a killed task may lose
 SAMPLE_S = 0.05  # between two looks at the memory
 LONGEST_ERROR = 300  # characters of why a task failed
+encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode  # dumps() makes one for every call
 JAX_KINDS = {"jaxpr_trace": "trace", "jaxpr_to_mlir_module": "lower", "backend_compile": "compile"}
 
 
@@ -83,6 +84,7 @@ class Sink:
     def __init__(self, what: Tracing, role: str):
         self.path = Path(what.folder) / PARTS / f"{os.getpid()}-{uuid.uuid4().hex[:8]}.jsonl"
         self.broken = ""
+        self._sampled = 0.0
         self._what, self._role, self._pid = what, role, os.getpid()
         self._lock, self._fd, self._written, self._tasks = threading.Lock(), -1, 0, 0
         self._threads: set[int] = set()
@@ -97,6 +99,13 @@ class Sink:
         with self._lock:
             self._tasks += 1
             return self._tasks
+
+    def sampled(self, now: float) -> list[Any] | None:
+        """What the process holds, where nobody has looked for a while."""
+        if now - self._sampled < SAMPLE_S:
+            return None
+        self._sampled = now
+        return ["C", "RSS", "memory", now, resident(), {}, 0]
 
     def write(self, events: Sequence[Sequence[Any]]) -> None:
         with self._lock:
@@ -124,7 +133,7 @@ class Sink:
         self._append([head | {"clock": clock_id(), "perf_s": perf, "wall_ns": wall}])
 
     def _append(self, lines: Sequence[Any]) -> None:
-        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+        data = "".join(encoded(line) + "\n" for line in lines).encode()
         while data:
             data = data[os.write(self._fd, data) :]
 
@@ -150,15 +159,13 @@ class _Task:
     ends: list[Callable[[], None]] = field(default_factory=list)
     began: float = 0.0
     flushed: float = 0.0
-    sampled: float = 0.0
     compiled: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, *event: Any) -> None:
         self.events.append([self.number, *event, threading.get_native_id()])
         now = clock()
-        if now - self.sampled >= SAMPLE_S:
-            self.sampled = now
-            self.events.append([self.number, "C", "RSS", "memory", now, resident(), {}, 0])
+        if (sample := self.sink.sampled(now)) is not None:
+            self.events.append([self.number, *sample])
         if len(self.events) >= MOST_KEPT or now - self.flushed >= EVERY_S:
             self.flush(now)
 
@@ -225,9 +232,7 @@ def in_task(
         of = {"jobs": list(jobs)} if jobs else {}
         end = clock()
         about = {"key": key, **of, **failed}
-        task.sampled = end
         task.add("X", label, "task", task.began, end - task.began, about)
-        task.events.append([task.number, "C", "RSS", "memory", end, resident(), {}, 0])
         task.events.append([task.number, "end", key])
         task.flush(end)
         _here.reset(token)

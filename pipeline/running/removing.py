@@ -13,10 +13,11 @@ from pipeline.records.run import Run
 from pipeline.reporting.html.place import NAME
 from pipeline.running.journal import locked
 from pipeline.running.target import read_marker, remove, strange
+from pipeline.tracing import PARTS, PROFILES
 
 PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png")
 MORE = ("trace.json", NAME)
-STATES = ("states", "best")  # of a training, whose states each have a manifest of their own
+FOLDERS = ("states", "best", PARTS, PROFILES)  # all of it: a training's states have manifests of their own
 METRICS = "metrics*.jsonl"
 
 
@@ -62,7 +63,7 @@ def removal(run: Run) -> Removal:
                 stays.append(entry)
             elif entry.is_file():
                 (files if _is_ours(entry) else stays).append(entry)
-            elif entry.name in STATES:
+            elif entry.name in FOLDERS:
                 inner = [p for p in entry.rglob("*") if not p.is_dir() or p.is_symlink()]
                 ours = not any(p.is_symlink() for p in inner)
                 (files.extend(inner) if ours else stays.append(entry))
@@ -94,7 +95,7 @@ def carry_out(removals: list[Removal]) -> Iterator[str]:
                     remove(export)
                 for file in sorted(now.files, key=lambda f: f.name == "run.json"):  # until the end it is a run's folder
                     file.unlink(missing_ok=True)
-                for name in STATES:
+                for name in FOLDERS:
                     _without_empty(folder / name)
             except OSError as why:
                 raise StorageError(f"{folder}: {reason(why)}") from None

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -30,9 +31,11 @@ class Traced:
         self._what = tracing.Tracing(str(folder), uuid.uuid4().hex, jax, "worker", home)
         self._folder, self.file = folder, folder / NAME
         self._began = tracing.clock()
+        self._lock = threading.Lock()
         self._jobs: dict[str, float] = {}
         self._done: dict[str, str] = {}
-        self._said = ""
+        self._told: list[list[Any]] = []
+        self._flushed = self._began
 
     def tasks(
         self, tasks: Sequence[Task], owners: Mapping[str, Sequence[str]], chunks: Mapping[str, Sequence[str]]
@@ -57,20 +60,20 @@ class Traced:
         """`wanted`, which is asked as soon as a task could begin."""
 
         def asked(task: Task) -> bool:
-            self._write(["sent", task.key, tracing.clock()])
+            self._tell(["sent", task.key, tracing.clock()])
             return wanted(task)
 
         return asked
 
     def ended(self, task: Task, result: Any) -> None:
-        self._write(["got", task.key, tracing.clock()])
+        self._tell(["got", task.key, tracing.clock()])
         if not isinstance(result, Failure):
             self._done[task.key] = task.label or task.key
 
     def settled(self, job: str, *, well: bool) -> None:
         """A job of a sweep is complete, or has failed."""
         start = self._jobs.pop(job, self._began)
-        self._write([0, "X", job, "job", start, tracing.clock() - start, {"jobs": [job], "failed": not well}, job])
+        self._tell([0, "X", job, "job", start, tracing.clock() - start, {"jobs": [job], "failed": not well}, job])
 
     def links(self, run_dir: Path, job: str = "") -> dict[str, str]:
         """What the record of a job says of its trace: name → path from its folder.
@@ -80,18 +83,24 @@ class Traced:
         """
         return _links(self._folder, run_dir, job)
 
-    def _write(self, event: list[Any]) -> None:
-        tracing.sink(self._what).write([event])
+    def _tell(self, event: list[Any]) -> None:
+        """Events are written together, as those of tasks."""
+        with self._lock:
+            self._told.append(event)
+            if (now := tracing.clock()) - self._flushed >= tracing.EVERY_S or len(self._told) >= tracing.MOST_KEPT:
+                tracing.sink(self._what).write(self._told)
+                self._told, self._flushed = [], now
 
     def end(self, say: Callable[[str], None], about: Mapping[str, Any], *, well: bool) -> None:
         """Make the trace; what is wrong with it is said, and no more."""
         parts = self._folder / tracing.PARTS
         file = tracing.sink(self._what)
         if self._done:
-            end = tracing.clock()
-            file.write(
-                [[0, "X", MAIN, "run", self._began, end - self._began, {"ended": "well" if well else "not"}, MAIN]]
-            )
+            took = tracing.clock() - self._began
+            self._told.append([0, "X", MAIN, "run", self._began, took, {"ended": "well" if well else "not"}, MAIN])
+        if self._told:
+            file.write(self._told)
+            self._told = []
         tracing.forget(self._what)
         if file.broken:
             say(f"{file.path}: cannot be written: {file.broken}; the trace lacks what came after")

@@ -22,6 +22,8 @@ from pipeline.running import gang, pinned
 from pipeline.running.graph import Task, run_distributed
 from pipeline.stage import Gang
 from tests.cases import model_runs, toy_table
+from tests.cases.traces import checked, spans
+from tests.cases.traces import end as end_of
 from tests.cli.run import ROOT, kill_tree
 from tests.sharding.test_gang import EXPERTS, SAMPLED, asleep, first_of, gone, join, members, raising
 from tests.sharding.test_training_gang import losses
@@ -140,11 +142,12 @@ def test_a_run_finds_there_what_one_device_does(cluster: Cluster, tmp_path: Path
 
 
 def test_a_training_goes_there_as_in_one_process(cluster: Cluster, tmp_path: Path) -> None:
-    """Rows of metrics and weights of the members are in the folders of whoever asked; later ones find them."""
+    """Rows of metrics and weights of the members are in the folders of whoever asked; later ones find them. One trace
+    has what the workers and the members did, between where the training was sent and where it came back."""
     given = toy_table.write(tmp_path / "table.csv")
     trained = [*toy_table.TRAINED, f"data.files=[{given}]", "train.steps=4", "train.look.every=2"]
     mesh = ["mesh=data", "mesh.axes.data=4", "mesh.processes=2"]
-    there = [*mesh, f"dask.address={cluster.scheduler.scheduler_address}"]
+    there = [*mesh, f"dask.address={cluster.scheduler.scheduler_address}", "trace=true"]
 
     def command(name: str, *more: str) -> list[str]:
         return [*trained, *more, f"paths.run={tmp_path / name / 'run'}", f"paths.outputs={tmp_path / name}"]
@@ -156,6 +159,15 @@ def test_a_training_goes_there_as_in_one_process(cluster: Cluster, tmp_path: Pat
     for found, wanted in zip(losses(tmp_path / "both"), losses(tmp_path / "alone"), strict=True):
         assert found[:2] == wanted[:2]
         assert found[2] == pytest.approx(wanted[2], rel=1e-5)
+    events = checked(tmp_path / "both/run")
+    titles = {e["pid"]: e["args"]["name"].partition(",")[0] for e in events if e["name"] == "process_name"}
+    assert {"run", "worker", "member 0 of the gang", "member 1 of the gang"} == {*titles.values()}
+    flows = {e["id"]: e for e in events if e["ph"] == "s"}, {e["id"]: e for e in events if e["ph"] == "f"}
+    for pid in (p for p, title in titles.items() if title.startswith("member")):
+        own = [e for e in spans(events) if e["pid"] == pid]
+        assert [e["args"]["step"] for e in own if e["name"] == "update"] == [1, 2, 3, 4]
+        [task] = [e for e in own if e["cat"] == "task"]
+        assert any(flows[0][i]["ts"] <= task["ts"] and end_of(task) <= flows[1][i]["ts"] * 1000 for i in flows[0])
 
 
 def test_the_first_is_where_its_address_is(cluster: Cluster) -> None:

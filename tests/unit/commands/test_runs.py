@@ -210,6 +210,7 @@ def test_traces_and_profiles_are_listed_wherever_they_lie(outputs: Path, capsys:
         (place / "trace.jax/evaluate-1-1/plugins").mkdir(parents=True)
         (place / "trace.json").write_text("{}")
     (folder / "trace.parts").mkdir()
+    (folder / "trace.parts/1-a.jsonl").touch()
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["traces"] = {
         "trace.json": "../sweep/trace.json",
@@ -225,6 +226,9 @@ def test_traces_and_profiles_are_listed_wherever_they_lie(outputs: Path, capsys:
     (sweep / "trace.json").unlink()
     main(["show", "gpt_oss-mxfp4-seed=0"])
     assert "trace, gone" in capsys.readouterr().out
+    main(["rm", "gpt_oss-mxfp4-seed=0", "--yes"])
+    assert not folder.exists()
+    assert (sweep / "trace.jax/evaluate-1-1").exists()
 
 
 def test_what_a_run_lacks_to_be_made_again_is_said(outputs: Path) -> None:
