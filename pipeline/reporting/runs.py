@@ -14,8 +14,10 @@ from pipeline.records.run import Run, key_of
 from pipeline.records.summaries import Summary
 from pipeline.records.typed import age
 from pipeline.reporting.card import Card
+from pipeline.reporting.trace import NAME as TRACE
 from pipeline.tables import table, unbroken
 from pipeline.terminal import line
+from pipeline.tracing import PROFILES
 from pipeline.units import show_bytes
 
 MAIN = ("perplexity", "kl", "top_1", "accuracy", "loss", "bits_a_weight", "size")  # metrics that come first
@@ -188,10 +190,10 @@ def files_of(run: Run) -> list[tuple[str, str, int]]:
 def kind_of(path: Path) -> str:
     """What a file or folder of a run is."""
     if path.is_dir():
-        return (
-            "export" if (path / ".weightmill.json").exists() else "checkpoints" if path.name == "states" else "folder"
-        )
-    return {".png": "picture", ".html": "page"}.get(path.suffix, "record")
+        named = {"states": "checkpoints", "best": "checkpoints", PROFILES: "profiles"}
+        return "export" if (path / ".weightmill.json").exists() else named.get(path.name, "folder")
+    named = {".png": "picture", ".html": "page"}
+    return "trace" if path.name == TRACE else named.get(path.suffix, "record")
 
 
 def folder_nbytes(folder: Path) -> int:

@@ -86,7 +86,7 @@ def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
         places = [(x(p.x.value), y(p.y.value)) for p in points]
         taken = [(a - 8, b - 8, a + 8, b + 8) for a, b in places]
         for i in best:
-            if (put := _free(points[i].name, places[i], taken, width, bottom)) is not None:
+            if (put := free_place(points[i].name, places[i], taken, width, bottom)) is not None:
                 left, top, text = put
                 parts.append(words(left, top, text, "t halo"))
         for p, place in zip(points, places, strict=True):
@@ -117,7 +117,7 @@ def chart(heads: tuple[str, str], points: Sequence[Point]) -> Chart:
     return Chart(f"{heads[1][:1].upper()}{heads[1][1:]} over {heads[0]}", draw, table, about, key)
 
 
-def _free(
+def free_place(
     name: str, place: tuple[float, float], taken: list[Box], width: float, bottom: float
 ) -> tuple[float, float, str] | None:
     """Where a label covers nothing, and its text; it counts as taken then."""
