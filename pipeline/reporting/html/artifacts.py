@@ -57,7 +57,7 @@ def _all(run: Told) -> Iterator[tuple[Path, str, int | None]]:
         found = []
     for file, what, nbytes in found:
         path = Path(os.path.normpath(run.run.folder / file))
-        if path != run.page_file:
+        if path != run.page_file and not path.name.startswith("."):  # locks
             seen.add(path)
             yield path, VIEWERS.get(what, what), nbytes
     for file in (run.report.traces if run.report else {}).values():

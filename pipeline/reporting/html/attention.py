@@ -1,11 +1,14 @@
 """What of a run needs attention, gathered from wherever its records say it."""
 
+import csv
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipeline.errors import SourceError, short, some
 from pipeline.figures import Figure
+from pipeline.files import read_whole
 from pipeline.records.run import is_run
 from pipeline.records.sweeps import jobs_of
 from pipeline.redact import hide
@@ -15,6 +18,7 @@ from pipeline.reporting.manifest import Report
 MOST_DECLINED = 3  # that are named
 OFF = 1.0005  # of a bound, from which on it counts as broken
 LONGEST = 300
+SWEEP_TABLE = "sweep.csv"
 
 
 def of_run(run: Told) -> list[str]:
@@ -86,18 +90,27 @@ def _gone(run: Told, report: Report) -> Iterator[str]:
         yield f"Changed since it was written: {some(other)}."
 
 
-def never_began(runs: Sequence[Told]) -> list[str]:
-    """Jobs of the sweeps that these runs are of, which have no folder: they did not begin, or were removed."""
-    sweeps = dict.fromkeys(run.outputs / name for run in runs for name in run.run.sweeps)
-    found = []
-    for folder in sweeps:
+def never_began(runs: Sequence[Told]) -> dict[str, str]:
+    """Jobs of the sweeps that these runs are of, which have no folder: name → why, as far as the sweep says it."""
+    ids = {run.run.id for run in runs}
+    found: dict[str, str] = {}
+    for folder in dict.fromkeys(run.outputs / name for run in runs for name in run.run.sweeps):
         try:
             jobs = jobs_of(folder)
-        except SourceError:
+        except SourceError:  # all its runs are named by themselves
             continue
-        ids = {run.run.id for run in runs}
-        names = [j.name for j in jobs if j.id not in ids and not is_run(Path(os.path.normpath(folder / j.run)))]
-        if names:
-            of = f"{len(names)} of {len(jobs)} jobs of the sweep {folder.name}"
-            found.append(f"{of} did not begin, or were removed: {some(names)}.")
+        missing = [j for j in jobs if j.id not in ids and not is_run(Path(os.path.normpath(folder / j.run)))]
+        said = _said(folder / SWEEP_TABLE) if missing else {}
+        found |= {
+            j.name: said.get(j.name) or f"of the sweep {folder.name}: did not begin, or was removed" for j in missing
+        }
     return found
+
+
+def _said(table: Path) -> dict[str, str]:
+    """What became of the jobs of a sweep that has ended, of those that are not done."""
+    try:
+        rows = csv.DictReader(io.StringIO(read_whole(table).decode("utf-8", "replace")))
+        return {str(r["job"]): str(r["result"]) for r in rows if r.get("result") not in (None, "", "done")}
+    except (SourceError, KeyError, csv.Error):  # it is at work still, or its table is somebody's
+        return {}

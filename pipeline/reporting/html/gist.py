@@ -81,7 +81,7 @@ def change(now: Figure, then: Figure) -> Figure | None:
 def _did(run: Told) -> str:
     model = run.run.model or "The model"
     if run.report is None:
-        return f"{model}: {run.run.state}."
+        return f"This run{f' of {run.run.model}' if run.run.model else ''} is not complete: {run.run.state}."
     done = []
     for stage in run.report.stages:
         name = str(stage["name"])

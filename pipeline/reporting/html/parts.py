@@ -13,6 +13,7 @@ from pipeline.reporting.html.markup import el, exact, joined, name, said, shown
 WIDE, NARROW = 800, 330  # units of a drawing; which of the two is seen, the width of the page decides
 NOTHING = Markup("")
 MANY, VERY_MANY = 7, 11  # columns
+SHORT = 12  # rows of a table that is printed on one sheet
 LONG = 24  # rows of a table that is not opened to be printed
 
 
@@ -64,7 +65,8 @@ class Table:
             data_sort=bool(head),
             class_=_width(self.columns),
         )
-        region = el("div", whole, class_="scroll", role="region", aria_label=self.caption, tabindex=0)
+        kind = "scroll short" if len(self.rows) <= SHORT else "scroll"
+        region = el("div", whole, class_=kind, role="region", aria_label=self.caption, tabindex=0)
         return joined([region, el("p", self.note, class_="note") if self.note else NOTHING])
 
     def _row(self, i: int, row: Sequence[Any], sides: Sequence[str | None]) -> Markup:

@@ -32,7 +32,7 @@ MOST_CARDS = 12
 MOST_POINTS = 240  # of a line
 MOST_ROWS = 400  # of a table of what was left out, or of files
 BETTER = {"lower": "less is better", "higher": "more is better"}
-MOST_KEYS = 4  # that an override says, by name
+MOST_KEYS = 2  # that an override says, by name
 TEXT_TABLE = "Text"  # of `generate`: shown as texts
 
 

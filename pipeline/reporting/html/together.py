@@ -51,7 +51,7 @@ def _gist(runs: Sequence[Told]) -> list[Part]:
         for line in attention.of_run(run):
             by_line.setdefault(line, []).append(run.label)
     lines = [f"{some(labels)}: {line}" for line, labels in by_line.items()]
-    lines = [*attention.never_began(runs), *lines]
+    lines = [*(f"{name}: {why}." for name, why in attention.never_began(runs).items()), *lines]
     rest = len(lines) - MOST_LINES
     note = f"{rest} more are with the runs below." if rest > 0 else ""
     return [Gist(gist.of_runs(runs, len(lines))), *([Attention(lines[:MOST_LINES], note)] if lines else [])]
@@ -82,19 +82,26 @@ def table(runs: Sequence[Told], anchors: Sequence[str | None], names: Sequence[s
     more = {name for one in changed for name in one}
     heads = [head for name in names for head in (name, *([f"{name} change"] if name in more else []))]
     rows: list[Sequence[Any]] = []
+    keys = [run.label for run in runs]
     for run, anchor, change in zip(runs, anchors, changed, strict=True):
         found = {**run.metrics, **{f"{name} change": figure for name, figure in change.items()}}
         rows.append((_link(run.label, anchor), _state(run), *(found.get(head) for head in heads)))
+    for name, why in attention.never_began(runs).items():
+        rows.append((name, short(why, LONGEST), *(None for _ in heads)))
+        keys.append(name)
     note = "A change is against what the run compares with: the model before." if more else ""
-    return Table("Runs", ("run", "state", *heads), rows, note, keys=[r.label for r in runs])
+    return Table("Runs", ("run", "state", *heads), rows, note, keys=keys)
 
 
 def _curves(runs: Sequence[Told], names: Sequence[str], main: Sequence[str]) -> list[Part]:
     """Where curves went, of each run."""
     rest = [name for name in names if name not in main]
-    rows = [(run.label, *(run.metrics.get(name) for name in rest)) for run in runs]
-    title = "Where curves went"
-    return [Folded(title, [Table(title, ("run", *rest), rows)], f"{len(rest)} numbers of each run")] if rest else []
+    title, about = "Where curves went", f"{len(rest)} numbers of each run"
+    table = Table(title, ("run", *rest), [(run.label, *(run.metrics.get(name) for name in rest)) for run in runs])
+    if len(runs) <= FEW:  # a number a row reads better
+        heads = ("", *(run.label for run in runs))
+        table = Table(title, heads, [(name, *(run.metrics.get(name) for run in runs)) for name in rest])
+    return [Folded(title, [table], about)] if rest else []
 
 
 def _state(run: Told) -> str:

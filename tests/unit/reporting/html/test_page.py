@@ -280,14 +280,19 @@ def test_jobs_that_failed_or_never_began_are_shown_as_what_they_are(tmp_path: Pa
     jobs = [("quant=int3", failed.folder, "bad"), ("quant=int5", tmp_path / "outputs/none", "")]
     (tmp_path / "outputs/formats").mkdir()
     keep(tmp_path / "outputs/formats", [*((r.name, r.folder, r.id) for r in runs), *jobs])
+    (tmp_path / "outputs/formats/sweep.csv").write_text(
+        'job,result\nquant=int8,done\nquant=int5,"failed: no such thing"\n'
+    )
     with locked(runs[1].folder / ".lock", ""):
         (runs[1].folder / "manifest.json").unlink()
         root = parsed(page.html(find(tmp_path / "outputs", ["formats"])))
     states = {row[0]: row[1] for row in cells(tables(root)["Runs"])}
-    assert [*states.values()] == ["complete", "running", "failed: no room at all"]
+    assert [*states.values()] == ["complete", "running", "failed: no room at all", "failed: no such thing"]
     assert gist(root).startswith("3 runs of gpt_oss: 1 complete, 1 running, 1 failed.")
-    assert "runs of it did not begin" not in gist(root)
-    assert attention(root)[0] == "1 of 4 jobs of the sweep formats did not begin, or were removed: quant=int5."
+    assert attention(root)[0] == "quant=int5: failed: no such thing."
+    (tmp_path / "outputs/formats/sweep.csv").unlink()
+    root = parsed(page.html(find(tmp_path / "outputs", ["formats"])))
+    assert attention(root)[0] == "quant=int5: of the sweep formats: did not begin, or was removed."
     assert [line for line in attention(root) if line.startswith("quant=int3: The run has failed: no room")]
 
 
