@@ -66,8 +66,14 @@ class Measure:
 
     def share(self, value: Figure) -> float:
         """Where it lies between the least and the largest, 0 to 1."""
+        low, high = self.ends
+        return (self.unit(value.value) - low) / (high - low)
+
+    @cached_property
+    def ends(self) -> tuple[float, float]:
+        """Where the least and the largest are."""
         at = [self.unit(v.value) for v in self.given]
-        return (self.unit(value.value) - min(at)) / (max(at) - min(at))
+        return min(at), max(at)
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
