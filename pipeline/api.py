@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pipeline.config.spine import RunConfig
     from pipeline.method import Method
     from pipeline.records.run import Run
-    from pipeline.reporting.compare import Compared
-    from pipeline.reporting.comparison import Comparison
+    from pipeline.reporting.compare.compared import Compared
+    from pipeline.reporting.compare.jobs import Comparison
     from pipeline.reporting.manifest import Report
     from pipeline.reporting.planned import Planned
     from pipeline.reporting.runs import Runs
@@ -122,7 +122,7 @@ def compare(
         ConfigError: fewer than two runs, or several for `baseline`.
         SourceError: there is no such run.
     """
-    from pipeline.reporting.compare import compared, place_of_baseline
+    from pipeline.reporting.compare.compared import compared, place_of_baseline
 
     where = Path(outputs).expanduser().absolute()
     found, number = place_of_baseline(_meant(runs, where), None if baseline is None else _meant([baseline], where))
@@ -163,7 +163,7 @@ def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: st
     from pipeline.errors import ConfigError
     from pipeline.files import placed
     from pipeline.records.query import ordered
-    from pipeline.records.registry import find
+    from pipeline.records.registry import all_runs, find
     from pipeline.reporting.runs import Runs
 
     if isinstance(where, str):
@@ -172,7 +172,7 @@ def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: st
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder")
     found = find(folder, list(where))
-    return Runs(tuple(found if sort is None else ordered(found, sort)), folder)
+    return Runs(tuple(found if sort is None else ordered(found, sort, known=lambda: all_runs(folder))), folder)
 
 
 def _checked(overrides: Sequence[str]) -> list[str]:

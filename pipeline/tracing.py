@@ -12,6 +12,7 @@ is, and when it said what beside the wall clock, so that several machines come t
 import json
 import os
 import platform
+import shutil
 import sys
 import threading
 import time
@@ -24,15 +25,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.errors import short
+from pipeline.redact import hide
+
 active = False  # whether a task of a traced run is at work in this process
 
 clock = time.perf_counter
 PARTS = "trace.parts"  # folder of the files of processes, beside the trace that is made of them
 PROFILES = "trace.jax"  # folder of what jax.profiler wrote
+JOBS = "jobs.json"  # in the folder of a profile: of a sweep, those that it is for
 MOST_KEPT = 4096  # events of a task in memory
 MOST_EVENTS = 250_000  # of a process; what comes after is counted only
 EVERY_S = 2.0  # how much a killed task may lose
 SAMPLE_S = 0.05  # between two looks at the memory
+LONGEST_ERROR = 300  # characters of why a task failed
 JAX_KINDS = {"jaxpr_trace": "trace", "jaxpr_to_mlir_module": "lower", "backend_compile": "compile"}
 
 
@@ -136,6 +142,7 @@ class _Task:
     what: Tracing
     sink: Sink
     number: int
+    key: str
     label: str
     jobs: tuple[str, ...]
     parts: tuple[str, ...] = ()
@@ -198,7 +205,7 @@ def in_task(
     global active, _running
     file = sink(what)
     now = clock()
-    task = _Task(what, file, file.number(), label, jobs, parts, began=now, flushed=now)
+    task = _Task(what, file, file.number(), key, label, jobs, parts, began=now, flushed=now)
     token = _here.set(task)
     with _lock:
         _running += 1
@@ -210,7 +217,7 @@ def in_task(
         failed = {}
         return result
     except Exception as why:
-        failed = {"failed": type(why).__name__}
+        failed = failure(why)
         raise
     finally:
         while task.ends:
@@ -229,6 +236,11 @@ def in_task(
             active = _running > 0
 
 
+def failure(why: BaseException) -> dict[str, Any]:
+    """What a span says of the error that ended it."""
+    return {"failed": type(why).__name__, "error": short(hide(str(why)), LONGEST_ERROR)}
+
+
 def carried(call: Callable[[], Any], role: Callable[[], str]) -> Callable[[], Any]:
     """`call` for another process, which takes part in the trace if this task does.
 
@@ -238,13 +250,13 @@ def carried(call: Callable[[], Any], role: Callable[[], str]) -> Callable[[], An
     task = _here.get()
     if task is None:
         return call
-    return partial(_in_member, task.what, role, task.label, task.jobs, call)
+    return partial(_in_member, task.what, role, task.key, task.label, task.jobs, call)
 
 
 def _in_member(
-    what: Tracing, role: Callable[[], str], label: str, jobs: tuple[str, ...], call: Callable[[], Any]
+    what: Tracing, role: Callable[[], str], key: str, label: str, jobs: tuple[str, ...], call: Callable[[], Any]
 ) -> Any:
-    return in_task(replace(what, role=role()), f"{role()} of {label}", label, jobs, (), call)
+    return in_task(replace(what, role=role()), key, label, jobs, (), call)
 
 
 def part(n: int) -> None:
@@ -328,8 +340,12 @@ def profile(begin: Callable[[str], None], end: Callable[[], None]) -> None:
     safe = "".join(c if c.isalnum() or c in "_-" else "_" for c in task.label)[:80]
     place = Path(task.what.folder) / PROFILES / f"{safe}-{os.getpid()}-{task.number}"
     try:
+        place.mkdir(parents=True)
+        if task.jobs:
+            (place / JOBS).write_text(json.dumps(task.jobs), encoding="utf-8")
         begin(str(place))
     except (OSError, RuntimeError) as why:  # of JAX: another profile is being taken in this process
+        shutil.rmtree(place, ignore_errors=True)
         instant("no jax.profiler trace", "profile", why=str(why))
         return
     task.ends.append(end)

@@ -1,14 +1,17 @@
-"""Byte counts as people write them."""
+"""Byte counts and times as people write them."""
 
+import math
 import re
 
 from pipeline.errors import ConfigError
 
-_UNITS = {
+BYTES = {
     "": 1, "B": 1,
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
 }  # fmt: skip
+SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+AMOUNT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s.].*)?", re.IGNORECASE)
 
 
 def parse_bytes(text: str | int, where: str, *, bare: int = 1) -> int:
@@ -21,14 +24,42 @@ def parse_bytes(text: str | int, where: str, *, bare: int = 1) -> int:
         ConfigError: not a positive number with one of these units; `where` names the key.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(text))
-    if not match or match[2].upper() not in _UNITS:
+    if not match or match[2].upper() not in BYTES:
         raise ConfigError(f"{where}={text!r} is not a size; write a number with a unit, such as 512MiB, 2GiB or 5GB")
-    nbytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    nbytes = int(float(match[1]) * BYTES[match[2].upper()])
     if nbytes < 1:
         raise ConfigError(f"{where}={text!r} is not a positive size")
     if not match[2] and nbytes < bare:
         raise ConfigError(f"{where}={text} would be {nbytes:,} bytes; write the unit, {where}={text}GB (or {text}B)")
     return nbytes
+
+
+def parse_amount(text: str, unit: str, where: str) -> float:
+    """A number as typed, in `unit`: bytes and seconds in any unit of theirs (`1.5MiB`, `2min`), what else has a unit in
+    that alone; without one it is in `unit` already.
+
+    Args:
+        unit: `B`, `s`, or any other, such as `nats`; empty: a plain number.
+
+    Raises:
+        ConfigError: no finite number, or of another unit; `where` begins the error.
+    """
+    match = AMOUNT.fullmatch(text.strip())
+    if match is None:
+        if text.strip().lstrip("+-").lower() == "nan":
+            raise ConfigError(f"{where}: {text!r} is no number: nothing is less, more or equal to it")
+        example = {"B": "; write a number with a unit: 512MiB, 5GB", "s": ", nor one with a unit: 90s, 2min, 3h, 1d"}
+        raise ConfigError(f"{where}: {text!r} is no number{example.get(unit, '')}")
+    given = (match[2] or "").strip()
+    sizes = {"B": BYTES.get(given.upper()), "s": SECONDS.get(given)}
+    size = sizes.get(unit, 1 if given.lower() in ("", unit.lower()) else None)
+    if size is None:
+        allowed = {"B": "KB, MB, GB, KiB, MiB, GiB, …", "s": ", ".join(filter(None, SECONDS))}.get(unit, unit)
+        raise ConfigError(f"{where}: {given!r} is no unit of it (allowed: {allowed or 'none'})")
+    number = float(match[1]) * size
+    if math.isinf(number):
+        raise ConfigError(f"{where}: {match[1]} is more than a number can be, which is 1.8e308: all would be within it")
+    return number
 
 
 def show_bytes(nbytes: float) -> str:

@@ -8,6 +8,8 @@ from typing import Any, NoReturn
 from pipeline.errors import ConfigError, StorageError, did_you_mean
 from pipeline.records.run import is_run
 
+WORD = "\0"  # before what is no option, as no typed word begins
+
 
 class Arguments(argparse.ArgumentParser):
     """`argparse` whose errors are ours, and in which no abbreviation is an option."""
@@ -19,12 +21,16 @@ class Arguments(argparse.ArgumentParser):
         raise ConfigError(f"{self.prog}: {message}")
 
     def read(self, words: Sequence[str]) -> Any:
-        """Options by name, and all other words as `words`.
+        """Options by name, and all other words as `words`; behind `--` all are words.
 
         Raises:
             ConfigError: an option that there is not, or a value that it does not take.
         """
-        found, rest = self.parse_known_intermixed_args(list(words))
+        at = words.index("--") if "--" in words else len(words)
+        plain = [f"{WORD}{word}" for word in words[at + 1 :]]  # which `argparse` takes for no option
+        found, rest = self.parse_known_intermixed_args([*words[:at], *plain])
+        if hasattr(found, "words"):
+            found.words = [word.removeprefix(WORD) for word in found.words]
         if rest:
             known = [option for action in self._actions for option in action.option_strings]
             raise ConfigError(f"{self.prog} {rest[0]}: there is no such option{did_you_mean(rest[0], known)}")

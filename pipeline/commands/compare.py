@@ -1,6 +1,7 @@
 """`compare RUN RUN …`: in what runs differ, and what came of it; exit code 9, when something got worse by too much."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,13 @@ from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.records.registry import find
 from pipeline.reporting import console
-from pipeline.reporting.compare import Compared, compared, place_of_baseline
-from pipeline.reporting.compare_files import FORMATS, NAME, as_text, write
-from pipeline.reporting.pareto import Pareto
+from pipeline.reporting.compare.compared import Compared, compared, place_of_baseline
+from pipeline.reporting.compare.files import FORMATS, NAME, as_text, write
+from pipeline.reporting.compare.pareto import Pareto
 
 WORSE = 9  # the exit code
 PICTURE = "pareto.png"
+ENDINGS = ("csv", "json", "html", "png")
 
 
 def main(words: Sequence[str]) -> int:
@@ -27,9 +29,7 @@ def main(words: Sequence[str]) -> int:
     """
     outputs, words = outputs_of(words)
     asked = _arguments().read(words)
-    kind, out = _place(asked.format, asked.out, pictured=bool(asked.pareto))
-    if out is not None:
-        not_a_record(out)
+    target = _target(asked.format, asked.out, pictured=bool(asked.pareto))
     runs = find(outputs, asked.words)
     if not asked.words:
         raise ConfigError("compare: which runs? Folders, names of runs or sweeps, or conditions as quant=mxfp4")
@@ -42,7 +42,7 @@ def main(words: Sequence[str]) -> int:
     found = compared(*place_of_baseline(runs, base))
     front = found.pareto(*asked.pareto.split(",")) if asked.pareto else None
     broken = found.broken(asked.fail_if) if asked.fail_if else []
-    _tell(found, front, kind, out)
+    _tell(found, front, target)
     for why in broken:
         terminal.say(f"✗ {why}")
     return WORSE if broken else 0
@@ -59,50 +59,71 @@ def _arguments() -> Arguments:
     return taken
 
 
-def _place(kind: str | None, out: str | None, *, pictured: bool) -> tuple[str, Path | None]:
-    """The format, and where to: a file, whose ending may say which, or a folder.
+@dataclass(frozen=True)
+class Target:
+    """What is written, and where to; None: that is not.
+
+    Attributes:
+        kind: of `FORMATS`.
+        file: of that format.
+        folder: for what is not named.
+        picture: of Pareto's front.
+    """
+
+    kind: str
+    file: Path | None = None
+    folder: Path | None = None
+    picture: Path | None = None
+
+
+def _target(kind: str | None, out: str | None, *, pictured: bool) -> Target:
+    """Where `--out` says: a file, whose ending says of which format, or a folder, which has no ending, or is there, or
+    was typed with `/` behind it.
 
     Raises:
-        ConfigError: they contradict each other, or there is no such format.
+        ConfigError: they contradict each other, or there is no such format or ending.
+        StorageError: it is a record of a run.
     """
-    path = Path(out).expanduser() if out else None
     if out == "":
         raise ConfigError("compare --out: a folder or a file is expected")
     if kind is not None and kind not in FORMATS:
         raise ConfigError(f"compare --format {kind}: there is no such format{did_you_mean(kind, FORMATS)}")
-    ending = path.suffix.lower().lstrip(".") if path is not None and not path.is_dir() else ""
-    if ending == "png":
-        if not pictured:
-            raise ConfigError(f"compare --out {out}: the picture is of --pareto METRIC,METRIC")
-        return kind or "table", path
-    if ending in FORMATS and ending != "table":
-        if kind not in (None, ending):
-            raise ConfigError(f"compare --format {kind} --out {out}: the file's name says {ending}")
-        return ending, path
-    if kind == "html" and path is None:
-        path = Path(f"{NAME}.html")
-    return kind or "table", path
+    if out is None:
+        return Target(kind or "table", file=Path(f"{NAME}.html") if kind == "html" else None)
+    path = Path(out).expanduser()
+    not_a_record(path)
+    ending = "" if path.is_dir() or out.endswith("/") else path.suffix.lower().lstrip(".")
+    if not ending:
+        return Target(kind or "table", folder=path, picture=path / PICTURE if pictured else None)
+    if ending not in ENDINGS:
+        hint = did_you_mean(ending, ENDINGS)
+        raise ConfigError(f"compare --out {out}: nothing is written as .{ending}{hint}; a folder is --out {out}/")
+    if kind not in (None, "table" if ending == "png" else ending):
+        raise ConfigError(f"compare --format {kind} --out {out}: the file's name says {ending}")
+    if ending != "png":
+        return Target(ending, file=path)
+    if not pictured:
+        raise ConfigError(f"compare --out {out}: the picture is of --pareto METRIC,METRIC")
+    return Target("table", picture=path)
 
 
-def _tell(found: Compared, front: Pareto | None, kind: str, out: Path | None) -> None:
+def _tell(found: Compared, front: Pareto | None, target: Target) -> None:
     """Show it, or write it; what was written is said last, on stdout, but where that is data.
 
     Raises:
         StorageError: it cannot be written.
     """
-    written: list[Any] = []
-    in_file = out is not None and out.suffix.lower().lstrip(".") in FORMATS and not out.is_dir()
-    picture = None if out is None or in_file else out if out.suffix.lower() == ".png" else out / PICTURE
-    if in_file and out is not None:
-        written.append(write(found, front, kind, out))
-    elif out is not None and picture != out:
+    kind, written = target.kind, list[Any]()
+    if target.file is not None:
+        written.append(write(found, front, kind, target.file))
+    if target.folder is not None:
         kinds = ("csv", "json") if kind == "table" else (kind,)
-        written += [write(found, front, one, out / f"{NAME}.{one}") for one in kinds]
-    if front is not None and picture is not None:
-        written.append(front.draw(picture))
+        written += [write(found, front, one, target.folder / f"{NAME}.{one}") for one in kinds]
+    if front is not None and target.picture is not None:
+        written.append(front.draw(target.picture))
     if kind == "table":
         console.out(*found.shown, *(front.shown if front else ()), *written)
-    elif out is None or picture == out:
-        console.out(as_text(found, front, kind).rstrip("\n"))
-    else:
+    elif written:
         console.out(*written)
+    else:
+        console.out(as_text(found, front, kind).rstrip("\n"))

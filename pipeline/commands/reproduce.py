@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> int:
     runs = [read(there[0])] if there else find(outputs, [word])  # the name of a run may look like a condition
     if len(runs) != 1:
         names = some([run.name for run in runs])
-        raise ConfigError(f"reproduce {word}: one run at a time; that are {len(runs)}: {names}")
+        raise ConfigError(f"reproduce {word}: one run at a time is made again, and {len(runs)} are called so: {names}")
     was = before(runs[0])
     out = Path(given.out).expanduser().absolute() if given.out else _fresh(outputs / FOLDER, runs[0].name)
     with ExitStack() as stack:

@@ -51,7 +51,7 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
     asked = arguments.read(words)
     _known(asked.format, FORMATS)
     limit = _count(asked.limit) or (MOST if asked.format == "table" else None)
-    runs = _sorted(find(outputs, asked.words), asked.sort, reverse=asked.reverse)
+    runs = _sorted(outputs, find(outputs, asked.words), asked.sort, reverse=asked.reverse)
     shown = runs[:limit]
     if asked.format == "table":
         if asked.words and not runs:
@@ -83,7 +83,8 @@ def _show(outputs: Path, words: Sequence[str]) -> None:
 
 def _tag(outputs: Path, words: Sequence[str]) -> None:
     add, remove, rest = [], [], []
-    for word in words:
+    at = words.index("--") if "--" in words else len(words)
+    for word in words[:at]:
         if re.match(r"\+\w", word):
             add.append(word[1:])
         elif re.match(r"-\w", word):
@@ -93,7 +94,7 @@ def _tag(outputs: Path, words: Sequence[str]) -> None:
     arguments = Arguments("runs tag")
     arguments.add_argument("words", nargs="+", metavar="RUN")
     arguments.add_argument("--note", default="")
-    asked = arguments.read(rest)
+    asked = arguments.read([*rest, *words[at:]])
     if not (add or remove or asked.note):
         raise ConfigError("runs tag: say which: +best adds a tag, -best takes it away, --note TEXT adds a note")
     for run in _some(outputs, asked.words):
@@ -141,7 +142,7 @@ def _export(outputs: Path, words: Sequence[str]) -> None:
     _known(asked.format, EXPORTS)
     if asked.format == "parquet" and asked.out is None:
         raise ConfigError("runs export --format parquet: it is a file; --out FILE says which")
-    runs = _sorted(find(outputs, asked.words), asked.sort, reverse=asked.reverse)
+    runs = _sorted(outputs, find(outputs, asked.words), asked.sort, reverse=asked.reverse)
     if asked.out is None:
         _write(as_json(runs, settings=True) if asked.format == "json" else as_csv(runs, settings=True))
         return
@@ -171,9 +172,9 @@ def _some(outputs: Path, words: Sequence[str]) -> list[Run]:
     return found
 
 
-def _sorted(runs: list[Run], by: str | None, *, reverse: bool) -> list[Run]:
+def _sorted(outputs: Path, runs: list[Run], by: str | None, *, reverse: bool) -> list[Run]:
     if by is not None:
-        return ordered(runs, by, reverse=reverse)
+        return ordered(runs, by, reverse=reverse, known=lambda: all_runs(outputs))
     return runs[::-1] if reverse else runs
 
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +23,7 @@ import xxhash
 from pipeline.terminal import say
 
 NAME = ".index.sqlite"
-VERSION = 1  # of rows; an index of another one is made anew
+VERSION = 2  # of rows; an index of another one is made anew
 LEFT_S = 3600.0  # what a killed process left under another name goes after so long
 
 Table = Literal["records", "settings", "series"]
@@ -46,6 +47,11 @@ class Index:
     def file(self) -> Path:
         return self.folder / NAME
 
+    @property
+    def hindered(self) -> bool:
+        """Whether a folder stands where the file would; that is somebody's, and is not touched."""
+        return self.file.is_dir()
+
     def rows(self, table: Table) -> Rows:
         """What is known; a damaged file is said, and counts as nothing."""
         if table not in self._rows:
@@ -58,7 +64,7 @@ class Index:
 
     def keep(self, table: Table, changed: Mapping[str, tuple[str, str]], gone: Collection[str]) -> None:
         """Rows that are new, and those that go. A folder that cannot be written has no index."""
-        if not changed and not gone:
+        if (not changed and not gone) or self.hindered:
             return
         partial = self.file.with_name(f"{NAME}.{uuid.uuid4().hex}.partial")
         try:
@@ -81,6 +87,10 @@ class Index:
     def _looked(self, table: Table, name: str | None = None) -> Rows:
         if not self.sound:
             return {}
+        if self.hindered:
+            _once(f"{self.file}: is a folder, where the index of runs would be kept: they are read anew each time")
+            self.sound = False
+            return {}
         try:
             return _read(self.file, table, name)
         except FileNotFoundError:
@@ -89,6 +99,11 @@ class Index:
             say(f"{self.file}: the index is damaged ({why}), and made anew from the runs")
             self.sound = False
         return {}
+
+
+@cache
+def _once(text: str) -> None:
+    say(text)
 
 
 def _read(file: Path, table: Table, only: str | None) -> Rows:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError, did_you_mean, some
 from pipeline.records.run import STATES, Run, key_of
@@ -11,19 +11,35 @@ from pipeline.records.typed import Kind, age, is_number, test
 
 CONDITION = re.compile(r"([\w.@-]+)\s*(!=|<=|>=|==?|<|>)\s*(.*)", re.DOTALL)
 
-Field = tuple[Kind, Callable[[Run], Any]]
+
+class Field(NamedTuple):
+    """What a name in a condition stands for.
+
+    Attributes:
+        kind: how it is compared.
+        of: its value, of a run; None: it has none.
+        unit: of a number.
+        typed: whether it is a setting, as somebody typed it.
+    """
+
+    kind: Kind
+    of: Callable[[Run], Any]
+    unit: str = ""
+    typed: bool = False
+
+
 FIELDS: dict[str, Field] = {
-    "name": ("word", lambda run: run.name),
-    "id": ("word", lambda run: run.id),
-    "state": ("word", lambda run: run.state),
-    "tag": ("word", lambda run: run.tags),
-    "sweep": ("word", lambda run: run.sweeps),
-    "model": ("word", lambda run: run.model),
-    "quant": ("word", lambda run: run.quant),
-    "host": ("word", lambda run: run.host),
-    "started": ("date", lambda run: run.started),
-    "age": ("age", lambda run: None if run.started is None else age(run.started)),
-    "seconds": ("seconds", lambda run: run.seconds),
+    "name": Field("word", lambda run: run.name),
+    "id": Field("word", lambda run: run.id),
+    "state": Field("word", lambda run: run.state),
+    "tag": Field("word", lambda run: run.tags),
+    "sweep": Field("word", lambda run: run.sweeps),
+    "model": Field("word", lambda run: run.model),
+    "quant": Field("word", lambda run: run.quant),
+    "host": Field("word", lambda run: run.host),
+    "started": Field("date", lambda run: run.started),
+    "age": Field("number", lambda run: None if run.started is None else age(run.started), "s"),
+    "seconds": Field("number", lambda run: run.seconds, "s"),
 }
 SEVERAL = ("tag", "sweep")  # of which a run has any number
 HIGHER = ("top_1", "sqnr", "accuracy", "tokens_s", "tokens_per_second")  # better, where a record does not say
@@ -46,16 +62,23 @@ def matching(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
     return found
 
 
-def ordered(runs: Sequence[Run], by: str, *, reverse: bool = False) -> list[Run]:
+def ordered(
+    runs: Sequence[Run], by: str, *, reverse: bool = False, known: Callable[[], Sequence[Run]] | None = None
+) -> list[Run]:
     """The best first, as `better` of the metric says: the lowest, unless the highest is; names and states by letters,
     dates from the newest. Those that have no such value come last.
+
+    Args:
+        known: gives all runs that there are, for what `by` may be when `runs` are none.
 
     Raises:
         ConfigError: no run has it.
     """
     if not runs:
+        if known is not None and (there := known()):
+            _value(by, by, there, several=False)
         return []
-    kind, value = _value(by, by, runs, several=False)
+    kind, value, *_ = _value(by, by, runs, several=False)
     figures = [f for run in runs for name, f in run.metrics.items() if key_of(name) == key_of(by)]
     down = kind == "date" or (by not in FIELDS and (any(f.better == "higher" for f in figures) or _higher(by, figures)))
     having = [(value(run), run) for run in runs]
@@ -77,25 +100,24 @@ def _test(word: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
     name, sign, typed = match[1], "=" if match[2] == "==" else match[2], match[3].strip()
     if not runs and name not in FIELDS:  # and nobody knows what it is
         return lambda run: False
-    kind, value = _value(word, name, runs)
+    kind, value, unit, setting = _value(word, name, runs)
     for state in typed.split(",") if name == "state" else ():
         if not any(c in state for c in "*?[") and state not in STATES:
             raise ConfigError(f"{word}: {state!r} is no state{did_you_mean(state, STATES)}")
-    metric = any(key_of(n) == key_of(name) for run in runs for n in run.metrics)
-    if kind == "number" and not metric and not is_number(typed) and sign in ("=", "!="):
+    if kind == "number" and setting and not is_number(typed) and sign in ("=", "!="):
         kind = "word"  # of a setting, which may be null
-    fits = _one_of(word, sign, typed, kind)
+    fits = _one_of(word, sign, typed, kind, unit)
     if name in SEVERAL:
-        equals = _one_of(word, "=" if sign == "!=" else sign, typed, kind)
+        equals = _one_of(word, "=" if sign == "!=" else sign, typed, kind, unit)
         return lambda run: any(map(equals, value(run))) == (sign != "!=")
     return lambda run: fits(value(run))
 
 
-def _one_of(word: str, sign: str, typed: str, kind: Kind) -> Callable[[Any], bool]:
+def _one_of(word: str, sign: str, typed: str, kind: Kind, unit: str) -> Callable[[Any], bool]:
     """The test of a value: of words `a,b` is either; names may have commas, too."""
     if sign not in ("=", "!=") or "," not in typed or kind != "word":
-        return test(word, sign, typed, kind)
-    tests = [test(word, "=", part.strip(), kind) for part in (typed, *typed.split(","))]
+        return test(word, sign, typed, kind, unit)
+    tests = [test(word, "=", part.strip(), kind, unit) for part in (typed, *typed.split(","))]
     return lambda value: any(fits(value) for fits in tests) == (sign == "=")
 
 
@@ -110,8 +132,10 @@ def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -
     key = key_of(name)
     metrics = {key_of(n): f for run in runs for n, f in run.metrics.items()}
     if key in metrics:
-        kind: Kind = {"B": "bytes", "s": "seconds"}.get(metrics[key].unit, "number")  # type: ignore[assignment]
-        return kind, lambda run: next((f.value for n, f in run.metrics.items() if key_of(n) == key), None)
+        return Field(
+            "number", lambda run: next((f.value for n, f in run.metrics.items() if key_of(n) == key), None),
+            metrics[key].unit,
+        )  # fmt: skip
     settings = dict.fromkeys(setting for run in runs for setting in run.config)
     fitting = [name] if name in settings else [s for s in settings if s.endswith(f".{name}")]
     if len(fitting) > 1:  # what is typed goes to stages as well
@@ -119,9 +143,10 @@ def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -
     if len(fitting) > 1:
         raise ConfigError(f"{word}: {name!r} is any of {some(fitting)}; write more of it")
     if fitting:
-        return "number" if _numeric(runs, fitting[0]) else "word", lambda run: run.config.get(fitting[0])
+        kind: Kind = "number" if _numeric(runs, fitting[0]) else "word"
+        return Field(kind, lambda run: run.config.get(fitting[0]), typed=True)
     if not runs:
-        return "word", lambda run: None
+        return Field("word", lambda run: None)
     known = [*FIELDS, *metrics]
     near = {setting.rpartition(".")[2]: None for setting in settings if not setting.endswith("_")}
     raise ConfigError(f"{word}: no run has a metric or a setting {name!r}{did_you_mean(name, [*known, *near])}")

@@ -157,8 +157,6 @@ def _called(known: Registry, word: str) -> list[Run]:
 
 
 def _unknown(known: Registry | None, outputs: Path, word: str) -> Exception:
-    if word.startswith("-"):
-        return ConfigError(f"{word}: there is no such option")
     folders = [Path(word).absolute(), outputs / word]
     folder = next((f for f in folders if os.path.isfile(f / "sweep.csv")), None)
     if folder is not None:

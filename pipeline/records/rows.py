@@ -9,7 +9,10 @@ from pipeline.figures import Figure
 from pipeline.records.run import Run
 from pipeline.records.sweeps import SweepJob
 
-PLAIN = ("id", "state", "started", "seconds", "model", "quant", "why", "host", "pid", "done", "total")
+PLAIN = (
+    "id", "state", "started", "seconds", "model", "quant", "why", "host", "pid", "done", "total", "stages_done",
+    "stages",
+)  # fmt: skip
 LISTS = ("command", "problems", "tags", "notes")
 
 

@@ -61,6 +61,7 @@ class Run:
     why: its last try failed.
     host, pid: of its last try.
     done: chunks that are journaled, of `total`; of a run that is not complete.
+    stages_done: stages that compute and have their results, of `stages`; of a run that is not complete.
     tags, notes: what people say of it.
     sweeps: folders of sweeps that it is a job of, within the folder of outputs.
     """
@@ -82,6 +83,8 @@ class Run:
     pid: int | None = None
     done: int | None = None
     total: int | None = None
+    stages_done: int | None = None
+    stages: int | None = None
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
@@ -96,12 +99,21 @@ class Run:
         return _manifest(self.folder / MANIFEST) if (self.folder / MANIFEST).is_file() else {}
 
     @property
+    def percent(self) -> int | None:
+        """How much is done of the chunks, and of the stages that compute, each as much as a chunk; of a run that is not
+        complete 99 at most. None: nothing, or nothing is known."""
+        done, total = ((a or 0) + (b or 0) for a, b in ((self.done, self.stages_done), (self.total, self.stages)))
+        return min(99, 100 * done // total) if done and total and self.state != "complete" else None
+
+    @property
     def reached(self) -> str:
         """What its state comes to, in words: how far it came, why it failed, where it began, what cannot be read."""
         if self.state == "complete":
             return ""
         done = self.done or 0  # not counted, where something cannot be read
         far = f"{done:,} of {self.total:,} chunks" if self.total else f"{done:,} chunks" if done else ""
+        if self.stages:
+            far = f"{far}, {self.stages_done or 0} of {self.stages} {'other ' * bool(far)}stages".removeprefix(", ")
         said = {
             "failed": self.why,
             "elsewhere": f"began on {self.host}, {far} journaled" if far else f"began on {self.host}",
@@ -161,9 +173,10 @@ def as_written(folder: Path) -> Run:
     try:
         last, said = last_try(folder), said_of(folder)
         run = replace(run, why=last.why, host=last.host, pid=last.pid, total=last.total, started=last.began)
+        run = replace(run, stages=last.stages)
         run = replace(run, tags=said.tags, notes=said.notes)
         if not manifest and not problems:
-            run = replace(run, done=journaled(folder))
+            run = replace(run, done=journaled(folder), stages_done=len(last.made))
     except SourceError as why:
         problems.append(str(why))
     if problems:
@@ -171,7 +184,8 @@ def as_written(folder: Path) -> Run:
     run = replace(run, command=command, model=_model(command), quant=_choice(command, "quant") or "keep")
     if not manifest:
         return replace(run, state="failed" if run.why else "interrupted")
-    done = replace(run, state="complete", why="", total=None, started=manifest["started"], seconds=manifest["seconds"])
+    run = replace(run, total=None, stages=None)
+    done = replace(run, state="complete", why="", started=manifest["started"], seconds=manifest["seconds"])
     return replace(done, metrics=_metrics(manifest))
 
 

@@ -19,6 +19,7 @@ from pipeline.files import read_whole, spoken, write_json
 VERSION = "weightmill"  # what a file says its version as
 MOST_RECORD_NBYTES = 1 << 30  # a manifest: a row for every tensor
 FILES = {"manifest.json": "manifest", "run.json": "run", "metrics.jsonl": "metrics", "errors.csv": "errors"}
+EARLY_RUN = {"stages", "seed", "inputs", "code"}  # what the first run.json had, which knew neither an id nor keys
 ROW, OWN = "row", ("metric", "point", "figure")  # lines of metrics: what is defined for them by kind, and for others
 
 Validator = Callable[[Any], Any]
@@ -79,6 +80,8 @@ def upgraded(kind: str, value: Any, where: Path | str) -> dict[str, Any]:
             f"{spoken(where)}: is a {kind} of version {found}, by a newer Weightmill; this one reads up to {newest}"
         )
     # What later versions added has a default where it is read: `better` of figures, fields of a manifest.
+    if kind == "run" and VERSION not in value and {*value} >= EARLY_RUN and "nodes" not in value:
+        value = {"id": "", "nodes": {}, "places": {}}
     now = {VERSION: newest, **{k: v for k, v in value.items() if k != VERSION}}
     check(kind, now, where)
     return now

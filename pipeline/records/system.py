@@ -7,12 +7,13 @@ It changes nothing that a run makes, and is no part of its key.
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError
+from pipeline.records import points
 from pipeline.records.points import Type, Writer, file_of
 
 PROCESS, KIND = "system", "system"
@@ -24,6 +25,11 @@ TYPES = {
         "network_received": Type("B"), "network_sent": Type("B"),
     }
 }  # fmt: skip
+
+
+def files(folder: Path) -> list[Path]:
+    """In a run's folder, those of what it took."""
+    return [file for file in points.files(folder) if points.process_of(file).partition(".")[0] == PROCESS]
 
 
 class Monitor:
@@ -102,8 +108,9 @@ def _devices() -> dict[str, int]:
 
 
 @contextmanager
-def monitored(folders: Sequence[Path], seconds: float | None) -> Iterator[None]:
-    """Look every so often while this is open, and once as it opens and closes; the same rows go to all folders.
+def monitored(folders: Sequence[Path], seconds: float | None) -> Iterator[Callable[[Path], None]]:
+    """Look every so often while this is open, and once as it opens and closes; the same rows go to all folders. What it
+    yields looks once more, for a run that is done, and leaves its folder alone from then on.
 
     Args:
         folders: of runs that share their processes, as jobs of a sweep do.
@@ -113,15 +120,28 @@ def monitored(folders: Sequence[Path], seconds: float | None) -> Iterator[None]:
         StorageError: the rows cannot be written; said as it closes, as the work itself goes on without them.
     """
     if seconds is None or not folders:
-        yield
+        yield lambda folder: None
         return
     monitor, done, failed = Monitor(folders[0]), threading.Event(), list[StorageError]()
-    writers = [Writer(file_of(folder, PROCESS), TYPES) for folder in folders]
+    writers = {folder: Writer(file_of(folder, PROCESS), TYPES) for folder in folders}
+    looking = threading.Lock()
 
-    def write() -> None:
-        row: dict[str, Any] = {"time": time.time(), **monitor.look()}
-        for writer in writers:
-            writer.row(KIND, row)
+    def write(*only: Path) -> None:
+        with looking:
+            row: dict[str, Any] = {"time": time.time(), **monitor.look()} if writers else {}
+            for folder, writer in writers.items():
+                if not only or folder in only:
+                    writer.row(KIND, row)
+
+    def leave(folder: Path) -> None:
+        if folder not in writers:
+            return
+        try:
+            write(folder)
+        except StorageError as why:
+            failed.append(why)
+        with looking:
+            writers.pop(folder).close()
 
     def watch() -> None:
         try:
@@ -135,11 +155,11 @@ def monitored(folders: Sequence[Path], seconds: float | None) -> Iterator[None]:
     thread = threading.Thread(target=watch, name="monitor", daemon=True)
     thread.start()
     try:
-        yield
+        yield leave
     finally:
         done.set()
         thread.join()
-        for writer in writers:
+        for writer in writers.values():
             writer.close()
     if failed:
         raise failed[0]

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pipeline.records.lines import append, lines
 from pipeline.redact import hide
 
 TRIES, LOCK, JOURNAL = "tries.jsonl", ".lock", "journal.jsonl"
-BEGAN, FAILED = "began", "failed"
+BEGAN, STAGE, FAILED = "began", "stage", "failed"
 LONGEST = 2000  # characters of why
 
 
@@ -25,6 +25,8 @@ class Try:
     began: seconds since the epoch; None: not known.
     host, pid: whose process it is, or was.
     total: chunks in all.
+    stages: those that compute, in all; None: it was not written.
+    made: of these, those whose results are there.
     why: it failed; empty where it did not, or nothing was written any more.
     """
 
@@ -32,17 +34,32 @@ class Try:
     host: str = ""
     pid: int | None = None
     total: int | None = None
+    stages: int | None = None
+    made: frozenset[str] = frozenset()
     why: str = ""
 
 
-def begin(folder: Path, total: int) -> None:
+def begin(folder: Path, total: int, stages: int = 0) -> None:
     """Note a try of this process.
+
+    Args:
+        total: chunks in all.
+        stages: that compute, in all.
 
     Raises:
         StorageError: it cannot be written.
     """
-    said = {"event": BEGAN, "at": time.time(), "host": socket.gethostname(), "pid": os.getpid(), "total": total}
-    append(folder / TRIES, said)
+    said = {"event": BEGAN, "at": time.time(), "host": socket.gethostname(), "pid": os.getpid()}
+    append(folder / TRIES, said | {"total": total, "stages": stages})
+
+
+def made(folder: Path, stage: str) -> None:
+    """Note that the result of a stage that computes is there.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    append(folder / TRIES, {"event": STAGE, "at": time.time(), "name": stage})
 
 
 def fail(folder: Path, why: Exception) -> None:
@@ -61,9 +78,12 @@ def last_try(folder: Path) -> Try:
     found = Try()
     for said in lines(folder / TRIES):
         if said.get("event") == BEGAN:
-            found = Try(_number(said, "at"), str(said.get("host", "")), _whole(said, "pid"), _whole(said, "total"))
+            pid, total, stages = (_whole(said, name) for name in ("pid", "total", "stages"))
+            found = Try(_number(said, "at"), str(said.get("host", "")), pid, total, stages)
+        elif said.get("event") == STAGE:
+            found = replace(found, made=found.made | {str(said.get("name", ""))})
         elif said.get("event") == FAILED:
-            found = Try(found.began, found.host, found.pid, found.total, str(said.get("why", "")))
+            found = replace(found, why=str(said.get("why", "")))
     return found
 
 

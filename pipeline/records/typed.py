@@ -1,6 +1,5 @@
 """What is typed in a condition, compared with what runs have: numbers, sizes, times, dates and words."""
 
-import re
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -8,9 +7,9 @@ from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 from pipeline.errors import ConfigError
-from pipeline.units import parse_bytes
+from pipeline.units import parse_amount
 
-Kind = Literal["number", "bytes", "seconds", "age", "date", "word"]
+Kind = Literal["number", "date", "word"]
 Test = Callable[[Any], bool]
 
 ORDERS: dict[str, Callable[[float, float, float], bool]] = {
@@ -22,15 +21,17 @@ ORDERS: dict[str, Callable[[float, float, float], bool]] = {
     ">=": lambda x, low, high: x >= low,
 }
 """A date that is typed has a length, from its beginning until its end; a number has none."""
-LENGTHS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+BOOLEANS = ("true", "false")  # in whatever letters, as YAML has them
+INFINITE = ("inf", "infinity")  # which metrics may be
 DATES = {"%Y-%m": None, "%Y-%m-%d": 86400.0, "%Y-%m-%dT%H:%M": 60.0, "%Y-%m-%dT%H:%M:%S": 1.0}
 
 
-def test(word: str, sign: str, typed: str, kind: Kind) -> Test:
+def test(word: str, sign: str, typed: str, kind: Kind, unit: str) -> Test:
     """Whether a value is as `typed` says; none is `!=` to everything, and nothing else.
 
     Args:
         word: the condition, for errors.
+        unit: of values that are numbers.
 
     Raises:
         ConfigError: `typed` is nothing of this kind, or words are to be less than others.
@@ -38,8 +39,13 @@ def test(word: str, sign: str, typed: str, kind: Kind) -> Test:
     if kind == "word":
         if sign not in ("=", "!="):
             raise ConfigError(f"{word}: {typed or 'nothing'!r} is no number, and words are = or != only")
-        return lambda value: (value is not None and fnmatchcase(_said(value), typed)) == (sign == "=")
-    low, high = _interval(word, typed, kind)
+        lower = typed.lower() if typed.lower() in BOOLEANS else typed
+
+        def alike(value: Any) -> bool:
+            return value is not None and fnmatchcase(_said(value), lower if isinstance(value, bool) else typed)
+
+        return lambda value: alike(value) == (sign == "=")
+    low, high = _interval(word, typed, kind, unit)
     order = ORDERS[sign]
     return lambda value: order(float(value), low, high) if _is_number(value) else sign == "!="
 
@@ -52,22 +58,11 @@ def is_number(typed: str) -> bool:
     return True
 
 
-def _interval(word: str, typed: str, kind: Kind) -> tuple[float, float]:
+def _interval(word: str, typed: str, kind: Kind, unit: str) -> tuple[float, float]:
     if kind == "date":
         return _dates(word, typed)
-    if is_number(typed) and kind != "bytes":
-        return float(typed), float(typed)
-    if kind == "bytes":
-        nbytes = (
-            float(typed) if is_number(typed) else float(parse_bytes(typed, word.partition(typed)[0].rstrip("=<>! ")))
-        )
-        return nbytes, nbytes
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", typed) if kind in ("seconds", "age") else None
-    if match is not None and match[2] in LENGTHS:
-        length = float(match[1]) * LENGTHS[match[2]]
-        return length, length
-    units = " with a unit: 90s, 2min, 3h, 1d" if kind in ("seconds", "age") else ""
-    raise ConfigError(f"{word}: {typed!r} is no number{units and f', nor one{units}'}")
+    number = float(typed) if typed.lstrip("+-").lower() in INFINITE else parse_amount(typed, unit, word)
+    return number, number
 
 
 def _dates(word: str, typed: str) -> tuple[float, float]:

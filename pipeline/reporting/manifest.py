@@ -63,7 +63,8 @@ class Report(Card):
             of what that wrote; by paths from the run's folder.
         found: stage → where its result was kept, which an earlier run had found; its times are of then.
         environment: what of the machine and the process may change bits, see `pipeline.records.environment`.
-        tracked: where a tracker was told of it: `place`, `run` there, and `problem`, where it was not told all.
+        tracked: where a tracker was told of it: `place`, `run` there, and `problem`, where it was not told all. Of a
+            run just made, and in no manifest, how much that was: `told`, and `missing`.
         exit_code: of the process: the largest `exit_code` that a result has (a comparison that found differences).
     """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline.reporting.front import dominators
+from pipeline.reporting.compare.front import dominators
 
 BLUE, GREY, INK = "#2f6db5", "#8a8f98", "#3b4048"
 # Told apart by people who see fewer colours, too: Okabe and Ito (2008) but for the yellow and the black, and four that

@@ -14,10 +14,8 @@ from pipeline.records.run import Run, key_of
 from pipeline.records.summaries import Summary
 from pipeline.records.typed import age
 from pipeline.reporting.card import Card
-from pipeline.reporting.trace import NAME as TRACE
 from pipeline.tables import table, unbroken
 from pipeline.terminal import line
-from pipeline.tracing import PROFILES
 from pipeline.units import show_bytes
 
 MAIN = ("perplexity", "kl", "top_1", "accuracy", "loss", "bits_a_weight", "size")  # metrics that come first
@@ -26,6 +24,11 @@ LAST = ("bits_a_weight", "size")  # what holds of every run, behind what was fou
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LONGEST_WHY = 160
+PROFILE = "profile by jax.profiler"
+KINDS = {
+    "states": "checkpoints", "best": "checkpoints", "trace.json": "trace", "trace.jax": "profiles by jax.profiler",
+    "trace.parts": "pieces of a trace",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def run_tables(run: Run, summaries: Mapping[str, Summary], copies: Sequence[Run]
 
 
 def files_of(run: Run) -> list[tuple[str, str, int]]:
-    """What lies in its folder, and the exports that lie elsewhere: name, what it is, bytes; folders as one."""
+    """What lies in its folder, and the exports and traces that lie elsewhere: name, what, bytes; folders as one."""
     found = []
     for entry in sorted(run.folder.iterdir(), key=lambda p: p.name):
         if entry.name == ".lock" or entry.is_symlink():
@@ -184,16 +187,22 @@ def files_of(run: Run) -> list[tuple[str, str, int]]:
         if path.parent != run.folder and not str(place).startswith(str(run.manifest.get("run"))):
             gone = "" if path.exists() else ", gone"
             found.append((str(path), f"export{gone}", folder_nbytes(path) if path.is_dir() else 0))
+    for name, place in run.manifest.get("traces", {}).items() if run.state == "complete" else ():
+        path = Path(os.path.normpath(run.folder / str(place)))
+        if run.folder not in path.parents:  # of the sweep that it is a job of
+            what = kind_of(path.with_name(name)) if "/" not in name else PROFILE
+            nbytes = folder_nbytes(path) if path.is_dir() else path.stat().st_size if path.exists() else 0
+            found.append((str(path), what if path.exists() else f"{what}, gone", nbytes))
     return found
 
 
 def kind_of(path: Path) -> str:
     """What a file or folder of a run is."""
+    if path.name in KINDS:
+        return KINDS[path.name]
     if path.is_dir():
-        named = {"states": "checkpoints", "best": "checkpoints", PROFILES: "profiles"}
-        return "export" if (path / ".weightmill.json").exists() else named.get(path.name, "folder")
-    named = {".png": "picture", ".html": "page"}
-    return "trace" if path.name == TRACE else named.get(path.suffix, "record")
+        return "export" if (path / ".weightmill.json").exists() else "folder"
+    return {".png": "picture", ".html": "page"}.get(path.suffix, "record")
 
 
 def folder_nbytes(folder: Path) -> int:
@@ -235,12 +244,8 @@ def _shown(figure: Figure | None, *, bare: bool) -> str:
 
 def _state(run: Run) -> str:
     """In a word, with how far it is."""
-    far = (
-        f" {100 * run.done // run.total} %"
-        if run.done and run.total and run.state in ("running", "interrupted")
-        else ""
-    )
-    return f"{run.state}{far}"
+    told = run.percent is not None and run.state in ("running", "interrupted")
+    return f"{run.state} {run.percent} %" if told else run.state
 
 
 def _letter(i: int) -> str:

@@ -15,7 +15,10 @@ from pipeline.records.run import Run
 from pipeline.redact import hide, tree
 from pipeline.terminal import line
 
-FIELDS = ("name", "folder", "id", "state", "reached", "model", "quant", "started", "seconds", "host", "done", "total")
+FIELDS = (
+    "name", "folder", "id", "state", "reached", "model", "quant", "started", "seconds", "host", "done", "total",
+    "stages_done", "stages",
+)  # fmt: skip
 LISTS = ("command", "tags", "notes", "sweeps")
 
 

@@ -51,7 +51,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         came = seen and name not in report.found and not report.reused
         found += _tables_of(value, but_streamed=came) or [_result_table(name, value)]
     found += predicted_table(report.predicted)
-    found += [f"tracked: {text}" for key, text in report.tracked.items() if key == "place"]
+    found += _tracked(report.tracked)
     if verdicts:
         return [*found, *verdicts]
     found += [f"{name}: {text}" for name, text in report.chosen.items()]
@@ -67,6 +67,15 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def _tracked(said: Mapping[str, str]) -> list[str]:
+    """Where a tracker was told of the run, and how much of it."""
+    if "place" not in said:
+        return []
+    told = said.get("told") or ("" if said.get("run") else "nothing")
+    missing = f"; not told: {said['missing']}; the same command tells it later" if "missing" in said else ""
+    return [f"tracked: {said['place']}{': ' * bool(told)}{told}{missing}"]
 
 
 def predicted_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -1,14 +1,18 @@
 """What the processes of a run told (`pipeline.tracing`) as one file for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 Trace Event Format, the JSON object form: docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU. Of
-its phases X (complete), i (instant), C (counter) and M (metadata) are used; `ts` and `dur` are microseconds.
+its phases X (complete), i (instant), C (counter), s, t, f (flow) and M (metadata) are used; `ts` and `dur` are
+microseconds. A flow leads from where a task was sent through its first span in another process to where its result
+came.
 
 Processes of one machine have one clock. Another machine's is laid beside it by both wall clocks, and then moved as far
-as it takes for no task to begin before it was sent, or to end after its result was here.
+as it takes for no task to begin before it was sent, or to end after its result was here: the two bounds that every task
+of that machine gives, of which the narrowest count (as in Cristian's algorithm, over all round trips).
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -95,7 +99,7 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
             "format": FORMAT, "about": redact.tree(dict(about)),
             "processes": [{k: p.head[k] for k in ("pid", "host", "role")} | {"clock": p.clock} for p in parts],
             "dropped": sum(p.dropped for p in parts), "torn": sum(p.torn for p in parts),
-            "profiles": sorted(f"{PROFILES}/{f.name}" for f in (folder / PROFILES).glob("*")),
+            "profiles": [f"{PROFILES}/{f.name}" for f in profiles(folder)],
         }  # fmt: skip
         partial = path.with_name(f"{NAME}.partial")
         try:
@@ -114,6 +118,11 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
     except OSError as why:
         raise Unwritten(f"{spoken(path)}: cannot be written: {why.strerror}") from None
     return lacking
+
+
+def profiles(folder: Path) -> list[Path]:
+    """What jax.profiler wrote, a folder for each task that it watched; one of a killed process is empty, and none."""
+    return sorted(p for p in (folder / PROFILES).glob("*") if next(p.glob("plugins/profile/*/*"), None) is not None)
 
 
 def _read(path: Path) -> Part | None:
@@ -159,23 +168,45 @@ def _align(parts: list[Part]) -> None:
     """Lay all clocks beside that of the process that began last."""
     mains = [p for p in parts if p.sent or p.head["role"] == "run"]
     base = (mains or parts)[-1]
+    machines: dict[str, list[Part]] = defaultdict(list)
     for part in parts:
-        same = part.head["clock"] == base.head["clock"]
-        of = base if same else part
-        part.offset_ns = of.head["wall_ns"] - round(of.head["perf_s"] * 1e9)
-        part.clock = "the run's own" if same else "by the wall clock"
-    for part in (p for p in parts if p.head["clock"] != base.head["clock"] and p not in mains):
-        main = next((m for m in mains if m.head["session"] == part.head["session"]), None)
-        if main is None or main.head["clock"] == part.head["clock"]:
-            continue
-        spans = [(part.ended.get(e[0]), part.at(e[4]), part.at(e[4] + e[5])) for e in part.events if e[3] == "task"]
-        least = [main.at(main.sent[key]) - start for key, start, _ in spans if key in main.sent]
-        most = [main.at(main.got[key]) - end for key, _, end in spans if key in main.got]
-        if least and most and max(least) <= min(most):
-            moved = min(max(0, max(least)), min(most))
-            part.offset_ns += moved
-            known = (min(most) - max(least)) / 1e6
-            part.clock = f"by the wall clock, moved by {moved / 1e6:.3f} ms; known to {known:.3f} ms by what was sent"
+        machines[part.head["clock"]].append(part)
+    for clock, there in machines.items():
+        same = clock == base.head["clock"]
+        of = (base if same else there[-1]).head
+        for part in there:
+            part.offset_ns = of["wall_ns"] - round(of["perf_s"] * 1e9)
+            part.clock = "the run's own" if same else "by the wall clock"
+    began = {m.head["session"]: m for m in mains}
+    for clock, there in machines.items():
+        if clock != base.head["clock"] and not any(part in mains for part in there):
+            _move([(part, began[s]) for part in there if (s := part.head["session"]) in began])
+
+
+def _move(there: Sequence[tuple[Part, Part]]) -> None:
+    """Move the clock of a machine.
+
+    Args:
+        there: what its processes told, each with the process that sent it its tasks.
+    """
+    least, most = [], []
+    for part, main in there:
+        for number, _, _, kind, start, seconds, *_ in part.events:
+            if kind == "task" and (key := part.ended.get(number)) is not None:
+                least += [main.at(main.sent[key]) - part.at(start)] if key in main.sent else []
+                most += [main.at(main.got[key]) - part.at(start + seconds)] if key in main.got else []
+    if not least or not most:
+        return
+    low, high = max(least), min(most)
+    if low <= high:
+        moved = min(max(0, low), high)
+        known = f"known to {(high - low) / 1e6:.3f} ms by what was sent"
+    else:
+        moved = (low + high) // 2
+        known = f"not all that was sent agrees, by {(low - high) / 1e6:.3f} ms: its clock runs unevenly"
+    for part, _ in there:
+        part.offset_ns += moved
+        part.clock = f"by the wall clock, moved by {moved / 1e6:.3f} ms; {known}"
 
 
 def _lacking(path: Path, parts: list[Part], done: Mapping[str, str]) -> list[str]:
@@ -194,9 +225,9 @@ def _lacking(path: Path, parts: list[Part], done: Mapping[str, str]) -> list[str
 def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
     """Names of processes and threads, and then what they told, in time."""
     rows: list[tuple[int, int, dict[str, Any]]] = []
+    threads: list[dict[int | str, int]] = [{} for _ in parts]
     for i, part in enumerate(parts, 1):
-        head = part.head
-        tids: dict[int | str, int] = {}
+        head, tids = part.head, threads[i - 1]
         for number, phase, name, kind, start, value, args, thread in part.events:
             tid = 0 if phase == "C" else tids.setdefault(thread, len(tids) + 1)
             at = part.at(start)
@@ -218,6 +249,7 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
         for thread, tid in tids.items():
             said = part.threads.get(thread, str(thread)) if isinstance(thread, int) else thread
             yield _meta("thread_name", i, tid, {"name": plain(said)})
+    rows += _flows(parts, threads)
     rows.sort(key=lambda r: r[:2])
     zero = rows[0][0] if rows else 0
     for at, _, event in rows:
@@ -225,6 +257,39 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
         if "dur" in event:
             event["dur"] /= 1000
         yield event
+
+
+def _flows(
+    parts: Sequence[Part], threads: Sequence[Mapping[int | str, int]]
+) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """What was sent to other processes and came back, in the order in which it was sent.
+
+    Args:
+        threads: of each part, what its threads are called in the trace.
+    """
+    first: dict[tuple[str, str], tuple[int, int, int]] = {}  # of a session's task where it began
+    for i, part in enumerate(parts):
+        for number, _, _, kind, start, _, _, thread in part.events:
+            if kind == "task" and (key := part.ended.get(number)) is not None:
+                begun = (part.at(start), i, threads[i][thread])
+                first[part.head["session"], key] = min(begun, first.get((part.head["session"], key), begun))
+    flow = 0
+    for i, part in enumerate(parts):
+        run = next((e for e in part.events if e[3] == "run"), None)
+        for key, sent in part.sent.items() if run is not None else ():
+            found = first.get((part.head["session"], key))
+            if found is None or found[1] == i or key not in part.got:
+                continue
+            there, process, thread = found
+            if not part.at(sent) <= there <= part.at(part.got[key]):  # of a clock that runs unevenly
+                continue
+            flow += 1
+            here = (i + 1, threads[i][run[7]])  # type: ignore[index]  # there is one
+            for phase, at, (pid, tid) in (
+                ("s", part.at(sent), here), ("t", there, (process + 1, thread)), ("f", part.at(part.got[key]), here),
+            ):  # fmt: skip
+                event = {"ph": phase, "name": "task", "cat": "sent", "id": flow, "pid": pid, "tid": tid}
+                yield at, 0, event | ({"bp": "e"} if phase == "f" else {})
 
 
 def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:

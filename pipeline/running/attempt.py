@@ -25,7 +25,7 @@ from pipeline.planning.identity import Key, differences, keyed, resolved
 from pipeline.planning.obstacles import obstacles, run_folder
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Plan, chunk_key
-from pipeline.records import points, schemas, tries
+from pipeline.records import points, schemas, system, tries
 from pipeline.reporting.html import place
 from pipeline.reporting.manifest import Report, build_report, versions
 from pipeline.reporting.mesh import draw_placements
@@ -38,8 +38,8 @@ from pipeline.running.journal import Journal, locked
 from pipeline.running.progress import Progress
 from pipeline.running.results import FOLDER, Results
 from pipeline.running.tasks import Made, Try, keeps
-from pipeline.running.traced import Traced, forgotten
-from pipeline.running.tracked import completed, knows
+from pipeline.running.traced import Traced, forgotten, left
+from pipeline.running.tracked import completed, known
 from pipeline.running.tracking import Tracking
 from pipeline.stage import StageHooks, WorkHooks
 from pipeline.tracker import Tracked
@@ -116,7 +116,8 @@ class Attempt:
             self.complete = replace(earlier, tracked=self._tell_of(earlier)) if run.tracker is not None else earlier
             self._locks.close()
             return
-        self._resuming = earlier == "unfinished" and self.journal.path.exists()
+        self._goes_on = earlier == "unfinished"
+        self._resuming = self._goes_on and self.journal.path.exists()
         self.known = self.journal.read() if self._resuming else {}
         results = Results(self._outputs / FOLDER, run_dir, self._what.id)
         plan.context = replace(plan.context, results=results)
@@ -141,14 +142,18 @@ class Attempt:
         """Write down what the job is, and put in place what is there already."""
         run_dir = self.job.run_dir
         if not self._resuming:
-            for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *points.files(run_dir)):
+            taken = [] if not self._goes_on else system.files(run_dir)  # what an earlier try took is still so
+            of_work = [file for file in points.files(run_dir) if file not in taken]
+            for file in (run_dir / "journal.jsonl", run_dir / "manifest.json", *of_work):
                 file.unlink(missing_ok=True)
+        if not self._goes_on:
             forgotten(run_dir)
         place.forgotten(run_dir)
         schemas.write("run", run_dir / "run.json", asdict(self._what))
         write_config(run_dir / "config.yaml", self.job.run.tree)
         works = (work for name, work in self.plan.works.items() if name not in self.exports.there)
-        tries.begin(run_dir, sum(len(work.chunks) for work in works))
+        computing = [n for n in self.stages.values() if self.plan.nodes[n].computes and n not in self.exports.there]
+        tries.begin(run_dir, sum(len(work.chunks) for work in works), len(computing))
         self.began, self.started = True, time.time()
         if self.job.run.tracker is not None:
             self.tracking = self._locks.enter_context(self._tracked(self.started, again=self.job.run.spine.overwrite))
@@ -192,6 +197,8 @@ class Attempt:
         if isinstance(result, Made):
             name = self.stages[key.removesuffix(":run").removesuffix(":work")]
             self._made[name] = result
+            if self.plan.nodes[name].computes:
+                tries.made(self.job.run_dir, name)
             if made_in == self.job.run_dir:
                 return
             if result.key is not None:
@@ -242,7 +249,8 @@ class Attempt:
         done = [r for r in self.records if not r.get("reused")]
         whole = len(done) == len(records) and not any(r.get("took") for r in done)
         report = replace(report, predicted=_kept_to(run, plan, report, done, whole=whole and self._alone))
-        report = replace(report, traces={} if trace is None else trace.links(run_dir))
+        job = "" if self._alone else self.job.name
+        report = replace(report, traces=left(run_dir) if trace is None else trace.links(run_dir, job))
         final = describe(plan, self._keys, self._digests.of, self._what, resolved_now)
         final = replace(final, command=self._what.command)
         draw_placements(plan, run_dir)
@@ -266,8 +274,8 @@ class Attempt:
 
     def _tell_of(self, report: Report) -> dict[str, str]:
         """A run that is complete already is told to a tracker that has not heard all of it; see `Report.tracked`."""
-        if knows(self.job.run.tracker, self.job.run_dir):
-            return report.tracked
+        if (there := known(self.job.run.tracker, report)) is not None:
+            return there
         with self._tracked(report.started) as tracking:
             tracking.catch_up()
             return completed(tracking, report).tracked

@@ -20,7 +20,7 @@ from pipeline.errors import SourceError, StorageError, WeightmillError, some
 from pipeline.events import Events
 from pipeline.files import read_whole, write_json
 from pipeline.records import points
-from pipeline.records.run import CONFIG, MANIFEST, Run
+from pipeline.records.run import CONFIG, DESCRIPTION, MANIFEST, Run
 from pipeline.reporting.manifest import Report, plain
 from pipeline.reporting.reproduced import (
     ABSENT,
@@ -33,10 +33,10 @@ from pipeline.reporting.reproduced import (
     updates_of,
 )  # fmt: skip
 from pipeline.running.description import Description, read_description
+from pipeline.running.point_reader import of_run
 from pipeline.running.results import FOLDER
 from pipeline.running.runner import execute
 from pipeline.running.target import MARKER
-from pipeline.running.tracking import of_run
 from pipeline.tracker import Point
 
 FILE, RUN = "reproduced.json", "run"
@@ -73,8 +73,13 @@ def before(run: Run) -> Before:
         reached = f" ({run.reached})" if run.reached else ""
         raise SourceError(f"{folder}: is {run.state}{reached}, so there is nothing whole to reproduce")
     description = read_description(folder)
-    if description is None or not description.nodes or not (folder / CONFIG).is_file():
-        raise SourceError(f"{folder}: was made by an earlier version of Weightmill: it lacks what it was made of")
+    if description is None:
+        raise SourceError(f"{folder / DESCRIPTION}: is gone, or cannot be read; it says what the run was made of")
+    if not description.nodes:
+        text = "by an earlier version of Weightmill: its run.json does not say what the run was made of"
+        raise SourceError(f"{folder}: was made {text}; the same command with overwrite=true makes it anew")
+    if not (folder / CONFIG).is_file():
+        raise SourceError(f"{folder / CONFIG}: is gone; it says with which settings the run is to be made again")
     import yaml
 
     try:

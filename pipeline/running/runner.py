@@ -108,8 +108,8 @@ def execute_jobs(
             stop_at(room([(one.plan, one.known, one.exports.there) for one in begun.values()]))
             peak.begin()
             each(lambda one: one.begin())
-            with monitored([one.job.run_dir for one in begun.values()], jobs[0].run.spine.monitor):
-                _run(sweep, begun, digests, events, settle, trace)
+            with monitored([one.job.run_dir for one in begun.values()], jobs[0].run.spine.monitor) as leave:
+                _run(sweep, begun, digests, events, settle, trace, leave)
         except Exception as why:
             for i in (i for i in begun if i not in outcomes):
                 settle(i, why)
@@ -149,9 +149,13 @@ def _learn(sweep: Sweep, jobs: Mapping[int, Attempt], graph: Graph, ended: Mappi
 
 
 def _run(  # noqa: C901  what becomes of a result, in one place
-    sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled, trace: Traced | None
-) -> None:
+    sweep: Sweep, begun: Mapping[int, Attempt], digests: Digests, events: Events, settle: Settled,
+    trace: Traced | None, leave: Callable[[Path], None],
+) -> None:  # fmt: skip
     """Run the graph of the jobs in `begun`, and settle each.
+
+    Args:
+        leave: told of a folder in which nothing is to be written any more but by its run.
 
     Raises:
         WeightmillError: what ended the only job, or all.
@@ -206,6 +210,7 @@ def _run(  # noqa: C901  what becomes of a result, in one place
                     begun[i].take_chunk(several[n][1], parts[n])
                 if not begun[i].waiting and not begun[i].failures:
                     over.add(i)
+                    leave(begun[i].job.run_dir)
                     settle(i, begun[i].report(trace))
             except Exception as why:
                 if alone:

@@ -11,7 +11,7 @@ from pipeline.planning.memory import plan_jobs
 from pipeline.planning.sweep import Asked, Job, distinct
 from pipeline.records.sweeps import keep
 from pipeline.reporting import console
-from pipeline.reporting.comparison import Comparison, compared, ended
+from pipeline.reporting.compare.jobs import Comparison, compared, ended
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.progress import progress
 from pipeline.reporting.sweep import sweep_tables

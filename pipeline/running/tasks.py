@@ -358,8 +358,13 @@ def do_chunk(work: Work[Any], chunk: Chunk, known: Mapping[str, Any] | None) -> 
             tracing.instant(f"reused {chunk}", "reused")
         return {**known, "reused": True}
     start = time.perf_counter()
-    with meter.metered() as measured:
-        digest = work.do(chunk)
+    try:
+        with meter.metered() as measured:
+            digest = work.do(chunk)
+    except Exception as why:
+        if tracing.active:
+            tracing.done(str(chunk), "chunk", start, **tracing.failure(why))
+        raise
     seconds = time.perf_counter() - start
     if tracing.active:
         tracing.done(str(chunk), "chunk", start, seconds)

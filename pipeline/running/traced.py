@@ -1,5 +1,6 @@
 """A run that is traced: its tasks tell what they do, wherever they run, and at the end one file is made of it."""
 
+import json
 import os
 import shutil
 import uuid
@@ -11,7 +12,7 @@ from typing import Any
 
 from pipeline import tracing
 from pipeline.config.spine import Spine
-from pipeline.reporting.trace import NAME, Unwritten, merge
+from pipeline.reporting.trace import NAME, Unwritten, merge, profiles
 from pipeline.running.graph import Failure, Task
 
 MAIN = "run"
@@ -71,17 +72,13 @@ class Traced:
         start = self._jobs.pop(job, self._began)
         self._write([0, "X", job, "job", start, tracing.clock() - start, {"jobs": [job], "failed": not well}, job])
 
-    def links(self, run_dir: Path) -> dict[str, str]:
+    def links(self, run_dir: Path, job: str = "") -> dict[str, str]:
         """What the record of a job says of its trace: name → path from its folder.
 
         Args:
-            job: of a sweep; only its own.
+            job: of a sweep; of profiles only its own.
         """
-        found = {NAME: os.path.relpath(self.file, run_dir)}
-        with suppress(OSError):
-            for folder in sorted((self._folder / tracing.PROFILES).iterdir()):
-                found[f"{tracing.PROFILES}/{folder.name}"] = os.path.relpath(folder, run_dir)
-        return found
+        return _links(self._folder, run_dir, job)
 
     def _write(self, event: list[Any]) -> None:
         tracing.sink(self._what).write([event])
@@ -99,16 +96,10 @@ class Traced:
         if file.broken:
             say(f"{file.path}: cannot be written: {file.broken}; the trace lacks what came after")
         if not parts.is_dir():
+            if well and not self.file.exists():
+                say(f"{self.file}: there is no trace, as nothing was done now; overwrite=true does it again")
             return
-        try:
-            lacking = merge(self._folder, about, self._done)
-        except Unwritten as why:
-            say(f"{why}; there is no trace of this run")
-            return
-        for line in lacking:
-            say(line)
-        if well:  # of a run that is to go on they are needed again
-            shutil.rmtree(parts, ignore_errors=True)
+        _made(self._folder, about, self._done, say, well=well)
 
 
 @contextmanager
@@ -124,6 +115,9 @@ def traced(
     """
     if not any(s.trace for s in spines):
         yield None
+        if (folder / tracing.PARTS).is_dir():
+            say(f"{folder / NAME}: tells of earlier tries only: trace=true was not asked for now")
+            _made(folder, about, {}, say, well=True)
         return
     here = Traced(folder, jax=any(s.trace_jax for s in spines))
     well = False
@@ -132,6 +126,40 @@ def traced(
         well = True
     finally:
         here.end(say, about, well=well)
+
+
+def _made(
+    folder: Path, about: Mapping[str, Any], done: Mapping[str, str], say: Callable[[str], None], *, well: bool
+) -> None:
+    try:
+        lacking = merge(folder, about, done)
+    except Unwritten as why:
+        say(f"{why}; there is no trace of this run")
+        return
+    for line in lacking:
+        say(line)
+    if well:  # of a run that is to go on they are needed again
+        shutil.rmtree(folder / tracing.PARTS, ignore_errors=True)
+
+
+def left(run_dir: Path) -> dict[str, str]:
+    """The links of a run that is not traced now, to what earlier tries told."""
+    there = (run_dir / NAME).is_file() or (run_dir / tracing.PARTS).is_dir()
+    return _links(run_dir, run_dir, "") if there else {}
+
+
+def _links(folder: Path, run_dir: Path, job: str) -> dict[str, str]:
+    found = {NAME: os.path.relpath(folder / NAME, run_dir)}
+    for profile in profiles(folder):
+        if not job or job in _jobs_of(profile):
+            found[f"{tracing.PROFILES}/{profile.name}"] = os.path.relpath(profile, run_dir)
+    return found
+
+
+def _jobs_of(profile: Path) -> Sequence[str]:
+    with suppress(OSError, ValueError):
+        return list(json.loads((profile / tracing.JOBS).read_text(encoding="utf-8")))
+    return ()
 
 
 def forgotten(run_dir: Path) -> None:

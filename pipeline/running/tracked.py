@@ -23,7 +23,7 @@ NO_RECORDS = (FILE, "journal.jsonl")
 
 
 def completed(tracking: Tracking, report: Report) -> Report:
-    """Tell what there is at the end; returns the report with what came of it, as its manifest has it too.
+    """Tell what there is at the end; returns the report with what came of it: as its manifest has it too, and how much.
 
     Raises:
         StageError: the tracker is required, and was not told; then the run is not complete.
@@ -41,13 +41,15 @@ def completed(tracking: Tracking, report: Report) -> Report:
     if tracking.record != report.tracked:
         report = replace(report, tracked=tracking.record)
         write_manifest(folder, report)
-    return report
+    return replace(report, tracked=report.tracked | tracking.shown)
 
 
-def knows(tracker: Tracker, folder: Path) -> bool:
-    """Whether it was told all of the complete run in `folder`."""
-    told = told_of(folder)
-    return told is not None and (told.place, told.state) == (tracker.place, "complete")
+def known(tracker: Tracker, report: Report) -> dict[str, str] | None:
+    """See `Report.tracked`, where the tracker was told all of the complete run; None: it was not."""
+    told = told_of(Path(report.run))
+    if told is None or (told.place, told.state) != (tracker.place, "complete"):
+        return None
+    return report.tracked | {"told": told.shown}
 
 
 @dataclass(frozen=True)

@@ -10,25 +10,22 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
-from pipeline.errors import SourceError, StageError
+from pipeline.errors import SourceError, StageError, WeightmillError
 from pipeline.files import read_whole, write_json
-from pipeline.records import points
 from pipeline.records.run import read
 from pipeline.redact import hide
 from pipeline.running.journal import Busy, locked
+from pipeline.running.point_reader import AT_ONCE, PointReader
 from pipeline.tracker import Point, State, Tracked, Tracker
 
 FILE = "tracker.json"
 EVERY_S = 1.0  # between two looks at what was written
-AT_ONCE = 5000  # points that are handed on together
 PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0  # after the tracker failed, doubled each time
 KILLED_PATIENCE_S = 5.0  # whoever stops a run does not wait long
 
@@ -44,6 +41,7 @@ class Told:
         state: `running`, or how it ended.
         steps: by name of point, the last step that was told.
         telling: some points may or may not have come there: it is at it, was killed, or the tracker failed.
+        points, params, files: how many it was told.
     """
 
     place: str
@@ -52,6 +50,27 @@ class Told:
     state: str = "running"
     steps: dict[str, int] = field(default_factory=dict)
     telling: bool = False
+    points: int = 0
+    params: int = 0
+    files: int = 0
+
+    @property
+    def shown(self) -> str:
+        """How much it was told, for people."""
+        return counted(self.points, self.params, self.files)
+
+
+@dataclass
+class Answers:
+    """Whether a tracker answers, which all know that tell it something: a sweep and its jobs.
+
+    Attributes:
+        problem: why it does not; empty: it does.
+        left_s: how long runs still wait for it.
+    """
+
+    left_s: float
+    problem: str = ""
 
 
 class Tracking:
@@ -74,29 +93,35 @@ class Tracking:
         Args:
             say: takes a line for people.
             again: what an earlier try told is of another run.
-            parent: of the sweep that it is of.
+            parent: of the sweep that it is of, with the same tracker.
         """
         self.tracker, self.run, self.problem = tracker, run, ""
         self._say, self._parent, self._ended = say, parent, False
+        self._answers: Answers = Answers(tracker.patience_s) if parent is None else parent._answers
         self._told = Told(tracker.place, run.id)
         before = None if again else told_of(run.folder)
         if before is not None and (before.place, before.run) == (tracker.place, run.id):
             self._told = before
-        self._at: dict[Path, points.Position] = {}
+        self._points = PointReader(run.folder)
         self._before = dict(self._told.steps)
+        self._figures = self._files = 0  # that it is to be told in the end
         self._pause, self._not_before = PAUSE_S, 0.0
         self._begun, self._asked_tracker = threading.Event(), False
         self._asked: queue.SimpleQueue[tuple[Callable[[], None], threading.Event] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._work, name=f"tracker {run.name}", daemon=True)
         self._thread.start()
         if tracker.required:
-            self._wait_for(self._begun, tracker.patience_s)
+            self._wait_for(self._begun)
             self._stop_if_required()
 
     @property
     def known(self) -> str:
-        """What the tracker calls the run, once it has heard of it; waits for that."""
+        """What the tracker calls the run, once it has heard of it; waits for that, and has it try again."""
         self._begun.wait(self.tracker.patience_s)
+        if not self._told.tracked:
+            done = threading.Event()
+            self._asked.put((lambda: None, done))
+            done.wait(self.tracker.patience_s)
         return self._told.tracked
 
     @property
@@ -105,31 +130,45 @@ class Tracking:
         found = {"place": hide(self.tracker.place), "run": self._told.tracked, "problem": self.problem}
         return {name: text for name, text in found.items() if text}
 
+    @property
+    def shown(self) -> dict[str, str]:
+        """For people: how much was told, and how much was not."""
+        if not self.problem:
+            return {"told": self._told.shown}
+        params = 0 if self._told.params else len(read(self.run.folder).config)
+        missing = counted(self._points.left + self._figures, params, self._files)
+        return {"told": self._told.shown, "missing": missing or "how it ended"}
+
     def catch_up(self) -> None:
-        """Tell all that was written; waits, as long as the tracker has patience. No file is looked at after that.
+        """Tell all that was written; waits, as long as the tracker has patience.
 
         Raises:
             StageError: it is required, and was not told.
         """
-        self._do(self._look, self.tracker.patience_s)
+        self._do(self._look)
         self._stop_if_required()
 
     def end(self, state: State, figures: Sequence[Point] = (), files: Mapping[str, Path] | None = None) -> None:
-        """Tell figures of the whole run, files by what they are called there, and how it ended; waits as `catch_up`.
+        """Tell what is still to be told, figures of the whole run, files by what they are called there, and how it
+        ended; waits as `catch_up`, less what that has waited in vain.
 
         Raises:
             StageError: it is required, and was not told.
         """
+        self._figures, self._files = len(figures), len(files or {})
 
         def told() -> None:
+            self._look()
             self._log(figures)
-            self.tracker.files(self._told.tracked, files or {})
-            self.tracker.end(self._told.tracked, state)
-            self._told.state = state
+            self._figures, told = 0, self._told
+            self.tracker.files(told.tracked, files or {})
+            self._files, told.files = 0, len(files or {})
+            self.tracker.end(told.tracked, state)
+            told.state, told.points = state, self._points.taken + len(figures)
             self._keep()
 
         self._ended = True
-        self._do(told, KILLED_PATIENCE_S if state == "killed" else self.tracker.patience_s)
+        self._do(told, KILLED_PATIENCE_S if state == "killed" else None)
         self._asked.put(None)
         if state == "complete":
             self._stop_if_required()
@@ -140,50 +179,54 @@ class Tracking:
     def __exit__(self, kind: type[BaseException] | None, why: BaseException | None, at: TracebackType | None) -> None:
         """A run that has not said how it ended has failed, or whoever started it ended it."""
         if not self._ended:
-            killed = kind is not None and not issubclass(kind, Exception)
-            if not killed:
-                with suppress(StageError):
-                    self.catch_up()
-            self.end("killed" if killed else "failed")
+            self.end("killed" if kind is not None and not issubclass(kind, Exception) else "failed")
 
     def _stop_if_required(self) -> None:
         if self.tracker.required and self.problem:
             raise StageError(f"tracker.required=true, and it was not told: {self.problem}")
 
-    def _do(self, what: Callable[[], None], patience_s: float) -> None:
+    def _do(self, what: Callable[[], None], most_s: float | None = None) -> None:
         """Have the thread do it, and wait."""
         done = threading.Event()
         self._asked.put((what, done))
-        self._wait_for(done, patience_s)
+        self._wait_for(done, most_s)
 
-    def _wait_for(self, done: threading.Event, patience_s: float) -> None:
-        if not done.wait(patience_s):
-            self._failed(f"it has not answered for {patience_s:g} s")
+    def _wait_for(self, done: threading.Event, most_s: float | None = None) -> None:
+        """Wait as long as the tracker has patience: what is waited in vain is waited once, by all jobs of a sweep."""
+        most_s, began = self.tracker.patience_s if most_s is None else most_s, time.monotonic()
+        if not done.wait(min(most_s, self._answers.left_s)):
+            self._failed(f"it has not answered for {most_s:g} s")
+        if self.problem:
+            self._answers.left_s = max(0.0, self._answers.left_s - (time.monotonic() - began))
 
     def _failed(self, why: Exception | str) -> None:
-        said = hide(str(why)) or type(why).__name__
-        said = said.splitlines()[0] if isinstance(why, str) else f"{type(why).__name__}: {said.splitlines()[0]}"
-        if not self.problem:
+        said = (hide(str(why)) or type(why).__name__).splitlines()[0]
+        said = said if isinstance(why, str | WeightmillError) else f"{type(why).__name__}: {said}"
+        if not self.problem and not self._answers.problem:
             then = "" if self.tracker.required else "; the run goes on, and its folder has everything"
             self._say(f"tracker: {hide(self.tracker.place)}: {said}{then}")
-        self.problem = said
+        self.problem = self._answers.problem = said
         self._not_before, self._pause = time.monotonic() + self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
+
+    def _answered(self) -> None:
+        self.problem = self._answers.problem = ""
+        self._answers.left_s = self.tracker.patience_s
+        self._pause, self._not_before = PAUSE_S, 0.0
 
     def _work(self) -> None:
         """The thread: looks again and again, until it is asked to end."""
-        looking = True
         while True:
             what, done = self._look, None
             with suppress(queue.Empty):
-                asked = self._asked.get(self._begun.is_set(), EVERY_S if looking else None)
+                asked = self._asked.get(self._begun.is_set(), EVERY_S)
                 if asked is None:
                     return
-                (what, done), looking = asked, False
-            if done is not None or (looking and time.monotonic() >= self._not_before):
+                what, done = asked
+            if done is not None or time.monotonic() >= self._not_before:
                 try:
                     self._begin()
                     what()
-                    self.problem = ""
+                    self._answered()
                 except Exception as why:  # whatever a client of somebody else raises
                     self._failed(why)
                 self._begun.set()
@@ -197,14 +240,22 @@ class Tracking:
             return
         if not self._asked_tracker:
             run = run if run.sweep else replace(run, config=read(run.folder).config)
-            run = run if self._parent is None else replace(run, parent=self._parent.known)
-            told.tracked = self.tracker.begin(run, told.tracked)
-            told.state, self._asked_tracker = "running", True
+            if self._parent is not None:
+                run = replace(run, parent=self._parent.known)
+                if not run.parent:
+                    raise StageError(self._parent.problem or "it has not heard of the sweep yet")
+            tracked = self.tracker.begin(run, told.tracked)
+            if tracked != told.tracked:  # or what it had is gone there
+                self._told = told = Told(told.place, told.run, tracked)
+                self._before = {}
+                self._points.forget()
+            told.state, told.params, self._asked_tracker = "running", len(run.config), True
             self._keep()
             self._mend()
         if told.telling:
             told.steps = dict(self.tracker.last(told.tracked, [*told.steps]))
-            told.telling, self._before, self._at = False, dict(told.steps), {}
+            told.telling, self._before = False, dict(told.steps)
+            self._points.forget()
 
     def _mend(self) -> None:
         """Say of runs beside this one that were killed, and could not say it themselves, that they are."""
@@ -218,7 +269,11 @@ class Tracking:
                         continue
                     other.state = "killed"
                     write_json(file, vars(other))
-                self.tracker.end(other.tracked, "killed")
+                try:
+                    self.tracker.end(other.tracked, "killed")
+                except Exception as why:  # of another run, which may be gone there
+                    said = hide(f"{type(why).__name__}: {why}").splitlines()[0]
+                    self._say(f"tracker: it was not told that {file.parent.name} was killed: {said}")
 
     def _left(self, other: Told | None) -> bool:
         """Whether a run was begun with this tracker, and not ended."""
@@ -228,14 +283,10 @@ class Tracking:
 
     def _look(self) -> None:
         """Tell what was written since the last look."""
-        for file in points.files(self.run.folder):
-            at = deepcopy(self._at.get(file, points.Position()))
-            if not at.holds(file):  # a training goes on from a saved state: it was cut
-                at, self._before = points.Position(), dict(self._told.steps)
-            found = of_run(points.points(file, at))
-            while some := list(islice(found, AT_ONCE)):
-                self._log(some)
-            self._at[file] = at
+        self._points.read(self._log, self._cut)
+
+    def _cut(self) -> None:
+        self._before = dict(self._told.steps)
 
     def _log(self, found: Sequence[Point]) -> None:
         """Tell those that no earlier try has told."""
@@ -247,21 +298,12 @@ class Tracking:
             told.telling = True
             self._keep()
             self.tracker.log(told.tracked, some)
-            told.telling = False
+            told.telling, told.points = False, told.points + len(some)
         if new:
             self._keep()
 
     def _keep(self) -> None:
         write_json(self.run.folder / FILE, vars(self._told))
-
-
-def of_run(found: Iterable[points.Point]) -> Iterator[Point]:
-    """Points of its files as trackers are told of them; not figures of the whole run, which are told at its end."""
-    for p in found:
-        if p.kind != points.FIGURE:
-            name = p.name if p.kind == points.POINT else f"{p.kind}/{p.name}"
-            name = name if p.member is None else f"{name}/member {p.member}"
-            yield Point(name, p.value, p.step, time.time() if p.time is None else p.time, p.unit)
 
 
 def told_of(folder: Path) -> Told | None:
@@ -271,3 +313,9 @@ def told_of(folder: Path) -> Told | None:
     except (SourceError, ValueError, TypeError):
         return None
     return found if isinstance(found.steps, dict) else None
+
+
+def counted(points: int, params: int, files: int) -> str:
+    """So many of each, for people; empty: none."""
+    found = ((points, "point"), (params, "param"), (files, "artifact"))
+    return ", ".join(f"{n:,} {name}{'s' * (n != 1)}" for n, name in found if n)

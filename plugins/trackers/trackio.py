@@ -83,11 +83,12 @@ class Trackio:
         self._log(tracked, [*rows.values()], steps, [time for _, time in rows], ids)
 
     def files(self, tracked: str, files: Mapping[str, Path]) -> None:
-        from trackio import cas
-
         if not files:
             return
-        storage, name = self._storage, self._run_name(tracked)
+        storage = self._storage
+        from trackio import cas  # after its folder was said: it is read as any module of Trackio is imported
+
+        name = self._run_name(tracked)
         manifest = []
         for path, file in files.items():
             digest, nbytes = cas.stage_blob_into_project(file, self.project)
@@ -128,7 +129,8 @@ class Trackio:
 
     @property
     def _storage(self) -> Any:
-        """
+        """What it writes with; nothing of Trackio is imported before this was asked for.
+
         Raises:
             StorageError: Trackio keeps what it has elsewhere already, in this process.
         """

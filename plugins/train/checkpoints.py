@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp  # type: ignore[import-untyped]
 
+from pipeline import tracing
 from pipeline.errors import StorageError
 from pipeline.running import text_stream
 
@@ -42,10 +43,12 @@ class Checkpoints:
             StorageError: that, or the one before it, cannot be written.
         """
         args = ocp.args.Composite(**{STATE: ocp.args.StandardSave(state), PROGRESS: ocp.args.JsonSave(dict(progress))})
+        start = tracing.clock() if tracing.active else 0.0
         try:
             self._manager.save(step, args=args, force=True)
         except (OSError, ValueError) as why:
             raise self._said(why) from None
+        tracing.done(f"save {self.folder.name}", "checkpoint", start, step=step)
 
     def latest(self, like: Any) -> tuple[Any, dict[str, Any]] | None:
         """The latest state that can be read, and its progress; None: there is none.
@@ -61,6 +64,7 @@ class Checkpoints:
         said = ""
         for step in steps:
             args = ocp.args.Composite(**{STATE: ocp.args.StandardRestore(template), PROGRESS: ocp.args.JsonRestore()})
+            start = tracing.clock() if tracing.active else 0.0
             try:
                 found = self._manager.restore(step, args=args)
             except Exception as why:  # whatever the libraries below make of files that are damaged
@@ -70,6 +74,7 @@ class Checkpoints:
                     break
                 text_stream.write(f"{said}\n")
                 continue
+            tracing.done(f"restore {self.folder.name}", "checkpoint", start, step=step)
             for damaged in (s for s in steps if s > step and self._mine):  # or nothing could be saved in their places
                 self._manager.delete(damaged)
             return found[STATE], dict(found[PROGRESS])
@@ -83,13 +88,17 @@ class Checkpoints:
         Raises:
             StorageError: it cannot be written.
         """
+        start = tracing.clock() if tracing.active else 0.0
         try:
             self._manager.wait_until_finished()
         except (OSError, ValueError) as why:
             raise self._said(why) from None
+        tracing.done(f"wait for {self.folder.name}", "checkpoint", start)
 
     def close(self) -> None:
+        start = tracing.clock() if tracing.active else 0.0
         self._manager.close()
+        tracing.done(f"wait for {self.folder.name}", "checkpoint", start)
 
     def _said(self, why: Exception) -> StorageError:
         said = (why.strerror if isinstance(why, OSError) else None) or str(why).splitlines()[0]

@@ -197,7 +197,9 @@ class Loop:
         with ThreadPoolExecutor(1) as aside:
             due = aside.submit(self.batch, begin)
             for step in range(begin, self.plan.steps):
+                start = tracing.clock() if tracing.active else 0.0
                 batch = due.result()
+                tracing.done("wait for the batch", "data", start, step=step + 1)
                 if step + 1 < self.plan.steps:
                     due = aside.submit(self.batch, step + 1)
                 yield step, self.programs.placed(batch, self.plan.at_once)

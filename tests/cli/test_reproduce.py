@@ -175,7 +175,7 @@ def test_records_that_lack_something(run: Path) -> None:
     config.write_text(text[: len(text) // 3])
     assert again(run)[0].code in (2, 4)
     config.unlink()
-    assert "earlier version" in again(run)[0].err
+    assert "config.yaml: is gone" in again(run)[0].err
 
 
 def test_what_was_typed_as_text(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from pipeline.mesh import Mesh
 from pipeline.running import gang, keeper, member
 from pipeline.stage import Gang
 from tests.cases import model_runs
+from tests.cases.traces import checked, spans
+from tests.cases.traces import end as end_of
 from tests.cli.run import ROOT, end, start
 from tests.sharding import killed
 
@@ -63,11 +66,12 @@ def gone(processes: dict[int, psutil.Process]) -> None:
 
 def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it is, with one error, no orphan, and nothing in the way of the next try; which in the end finds what
-    one device does. One process keeps the baseline, both make it, and both compare with it."""
+    one device does. One process keeps the baseline, both make it, and both compare with it. What each told until it was
+    killed is in the trace."""
     for name, value in model_runs.quick_environment().items():
         monkeypatch.setenv(name, value)
     real = gang.run
-    command = [*EVALUATED, *HOSTS, f"paths.run={tmp_path / 'run'}", f"paths.outputs={tmp_path}"]
+    command = [*EVALUATED, *HOSTS, f"paths.run={tmp_path / 'run'}", f"paths.outputs={tmp_path}", "trace=true"]
     for rank, place in KILLED:
         started = watched(monkeypatch)
         monkeypatch.setattr(gang, "run", lambda several, call: real(killed.doomed(several, rank, place), call))  # noqa: B023
@@ -83,6 +87,24 @@ def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeyp
     for text, row in found["texts"].items():
         assert row == pytest.approx(expected.results["evaluate"]["texts"][text], rel=1e-4), text
     assert found["facts"]["devices"] == 4
+    _traced(tmp_path / "run")
+
+
+def _traced(run_dir: Path) -> None:
+    events = checked(run_dir)
+    titles = {e["pid"]: e["args"]["name"].partition(",")[0] for e in events if e["name"] == "process_name"}
+    tries = len(KILLED) + 1
+    assert Counter(titles.values())["run"] == tries
+    assert all(1 <= Counter(titles.values())[f"member {rank} of the gang"] <= tries for rank in (0, 1))
+    last = {titles[pid]: pid for pid in sorted(titles)}  # of the try that came to its end
+    [watching, *_] = [e for e in spans(events, "task") if e["pid"] == last["run"] and e["name"] == "evaluate"]
+    for rank in (0, 1):
+        own = [e for e in spans(events) if e["pid"] == last[f"member {rank} of the gang"]]
+        assert all(watching["ts"] <= e["ts"] and end_of(e) <= end_of(watching) for e in own)
+        assert {"load the weights", "score"} <= {e["name"] for e in own if e["cat"] == "execute"}
+        assert any(e["cat"] == "jax" for e in own)
+    assert any(e["args"].get("unfinished") for e in spans(events))
+    assert any(e["args"].get("failed") == "StageError" for e in spans(events, "task"))
 
 
 def watched(monkeypatch: pytest.MonkeyPatch) -> dict[int, psutil.Process]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.figures import Figure, cell, figures_of
-from pipeline.reporting import comparison, console, writing
+from pipeline.reporting import console, writing
+from pipeline.reporting.compare import jobs
 from pipeline.reporting.manifest import Report, plain
 from pipeline.running.results import keepable, packed, unpacked
 from pipeline.stage import Table
@@ -61,7 +62,7 @@ def test_jobs_are_compared_as_numbers(
     drawn: list[Any] = []
     monkeypatch.setattr("pipeline.reporting.plots.tradeoff", lambda *given: drawn.append(given[4]))
     one, other = (replace(REPORT, results={"evaluate": evaluated(p)}) for p in (70.123456789, 71.5))
-    found = comparison.compared([("a", one), ("b", other), ("c", ValueError("no such device"))], tmp_path)
+    found = jobs.compared([("a", one), ("b", other), ("c", ValueError("no such device"))], tmp_path)
     head, *rows = csv.reader((tmp_path / "sweep.csv").read_text().splitlines())
     table = [dict(zip(head, row, strict=True)) for row in rows]
     assert [float(row["perplexity"]) for row in table[:2]] == [70.123456789, 71.5]

@@ -12,12 +12,13 @@ from pipeline.figures import Figure
 from pipeline.reporting.html.markup import clean, el, name
 from pipeline.reporting.html.parts import Table
 from pipeline.reporting.html.told import Told
-from pipeline.reporting.runs import files_of, folder_nbytes
+from pipeline.reporting.runs import KINDS, PROFILE, files_of, folder_nbytes
 
 KEPT = ".results"  # below the folder of outputs: what stages gave, under the keys of it
 VIEWERS = {
-    "trace": "trace, for ui.perfetto.dev or chrome://tracing", "profiles": "profiles of jax.profiler, for XProf",
-}  # fmt: skip
+    KINDS["trace.json"]: "trace, for ui.perfetto.dev or chrome://tracing",
+    **dict.fromkeys((PROFILE, KINDS["trace.jax"]), "profiles of jax.profiler, for XProf"),
+}
 LAST = ("record", "picture", "page")
 WEIGHTS = ("*.safetensors", "adapter")
 
@@ -50,7 +51,6 @@ def linked(path: Path, run: Told) -> Markup:
 
 
 def _all(run: Told) -> Iterator[tuple[Path, str, int | None]]:
-    seen = set()
     try:
         found = files_of(run.run)
     except (OSError, SourceError):  # gone meanwhile, or its record is none of ours, which `Told.problems` has
@@ -58,24 +58,10 @@ def _all(run: Told) -> Iterator[tuple[Path, str, int | None]]:
     for file, what, nbytes in found:
         path = Path(os.path.normpath(run.run.folder / file))
         if path != run.page_file and not path.name.startswith("."):  # locks
-            seen.add(path)
             yield path, VIEWERS.get(what, what), nbytes
-    for file in (run.report.traces if run.report else {}).values():
-        path = Path(os.path.normpath(run.run.folder / str(file)))
-        if path not in seen and not any(p in seen for p in path.parents):
-            kind = "trace" if path.name.endswith(".json") else "profiles"
-            yield (
-                path,
-                VIEWERS[kind] if path.exists() else f"{kind}, gone",
-                path.stat().st_size if path.is_file() else None,
-            )
     for stage, node in run.description.get("nodes", {}).items():
         key = str((node.get("found") or {}).get("key") or node.get("key"))
         folder = run.outputs / KEPT / key
         for weights in [p for pattern in WEIGHTS for p in sorted(folder.glob(pattern))] if key.isalnum() else []:
-            what = "adapter" if weights.is_dir() else "weights"
-            yield (
-                weights,
-                f"{what} that {stage} gave",
-                folder_nbytes(weights) if weights.is_dir() else weights.stat().st_size,
-            )
+            nbytes = folder_nbytes(weights) if weights.is_dir() else weights.stat().st_size
+            yield weights, f"{'adapter' if weights.is_dir() else 'weights'} that {stage} gave", nbytes

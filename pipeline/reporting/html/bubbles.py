@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from pipeline.figures import Figure
 from pipeline.records.run import key_of
-from pipeline.reporting.front import dominators
+from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.drawing import frame, rect, says, svg, words
 from pipeline.reporting.html.errors import STEPS
 from pipeline.reporting.html.markup import clean, el, joined, number, shown

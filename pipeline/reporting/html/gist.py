@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pipeline.errors import some
 from pipeline.figures import Figure, cell
 from pipeline.records.run import STATES, key_of
-from pipeline.reporting.front import dominators
+from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.markup import shown
 from pipeline.reporting.html.told import Told, kind
 from pipeline.reporting.manifest import Report

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import Figure
-from pipeline.reporting.differences import alike, is_seed
+from pipeline.reporting.compare.differences import alike, is_seed
+from pipeline.reporting.compare.spread import Spread, together
+from pipeline.reporting.compare.trainings import without_seed
 from pipeline.reporting.html.parts import Mean, Table
 from pipeline.reporting.html.told import Told
-from pipeline.reporting.spread import Spread, together
-from pipeline.reporting.trainings import without_seed
 
 COMPLETE = "complete"
 

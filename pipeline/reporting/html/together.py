@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.errors import short, some
 from pipeline.figures import Figure
 from pipeline.records.run import STATES
-from pipeline.reporting.differences import ABSENT, KINDS, differences
+from pipeline.reporting.compare.differences import ABSENT, KINDS, differences
 from pipeline.reporting.html import attention, bubbles, errors, gist, repeats, tradeoff, training
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parallel import Axis, chart

@@ -13,9 +13,9 @@ from pipeline.figures import Figure
 from pipeline.files import read_whole
 from pipeline.records.run import DESCRIPTION, Run, key_of
 from pipeline.redact import hide, tree
+from pipeline.reporting.compare.measures import Measured, measured
 from pipeline.reporting.html.overrides import said_by
 from pipeline.reporting.manifest import Report
-from pipeline.reporting.measures import Measured, measured
 from pipeline.tensors.spec import UNQUANTIZED, called
 
 BESIDE = ("sqnr", "rmse", "max_abs", "time")  # metrics that no stage's figures have

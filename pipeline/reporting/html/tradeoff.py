@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from pipeline.figures import Figure
 from pipeline.records.run import key_of
-from pipeline.reporting.front import dominators
+from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.drawing import LETTER, fitted, frame, legend, marker, path, says, svg, words
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table

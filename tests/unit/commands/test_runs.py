@@ -10,9 +10,12 @@ import pytest
 import pipeline
 from pipeline.commands.compare import main as compare
 from pipeline.commands.report import main as report
+from pipeline.commands.reproduce import main as reproduce
 from pipeline.commands.runs import main
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.records import schemas
+from pipeline.records.run import read
+from pipeline.reporting.runs import files_of
 from pipeline.running.journal import locked
 from tests.cases.many_runs import make_run, make_tree
 
@@ -67,6 +70,18 @@ def test_all_of_one(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert max(map(len, shown.splitlines()[:-1])) <= 80
 
 
+def test_behind_two_hyphens_all_are_names(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(outputs / "-odd", 9)
+    make_run(outputs / "+even", 10)
+    main(["tag", "+best", "--", "-odd", "+even"])
+    assert capsys.readouterr().out == "-odd: best\n+even: best\n"
+    main(["--format", "csv", "--", "-odd"])
+    assert capsys.readouterr().out.splitlines()[1].startswith("-odd,")
+    main(["show", "--", "-odd"])
+    report(["--out", "odd.html", "--", "-odd"])
+    assert Path("odd.html").exists()
+
+
 def test_what_no_run_put_there_stays(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = outputs / "gpt_oss-mxfp4-seed=0"
     (folder / "notes.txt").write_text("mine")
@@ -100,6 +115,8 @@ def test_runs_at_work_stay(outputs: Path) -> None:
         (["--limit", "0"], "a number of runs"),
         (["--limit", "x"], "a number of runs"),
         (["--sort", "perplexty"], "did you mean 'perplexity'"),
+        (["kl<0", "--sort", "perplexty"], "did you mean 'perplexity'"),
+        (["export", "kl<0", "--sort", "perplexty"], "did you mean 'perplexity'"),
         (["tag", "*seed=0"], "say which"),
         (["tag", "*seed=0", "+b<"], "a tag has"),
         (["export", "--format", "parquet"], "--out FILE"),
@@ -185,3 +202,38 @@ def test_a_file_of_metrics_that_is_none_is_named_beside_the_rest(
     assert "without a line break" in shown
     with pytest.raises(ConfigError, match="required: RUN"):
         main(["show"])
+
+
+def test_traces_and_profiles_are_listed_wherever_they_lie(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, sweep = outputs / "gpt_oss-mxfp4-seed=0", outputs / "sweep"
+    for place in (folder, sweep):
+        (place / "trace.jax/evaluate-1-1/plugins").mkdir(parents=True)
+        (place / "trace.json").write_text("{}")
+    (folder / "trace.parts").mkdir()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["traces"] = {
+        "trace.json": "../sweep/trace.json",
+        "trace.jax/evaluate-1-1": "../sweep/trace.jax/evaluate-1-1",
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    kinds = {name: what for name, what, _ in files_of(read(folder))}
+    assert kinds["trace.json"] == "trace"
+    assert kinds["trace.jax/"] == "profiles by jax.profiler"
+    assert kinds["trace.parts/"] == "pieces of a trace"
+    assert kinds[str(sweep / "trace.json")] == "trace"
+    assert kinds[str(sweep / "trace.jax/evaluate-1-1")] == "profile by jax.profiler"
+    (sweep / "trace.json").unlink()
+    main(["show", "gpt_oss-mxfp4-seed=0"])
+    assert "trace, gone" in capsys.readouterr().out
+
+
+def test_what_a_run_lacks_to_be_made_again_is_said(outputs: Path) -> None:
+    with pytest.raises(ConfigError, match=r"one run at a time is made again, and 6 are called so: gpt_oss"):
+        reproduce(["gpt_oss*"])
+    folder = outputs / "gpt_oss-mxfp4-seed=0"
+    (folder / "config.yaml").unlink()
+    with pytest.raises(SourceError, match=r"config\.yaml: is gone; it says with which settings"):
+        reproduce([folder.name])
+    (folder / "run.json").unlink()
+    with pytest.raises(SourceError, match=r"run\.json: is gone, or cannot be read"):
+        reproduce([folder.name])

@@ -219,6 +219,7 @@ def test_what_a_killed_process_left_is_nothing(here: Path, monkeypatch: pytest.M
     killed.communicate()
     os.killpg(os.getpgid(int((here / "pid").read_text())), signal.SIGKILL)
     assert [*build.folder().glob(".compiling-*")]
-    assert prepared() == ["compiling the native kernels, once: one, two"]
+    # The system may take a while to take its lock from who was killed.
+    assert prepared()[-1] == "compiling the native kernels, once: one, two"
     assert build.missing() is None
     assert not [*build.folder().glob(".compiling-*")]

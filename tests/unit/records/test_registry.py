@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ from pipeline.records.run import read
 from pipeline.records.series import series
 from pipeline.records.sweeps import keep
 from pipeline.running.journal import locked
+from pipeline.running.reproduce import before
 from tests.cases.many_runs import make_run, make_tree
 
 
@@ -176,6 +178,50 @@ def test_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(tmp_path / "failed").why == "token=\x1b[31m"
 
 
+def test_how_far_a_run_came_counts_all_its_stages(tmp_path: Path) -> None:
+    """One that was killed while it evaluated what it had written is not done."""
+    folder = tmp_path / "run"
+    make_run(folder, 1, state="interrupted")  # three chunks are journaled
+    tries.begin(folder, 3, 2)
+    assert (read(folder).reached, read(folder).percent) == ("3 of 3 chunks, 0 of 2 other stages", 60)
+    tries.made(folder, "evaluate")
+    tries.made(folder, "evaluate")
+    assert (read(folder).reached, read(folder).percent) == ("3 of 3 chunks, 1 of 2 other stages", 80)
+    tries.made(folder, "generate")
+    assert read(folder).percent == 99  # its record is not written
+    [again] = all_runs(tmp_path)
+    assert (again.reached, again.percent) == ("3 of 3 chunks, 2 of 2 other stages", 99)
+    tries.begin(folder, 0, 2)  # results of an earlier try are found one after another
+    (folder / "journal.jsonl").unlink()
+    assert (read(folder).reached, read(folder).percent) == ("0 of 2 stages", None)
+
+
+def test_a_folder_in_place_of_the_index_is_said_once_and_not_touched(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (outputs / NAME).mkdir()
+    (outputs / NAME / "somebody's").touch()
+    for _ in range(2):
+        assert len(all_runs(outputs)) == 8
+        find(outputs, ["train.setting_3=8"])
+    said = capsys.readouterr().err
+    assert said.count("is a folder, where the index of runs would be kept") == 1
+    assert [p.name for p in outputs.glob(f"{NAME}*")] == [NAME]
+    assert [p.name for p in (outputs / NAME).iterdir()] == ["somebody's"]
+
+
+def test_runs_of_the_first_version_are_read(outputs: Path) -> None:
+    """Their run.json knew neither an id nor keys."""
+    folder = outputs / "gpt_oss-mxfp4-seed=0"
+    (folder / "run.json").write_text('{"stages": {}, "seed": 0, "inputs": {"/a": [1, 2]}, "code": "x"}')
+    assert (read(folder).state, read(folder).id, read(folder).problems) == ("complete", "", ())
+    assert read(folder).metrics
+    with pytest.raises(SourceError, match=r"by an earlier version of Weightmill.*overwrite=true makes it anew"):
+        before(read(folder))
+    (folder / "run.json").write_text('{"stages": {}, "seed": 0}')
+    assert read(folder).state == "unreadable"
+
+
 def test_who_looks_does_not_keep_a_run_from_beginning(tmp_path: Path) -> None:
     make_run(tmp_path / "run", 1, state="interrupted")
     (tmp_path / "run" / ".lock").touch()
@@ -207,7 +253,14 @@ def test_conditions(outputs: Path) -> None:
     assert names("seed>=6") == {6, 7}
     assert names("optimizer.rate=0.002") == names("train.optimizer.rate=0.002") == {1}
     assert names("optimizer.name=adamw") == set(range(8))
-    assert names("size>3MB") == set(range(1, 8))
+    assert names("size>3MB") == names("size > 3e6") == set(range(1, 8))
+    assert names("top-1<100%", "kl<inf", "seconds<.5h") == set(range(8))
+    for i, said in enumerate(("true", "false")):
+        with (outputs / f"gpt_oss-{('mxfp4', 'int8')[i]}-seed={i}" / "config.yaml").open("a") as file:
+            file.write(f"trace: {said}\n")
+    assert names("trace=True") == names("trace=TRUE") == names("trace=true") == {0}
+    assert names("trace=False") == {1}
+    assert names("trace!=False") == set(range(8)) - {1}
     assert names("started<2026-10") == set(range(8))
     assert names("started>2026-09-21") == names("started=2000-01-01") == set()
     assert names("age>1h") == set(range(8))
@@ -230,14 +283,18 @@ def test_conditions(outputs: Path) -> None:
         ("kl<abc", "'abc' is no number"),
         ("quant<3", "words are = or != only"),
         ("started>soon", "is no date"),
-        ("size<many", "is not a size"),
-        ("seconds<3x", "90s, 2min"),
+        ("size<many", "write a number with a unit"),
+        ("seconds<3x", "'x' is no unit of it (allowed: ms, s, min"),
+        ("seconds<soon", "90s, 2min"),
+        ("kl<nan", "nothing is less, more or equal to it"),
+        ("kl<1e400", "more than a number can be"),
+        ("kl<1%", "'%' is no unit of it (allowed: nats)"),
         ("setting_1=3", "is any of"),
         ("gpt_oss-mxfp4-seed=00", "there is a run 'gpt_oss-mxfp4-seed=0'"),
     ],
 )
 def test_conditions_that_say_nothing(outputs: Path, word: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+    with pytest.raises(ConfigError, match=re.escape(says)):
         find(outputs, [word])
 
 

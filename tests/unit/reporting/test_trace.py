@@ -1,70 +1,33 @@
 """Traces: of real runs, in threads, on workers and of a sweep; and made of files that were torn, or are foreign.
 
 What perfetto's package reads traces with is a program that it downloads, so the format is held against a schema of the
-fields that we use, and nesting is checked here.
+fields that we use, and nesting is checked (`tests.cases.traces`).
 """
 
 import json
 import os
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import pipeline
 from pipeline import tracing
 from pipeline.api import compose_run
 from pipeline.errors import PlanError
 from pipeline.events import Events
-from pipeline.planning.sweep import Job
 from pipeline.reporting.trace import Unwritten, merge
-from pipeline.running.runner import execute, execute_jobs
-from pipeline.running.traced import traced
+from pipeline.running.runner import execute
 from tests.cases.runs import digests
+from tests.cases.traces import checked, spans, spent
 
-FIELDS: dict[str, dict[str, Any]] = {
-    "X": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "dur": (int, float), "args": dict},
-    "i": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "s": str, "args": dict},
-    "C": {"name": str, "cat": str, "pid": int, "tid": int, "ts": (int, float), "args": dict},
-    "M": {"name": str, "pid": int, "tid": int, "ts": (int, float), "args": dict},
-}
 CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
 
 
 def run_of(run_dir: Path, *overrides: str) -> Any:
     more = (f"paths.run={run_dir}", f"paths.outputs={run_dir}.outputs", "dask.chunk=1MiB")
     return compose_run(["+model=gpt_oss", "quant=mxfp4", "flow=convert", *more, *overrides])
-
-
-def checked(folder: Path) -> list[dict[str, Any]]:
-    """The events of a trace in which every field is of its type, time goes on, and spans of a thread nest."""
-    events: list[dict[str, Any]] = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    for e in events:
-        wanted = FIELDS[e["ph"]]
-        assert {*e} == {"ph", *wanted}, e
-        assert all(isinstance(e[k], t) for k, t in wanted.items()), e
-        assert min(e["ts"], e.get("dur", 0)) >= 0, e
-        assert e["name"].isprintable()
-    times = [e["ts"] for e in events if e["ph"] != "M"]
-    assert times == sorted(times)
-    threads: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for e in (e for e in events if e["ph"] == "X"):
-        start, end = round(e["ts"] * 1000), round(e["ts"] * 1000) + round(e["dur"] * 1000)
-        around = threads[e["pid"], e["tid"]]
-        while around and around[-1] <= start:
-            around.pop()
-        assert not around or end <= around[-1], e
-        around.append(end)
-    return events
-
-
-def spent(events: list[dict[str, Any]], job: str = "") -> dict[str, float]:
-    """Stage → seconds in it alone, by its spans."""
-    found: Counter[str] = Counter()
-    for e in (e for e in events if e.get("cat") == "stage"):
-        if not job or job in e["args"]["jobs"]:
-            found[e["name"]] += e["args"]["self_s"]
-    return dict(found)
 
 
 @pytest.mark.parametrize("how", [("dask.workers=2",), CLUSTER], ids=["threads", "distributed"])
@@ -74,7 +37,9 @@ def test_spans_are_what_the_manifest_says_and_nothing_else_differs(tmp_path: Pat
     report = execute(run_of(tmp_path / "a", "trace=true", *how), tmp_path / "a", [], Events(say=said.append))
     assert not [s for s in said if "trace" in s]
     events = checked(tmp_path / "a")
-    assert spent(events) == pytest.approx({s["name"]: s["seconds"] for s in report.stages}, rel=1e-9)
+    assert spent(events) == pytest.approx({s["name"]: s["seconds"] for s in report.stages}, rel=1e-5)
+    sent = {e["id"] for e in events if e["ph"] == "s"}
+    assert len(sent) > report.chunks["all"] if how == CLUSTER else not sent
     kinds = Counter(e.get("cat") for e in events)
     assert kinds["chunk"] == report.chunks["all"] > 1
     kernels = [e["args"] for e in events if e.get("cat") == "kernel"]
@@ -88,20 +53,23 @@ def test_spans_are_what_the_manifest_says_and_nothing_else_differs(tmp_path: Pat
     assert tracing.active is False
 
 
-def test_a_sweep_has_one_trace_that_tells_its_jobs_apart(tmp_path: Path) -> None:
-    jobs = [
-        Job(run_of(tmp_path / q, "trace=true", f"quant={q}"), tmp_path / q, (f"quant={q}",), q)
-        for q in ("int8", "none")
-    ]
-    with traced(tmp_path / "sweep", [j.run.spine for j in jobs], {}, print) as trace:
-        outcomes = execute_jobs(jobs, Events(), trace=trace)
-    events = checked(tmp_path / "sweep")
-    for job, report in zip(jobs, outcomes, strict=True):
+def test_a_sweep_has_one_trace_that_tells_its_jobs_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = ["+model=gpt_oss", "flow=convert", "quant=int8,mxfp4", "trace=true", "dask.chunk=1MiB"]
+    found = pipeline.sweep([*typed, f"paths.outputs={tmp_path}"])
+    [file] = tmp_path.rglob("trace.json")
+    events = checked(file.parent)
+    jobs = {e["name"] for e in events if e.get("cat") == "job"}
+    assert jobs == {name for name, _ in found.reports}
+    assert len(jobs) == 2
+    for name, report in found.reports:
         assert not isinstance(report, Exception)
         seconds = {s["name"]: s["seconds"] for s in report.stages if s["seconds"]}
-        assert spent(events, job.name) == pytest.approx(seconds, rel=1e-9)
-        assert report.traces == {"trace.json": "../sweep/trace.json"}
-    assert {e["name"] for e in events if e.get("cat") == "job"} == {"int8", "none"}
+        told: Counter[str] = Counter()
+        for e in (e for e in spans(events, "stage") if name in e["args"]["jobs"]):
+            told[e["name"]] += e["args"]["self_s"]  # with what handing over a read that is shared takes
+        assert told == pytest.approx(seconds, rel=1e-9)
+        assert (Path(report.run) / report.traces["trace.json"]).resolve() == file
 
 
 def test_what_a_killed_try_left_is_in_the_trace_of_the_next(tmp_path: Path) -> None:
@@ -172,6 +140,21 @@ def test_the_clock_of_another_machine_is_moved_to_where_its_tasks_can_have_been(
     merge(tmp_path, {}, {})
     events = {e["name"]: e for e in checked(tmp_path) if e["ph"] == "X"}
     assert 0 <= events["t"]["ts"] <= events["t"]["ts"] + events["t"]["dur"] <= 400_000
+
+
+def test_a_clock_that_runs_unevenly_is_said(tmp_path: Path) -> None:
+    """Its task took longer there than it was away."""
+    theirs = HEAD | {"role": "worker", "clock": "d"}
+    parts(
+        tmp_path,
+        a=[HEAD, ["sent", "k", 1.0], ["got", "k", 1.4], [0, "X", "run", "run", 1.0, 1.0, {}, "run"]],
+        b=[theirs, [1, "X", "t", "task", 3.0, 0.5, {}, 7], [1, "end", "k"]],
+    )
+    merge(tmp_path, {}, {})
+    found = json.loads((tmp_path / "trace.json").read_text())
+    begun = {e["name"]: e["ts"] for e in checked(tmp_path) if e["ph"] == "X"}
+    assert begun == {"t": 0, "run": 50_000}  # half of what is too much on either side
+    assert "by 100.000 ms: its clock runs unevenly" in found["otherData"]["processes"][1]["clock"]
 
 
 def test_a_trace_that_is_in_the_way(tmp_path: Path) -> None:

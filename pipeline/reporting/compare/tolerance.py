@@ -1,7 +1,7 @@
-"""How much worse a metric may get: `perplexity>1%`, `KL>0.002`, `decode<-5%`, for somebody's CI.
+"""How much worse a metric may get: `perplexity>1%`, `KL>0.002`, `decode<-5%`, `size>1MiB`, for somebody's CI.
 
-What is written is the change that is too much: in the metric's unit, or with `%` relative to what it was. It goes in
-the direction in which the metric gets worse.
+What is written is the change that is too much: in the metric's unit, or another for bytes and seconds, or with `%`
+relative to what it was. It goes in the direction in which the metric gets worse.
 """
 
 import math
@@ -13,13 +13,12 @@ from typing import Any
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Figure
 from pipeline.records.run import key_of
-from pipeline.reporting.deltas import Change
-from pipeline.units import show_bytes
+from pipeline.reporting.compare.deltas import Change
+from pipeline.units import parse_amount, show_bytes, show_seconds
 
 OPTION = "--fail-if"
-FORM = re.compile(
-    r"\s*(?P<name>.+?)\s*(?P<sign>[<>]=?|=)\s*(?P<number>[+-]?[\d.]+(?:e[+-]?\d+)?)\s*(?P<percent>%?)\s*", re.I
-)
+FORM = re.compile(r"\s*(?P<name>.+?)\s*(?P<sign>[<>]=?|=)\s*(?P<much>[^<>=]+?)\s*")
+LONG = {"B": show_bytes, "s": show_seconds}  # units that are shown in others of their kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,9 @@ class Tolerance:
     def _allowed(self, like: Figure) -> str:
         if self.relative:
             return f"{100 * self.most:g} % worse"
-        return f"{show_bytes(self.most) if like.unit == 'B' else f'{self.most:g} {like.unit}'.rstrip()} worse"
+        if like.unit in LONG:
+            return f"{LONG[like.unit](self.most)} worse"
+        return f"{self.most:g} {like.unit}".rstrip() + " worse"
 
 
 def _worse(before: float, after: float, most: float, *, relative: bool, up: bool) -> float:
@@ -83,22 +84,20 @@ def tolerance(given: str, metrics: Mapping[str, Figure]) -> Tolerance:
             for the better.
     """
     match = FORM.fullmatch(given)
-    example = "--fail-if 'perplexity>1%', 'KL>0.002' or 'decode<-5%'"
+    example = "--fail-if 'perplexity>1%', 'KL>0.002', 'size>1MiB' or 'decode<-5%'"
     if match is None or match["sign"] not in "<>":
         raise ConfigError(f"{OPTION} {given!r}: is no metric with the change that is too much; write {example}")
     name = named(match["name"], metrics, f"{OPTION} {given}")
-    try:
-        number = float(match["number"])
-    except ValueError:
-        raise ConfigError(f"{OPTION} {given!r}: {match['number']!r} is no number; write {example}") from None
+    much, relative = match["much"].removesuffix("%").rstrip(), match["much"].endswith("%")
+    number = parse_amount(much, "" if relative else metrics[name].unit, f"{OPTION} {given!r}")
     better = metrics[name].better
     if not better:
         raise ConfigError(f"{OPTION} {given}: nobody says whether more or less of {name} is better, so none is worse")
     if (match["sign"] == ">") != (better == "lower") or (number < 0 if better == "lower" else number > 0):
-        right = f"{name}{'>' if better == 'lower' else '<-'}{abs(number):g}{match['percent']}"
+        right = f"{name}{'>' if better == 'lower' else '<-'}{match['much'].lstrip('+-')}"
         raise ConfigError(f"{OPTION} {given}: of {name} {better} is better; write {OPTION} '{right}'")
     most = abs(number)
-    return Tolerance(given.strip(), name, most / 100 if match["percent"] else most, bool(match["percent"]))
+    return Tolerance(given.strip(), name, most / 100 if relative else most, relative)
 
 
 def named(given: str, metrics: Iterable[str], where: str) -> str:

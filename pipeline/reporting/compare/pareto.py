@@ -7,7 +7,7 @@ from typing import Any
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.reporting.card import Card
-from pipeline.reporting.deltas import ARROWS
+from pipeline.reporting.compare.deltas import ARROWS
 from pipeline.tables import table
 
 FEWEST, MOST = 2, 3  # metrics
@@ -74,7 +74,7 @@ class Pareto(Card):
             ConfigError: there is no run to draw.
             StorageError: it cannot be written.
         """
-        from pipeline.reporting.pareto_picture import draw
+        from pipeline.reporting.compare.picture import draw
 
         if not self.names:
             raise ConfigError(f"{path}: no run has {' and '.join(self.metrics)}: there is nothing to draw")

@@ -1,6 +1,6 @@
 """Any number of runs beside each other: in what they differ, what became of each metric, and who is on Pareto's front.
 
-A sweep's own table (`pipeline.reporting.comparison`) is of jobs that just ended; this is of whatever lies on disk.
+A sweep's own table (`pipeline.reporting.compare.jobs`) is of jobs that just ended; this is of whatever lies on disk.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,18 +13,20 @@ from pipeline.figures import Figure
 from pipeline.records.run import Run
 from pipeline.records.schemas import version
 from pipeline.reporting.card import Card
-from pipeline.reporting.deltas import Change, as_json, change, metric_of
-from pipeline.reporting.differences import Differences, differences
-from pipeline.reporting.front import dominators
+from pipeline.reporting.compare.deltas import Change, as_json, change, metric_of
+from pipeline.reporting.compare.differences import ABSENT, Differences, differences
+from pipeline.reporting.compare.front import dominators
+from pipeline.reporting.compare.measures import measured
+from pipeline.reporting.compare.pareto import FEWEST, MOST, Pareto
+from pipeline.reporting.compare.rows import Row, rows_of
+from pipeline.reporting.compare.spread import RULE
+from pipeline.reporting.compare.tolerance import failures, named, tolerance
 from pipeline.reporting.manifest import plain
-from pipeline.reporting.measures import measured
-from pipeline.reporting.pareto import FEWEST, MOST, Pareto
-from pipeline.reporting.rows import Row, rows_of
-from pipeline.reporting.spread import RULE
-from pipeline.reporting.tolerance import failures, named, tolerance
 from pipeline.tensors.spec import UNQUANTIZED, called
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line
+
+NOTHING = (ABSENT, "null")  # settings that are none, in data for other programs
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Compared(Card):
         found = []
         for i, (row, changes) in enumerate(zip(self.groups, self.changes, strict=True)):
             one: dict[str, Any] = {"run": row.name, "runs": len(row.runs), "state": row.state}
-            one |= {d.name: d.values[i] for d in self.differences.rows if d.kind in ("typed", "setting")}
+            settings = [d for d in self.differences.rows if d.kind in ("typed", "setting")]
+            one |= {d.name: None if d.values[i] in NOTHING else d.values[i] for d in settings}
             for name, made in changes.items():
                 unit = self.metrics[name].unit
                 head = f"{name} [{unit}]" if unit else name
@@ -79,7 +82,7 @@ class Compared(Card):
 
     @property
     def shown(self) -> list[Any]:
-        from pipeline.reporting.compare_tables import shown
+        from pipeline.reporting.compare.tables import shown
 
         return shown(self)
 
@@ -99,7 +102,7 @@ class Compared(Card):
         ]
 
     def broken(self, tolerances: Sequence[str]) -> list[str]:
-        """Of `perplexity>1%` and the like a line for each row that breaks one; see `pipeline.reporting.tolerance`.
+        """Of `perplexity>1%` and the like a line for each row that breaks one (see `tolerance`).
 
         Raises:
             ConfigError: one cannot be read, no run has its metric, or there is nothing to hold against each other.
@@ -171,7 +174,7 @@ def compared(runs: Sequence[Run], baseline: int = 0) -> Compared:
     if len(runs) < 2:
         which = f"{runs[0].name} alone" if runs else "no run"
         raise ConfigError(f"compare: {which}: two runs at least are expected")
-    rows = rows_of([measured(run) for run in runs], baseline)
+    rows = rows_of([measured(run, timed=True) for run in runs], baseline)
     names = dict.fromkeys(name for row in rows for one in row.runs for name in one.metrics)
     found = [{name: metric_of(name, row.runs) for name in names} for row in rows]
     changes = tuple(

@@ -11,8 +11,8 @@ from PIL import Image
 
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
-from pipeline.reporting.front import dominates, dominators
-from pipeline.reporting.pareto import Pareto
+from pipeline.reporting.compare.front import dominates, dominators
+from pipeline.reporting.compare.pareto import Pareto
 from pipeline.reporting.plots import Point, undominated
 
 NUMBER = st.one_of(st.integers(0, 3).map(float), st.floats(-5, 5), st.just(math.inf))

@@ -5,15 +5,16 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import short, some
 from pipeline.errors import shown as first
-from pipeline.reporting.deltas import ARROWS, SAID
-from pipeline.reporting.differences import ABSENT, KINDS, Difference
-from pipeline.reporting.spread import RULE
+from pipeline.reporting.compare.deltas import ARROWS, SAID
+from pipeline.reporting.compare.differences import ABSENT, KINDS, Difference
+from pipeline.reporting.compare.measures import is_time_of_stage
+from pipeline.reporting.compare.spread import RULE
 from pipeline.tables import table
 from pipeline.tensors.stats import ErrorStats
 from pipeline.terminal import line
 
 if TYPE_CHECKING:
-    from pipeline.reporting.compare import Compared
+    from pipeline.reporting.compare.compared import Compared
 
 MOST_SETTINGS, MOST_ERRORS, MOST_VALUE = 20, 40, 60  # lines of a kind, and characters of a value; JSON has all
 
@@ -61,6 +62,8 @@ def _values(one: Difference) -> list[list[str]]:
 def _metrics(given: "Compared") -> Iterator[Any]:
     lines: list[list[str]] = []
     for name, figure in given.metrics.items():
+        if is_time_of_stage(name):
+            continue
         before = len(lines)
         for i, changes in enumerate(given.changes):
             made = changes[name]
@@ -72,6 +75,8 @@ def _metrics(given: "Compared") -> Iterator[Any]:
     if lines:
         title = "Metrics, ↓ lower is better, ↑ higher is better"
         yield table(title, ["metric", "run", "value", "change", "", "verdict"], lines, right=[1, 2, 3, 4])
+    if any(map(is_time_of_stage, given.metrics)):
+        yield "What each stage took is in --format json, csv and html."
 
 
 def _errors(given: "Compared") -> Iterator[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.figures import Figure
 from pipeline.reporting import console
-from pipeline.reporting.comparison import UNQUANTIZED, compared, ended
+from pipeline.reporting.compare.jobs import UNQUANTIZED, compared, ended
 from pipeline.reporting.manifest import Report, plain
 from pipeline.reporting.plots import Point, bars, undominated
 from tests.unit.test_figures import REPORT

@@ -15,7 +15,7 @@ from pipeline.commands.compare import main
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.records import schemas
 from pipeline.records.run import read
-from pipeline.reporting.compare import Compared, compared
+from pipeline.reporting.compare.compared import Compared, compared
 from tests.cases.many_runs import make_run
 
 Make = Callable[..., Path]
@@ -151,6 +151,30 @@ def test_more_is_better_of_speed(make: Make) -> None:
     assert found.broken(["decode<-6", "decode<-5.9"])[0].endswith("allowed: 5.9 tokens/s worse")
 
 
+def test_tolerances_are_in_any_unit_of_the_metric(make: Make) -> None:
+    """Bytes as sizes, time as times, and what else in its own."""
+    a, b = make("a", KL={"value": 0.5, "unit": "nats"}), make("b", 1, KL={"value": 1.0, "unit": "nats"})
+    for folder, nbytes, took in ((a, 3 << 20, 100.0), (b, 5 << 20, 190.0)):
+        said = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps(said | {"nbytes_out": nbytes, "seconds": took}))
+    found = pair(a, b)
+    held = ["size>2MiB", "size>2.1mb", "size>70%", "seconds>90", "seconds>1.5min", "KL>0.5nats", "load seconds>0s"]
+    broken = ["size>1.9MiB", "size > 2097151", "seconds>89s", "seconds>89999ms", "seconds>89%", "KL>0.49 nats"]
+    assert [given for given in [*held, *broken] if found.broken([given])] == broken
+    assert found.broken(["size>1MiB"])[0].endswith("(+2.0 MiB, +66.7 %); allowed: 1.0 MiB worse")
+    assert found.broken(["seconds>1min"])[0].endswith("allowed: 1 min 0 s worse")
+
+
+def test_times_are_no_regression_without_repeats_and_only_of_the_same_work(make: Make) -> None:
+    a, b, c = make("a", 0), make("b", 1), make("c", 2)
+    said = json.loads((c / "manifest.json").read_text())
+    (c / "manifest.json").write_text(json.dumps(said | {"chunks": {"all": 1, "reused": 1}}))
+    found = pair(a, b, c)
+    assert [of["seconds"].verdict for of in found.changes] == ["baseline", "changed", "not comparable"]
+    assert found.changes[2]["seconds"].why == "other work taken over from earlier runs"
+    assert found.changes[2]["load seconds"].verdict == "same"
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -159,7 +183,11 @@ def test_more_is_better_of_speed(make: Make) -> None:
         ("perplexity>=1", "the change that is too much"), ("perplexity=1", "the change that is too much"),
         ("perplexity>1.2.3", "is no number"), ("perplexity>", "the change"), (">1", "the change"), ("", "the change"),
         ("other>1", "nobody says"), ("top-1<5%", "write --fail-if 'top-1<-5%'"), ("top-1>5", "'top-1<-5'"),
-        ("perplexity>1kg", "the change"), ("perplexity>nan", "the change"), ("perplexity>infinity", "the change"),
+        ("perplexity>1kg", r"'kg' is no unit of it \(allowed: none\)"), ("perplexity>nan", "nothing is less, more"),
+        ("perplexity>infinity", "is no number"), ("perplexity>1e400", "more than a number can be"),
+        ("perplexity>1e400%", "more than a number can be"), ("size>1s", "allowed: KB"), ("size>1MiB%", "no unit"),
+        ("seconds>1KB", "allowed: ms, s"), ("seconds<1min", "write --fail-if 'seconds>1min'"),
+        ("size<-1KiB", "write --fail-if 'size>1KiB'"), ("evaluat_seconds>1", "did you mean"),
     ],
 )  # fmt: skip
 def test_mistakes_in_a_tolerance_are_said(make: Make, given: str, said: str) -> None:
@@ -215,6 +243,9 @@ def test_a_training_is_where_it_ended_its_best_and_its_mean(make: Make) -> None:
 def test_files_have_all_of_it(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     make("a", perplexity="nan", KL=1.0)
     make("b", 1, perplexity=1.0, KL=0.5)
+    for name, value in (("a", "null"), ("b", "3")):
+        with Path("outputs", name, "config.yaml").open("a") as file:
+            file.write(f"also: {value}\n{name}_alone: 1\n")
     assert main(["a", "b", "--format", "json", "--pareto", "KL,size"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert schemas.fault("comparison", said) is None
@@ -228,9 +259,14 @@ def test_files_have_all_of_it(make: Make, capsys: pytest.CaptureFixture[str]) ->
         ("0.5", "-0.5", "better"),
     ]
     assert rows[1]["quant"] == "int8"
+    assert not {"–", "null"} & {cell for row in rows for cell in row.values()}
+    assert [r["also"] for r in rows] == ["", "3"]
+    assert [(r["a_alone"], r["b_alone"]) for r in rows] == [("1", ""), ("", "1")]
     assert main(["a", "b", "--out", "new", "--pareto", "KL,size"]) == 0
     assert sorted(p.name for p in Path("new").iterdir()) == ["comparison.csv", "comparison.json", "pareto.png"]
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+    assert main(["a", "--out", "v1.2/", "--", "b"]) == 0
+    assert sorted(p.name for p in Path("v1.2").iterdir()) == ["comparison.csv", "comparison.json"]
     assert main(["a", "b", "--out", "new/x.html"]) == 0
     assert "<html" in Path("new/x.html").read_text()
 
@@ -253,6 +289,9 @@ def test_the_exit_code_says_that_it_got_worse(make: Make, capsys: pytest.Capture
         (["a", "b", "--pareto", "KL"], "2 or 3 metrics"), (["a", "b", "--pareto", "KL,KL"], "stands there twice"),
         (["a", "b", "--pareto", "KL,siz"], "'size'"), (["a", "b", "--pareto", "KL,other"], "nobody says"),
         (["a", "b", "--out", "x.png"], "--pareto"), (["a", "b", "--out", "x.csv", "--format", "json"], "says csv"),
+        (["a", "b", "--out", "x.docx"], "nothing is written as .docx .allowed: csv, json, html, png."),
+        (["a", "b", "--out", "x.htm"], "did you mean 'html'"), (["a", "--", "--out"], "--out: no run and no sweep"),
+        (["a", "b", "--out", "x.png", "--pareto", "KL,size", "--format", "csv"], "says png"),
         (["a", "b", "--out", ""], "a folder or a file"), (["a", "b", "--out", "a-file/x.csv"], "a-file"),
         (["a", "b", "--baseline", "quant!=none"], "2 runs are meant"), (["a", "a"], "a alone"),
     ],

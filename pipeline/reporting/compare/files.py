@@ -9,9 +9,9 @@ from pipeline.errors import StorageError
 from pipeline.files import write_over
 from pipeline.records.schemas import fault
 from pipeline.redact import hide
-from pipeline.reporting.compare import Compared
+from pipeline.reporting.compare.compared import Compared
+from pipeline.reporting.compare.pareto import Pareto
 from pipeline.reporting.manifest import plain
-from pipeline.reporting.pareto import Pareto
 
 FORMATS = ("table", "csv", "json", "html")
 NAME = "comparison"

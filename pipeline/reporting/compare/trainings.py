@@ -9,7 +9,7 @@ from statistics import fmean
 from pipeline.errors import SourceError
 from pipeline.figures import Cell, Figure
 from pipeline.records.points import METRICS, rows
-from pipeline.reporting.spread import Spread, together
+from pipeline.reporting.compare.spread import Spread, together
 
 SEED = "seed="
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pipeline.config.names import HOW, short_names
 from pipeline.redact import hide
-from pipeline.reporting.differences import alike
-from pipeline.reporting.measures import Measured
-from pipeline.reporting.spread import together
-from pipeline.reporting.trainings import without_seed
+from pipeline.reporting.compare.differences import alike
+from pipeline.reporting.compare.measures import Measured
+from pipeline.reporting.compare.spread import together
+from pipeline.reporting.compare.trainings import without_seed
 
 
 @dataclass(frozen=True)

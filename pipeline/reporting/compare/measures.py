@@ -13,7 +13,7 @@ from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
 from pipeline.records.system import KIND
-from pipeline.reporting.differences import Facts, facts, parts_of
+from pipeline.reporting.compare.differences import Facts, facts, parts_of
 from pipeline.reporting.manifest import stats_of
 from pipeline.tensors.stats import ErrorStats
 
@@ -26,6 +26,7 @@ KNOWN: Mapping[str, Better] = {
 }  # fmt: skip
 TOKENIZER = re.compile(r"(.*/)?(tokenizer.*|.*\.tiktoken|tiktoken\.model|tekken\.json|spiece\.model|.*\.bpe\.model)'*")
 AGAINST = "baseline"
+WHOLE = "seconds"  # the metric, and the end of those of its stages
 
 Ground = Mapping[str, Any]
 """What a metric was measured on: what it is called (`texts`, `windows`, …) → something that is equal where that is."""
@@ -41,7 +42,7 @@ class Measured:
         metrics: by name.
         grounds: metric → what it was measured on.
         errors: group of tensors, its encoding → what was lost.
-        facts: see `pipeline.reporting.differences`.
+        facts: see `pipeline.reporting.compare.differences`.
     """
 
     run: Run
@@ -52,8 +53,12 @@ class Measured:
     facts: Facts = field(repr=False)
 
 
-def measured(run: Run) -> Measured:
-    """What is compared of a run."""
+def measured(run: Run, *, timed: bool = False) -> Measured:
+    """What is compared of a run.
+
+    Args:
+        timed: with how long it and each of its stages took, as metrics.
+    """
     try:
         manifest = run.manifest
     except SourceError:  # `Run.problems` has it
@@ -67,6 +72,10 @@ def measured(run: Run) -> Measured:
     grounds = _grounds(manifest, parts)
     quantized = total.count, f"{total.sq_signal:.6g}"  # sums of other chunks differ in their last digits
     grounds |= {name: {"quantized tensors": quantized} for name in error_figures(total)}
+    if timed:
+        metrics |= times(run, manifest)
+        taken = [_of(manifest.get("chunks"), "reused") or 0, sorted(manifest.get("found") or ())]
+        grounds[WHOLE] = {"work taken over from earlier runs": taken}
     grounds["size"] = {"number of weights": manifest.get("nbytes_bf16")}
     errors = {
         (str(row["name"]), str(row.get("encoding", ""))): stats_of(row)
@@ -94,6 +103,22 @@ def _of_series(run: Run) -> dict[str, Figure]:
         form = ".0f" if one.unit == "B" else ".4g"
         figures |= {f"{name} {k}": Figure(v, one.unit, form, better) for k, v in given.items() if v is not None}
     return figures
+
+
+def times(run: Run, manifest: Mapping[str, Any]) -> dict[str, Figure]:
+    """How long it took, `seconds`, and each of its stages, `export seconds`."""
+    whole = {} if run.seconds is None else {WHOLE: run.seconds}
+    rows = [row for row in manifest.get("stages") or () if isinstance(row, Mapping)]
+    stages = {f"{row.get('name')} {WHOLE}": row.get("seconds") for row in rows}
+    return {
+        name: Figure(taken, "s", ".3g" if taken < 100 else ".0f", "lower")
+        for name, taken in (whole | stages).items()
+        if isinstance(taken, int | float)
+    }
+
+
+def is_time_of_stage(name: str) -> bool:
+    return name.endswith(f" {WHOLE}")
 
 
 def error_figures(e: ErrorStats) -> dict[str, Figure]:

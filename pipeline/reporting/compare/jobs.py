@@ -15,8 +15,8 @@ from pipeline.figures import Cell, Figure, cell, figures_of
 from pipeline.redact import hide
 from pipeline.reporting import console
 from pipeline.reporting.card import Card
+from pipeline.reporting.compare.trainings import curve, losses, over_seeds, settings
 from pipeline.reporting.manifest import Report
-from pipeline.reporting.trainings import curve, losses, over_seeds, settings
 from pipeline.tables import shortened, table
 from pipeline.tensors.spec import UNQUANTIZED, called
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from pipeline.figures import Figure
-from pipeline.reporting.spread import Spread, chance, together
+from pipeline.reporting.compare.spread import Spread, chance, together
 
 VALUES = st.lists(st.floats(-1e3, 1e3).map(lambda x: round(x, 3)), min_size=2, max_size=9)
 

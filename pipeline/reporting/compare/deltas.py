@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pipeline.figures import Better, Figure
-from pipeline.reporting.measures import Ground, Measured, apart
-from pipeline.reporting.spread import CHANCE, Spread, chance
+from pipeline.reporting.compare.measures import Ground, Measured, apart
+from pipeline.reporting.compare.spread import CHANCE, Spread, chance
 from pipeline.units import show_bytes
 
 Verdict = Literal["baseline", "better", "worse", "changed", "same", "within noise", "not comparable", "missing"]
@@ -50,8 +50,8 @@ class Change:
         before, after: of the baseline and of the row; None: it has none.
         absolute: after − before, in the metric's unit; None: there is no such number.
         relative: that as a share of |before|; None where there is none, and where that is 0.
-        chance: how likely such a change is by chance alone (`pipeline.reporting.spread`); None: there are no repeats.
-        verdict: in a word. `changed`, where nobody said what is better.
+        chance: how likely such a change is by chance alone (`spread.chance`); None: there are no repeats.
+        verdict: in a word. `changed`, where nobody said what is better, and of times without repeats.
         why: it is not comparable, or missing.
     """
 
@@ -123,7 +123,10 @@ def change(before: Metric | None, after: Metric | None, *, baseline: bool = Fals
     absolute = 0.0 if now == was else now - was
     relative = absolute / abs(was) if was and math.isfinite(was) and math.isfinite(absolute) else None
     likely = chance(before.spread, after.spread)
-    return Change(before, after, absolute, relative, likely, _verdict(absolute, likely, after.better or before.better))
+    better = after.better or before.better
+    if likely is None and after.like.unit == "s":
+        better = ""  # no two runs take the same time, and of one each nothing is known of noise
+    return Change(before, after, absolute, relative, likely, _verdict(absolute, likely, better))
 
 
 def worsening(absolute: float, better: Better) -> float:

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from pipeline.figures import Figure
+from pipeline.reporting.compare.trainings import curve, losses, over_seeds, settings
 from pipeline.reporting.plots import bands, curves
-from pipeline.reporting.trainings import curve, losses, over_seeds, settings
 
 NAMES = ("rate=1 seed=0", "rate=2 seed=0", "rate=1 seed=1", "rate=2 seed=1", "seed=7")
 

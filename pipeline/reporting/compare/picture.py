@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import StorageError
-from pipeline.reporting.pareto import Pareto
+from pipeline.reporting.compare.pareto import Pareto
 from pipeline.reporting.plots import GREY, INK, Point, annotated, base, titled, tradeoff
 
 MAP = "viridis"  # told apart by people who see fewer colours, too
