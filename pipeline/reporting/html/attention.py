@@ -18,6 +18,7 @@ from pipeline.reporting.manifest import Report
 MOST_DECLINED = 3  # that are named
 OFF = 1.0005  # of a bound, from which on it counts as broken
 LONGEST = 300
+UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
 SWEEP_TABLE = "sweep.csv"
 
 
@@ -25,8 +26,17 @@ def of_run(run: Told) -> list[str]:
     """A line for each thing, the gravest first; none, where nothing needs any."""
     found = [*_state(run), *run.problems]
     if run.report is not None:
-        found += _of_report(run, run.report)
+        try:
+            found += list(_of_report(run, run.report))
+        except UNEXPECTED as why:
+            found.append(unexpected(why))
     return [hide(short(" ".join(line.split()), LONGEST)) for line in dict.fromkeys(found)]
+
+
+def unexpected(why: Exception) -> str:
+    """What is said of records that are of another version, or somebody's own, where something is missing in them."""
+    said = f"missing: {why}" if isinstance(why, KeyError) else str(why)
+    return f"The records of this run are not as expected here ({short(said, 200)})."
 
 
 def _state(run: Told) -> Iterator[str]:

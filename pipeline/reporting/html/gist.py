@@ -61,7 +61,11 @@ def before(run: Told) -> dict[str, Figure]:
     for result in run.report.results.values() if run.report else ():
         given = result.get("before") if isinstance(result, Mapping) else None
         for name, value in given.items() if isinstance(given, Mapping) else ():
-            if isinstance(figure := cell(value), Figure):
+            try:
+                figure = cell(value)
+            except (ValueError, TypeError):  # what stages give is theirs: no schema holds it
+                continue
+            if isinstance(figure, Figure):
                 found[str(name)] = figure
     return found
 

@@ -63,9 +63,8 @@ def _read(how: Callable[[], Sequence[Part]]) -> Sequence[Part]:
     """Records of other versions, or somebody's own, may lack what a section is of: then the section says so."""
     try:
         return how()
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as why:
-        said = f"missing: {why}" if isinstance(why, KeyError) else str(why)
-        return [Note(f"The records of this run are not as expected here ({short(said, 200)}).", "problem")]
+    except attention.UNEXPECTED as why:
+        return [Note(attention.unexpected(why), "problem")]
 
 
 def summary(run: Told, most: int) -> list[Part]:
