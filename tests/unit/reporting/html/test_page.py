@@ -387,20 +387,9 @@ def test_a_section_whose_records_are_not_as_expected_says_so(tmp_path: Path) -> 
     notes = [p.text for p in root.all("p") if "problem" in p.attributes.get("class", "")]
     assert [note for note in notes if "missing: 'edges'" in note]
     assert [note for note in notes if "missing: 'rows'" in note]
-    odd = {
-        "evaluate": {**written_runs.scored(60, 0.1), "before": {"perplexity": {"value": "x", "unit": "", "form": "q"}}}
-    }
-    runs = [
-        written_runs.write(tmp_path / name, command=(f"quant={name}",), results=odd, predicted=[{"planned": 1}])
-        for name in ("b", "c")
-    ]
-    for run in runs:
-        text = (
-            (run.folder / "manifest.json")
-            .read_text()
-            .replace('"planned": 1', '"planned": 1, "unit": "bytes", "measured": 2')
-        )
-        (run.folder / "manifest.json").write_text(text)
+    before = {"perplexity": {"value": "x", "unit": "", "form": "q"}}
+    odd = {"evaluate": {**written_runs.scored(60, 0.1), "before": before, "first": "x", "last": 1, "step": "y"}}
+    runs = [written_runs.write(tmp_path / n, command=(f"quant={n}",), results=odd) for n in ("b", "c")]
     assert parsed(page.html(runs)).all("section")
     assert parsed(page.html(runs[:1])).all("section")
 
