@@ -26,7 +26,7 @@ UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LONGEST_WHY = 160
 PROFILE = "profile by jax.profiler"
 KINDS = {
-    "states": "checkpoints", "trace.json": "trace", "trace.jax": "profiles by jax.profiler",
+    "states": "checkpoints", "best": "checkpoints", "trace.json": "trace", "trace.jax": "profiles by jax.profiler",
     "trace.parts": "pieces of a trace",
 }  # fmt: skip
 

@@ -48,21 +48,25 @@ def stages(run: Told, report: Report) -> Chart:
             y = ROW * i + 22.0
             seconds, moved = float(row["seconds"]), f"{show_bytes(row['nbytes_out'])} out" if row["nbytes_out"] else ""
             bar = rect(from_, y - 9, max(1.0, room * seconds / largest), 18, "b c0f", rx=2.0)
-            tip = says(f"{name}: {show_seconds(seconds)}{f', {moved}' if moved else ''}")
+            tip = says(f"{name}: {_took(seconds)}{f', {moved}' if moved else ''}")
             parts += [
                 el("circle", cx=float(rail), cy=y, r=5.0, class_="node"),
                 words(rail + 14, y - 1 if moved else y + 4, fitted(name, label - 8), "l strong"),
                 words(rail + 14, y + 13, moved, "t") if moved else Markup(""),
                 el("g", tip, bar),
-                words(from_ + max(1.0, room * seconds / largest) + 6, y + 4, show_seconds(seconds), "l"),
+                words(from_ + max(1.0, room * seconds / largest) + 6, y + 4, _took(seconds), "l"),
             ]
         said = f"{len(names)} stages: " + ", ".join(
-            f"{n} {show_seconds(r['seconds'])}" for n, r in zip(names, rows, strict=True)
+            f"{n} {_took(r['seconds'])}" for n, r in zip(names, rows, strict=True)
         )
         return svg(width, ROW * len(rows) + 4, said, joined(parts))
 
     about = "Lines say which stage takes what another gave; bars, how long each worked."
     return Chart("Graph of stages", draw, table, about)
+
+
+def _took(seconds: float) -> str:
+    return show_seconds(seconds) if seconds >= 0.001 or not seconds else "< 1 ms"
 
 
 def _around(rail: float, out: float, y1: float, y2: float) -> list[tuple[float, float]]:

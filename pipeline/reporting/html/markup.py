@@ -10,7 +10,7 @@ from markupsafe import Markup, escape
 from pipeline.figures import Figure
 from pipeline.terminal import safe
 
-BREAKS = re.compile(r"([._/=,-]+)(?=\w)")
+BREAKS = re.compile(r"((?<!\d)[._/=,-]+|[._/=,-]+(?!\d))(?=\w)")  # not within a number
 VOID = ("input",)  # elements that have no end
 SHORT = 18  # characters that are not broken
 DIGITS = 3  # behind the point, of a coordinate

@@ -4,6 +4,7 @@ somebody wrote into a name. `write` is for commands, `html` for notebooks."""
 import hashlib
 from base64 import b64encode
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -34,7 +35,7 @@ def write(runs: Sequence[Run], path: Path, title: str = "") -> int:
     Raises:
         StorageError: it cannot be written.
     """
-    text = html(runs, title).encode("utf-8", "backslashreplace")
+    text = html(runs, title, path).encode("utf-8", "backslashreplace")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as why:
@@ -43,13 +44,23 @@ def write(runs: Sequence[Run], path: Path, title: str = "") -> int:
     return len(text)
 
 
-def html(runs: Sequence[Run], title: str = "") -> str:
-    """The page as text."""
+def html(runs: Sequence[Run], title: str = "", path: Path | None = None) -> str:
+    """The page as text.
+
+    Args:
+        path: where it will be, which links to files start from; None: it has no such links.
+    """
     shown = list(runs)[:MOST_RUNS]
-    known = [told(run, label) for run, label in zip(shown, labels(shown), strict=True)]
+    known = [told(run, label, path) for run, label in zip(shown, labels(shown), strict=True)]
     heading = title or _title(known)
-    rest = len(runs) - len(shown)
-    said = [f"The first {len(shown):,} of {len(runs):,} runs are on this page."] if rest else []
+    said: list[Note] = []
+    if len(shown) < len(runs):
+        heading = f"{heading}, of {len(runs):,}"
+        more = (
+            f"{len(shown):,} of {len(runs):,} runs are on this page, the first of them. Conditions choose others "
+            "(weightmill report 'perplexity<70'); weightmill runs export --out runs.csv has the numbers of all."
+        )
+        said = [Note(more, "problem")]
     text = ""
     for most, closely in CLOSELY:
         made = _rendered(heading, known, most, closely, said)
@@ -67,7 +78,7 @@ def _title(runs: Sequence[Told]) -> str:
     return f"{len(runs):,} runs{where}"
 
 
-def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said: Sequence[str]) -> str | None:
+def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said: Sequence[Note]) -> str | None:
     """The page as text; None, when it is seen to be too large before it is done."""
     notes = [*said]
     if len(runs) == 1:
@@ -84,18 +95,19 @@ def _rendered(heading: str, runs: Sequence[Told], most: int, closely: int, said:
                 return None
         sections = of_runs(runs, anchors, max(most, LEAST))
         if near < len(runs):
-            notes.append(f"Looked at closely are the first {near}; a page of each of the others has the rest.")
+            notes.append(Note(f"Looked at closely are the first {near}; a page of each of the others has the rest."))
         if each:
             sections.append(Section("runs", "Each run", each))
     if most < CLOSELY[0][0]:
         few = f"have at most {most} rows" if most else "stand on the pages of single runs only"
-        notes.append(
-            f"To keep the page below {show_bytes(MOST_NBYTES)}, tables of tensors and curves of each run {few}."
-        )
+        kept = f"To keep the page below {show_bytes(MOST_NBYTES)}"
+        notes.append(Note(f"{kept}, tables of tensors and curves of each run {few}."))
     return rendered(heading, sections, notes, len(runs))
 
 
-def rendered(heading: str, sections: Sequence[Section], notes: Sequence[str], count: int, *, bare: bool = False) -> str:
+def rendered(
+    heading: str, sections: Sequence[Section], notes: Sequence[Note], count: int, *, bare: bool = False
+) -> str:
     """A page with these sections.
 
     Args:
@@ -106,8 +118,9 @@ def rendered(heading: str, sections: Sequence[Section], notes: Sequence[str], co
     style, script = _data("page.css"), _data("page.js")
     return str(
         _template().render(
-            title=clean(heading), sections=sections, notes=[Note(text).html for text in notes], style=style,
+            title=clean(heading), sections=sections, notes=[note.html for note in notes], style=style,
             script=script, style_hash=_hash(style), script_hash=_hash(script), count=count, bare=bare,
+            made=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         )
     )  # fmt: skip
 

@@ -12,7 +12,18 @@ from pipeline.reporting.html.markup import el, exact, joined, name, said, shown
 
 WIDE, NARROW = 800, 330  # units of a drawing; which of the two is seen, the width of the page decides
 NOTHING = Markup("")
+MANY, VERY_MANY = 7, 11  # columns
+SHORT = 12  # rows of a table that is printed on one sheet
 LONG = 24  # rows of a table that is not opened to be printed
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A cell that says more than its number. Attributes: figure: what it is sorted by; text: what is read."""
+
+    figure: Figure
+    text: str
+
 
 Draw = Callable[[int], Markup]
 """What is in a drawing of that many units, with its height: `el("svg", …)`."""
@@ -36,15 +47,26 @@ class Table:
 
     @property
     def html(self) -> Markup:
-        right = [any(isinstance(row[i], Figure) for row in self.rows if i < len(row)) for i in range(len(self.columns))]
+        right = [
+            any(isinstance(row[i], Figure | Mean) for row in self.rows if i < len(row))
+            for i in range(len(self.columns))
+        ]
         sides = ["n" if side else None for side in right]
         head = NOTHING
         if any(self.columns):
             heads = joined(el("th", c, scope="col", class_=s) for c, s in zip(self.columns, sides, strict=True))
             head = el("thead", el("tr", heads))
         body = joined(self._row(i, row, sides) for i, row in enumerate(self.rows))
-        whole = el("table", el("caption", self.caption), head, el("tbody", body), data_sort=bool(head))
-        region = el("div", whole, class_="scroll", role="region", aria_label=self.caption, tabindex=0)
+        whole = el(
+            "table",
+            el("caption", self.caption),
+            head,
+            el("tbody", body),
+            data_sort=bool(head),
+            class_=_width(self.columns),
+        )
+        kind = "scroll short" if len(self.rows) <= SHORT else "scroll"
+        region = el("div", whole, class_=kind, role="region", aria_label=self.caption, tabindex=0)
         return joined([region, el("p", self.note, class_="note") if self.note else NOTHING])
 
     def _row(self, i: int, row: Sequence[Any], sides: Sequence[str | None]) -> Markup:
@@ -53,6 +75,8 @@ class Table:
 
 
 def _cell(value: Any, side: str | None, *, first: bool) -> Markup:
+    if isinstance(value, Mean):
+        return el("td", value.text, class_=side, data_v=exact(value.figure.value))
     raw = exact(value.value) if isinstance(value, Figure) else None
     inside = value if isinstance(value, Markup) else name(value) if isinstance(value, str) and value else shown(value)
     if first and not isinstance(value, Figure):
@@ -88,6 +112,11 @@ class Chart:
         numbers = el("details", summary, self.table.html, class_=_numbers(self.table))
         caption = el("figcaption", el("h3", self.title), about)
         return el("figure", caption, self.controls, self.legend, drawn, numbers, class_="chart")
+
+
+def _width(columns: Sequence[str]) -> str | None:
+    """What printing has to know: how many columns share the width of a sheet."""
+    return None if len(columns) <= MANY else "many" if len(columns) <= VERY_MANY else "many very"
 
 
 def _numbers(table: Table) -> str:
@@ -175,6 +204,31 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Gist:
+    """What it comes to, in words."""
+
+    text: str
+
+    @property
+    def html(self) -> Markup:
+        return el("p", self.text, class_="gist")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What needs some, in one place. Attributes: lines: one or more; note: below them."""
+
+    lines: Sequence[str]
+    note: str = ""
+
+    @property
+    def html(self) -> Markup:
+        items = el("ul", *(el("li", line) for line in self.lines))
+        note = el("p", self.note, class_="about") if self.note else NOTHING
+        return el("div", el("h3", "Needs attention"), items, note, class_="attention", role="note")
+
+
+@dataclass(frozen=True)
 class Folded:
     """What is looked at on demand."""
 
@@ -202,7 +256,7 @@ class Drawn:
     html: Markup
 
 
-Part = Table | Chart | Text | Cards | Note | Folded | Side | Command | Drawn
+Part = Table | Chart | Text | Cards | Note | Gist | Attention | Folded | Side | Command | Drawn
 
 
 @dataclass(frozen=True)

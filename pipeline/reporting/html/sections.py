@@ -4,20 +4,35 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline.errors import short
+from pipeline.errors import short, some
 from pipeline.figures import Figure, cell
 from pipeline.redact import hide
-from pipeline.reporting.html import errors, graph, spreads, training
-from pipeline.reporting.html.markup import el
-from pipeline.reporting.html.parts import Card, Cards, Command, Folded, Note, Part, Section, Side, Table, Text
+from pipeline.reporting.html import artifacts, attention, errors, gist, graph, spreads, training
+from pipeline.reporting.html.markup import el, shown
+from pipeline.reporting.html.parts import (
+    Attention,
+    Card,
+    Cards,
+    Command,
+    Folded,
+    Gist,
+    Note,
+    Part,
+    Section,
+    Side,
+    Table,
+    Text,
+)
 from pipeline.reporting.html.told import Told
 from pipeline.reporting.manifest import Report
 from pipeline.tables import GLUE
 from pipeline.units import show_bytes
 
 MOST_CARDS = 12
+MOST_POINTS = 240  # of a line
 MOST_ROWS = 400  # of a table of what was left out, or of files
 BETTER = {"lower": "less is better", "higher": "more is better"}
+MOST_KEYS = 2  # that an override says, by name
 TEXT_TABLE = "Text"  # of `generate`: shown as texts
 
 
@@ -30,7 +45,7 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
     """
     report = run.report
     made: list[tuple[str, str, Callable[[], Sequence[Part]]]] = [
-        ("summary", "Summary", lambda: summary(run)),
+        ("summary", "Summary", lambda: summary(run, min(most, MOST_POINTS))),
         ("stages", "Stages", lambda: _stages(run, report) if report else ()),
         ("errors", "Quantization error", lambda: (errors.by_tensor(report, most) or ()) if report and most else ()),
         ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
@@ -39,7 +54,7 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
         ("samples", "Text", lambda: samples(report) if report else ()),
         ("config", "Configuration", lambda: settings(run) if config else ()),
         ("environment", "Environment", lambda: environment(report) if report else ()),
-        ("files", "Files", lambda: files(report) if report else ()),
+        ("files", "Files", lambda: files(run, report)),
     ]
     return [Section(id, title, parts) for id, title, how in made if (parts := _read(how))]
 
@@ -48,14 +63,22 @@ def _read(how: Callable[[], Sequence[Part]]) -> Sequence[Part]:
     """Records of other versions, or somebody's own, may lack what a section is of: then the section says so."""
     try:
         return how()
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as why:
-        said = f"missing: {why}" if isinstance(why, KeyError) else str(why)
-        return [Note(f"The records of this run are not as expected here ({short(said, 200)}).", "problem")]
+    except attention.UNEXPECTED as why:
+        return [Note(attention.unexpected(why), "problem")]
 
 
-def summary(run: Told) -> list[Part]:
+def summary(run: Told, most: int) -> list[Part]:
+    """In words, what needs attention, as typed, and the numbers that count.
+
+    Args:
+        most: points of a line, see `of_run`.
+    """
     cards = [Card("state", run.run.state, when(run.run.started))]
-    cards += [Card(name, figure, BETTER.get(figure.better, "")) for name, figure in run.metrics.items()]
+    then = gist.before(run)
+    for name, figure in {**run.main, **run.metrics}.items():
+        more = gist.changes(run).get(name)
+        was = f"{shown(then[name])} before, {shown(more)}" if more is not None else ""
+        cards.append(Card(name, figure, was or BETTER.get(figure.better, "")))
     if report := run.report:
         cards += [
             Card("as bf16", Figure(report.nbytes_bf16, "B"), f"{report.ratio:.2f}× what it takes as written"),
@@ -64,10 +87,8 @@ def summary(run: Told) -> list[Part]:
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
         parts.insert(0, Command(run.run.command))
-    parts += [Note(text, "problem") for text in run.problems]
-    if run.run.state != "complete" and not run.problems:
-        parts.append(Note(f"The run is {run.run.state}: what it has not found yet is missing here.", "problem"))
-    return parts
+    lines = [*attention.of_run(run), *(training.series(run, most)[2] if most else ())]
+    return [Gist(gist.of_run(run, len(lines))), *([Attention(lines)] if lines else []), *parts]
 
 
 def when(started: float | None) -> str:
@@ -115,30 +136,30 @@ def samples(report: Report) -> list[Part]:
 
 
 def _training(run: Told, most: int) -> list[Part]:
-    found, texts, damaged = training.series(run, min(most, 240))
+    found, texts, _ = training.series(run, min(most, MOST_POINTS))
     drawn = training.curves(found)
     rest = [Side(drawn[1:])] if drawn[1:] else []
-    notes = [Note(text, "problem") for text in damaged]
-    return [*notes, *drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
+    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
 
 
 def settings(run: Told) -> list[Part]:
     """What was overridden, and all of it."""
-    rows: list[tuple[Any, ...]] = []
-    marked: list[tuple[Any, ...]] = []
-    for key, value in run.config.items():
-        by = run.overridden(key)
-        row = (el("mark", key) if by else key, short(value, 300), by or None)
-        rows.append(row)
-        if by:
-            marked.append(row)
-    if not rows:
+    if not run.config:
         return []
+    by = run.overridden
+    rows = [
+        (el("mark", key) if key in by else key, short(value, 300), by.get(key)) for key, value in run.config.items()
+    ]
+    words = []
+    for word in dict.fromkeys(map(hide, run.run.command)):
+        name, _, typed = word.lstrip("+~").partition("=")
+        value = run.config.get(name, run.config.get(f"stages.{name}", typed))
+        keys = [key for key, said in by.items() if said == word and key not in (name, f"stages.{name}")]
+        words.append((el("mark", name), short(value, 300) or None, some(keys, most=MOST_KEYS) or None, word))
     heads = ("setting", "value", "overridden by")
-    used = {by for _, _, by in marked}
-    pairs = [(word, word.lstrip("+~").partition("=")) for word in map(hide, run.run.command) if word not in used]
-    marked = [(el("mark", name), value or None, word) for word, (name, _, value) in pairs] + marked
-    shown: list[Part] = [Table("Overridden", heads, marked)] if marked else [Note("Nothing was overridden.")]
+    shown: list[Part] = [Note("Nothing was overridden.")]
+    if words:
+        shown = [Table("Overridden", ("setting", "value", "and with it", "as typed"), words)]
     return [*shown, Folded(f"All {len(rows)} settings", [Table("Settings", heads, rows)], "as they were resolved")]
 
 
@@ -168,16 +189,28 @@ def environment(report: Report) -> list[Part]:
     return found
 
 
-def files(report: Report) -> list[Part]:
-    found: list[Part] = []
+def files(run: Told, report: Report | None) -> list[Part]:
+    """What lies there now, and what was read and written, with digests."""
+    left = artifacts.table(run)
+    found: list[Part] = [left] if left else []
+    if report is None:
+        return found
     for title, rows in (("Files read", report.inputs), ("Files written", report.outputs)):
         if rows:
-            cells = [(r["path"], Figure(r["nbytes"], "B"), _digest(r.get("xxh3_128"))) for r in rows]
+            cells = [
+                (_within(str(r["path"]), report.run), Figure(r["nbytes"], "B"), _digest(r.get("xxh3_128")))
+                for r in rows
+            ]
             about = f"{len(rows)} files, {show_bytes(sum(r['nbytes'] for r in rows))}"
             found.append(
                 Folded(title, [_capped(title, ("file", "size", "xxh3-128"), cells)], about, open=len(rows) <= 12)
             )
     return found
+
+
+def _within(path: str, folder: str) -> str:
+    """A path from the run's folder, of what is in it."""
+    return path.removeprefix(f"{folder}/")
 
 
 def _digest(value: Any) -> Any:

@@ -3,20 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.errors import short, some
 from pipeline.figures import Figure
+from pipeline.records.run import STATES
 from pipeline.reporting.compare.differences import ABSENT, differences
-from pipeline.reporting.html import errors, tradeoff, training
+from pipeline.reporting.html import attention, bubbles, errors, gist, repeats, tradeoff, training
 from pipeline.reporting.html.differing import differing
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parallel import Axis, chart
-from pipeline.reporting.html.parts import Card, Cards, Note, Part, Section, Side, Table
+from pipeline.reporting.html.parts import Attention, Card, Cards, Folded, Gist, Note, Part, Section, Side, Table
 from pipeline.reporting.html.sections import when
-from pipeline.reporting.html.told import Told
-from pipeline.tensors.spec import UNQUANTIZED, called
+from pipeline.reporting.html.told import Told, kind
 from pipeline.units import show_seconds
 
 MOST_RUNS_ACROSS = 60
 MOST_SETTINGS = 60
+FEW = 12  # runs
+MOST_LINES = 12  # of what needs attention
+LONGEST = 120  # of why a run failed
 
 
 def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> list[Section]:
@@ -27,28 +31,44 @@ def of_runs(runs: Sequence[Told], anchors: Sequence[str | None], most: int) -> l
         most: points of a line.
     """
     names = list(dict.fromkeys(name for run in runs for name in run.metrics))
+    main = list(dict.fromkeys(name for run in runs for name in run.main))
     made: list[tuple[str, str, Sequence[Part]]] = [
-        ("summary", "Summary", [Cards(_cards(runs)), table(runs, anchors, names)]),
-        ("tradeoff", "Trade-offs", _tradeoffs(runs)),
-        ("sweep", "Settings and results", _settings(runs, names)),
+        ("summary", "Summary", [
+            *_gist(runs), Cards(_cards(runs)), table(runs, anchors, main), *_curves(runs, names, main),
+        ]),
+        ("repeats", "Repeats", [t for t in [repeats.table(runs)] if t]),
+        ("tradeoff", "Trade-offs", _tradeoffs(runs, main)),
+        ("sweep", "Settings and results", _settings(runs, main)),
         ("errors", "Quantization error", [c for c in [errors.by_run(runs, MOST_RUNS_ACROSS)] if c]),
         ("training", "Training", [c for c in [training.compared(runs, most)] if c]),
     ]  # fmt: skip
     return [Section(id, title, parts) for id, title, parts in made if parts]
 
 
-def _tradeoffs(runs: Sequence[Told]) -> list[Part]:
+def _gist(runs: Sequence[Told]) -> list[Part]:
+    """In words; and what needs attention, by whom: what is the same of several stands there once."""
+    by_line: dict[str, list[str]] = {}
+    for run in runs:
+        for line in attention.of_run(run):
+            by_line.setdefault(line, []).append(run.label)
+    lines = [f"{some(labels)}: {line}" for line, labels in by_line.items()]
+    lines = [*(f"{name}: {why}." for name, why in attention.never_began(runs).items()), *lines]
+    rest = len(lines) - MOST_LINES
+    note = f"{rest} more are with the runs below." if rest > 0 else ""
+    return [Gist(gist.of_runs(runs, len(lines))), *([Attention(lines[:MOST_LINES], note)] if lines else [])]
+
+
+def _tradeoffs(runs: Sequence[Told], names: Sequence[str]) -> list[Part]:
     found = tradeoff.charts([r.label for r in runs], [kind(r) for r in runs], [r.metrics for r in runs])
-    return [Side(found)] if len(found) > 1 else [*found]
+    chosen = bubbles.chart([r.label for r in runs], [r.metrics for r in runs], names)
+    return [*([chosen] if chosen else []), *([Side(found)] if len(found) > 1 else found)]
 
 
 def _cards(runs: Sequence[Told]) -> list[Card]:
-    states = {
-        state: sum(r.run.state == state for r in runs) for state in ("complete", "running", "interrupted", "unreadable")
-    }
+    states = {state: sum(r.run.state == state for r in runs) for state in STATES}
     said = ", ".join(f"{n} {state}" for state, n in states.items() if n)
     cards = [Card("runs", Figure(len(runs), form=",d"), said)]
-    for name in dict.fromkeys(n for r in runs for n in r.metrics):
+    for name in dict.fromkeys(n for r in runs for n in r.main):
         found = [(r.metrics[name], r.label) for r in runs if name in r.metrics]
         better = found[0][0].better
         if better and len({f.value for f, _ in found}) > 1 and len(cards) < 7:
@@ -59,32 +79,40 @@ def _cards(runs: Sequence[Told]) -> list[Card]:
 
 def table(runs: Sequence[Told], anchors: Sequence[str | None], names: Sequence[str]) -> Table:
     """A row for each run, with all that it found."""
-    rows = [
-        (_link(r.label, anchor), r.run.state, *(r.metrics.get(name) for name in names))
-        for r, anchor in zip(runs, anchors, strict=True)
-    ]  # fmt: skip
-    return Table("Runs", ("run", "state", *names), rows, keys=[r.label for r in runs])
+    changed = [gist.changes(run) for run in runs]
+    more = {name for one in changed for name in one}
+    heads = [head for name in names for head in (name, *([f"{name} change"] if name in more else []))]
+    rows: list[Sequence[Any]] = []
+    keys = [run.label for run in runs]
+    for run, anchor, change in zip(runs, anchors, changed, strict=True):
+        found = {**run.metrics, **{f"{name} change": figure for name, figure in change.items()}}
+        rows.append((_link(run.label, anchor), _state(run), *(found.get(head) for head in heads)))
+    for name, why in attention.never_began(runs).items():
+        rows.append((name, short(why, LONGEST), *(None for _ in heads)))
+        keys.append(name)
+    note = "A change is against what the run compares with: the model before." if more else ""
+    return Table("Runs", ("run", "state", *heads), rows, note, keys=keys)
+
+
+def _curves(runs: Sequence[Told], names: Sequence[str], main: Sequence[str]) -> list[Part]:
+    """Where curves went, of each run."""
+    rest = [name for name in names if name not in main]
+    title, about = "Where curves went", f"{len(rest)} numbers of each run"
+    table = Table(title, ("run", *rest), [(run.label, *(run.metrics.get(name) for name in rest)) for run in runs])
+    if len(runs) <= FEW:  # a number a row reads better
+        heads = ("", *(run.label for run in runs))
+        table = Table(title, heads, [(name, *(run.metrics.get(name) for run in runs)) for name in rest])
+    return [Folded(title, [table], about)] if rest else []
+
+
+def _state(run: Told) -> str:
+    """In a word, and of one that is not complete how far it came, or why it failed."""
+    far = " ".join(run.run.reached.split())
+    return f"{run.run.state}: {short(far, LONGEST)}" if far else run.run.state
 
 
 def _link(label: str, anchor: str | None) -> Any:
     return el("a", label, href=f"#{anchor}") if anchor else label
-
-
-def kind(run: Told) -> str:
-    """What most of what it quantized is packed as."""
-    report = run.report
-    if report is None:
-        return run.run.state
-    found: dict[str, int] = {}
-    for row in report.tensors:
-        found[str(row.get("encoding", ""))] = found.get(str(row.get("encoding", "")), 0) + int(row["count"])
-    return (
-        max(found, key=lambda name: found[name])
-        if found
-        else called(report.encodings)
-        if report.encodings
-        else UNQUANTIZED
-    )
 
 
 def _settings(runs: Sequence[Told], names: Sequence[str]) -> list[Part]:

@@ -5,15 +5,20 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError
 from pipeline.figures import Figure
 from pipeline.files import read_whole
-from pipeline.records.run import DESCRIPTION, Run
+from pipeline.records.run import DESCRIPTION, Run, key_of
 from pipeline.redact import hide, tree
 from pipeline.reporting.compare.measures import Measured, measured
+from pipeline.reporting.html.overrides import said_by
 from pipeline.reporting.manifest import Report
+from pipeline.tensors.spec import UNQUANTIZED, called
+
+BESIDE = ("sqnr", "rmse", "max_abs", "time")  # metrics that no stage's figures have
 
 
 @dataclass(frozen=True)
@@ -23,12 +28,24 @@ class Told:
     label: what tells it from the others of a page.
     report: its manifest; None, when it has none that can be read.
     problems: what cannot be read, and why.
+    page_file: where the page will be, which links start from; None: nobody knows, and it has none.
     """
 
     run: Run
     label: str
     report: Report | None = field(repr=False)
     problems: tuple[str, ...] = ()
+    page_file: Path | None = None
+
+    @property
+    def page(self) -> Path | None:
+        """The folder that the page will be in."""
+        return self.page_file.parent if self.page_file else None
+
+    @property
+    def outputs(self) -> Path:
+        """The folder of outputs, as far as its name tells: what is below moves together."""
+        return self.run.folder.parents[len(Path(self.run.name).parts) - 1]
 
     @cached_property
     def measured(self) -> Measured:
@@ -39,6 +56,11 @@ class Told:
         """By name, each with what is better, as far as anybody knows."""
         time = {"time": Figure(self.run.seconds, "s", ".1f", "lower")} if self.run.seconds is not None else {}
         return {**self.measured.metrics, **time}
+
+    @cached_property
+    def main(self) -> dict[str, Figure]:
+        """Of the metrics those that stages found, what was lost and the time: without where curves went."""
+        return {n: f for n, f in self.metrics.items() if n in self.run.metrics or key_of(n) in BESIDE}
 
     @cached_property
     def description(self) -> dict[str, Any]:
@@ -62,13 +84,30 @@ class Told:
         """Resolved settings as text, by dotted key."""
         return {str(key): text(value) for key, value in self.run.config.items()}
 
-    def overridden(self, key: str) -> str:
-        """The override that says what `key` is; empty: none does, it is as the options have it."""
-        for word in self.run.command:
-            name = word.lstrip("+~").partition("=")[0].replace("/", ".").partition("@")[0]
-            if key in (name, f"stages.{name}") or key.startswith((f"{name}.", f"stages.{name}.")):
-                return hide(word)
-        return ""
+    @cached_property
+    def overridden(self) -> dict[str, str]:
+        """Setting → the override that says what it is, of those that are not as the options have them."""
+        found = {
+            key: said_by(key, self.run.command, many=isinstance(value, list)) for key, value in self.run.config.items()
+        }
+        return {key: hide(word) for key, word in found.items() if word}
+
+
+def kind(run: Told) -> str:
+    """What most of what it quantized is packed as."""
+    report = run.report
+    if report is None:
+        return run.run.state
+    found: dict[str, int] = {}
+    for row in report.tensors:
+        found[str(row.get("encoding", ""))] = found.get(str(row.get("encoding", "")), 0) + int(row["count"])
+    return (
+        max(found, key=lambda name: found[name])
+        if found
+        else called(report.encodings)
+        if report.encodings
+        else UNQUANTIZED
+    )
 
 
 def text(value: Any) -> str:
@@ -76,7 +115,7 @@ def text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(tree(value), ensure_ascii=False, default=str)
 
 
-def told(run: Run, label: str = "") -> Told:
+def told(run: Run, label: str = "", page: Path | None = None) -> Told:
     problems = list(run.problems)
     report = None
     try:
@@ -86,7 +125,7 @@ def told(run: Run, label: str = "") -> Told:
         said = str(why)
         if said not in problems:
             problems.append(f"manifest.json: is no record of ours: {said}" if isinstance(why, TypeError) else said)
-    return Told(run, label or run.name, report, tuple(problems))
+    return Told(run, label or run.name, report, tuple(problems), page)
 
 
 def labels(runs: list[Run]) -> list[str]:

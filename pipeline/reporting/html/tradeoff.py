@@ -94,7 +94,7 @@ def chart(heads: tuple[str, str], points: Sequence[Point], on: Sequence[int] | N
         places = [(x(p.x.value), y(p.y.value)) for p in points]
         taken = [(a - 8, b - 8, a + 8, b + 8) for a, b in places]
         for i in best:
-            if (put := _free(points[i].name, places[i], taken, width, bottom)) is not None:
+            if (put := free_place(points[i].name, places[i], taken, width, bottom)) is not None:
                 left, top, text = put
                 parts.append(words(left, top, text, "t halo"))
         for i, (p, place) in enumerate(zip(points, places, strict=True)):
@@ -127,7 +127,7 @@ def chart(heads: tuple[str, str], points: Sequence[Point], on: Sequence[int] | N
     return Chart(f"{heads[1][:1].upper()}{heads[1][1:]} over {heads[0]}", draw, table, about, key)
 
 
-def _free(
+def free_place(
     name: str, place: tuple[float, float], taken: list[Box], width: float, bottom: float
 ) -> tuple[float, float, str] | None:
     """Where a label covers nothing, and its text; it counts as taken then."""

@@ -136,9 +136,57 @@ def test_the_keyboard_walks_through_points_and_says_what_they_are(chromium: Any,
         said.append(chromium.find_element(By.ID, "tip").text)
         chromium.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
     assert len({*said}) == 6
-    assert said[0] == "quant=mxfp4 seed=0: bits a weight 4.000, perplexity 60.000"
+    assert said[0] == "quant=int8 seed=2: bits a weight 5.250, perplexity 61.667, KL 0.0060 nats"  # the largest
+    assert said[5].endswith("bits a weight 4.000, perplexity 60.000, KL 0.0010 nats, no other beats it")
     chromium.switch_to.active_element.send_keys(Keys.ESCAPE)
     assert not chromium.find_element(By.ID, "tip").is_displayed()
+
+
+def test_metrics_are_chosen_with_the_keyboard(chromium: Any, pages: dict[str, Path]) -> None:
+    """What is drawn then is what the table says, and what the front of the chosen metrics is."""
+    from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
+
+    opened(chromium, pages["sweep"])
+    drawn = ".choosing ~ .drawn.wide"
+
+    def points() -> dict[str, tuple[float, float, float, str, str]]:
+        script = f"""return [...document.querySelectorAll('{drawn} .point')].map((p) => {{
+          const c = p.querySelector('.bubble');
+          return [p.dataset.key, c.cx.baseVal.value, c.cy.baseVal.value, c.r.baseVal.value, c.classList.value,
+            p.getAttribute('aria-label')]; }})"""
+        return {key: tuple(rest) for key, *rest in chromium.execute_script(script)}
+
+    chromium.execute_script("dispatchEvent(new Event('pageshow'))")
+    redrawn = points()
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    opened(chromium, pages["sweep"])
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    still = points()
+    assert {key: p[3] for key, p in still.items()} == {key: p[3] for key, p in redrawn.items()}
+    for key, (x, y, r, *_) in still.items():
+        assert redrawn[key][:3] == pytest.approx((x, y, r), abs=0.5)  # as it was drawn without the script
+
+    opened(chromium, pages["sweep"])
+    _, up, third = chromium.find_elements(By.CSS_SELECTOR, ".choosing select")
+    chromium.execute_script("arguments[0].focus()", up)
+    up.send_keys("KL")
+    third.send_keys("none")
+    assert third.get_attribute("value") == ""
+    found = points()
+    first, *others = sorted(found.values(), key=lambda p: p[0])
+    assert "no other beats it" in first[4]
+    assert [p for p in others if "no other beats it" in p[4]] == []
+    heights = [p[1] for p in [first, *others]]
+    assert heights == sorted(heights, reverse=True)  # KL grows with size, and the least is at the bottom
+    assert "KL 0.0010 nats" in first[4]
+    assert len({p[2] for p in found.values()}) == 1  # no third: all of one size
+    cells = "return [...document.querySelectorAll('.choosing ~ details tbody tr')].map((r) => r.lastChild.textContent)"
+    assert chromium.execute_script(cells) == ["no other beats it"] + ["–"] * 5
+    chromium.execute_script("document.querySelector('.choosing ~ .drawn.wide .point[tabindex=\"0\"]').focus()")
+    chromium.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+    assert "KL" in chromium.find_element(By.ID, "tip").text
+    assert chromium.get_log("browser") == []
 
 
 def test_filters_fade_what_does_not_fit(chromium: Any, pages: dict[str, Path]) -> None:

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
 from pipeline import redact
 from pipeline.errors import StorageError
+from pipeline.records.registry import find
 from pipeline.records.run import Run, read
+from pipeline.records.sweeps import keep
 from pipeline.reporting.html import page
+from pipeline.running.journal import locked
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
 
@@ -67,6 +71,24 @@ def parsed(text: str) -> Node:
     parser.close()
     assert [n.tag for n in parser.open] == [""]
     return parser.root
+
+
+def attention(root: Node) -> list[str]:
+    """What of a page is said to need some."""
+    return [li.text for box in root.all("div") if box.attributes.get("class") == "attention" for li in box.all("li")]
+
+
+def gist(root: Node) -> str:
+    """What it comes to, in words."""
+    return next(p.text for p in root.all("p") if p.attributes.get("class") == "gist")
+
+
+def tables(root: Node) -> dict[str, Node]:
+    return {t.all("caption")[0].text: t for t in root.all("table")}
+
+
+def cells(table: Node) -> list[list[str]]:
+    return [[c.text for c in row.children] for row in table.all("tbody")[0].all("tr")]
 
 
 def everything(folder: Path) -> Run:
@@ -243,11 +265,119 @@ def test_runs_that_did_not_end_or_cannot_be_read(tmp_path: Path) -> None:
     foreign = written_runs.write(tmp_path / "foreign")
     (foreign.folder / "manifest.json").write_text('{"hello": 1}')
     text = page.html([going])
-    assert "The run is interrupted" in text or "The run is running" in text
-    assert [s.attributes["id"] for s in parsed(text).all("section")] == ["summary", "training", "config"]
+    assert attention(parsed(text)) == ["The run is interrupted."]
+    assert [s.attributes["id"] for s in parsed(text).all("section")] == ["summary", "training", "config", "files"]
     for folder in (torn.folder, foreign.folder):
         assert " of ours" in page.html([read(folder)])
     assert len(parsed(page.html([going, read(torn.folder), read(foreign.folder)])).all("section")) >= 2
+
+
+def test_jobs_that_failed_or_never_began_are_shown_as_what_they_are(tmp_path: Path) -> None:
+    runs = written_runs.sweep(tmp_path / "outputs", jobs=2)
+    failed = written_runs.write(tmp_path / "outputs/bad", command=("quant=int3",), complete=False)
+    began, why = {"event": "began", "host": "h", "pid": 1, "total": 4}, {"event": "failed", "why": "no room\nat all"}
+    (failed.folder / "tries.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (began, why)))
+    jobs = [("quant=int3", failed.folder, "bad"), ("quant=int5", tmp_path / "outputs/none", "")]
+    (tmp_path / "outputs/formats").mkdir()
+    keep(tmp_path / "outputs/formats", [*((r.name, r.folder, r.id) for r in runs), *jobs])
+    (tmp_path / "outputs/formats/sweep.csv").write_text(
+        'job,result\nquant=int8,done\nquant=int5,"failed: no such thing"\n'
+    )
+    with locked(runs[1].folder / ".lock", ""):
+        (runs[1].folder / "manifest.json").unlink()
+        root = parsed(page.html(find(tmp_path / "outputs", ["formats"])))
+    states = {row[0]: row[1] for row in cells(tables(root)["Runs"])}
+    assert [*states.values()] == ["complete", "running", "failed: no room at all", "failed: no such thing"]
+    assert gist(root).startswith("3 runs of gpt_oss: 1 complete, 1 running, 1 failed.")
+    assert attention(root)[0] == "quant=int5: failed: no such thing."
+    (tmp_path / "outputs/formats/sweep.csv").unlink()
+    root = parsed(page.html(find(tmp_path / "outputs", ["formats"])))
+    assert attention(root)[0] == "quant=int5: of the sweep formats: did not begin, or was removed."
+    assert [line for line in attention(root) if line.startswith("quant=int3: The run has failed: no room")]
+
+
+def test_repeats_are_one_setting_with_mean_and_spread(tmp_path: Path) -> None:
+    runs = written_runs.sweep(tmp_path)
+    for n, run in enumerate(runs):
+        (run.folder / "config.yaml").write_text(f"quant: {('mxfp4', 'int8')[n % 2]}\nseed: {n // 2}\n")
+    rows = cells(tables(parsed(page.html([read(run.folder) for run in runs])))["Mean over repeats"])
+    found = {row[0]: row[1:4] for row in rows}
+    assert found["quant=mxfp4"] == ["3", "3", "60.667 ± 0.667"]
+    assert found["quant=int8"] == ["3", "3", "61.000 ± 0.667"]
+    assert "Mean over repeats" not in tables(parsed(page.html(runs[:2])))
+
+
+def test_what_a_run_left_is_linked_where_links_hold(tmp_path: Path) -> None:
+    run = everything(tmp_path / "outputs/a b")
+    (run.folder / "trace.json").write_text("{}")
+    (run.folder / "trace.jax/evaluate").mkdir(parents=True)
+    (run.folder / "model").mkdir()
+    (run.folder / "model/.weightmill.json").write_text("{}")
+
+    def links(where: Path) -> dict[str, str]:
+        root = parsed(page.html([run], path=where))
+        (table,) = [t for name, t in tables(root).items() if name == "What the run left"]
+        return {a.text: a.attributes["href"] for a in table.all("a")}
+
+    here = links(run.folder / "report.html")
+    assert here["trace.json"] == "trace.json"
+    assert here["trace.jax/"] == "trace.jax/"
+    assert here["model/"] == "model/"
+    above = links(tmp_path / "outputs/report.html")
+    assert above["model/"] == "a%20b/model/"
+    assert all((tmp_path / "outputs" / unquote(href)).exists() for href in above.values())
+    assert links(tmp_path / "elsewhere/report.html") == {}  # there, paths are named
+    text = page.html([run], path=tmp_path / "elsewhere/report.html")
+    assert str(run.folder / "trace.json") in re.sub("<wbr>", "", text)
+
+
+def test_the_gist_and_what_needs_attention(tmp_path: Path) -> None:
+    before = {"perplexity": {"value": 60.0, "unit": "", "form": ".3f"}}
+    results = {
+        "evaluate": {**written_runs.scored(66.0, 0.0123), "before": before},
+        "train": {"first": 5.0, "last": 4.0, "step": 20, "best_step": 10},
+    }
+    over = [{"what": "memory", "unit": "bytes", "planned": 1 << 20, "measured": 1 << 21}]
+    run = written_runs.write(
+        tmp_path / "a", results=results, predicted=over, chosen={"export": "hf, chosen; x rounded"}
+    )
+    root = parsed(page.html([run]))
+    said = gist(root)
+    assert said.startswith(
+        "gpt_oss was quantized, exported (hf), evaluated and trained. Its weights take 1.0 KiB, 4.000"
+    )
+    assert "Perplexity 66.000 (60.000 before, +10.00 %), KL 0.0123 nats." in said
+    assert "Its held-out loss went from 5.0000 to 4.0000 in 20 updates." in said
+    assert "It took 3.2 s; the slowest stage is train (4.5 s, 36 % of all); memory 2.0 MiB at the most." in said
+    lines = attention(root)
+    assert f"{len(lines)} things need attention" in said
+    assert lines[:2] == [
+        "memory: 2.0 MiB, 100 % more than the 1.0 MiB that were planned.",
+        "Gone since it was written: model.safetensors.",
+    ]
+    for line in ("export: x rounded.", "train: the held-out loss was least after update 10 of 20."):
+        assert line in lines
+    assert [line for line in lines if line.startswith("quantize: xla declined (no such block), native ran instead, 3")]
+
+
+def test_what_an_override_says_is_marked_where_it_resolved(tmp_path: Path) -> None:
+    config = {"model": {"source": "/x", "roles": {"a": 1}}, "stages": {"load": {"source": "/x", "carry": ["b"]}}}
+    command = ("+model=gpt_oss", "model.source=/x", "stages=[load]")
+    root = parsed(page.html([written_runs.write(tmp_path / "a", command=command, config=config)]))
+    marked = {row[0]: row[2] for row in cells(tables(root)["Settings"]) if row[2] != "–"}
+    assert marked == {"model.source": command[1], "model.roles.a": command[0], "stages.load.source": command[1]}
+    (row,) = [row for row in cells(tables(root)["Overridden"]) if row[3] == command[1]]
+    assert row[:3] == ["model.source", "/x", "stages.load.source"]
+
+
+def test_more_runs_than_a_page_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MOST_RUNS", 2)
+    root = parsed(page.html(written_runs.sweep(tmp_path, jobs=3)))
+    assert root.all("h1")[0].text.startswith("2 runs in ")
+    assert root.all("h1")[0].text.endswith(", of 3")
+    (note,) = [p.text for p in root.all("p") if "problem" in p.attributes.get("class", "")]
+    assert note.startswith("2 of 3 runs are on this page")
+    assert "runs export" in note
 
 
 def test_a_section_whose_records_are_not_as_expected_says_so(tmp_path: Path) -> None:
@@ -257,6 +387,11 @@ def test_a_section_whose_records_are_not_as_expected_says_so(tmp_path: Path) -> 
     notes = [p.text for p in root.all("p") if "problem" in p.attributes.get("class", "")]
     assert [note for note in notes if "missing: 'edges'" in note]
     assert [note for note in notes if "missing: 'rows'" in note]
+    before = {"perplexity": {"value": "x", "unit": "", "form": "q"}}
+    odd = {"evaluate": {**written_runs.scored(60, 0.1), "before": before, "first": "x", "last": 1, "step": "y"}}
+    runs = [written_runs.write(tmp_path / n, command=(f"quant={n}",), results=odd) for n in ("b", "c")]
+    assert parsed(page.html(runs)).all("section")
+    assert parsed(page.html(runs[:1])).all("section")
 
 
 def test_torn_and_foreign_rows_of_metrics_are_none(tmp_path: Path) -> None:
@@ -272,8 +407,7 @@ def test_torn_and_foreign_rows_of_metrics_are_none(tmp_path: Path) -> None:
     loss = next(t for t in root.all("table") if t.all("caption")[0].text == "Loss")
     found = [(r.all("th")[0].text, float(r.all("td")[0].attributes["data-v"])) for r in loss.all("tbody")[0].all("tr")]
     assert max(x for name, x in found if name == "each update") == 40
-    notes = [p.text for p in root.all("p") if "problem" in p.attributes.get("class", "")]
-    assert len([note for note in notes if "metrics.jsonl:" in note]) >= 3
+    assert len([line for line in attention(root) if "metrics.jsonl:" in line]) >= 3
     assert not [x for name, x in found if "process 1" in name]  # one point is no line
 
 
