@@ -12,7 +12,6 @@ from pipeline.files import placed, write_over
 from pipeline.records.query import CONDITION, is_condition, ordered
 from pipeline.records.registry import all_runs, find
 from pipeline.records.run import Run
-from pipeline.records.series import series
 from pipeline.records.tags import say
 from pipeline.reporting import console
 from pipeline.reporting.runs import run_tables, runs_tables
@@ -66,6 +65,8 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
 
 
 def _show(outputs: Path, words: Sequence[str]) -> None:
+    from pipeline.records.series import series
+
     arguments = Arguments("runs show")
     arguments.add_argument("words", nargs="+", metavar="RUN")
     asked = arguments.read(words)

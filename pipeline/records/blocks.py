@@ -8,13 +8,16 @@ which says too seldom that they are as the schema has them; then each is checked
 import json
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from itertools import compress, repeat
+from operator import eq, itemgetter
 from typing import Any
 
 import orjson
 
 from pipeline.errors import short
 from pipeline.records import schemas
+
+FEW = 6  # kinds, that are looked for one after another
 
 Row = dict[str, Any]
 Fault = tuple[int, str]
@@ -40,7 +43,7 @@ class Group:
     def apart(self, by: str) -> "Iterator[Group]":
         """Those of each value under a name."""
         for _, rows, lines in _apart(self.columns[by], self.rows, self.lines):
-            yield self if len(rows) == len(self.rows) else Group(self.kind, rows, lines, _columns(rows))
+            yield self if len(rows) == len(self.rows) else Group(self.kind, rows, lines, _columns(rows) or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +173,12 @@ def _apart(
     keys: Sequence[Any], rows: Sequence[Row], numbers: Sequence[int]
 ) -> Iterator[tuple[Any, Sequence[Row], Sequence[int]]]:  # fmt: skip
     """Rows by their keys, in order."""
-    if len({*keys}) == 1:
-        yield keys[0], rows, numbers
+    if len(distinct := {*keys}) <= FEW:
+        for key in dict.fromkeys(keys) if len(distinct) > 1 else ():
+            here = [*map(eq, keys, repeat(key))]
+            yield key, [*compress(rows, here)], [*compress(numbers, here)]
+        if len(distinct) == 1:
+            yield keys[0], rows, numbers
         return
     by: dict[Hashable, list[int]] = {}
     for i, key in enumerate(keys):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.figures import Better
 from pipeline.records.blocks import Block, Group
 from pipeline.records.points import AXES, FIGURE, METRIC, POINT, RECORDED, number
 
@@ -31,7 +32,7 @@ class Column:
     lines: Sequence[int]
     steps: Sequence[int | None]
     times: Sequence[float | None]
-    said: tuple[str, str] | None = None
+    said: tuple[str, Better] | None = None
 
 
 def columns(block: Block) -> list[Column]:
@@ -67,13 +68,13 @@ def _column(group: Group, name: str) -> Column:
     given, own = group.columns, group.kind in (POINT, FIGURE)
     unknown = [None] * len(group.lines)
     series = group.kind, given["name"][0] if own else name, given.get("member", unknown)[0]
-    parts: list[Sequence[Any]] = [group.lines, given.get("step", unknown), given.get("time", unknown)]
+    lines, steps, times = group.lines, given.get("step", unknown), given.get("time", unknown)
     values, kept = _numbers(given[name])
     if kept is not None:
-        parts = [[part[i] for i in kept] for part in parts]
+        lines, steps, times = ([part[i] for i in kept] for part in (lines, steps, times))
     last = (kept or [-1])[-1]
-    said = (given["unit"][last], given["better"][last] if "better" in given else "") if "unit" in given else None
-    return Column(series, values, *parts, said)
+    said: Any = (given["unit"][last], given["better"][last] if "better" in given else "") if "unit" in given else None
+    return Column(series, values, lines, steps, times, said)
 
 
 def _numbers(given: Sequence[Any]) -> tuple[NDArray[np.float64], list[int] | None]:

@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.records.run import Run, key_of
-from pipeline.records.summaries import Summary
 from pipeline.records.typed import age
 from pipeline.reporting.card import Card
 from pipeline.tables import table, unbroken
 from pipeline.terminal import line
 from pipeline.units import show_bytes
+
+if TYPE_CHECKING:  # it brings NumPy along, which a list of runs needs not
+    from pipeline.records.summaries import Summary
 
 MAIN = ("perplexity", "kl", "top_1", "accuracy", "loss", "bits_a_weight", "size")  # metrics that come first
 MOST = 6  # columns of metrics
@@ -135,7 +137,7 @@ def main_metrics(runs: Iterable[Run], first: Sequence[str] = ()) -> list[str]:
     return [*own, *(n for n in chosen if key_of(n) in LAST)]
 
 
-def run_tables(run: Run, summaries: Mapping[str, Summary], copies: Sequence[Run] = ()) -> list[Any]:
+def run_tables(run: Run, summaries: Mapping[str, "Summary"], copies: Sequence[Run] = ()) -> list[Any]:
     """All of one run: what it is, what was typed, what it found, and what lies in its folder.
 
     Args:
@@ -210,7 +212,7 @@ def show_time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _series(name: str, one: Summary) -> tuple[str, ...]:
+def _series(name: str, one: "Summary") -> tuple[str, ...]:
     numbers = (one.last, one.mean, one.min, one.quantile(0.5), one.max) if one.count else (one.last, *[None] * 4)
     shown = ("–" if x is None else show_bytes(x) if one.unit == "B" else f"{x:.5g}" for x in numbers)
     return (name, f"{one.count + one.not_finite:,}", *shown, "" if one.unit == "B" else one.unit)
