@@ -26,6 +26,7 @@ LAST = ("bits_a_weight", "size")  # what holds of every run, behind what was fou
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LONGEST_WHY = 160
+SO_FAR = "…"  # behind values of runs that are not complete
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,13 @@ def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -
         "sweep": [" ".join(sweeps[s] for s in run.sweeps) for run in runs],
     }
     given = {name: cells for name, cells in given.items() if any(c not in ("", "–") for c in cells)}
-    figures = {name: [_metric(run, name) for run in runs] for name in metrics}
+    figures = {name: [run.metrics.get(name) for run in runs] for name in metrics}
     units = {name: _unit(found) for name, found in figures.items()}
     heads = {n: f"{n} [{units[n]}]" if units[n] not in ("", "B", "×") else n for n in metrics}
-    numbers = {heads[n]: [_shown(f, bare=heads[n] != n) for f in found] for n, found in figures.items()}
+    numbers = {
+        heads[n]: [f"{_shown(f, bare=heads[n] != n)}{_mark(run, f)}" for run, f in zip(runs, found, strict=True)]
+        for n, found in figures.items()
+    }
     numbers |= {"age": [show_time(age(run.started)) if run.started else "–" for run in runs]}
     numbers |= {"took": [show_time(run.seconds) if run.seconds is not None else "–" for run in runs]}
     columns: dict[str, list[str]] = {"name": [line(run.name) for run in runs], "state": [_state(run) for run in runs]}
@@ -120,6 +124,8 @@ def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -
     going = [name for name in going if name not in asked]
     right = [i for i, name in enumerate(names) if name in numbers]
     found: list[Any] = [table("Runs", names, zip(*columns.values(), strict=True), right=right, drop=going)]
+    if any(_mark(run, figure) for some in figures.values() for run, figure in zip(runs, some, strict=True)):
+        found.append(f"{SO_FAR} the last value so far: the run is not complete")
     found += [f"sweep {letter}: {unbroken(line(name))}" for name, letter in sweeps.items()]
     for run in runs:
         if run.state in ("failed", "unreadable", "elsewhere"):
@@ -159,7 +165,8 @@ def run_tables(run: Run, summaries: Mapping[str, "Summary"], copies: Sequence[Ru
         found.append(table("Typed", ("setting", "value"), [(key, value) for key, _, value in typed]))
     if run.metrics:
         metrics = [(name, str(f), f.better) for name, f in run.metrics.items()]
-        found.append(table("Metrics", ("metric", "value", "better"), metrics, right=(1,)))
+        title = "Metrics" if run.state == "complete" else "Metrics so far"
+        found.append(table(title, ("metric", "value", "better"), metrics, right=(1,)))
     if rows_of_series := [_series(name, one) for name, one in summaries.items() if name not in run.metrics]:
         columns = ("series", "points", "last", "mean", "least", "median", "most", "unit")
         drop = ["mean", "median"]
@@ -218,10 +225,6 @@ def _series(name: str, one: "Summary") -> tuple[str, ...]:
     return (name, f"{one.count + one.not_finite:,}", *shown, "" if one.unit == "B" else one.unit)
 
 
-def _metric(run: Run, name: str) -> Figure | None:
-    return run.metrics.get(name)
-
-
 def _unit(found: Sequence[Figure | None]) -> str:
     units = {figure.unit for figure in found if figure is not None}
     return units.pop() if len(units) == 1 else ""
@@ -231,6 +234,10 @@ def _shown(figure: Figure | None, *, bare: bool) -> str:
     if figure is None:
         return "–"
     return f"{figure.value:{figure.form}}" if bare else str(figure)
+
+
+def _mark(run: Run, figure: Figure | None) -> str:
+    return SO_FAR if figure is not None and run.state != "complete" else ""
 
 
 def _state(run: Run) -> str:
