@@ -161,10 +161,8 @@ def _columns(rows: Sequence[Row]) -> dict[str, Sequence[Any]] | None:
     names = [*rows[0]] if rows else []
     if {*map(len, rows)} != {len(names)}:
         return None
-    if len(names) == 1:
-        names *= 2  # of one name it gives no tuple
     try:
-        return dict(zip(names, zip(*map(itemgetter(*names), rows), strict=True), strict=True))
+        return {name: [row[name] for row in rows] for name in names}
     except KeyError:
         return None
 

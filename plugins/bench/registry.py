@@ -37,7 +37,7 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("report", ("report", LONG[0])),
 )
 MANY = 10_000_000  # points of one file
-READ = "import sys; from pathlib import Path; from pipeline.records.summaries import summarize; summarize(Path(sys.argv[1]))"
+READ = "import sys, pathlib, pipeline.records.summaries as s; s.summarize(pathlib.Path(sys.argv[1]))"
 
 
 def main() -> None:
