@@ -14,11 +14,9 @@ Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source
 import gc
 import io
 import os
-import signal
 import sys
-import traceback
 from contextlib import redirect_stdout, suppress
-from importlib import import_module, metadata
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +25,9 @@ from pipeline import huge_pages
 if __name__ == "__main__":
     huge_pages.begin_anew(sys.argv[1:])
     gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
+    from pipeline.running import process
+
+    process.commanded(sys.argv[1:])
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -34,6 +35,7 @@ from omegaconf import DictConfig
 
 from pipeline import backends, terminal
 from pipeline.config import line, usage, verbs
+from pipeline.config.asked import COMMANDS
 from pipeline.config.compose import CONF, load_run, option_folders, options, register, unresolved
 from pipeline.config.families import checkpoints
 from pipeline.config.overrides import as_typed, for_jobs
@@ -45,7 +47,7 @@ from pipeline.planning.model_choice import with_model
 from pipeline.planning.sweep import Asked
 from pipeline.reporting import console
 from pipeline.reporting.progress import progress
-from pipeline.running import stopping, sweep
+from pipeline.running import process, sweep
 from pipeline.running.attempt import obstacles_ahead, outputs_of
 from pipeline.running.results import FOLDER, Results, remove, unreferred
 from pipeline.running.runner import execute
@@ -69,7 +71,7 @@ def job(cfg: DictConfig | Asked) -> Any:
     if isinstance(cfg, Asked):
         _debug = any(one.run.spine.debug for one in cfg.jobs)
         _composing.end()
-        _collect_garbage()
+        process.collect_garbage()
         outcomes = sweep.executed(cfg) if _verb == "run" else sweep.planned(cfg, _verb)
         _code = max([_code, *(getattr(o, "exit_code", 0) for o in outcomes if not isinstance(o, Exception))])
         return outcomes
@@ -80,12 +82,6 @@ def job(cfg: DictConfig | Asked) -> Any:
     except Exception as why:
         _outcome = why
     return _outcome
-
-
-def _collect_garbage() -> None:
-    """Look for garbage as always, but not among what is there now."""
-    gc.freeze()
-    gc.enable()
 
 
 def _job(cfg: DictConfig) -> Any:
@@ -116,7 +112,7 @@ def _job(cfg: DictConfig) -> Any:
         if plan.problems:
             raise PlanError(plan.problems)
         return None
-    _collect_garbage()
+    process.collect_garbage()
     _composing.end()
     command = unresolved(HydraConfig.get().overrides.task)
     with progress(run.spine.progress) as events:
@@ -139,29 +135,14 @@ def _talk(cfg: DictConfig) -> None:
         raise ConfigError("mesh.processes: a chat is one process; it takes all devices that this one sees")
     with Waiting("loading the model") as line, text_stream.to(lambda text: terminal.say(text.rstrip("\n")), line.say):
         model = loaded(run, "{}", text=True)
-    _collect_garbage()
+    process.collect_garbage()
     chat(model, run.built["sampling"], template=run.tree["chat"], system=run.tree["system"])
 
 
 def main() -> NoReturn:
     """Entry point of `python -m pipeline` and of the console script `weightmill`."""
-    gc.disable()
-    terminal.protect()
-    stopping.listen(*(["nothing of it is kept"] if sys.argv[1:2] == ["tune"] else []))
-    try:
-        code = _main(sys.argv[1:])
-    except KeyboardInterrupt as why:
-        stopping.end(getattr(why, "signum", signal.SIGINT))
-    except Exception as why:
-        if _debug or not isinstance(why, WeightmillError):
-            terminal.say(traceback.format_exc().rstrip())
-        else:
-            console.error(why)
-        code = getattr(why, "exit_code", 1)
-    except SystemExit as why:  # Hydra's
-        code = why.code if isinstance(why.code, int) else int(why.code is not None)
-    _collect_garbage()  # and not of what was there, which the interpreter would look through once more
-    sys.exit(terminal.finish(code))
+    then = ["nothing of it is kept"] if sys.argv[1:2] == ["tune"] else []
+    process.end(lambda: _main(sys.argv[1:]), *then, debug=lambda: _debug)
 
 
 def _main(args: list[str]) -> int:
@@ -184,6 +165,8 @@ def _main(args: list[str]) -> int:
 
 
 def _version() -> str:
+    from importlib import metadata
+
     try:
         return metadata.version("weightmill")
     except metadata.PackageNotFoundError:
@@ -196,7 +179,7 @@ def _apart(verb: str, args: list[str]) -> int:
     Raises:
         ConfigError: an argument that they do not have.
     """
-    if verb in verbs.COMMANDS:
+    if verb in COMMANDS:
         return int(import_module(f"pipeline.commands.{verb}").main(args))
     if verb == "new-stage":
         from pipeline.config.scaffold import new_stage

@@ -11,6 +11,9 @@ def main() -> NoReturn:
 
     huge_pages.begin_anew(sys.argv[1:])
     gc.disable()  # what is imported and composed stays: looking through it for garbage takes a tenth of a start
+    from pipeline.running import process
+
+    process.commanded(sys.argv[1:])
     from pipeline.__main__ import main as pipelines
 
     pipelines()

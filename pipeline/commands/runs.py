@@ -9,10 +9,9 @@ from typing import Any
 from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean
 from pipeline.files import placed, write_over
-from pipeline.records.query import CONDITION, is_condition, ordered
+from pipeline.records.query import CONDITION, is_condition, meant, ordered
 from pipeline.records.registry import all_runs, find
 from pipeline.records.run import Run
-from pipeline.records.series import series
 from pipeline.records.tags import say
 from pipeline.reporting import console
 from pipeline.reporting.runs import run_tables, runs_tables
@@ -58,7 +57,8 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
             console.out("no run is so")
             return
         first = [CONDITION.sub(r"\1", word) for word in asked.words if is_condition(word)]
-        console.out(*runs_tables(shown, outputs, [*([asked.sort] if asked.sort else []), *first]))
+        first = [name for typed in [*([asked.sort] if asked.sort else []), *first] for name in meant(typed)]
+        console.out(*runs_tables(shown, outputs, first))
         if len(shown) < len(runs):
             console.out(f"{len(shown):,} of {len(runs):,} runs; --limit N shows more")
     else:
@@ -66,6 +66,8 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
 
 
 def _show(outputs: Path, words: Sequence[str]) -> None:
+    from pipeline.records.series import series
+
     arguments = Arguments("runs show")
     arguments.add_argument("words", nargs="+", metavar="RUN")
     asked = arguments.read(words)

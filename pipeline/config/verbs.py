@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pipeline.config.asked import COMMANDS
 from pipeline.config.compose import keys, options
 from pipeline.config.overrides import PROMPTS, listed, parsed_override, quoted
 from pipeline.config.overrides import TEXTS as TYPED
@@ -17,7 +18,6 @@ from pipeline.rules import EXTRA, Rule, added
 
 STOPS = ("plan", "graph", "why")  # verbs that stop before anything is read; a short one may follow
 NEW = tuple(f"new-{kind}" for kind in ("stage", "method", "dialect", "kernel", "family"))
-COMMANDS = ("runs", "compare", "report", "reproduce")  # about runs that there are already: `pipeline.commands`
 APART = ("explain", "gc", "tune", *COMMANDS, *NEW)  # verbs with arguments of their own, and no run
 MODEL = "model.source"
 

@@ -24,16 +24,17 @@ from typing import Any, NamedTuple
 
 import xxhash
 
-from pipeline.errors import SourceError, StorageError, short
+from pipeline.errors import SourceError, StorageError
 from pipeline.figures import Better
 from pipeline.files import opened, spoken
+from pipeline.records.blocks import Block, block
 
 METRICS = "metrics.jsonl"
 METRIC, POINT, FIGURE = "metric", "point", "figure"
 RECORDED = ("stage", "error", "tensor", FIGURE, "run")  # written once at the end, from the manifest
 AXES = {"kind", "step", "time", "stage", "member", "seed", "peak_rate"}  # of a row: where its values stand
 NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-BLOCK_NBYTES = 1 << 20
+BLOCK_NBYTES = 1 << 21
 MOST_LINE_NBYTES = 1 << 24  # longer ones are no rows of metrics: what has no line break is not held in memory
 ANCHOR_NBYTES = 4096
 MOST_PROBLEMS = 100  # that are kept of one file; more are counted
@@ -103,6 +104,10 @@ class Position:
         unit, better = self.types.get(kind, {}).get(name, ("", ""))
         return Type(unit, better)  # type: ignore[arg-type]  # checked where it was read
 
+    def declare(self, row: Mapping[str, Any]) -> None:
+        """Take what a row of kind `metric` says."""
+        self.types.setdefault(row["of"], {})[row["name"]] = [row["unit"], row["better"]]
+
     def holds(self, path: Path) -> bool:
         """Whether the file still begins with what was read.
 
@@ -139,13 +144,16 @@ def number(value: Any) -> float | None:
     if isinstance(value, float):
         return value
     if isinstance(value, int) and not isinstance(value, bool):
-        return float(value) if abs(value) < 1 << 1023 else None
+        try:
+            return float(value)
+        except OverflowError:
+            return None
     return NOT_FINITE.get(value) if isinstance(value, str) else None
 
 
-def rows(path: Path, at: Position | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a file from `at` on, which moves along; what is not ours is named in `at.problems` and left out, and
-    a last line without its end is left for later. Exhaust it before `at` is kept.
+def blocks(path: Path, at: Position | None = None) -> Iterator[Block]:
+    """The rows of a file from `at` on, thousands at once; `at` moves along. What is not ours is named in `at.problems`
+    and left out, and a last line without its end is left for later. Exhaust it before `at` is kept.
 
     Raises:
         SourceError: the file cannot be read.
@@ -153,29 +161,43 @@ def rows(path: Path, at: Position | None = None) -> Iterator[dict[str, Any]]:
     at = Position() if at is None else at
     with opened(path) as fd:
         left = b""
-        while block := _read(path, fd, at.offset + len(left)):
-            whole, end, left_now = (left + block).rpartition(b"\n")
+        while more := _read(path, fd, at.offset + len(left)):
+            whole, end, left = (left + more).rpartition(b"\n")
             if not end:
-                left = left_now
                 if len(left) > MOST_LINE_NBYTES:
                     raise SourceError(
                         f"{spoken(path)}:{at.lines + 1}: more than {MOST_LINE_NBYTES:,} bytes without a line break: "
                         "is no file of metrics"
                     )
                 continue
-            left = left_now
-            lines = whole.split(b"\n")
             at.offset += len(whole) + 1
-            for row in _parsed(path, lines, at):
-                if row is not None:
-                    if row["kind"] == METRIC:
-                        at.types.setdefault(row["of"], {})[row["name"]] = [row["unit"], row["better"]]
-                    yield row
+            lines = whole.split(b"\n")
+            found = block(lines, at.lines + 1)
+            at.lines += len(lines)
+            for line, why in found.faults:
+                at.mark(path, line, why)
+            yield found
+            for row in found.of(METRIC):
+                at.declare(row)
         at.anchor = _anchor(fd, at.offset)
 
 
+def rows(path: Path, at: Position | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a file, one after another; see `blocks`.
+
+    Raises:
+        SourceError: the file cannot be read.
+    """
+    at = Position() if at is None else at
+    for found in blocks(path, at):
+        for row in found.rows:
+            if row["kind"] == METRIC:
+                at.declare(row)
+            yield row
+
+
 def points(path: Path, at: Position | None = None) -> Iterator[Point]:
-    """The values of a file, in the order in which they were written; see `rows`.
+    """The values of a file, in the order in which they were written; see `blocks`.
 
     Raises:
         SourceError: the file cannot be read.
@@ -296,34 +318,3 @@ def _read(path: Path, fd: int, offset: int) -> bytes:
 def _anchor(fd: int, offset: int) -> str:
     begin = max(0, offset - ANCHOR_NBYTES)
     return xxhash.xxh3_64_hexdigest(os.pread(fd, offset - begin, begin))
-
-
-def _parsed(path: Path, lines: Sequence[bytes], at: Position) -> Iterator[dict[str, Any] | None]:
-    """The rows of whole lines; None for those that are none, and for empty ones."""
-    from pipeline.records import schemas
-
-    found: Sequence[Any] | None = None
-    if all(line[:1] == b"{" and line[-1:] == b"}" for line in lines):
-        try:  # all at once is quicker; of lines of which one is torn, nothing parses
-            found = json.loads(b"[%b]" % b",".join(lines))
-        except (ValueError, RecursionError):
-            found = None
-    one_by_one = found is None or len(found) != len(lines)
-    for i, line in enumerate(lines):
-        at.lines += 1
-        if one_by_one:
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                at.mark(path, at.lines, f"is no whole line of JSON: {short(repr(line[:60])[2:-1], 60)}")
-                yield None
-                continue
-        else:
-            row = found[i]  # type: ignore[index]
-        if (why := schemas.fault_of_line(row)) is not None:
-            at.mark(path, at.lines, f"is no row of metrics: {why}")
-            yield None
-        else:
-            yield row

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError, did_you_mean, some
+from pipeline.figures import Figure
 from pipeline.records.run import STATES, Run, key_of
 from pipeline.records.typed import Kind, age, is_number, test
 
@@ -41,12 +42,18 @@ FIELDS: dict[str, Field] = {
     "age": Field("number", lambda run: None if run.started is None else age(run.started), "s"),
     "seconds": Field("number", lambda run: run.seconds, "s"),
 }
+SHORT = {"loss": ("held_out_loss", "training_loss"), "accuracy": ("held_out_accuracy",)}  # the first that a run has
 SEVERAL = ("tag", "sweep")  # of which a run has any number
 HIGHER = ("top_1", "sqnr", "accuracy", "tokens_s", "tokens_per_second")  # better, where a record does not say
 
 
 def is_condition(word: str) -> bool:
     return CONDITION.fullmatch(word) is not None
+
+
+def meant(name: str) -> tuple[str, ...]:
+    """The metrics that a typed name may stand for, as they are typed."""
+    return name, *SHORT.get(key_of(name), ())
 
 
 def matching(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
@@ -136,6 +143,8 @@ def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -
             "number", lambda run: next((f.value for n, f in run.metrics.items() if key_of(n) == key), None),
             metrics[key].unit,
         )  # fmt: skip
+    if {*SHORT.get(key, ())} & metrics.keys():
+        return Field("number", lambda run: next((f.value for f in _short(run, key)), None))
     settings = dict.fromkeys(setting for run in runs for setting in run.config)
     fitting = [name] if name in settings else [s for s in settings if s.endswith(f".{name}")]
     if len(fitting) > 1:  # what is typed goes to stages as well
@@ -150,6 +159,11 @@ def _value(word: str, name: str, runs: Sequence[Run], *, several: bool = True) -
     known = [*FIELDS, *metrics]
     near = {setting.rpartition(".")[2]: None for setting in settings if not setting.endswith("_")}
     raise ConfigError(f"{word}: no run has a metric or a setting {name!r}{did_you_mean(name, [*known, *near])}")
+
+
+def _short(run: Run, key: str) -> list[Figure]:
+    by_key = {key_of(n): f for n, f in run.metrics.items()}
+    return [by_key[name] for name in SHORT[key] if name in by_key]
 
 
 def _numeric(runs: Sequence[Run], setting: str) -> bool:

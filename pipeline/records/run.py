@@ -60,7 +60,8 @@ class Run:
     started: seconds since the epoch; None: not known.
     seconds: what it took; None while it is not complete.
     command: the overrides that say what is made.
-    metrics: what it found last, by name: `perplexity`, `KL`, `bits a weight`, …
+    metrics: what it found last, by name: `perplexity`, `KL`, `bits a weight`, …; while it is not complete, what its
+        training has come to.
     config: resolved, by dotted key.
     problems: files that are partial or foreign, and why.
     model, quant: what its command calls them.
@@ -189,7 +190,9 @@ def as_written(folder: Path) -> Run:
         return replace(run, state="unreadable", problems=tuple(problems))
     run = replace(run, command=command, model=_model(command), quant=_choice(command, "quant") or "keep")
     if not manifest:
-        return replace(run, state="failed" if run.why else "interrupted")
+        from pipeline.records.latest import latest
+
+        return replace(run, state="failed" if run.why else "interrupted", metrics=latest(folder))
     run = replace(run, total=None, stages=None)
     done = replace(run, state="complete", why="", started=manifest["started"], seconds=manifest["seconds"])
     return replace(done, metrics=_metrics(manifest))

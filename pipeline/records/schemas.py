@@ -7,7 +7,7 @@ are made into the newest form as they are read, newer ones are refused.
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -138,10 +138,39 @@ def fault_of_line(row: Any) -> str | None:
     return None
 
 
+def columns_hold(kind: str, columns: Mapping[str, Sequence[Any]]) -> bool:
+    """Whether lines of metrics of one kind, given by columns, are all as the schema says; False: perhaps."""
+    said = schema("metrics")["$defs"][kind if kind in OWN else ROW]
+    return {*said["required"]} <= columns.keys() and all(
+        _column_holds(rule, columns[name]) for name, rule in said["properties"].items() if name in columns
+    )
+
+
 def check_line(row: Mapping[str, Any], path: Path) -> None:
     """Raises StorageError when a line that is to be written is not as the schema says."""
     if (why := fault_of_line(row)) is not None:
         raise StorageError(f"{spoken(path)}: what was to be written is no row of metrics: {why}")
+
+
+def _column_holds(rule: Mapping[str, Any], values: Sequence[Any]) -> bool:
+    """As `columns_hold`: of the keywords only those that lines of metrics have, each on its own."""
+    types = {*map(type, values)}
+    match {k: v for k, v in rule.items() if k != "description"}:
+        case {"type": "string", **rest}:
+            return types <= {str} and not rest
+        case {"type": "number", **rest}:
+            return types <= {int, float} and not rest
+        case {"type": "integer", "minimum": least, **rest}:
+            return types <= {int} and min(values) >= least and not rest
+        case {"enum": allowed, **rest}:
+            return types <= {str} and {*values} <= {*allowed} and not rest
+        case {"const": allowed, **rest}:
+            return types <= {type(allowed)} and {*values} <= {allowed} and not rest
+        case {"anyOf": rules, **rest}:
+            return any(_column_holds(one, values) for one in rules) and not rest
+        case {"type": [*several], **rest}:
+            return any(_column_holds({"type": one}, values) for one in several) and not rest
+    return False
 
 
 @cache

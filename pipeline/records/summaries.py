@@ -16,12 +16,10 @@ from numpy.typing import NDArray
 
 from pipeline.errors import SourceError
 from pipeline.figures import Better
-from pipeline.records.points import Position, Type, files, process_of, rows, series_of, values_of
+from pipeline.records.blocks import Block
+from pipeline.records.columns import Column, Series, columns
+from pipeline.records.points import METRIC, Position, Type, blocks, files, process_of, series_of
 from pipeline.records.sketches import ACCURACY, Sketch
-
-AT_ONCE = 1 << 16  # values that are gathered before they are summed up
-Series = tuple[str, str, int | None]
-"""Kind, name, member."""
 
 
 @dataclass(slots=True)
@@ -151,33 +149,28 @@ class FileSummary:
         """
         if not self.at.holds(path):
             self.at, self.series = Position(), {}
-        gathered: dict[Series, list[float]] = {}
-        process, held = process_of(path), 0
-        for row in rows(path, self.at):
-            for name, value in values_of(row):
-                key = row["kind"], name, row.get("member")
-                if (values := gathered.get(key)) is None:
-                    values = gathered[key] = []
-                    self._known(key, process, row)
-                values.append(value)
+        process = process_of(path)
+        for block in blocks(path, self.at):
+            for column in columns(block):
+                key = column.series
+                if key not in self.series:
+                    said = self._said(block, column)
+                    self.series[key] = Summary(*key, process, said.unit, said.better, sketch=Sketch(self.accuracy))
                 own = self.series[key]
-                own.step, own.time, held = row.get("step"), row.get("time"), held + 1
-                if "unit" in row:
-                    own.unit, own.better = row["unit"], row.get("better", "")
-            if held >= AT_ONCE:
-                self._take(gathered)
-                gathered, held = {}, 0
-        self._take(gathered)
+                own.add(column.values)
+                own.step, own.time = column.steps[-1], column.times[-1]
+                if column.said is not None:
+                    own.unit, own.better = column.said
         return self
 
-    def _known(self, key: Series, process: str, row: Mapping[str, Any]) -> None:
-        if key not in self.series:
-            said: Type = self.at.type_of(key[0], key[1])
-            self.series[key] = Summary(*key, process, said.unit, said.better, sketch=Sketch(self.accuracy))
-
-    def _take(self, gathered: Mapping[Series, list[float]]) -> None:
-        for key, values in gathered.items():
-            self.series[key].add(np.array(values))
+    def _said(self, block: Block, column: Column) -> Type:
+        """What its file has said of a metric before its first value."""
+        kind, name, _ = column.series
+        for group in block.groups:
+            for line, row in zip(group.lines, group.rows, strict=True) if group.kind == METRIC else ():
+                if line < column.lines[0] and (row["of"], row["name"]) == (kind, name):
+                    self.at.declare(row)
+        return self.at.type_of(kind, name)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.records.run import CONFIG, DESCRIPTION, MANIFEST
+from pipeline.records.run import CONFIG, DESCRIPTION, MANIFEST, METRICS
 from pipeline.records.sweeps import SWEEP
 from pipeline.records.tags import TAGS
 from pipeline.records.tries import JOURNAL, LOCK, TRIES
@@ -13,7 +13,7 @@ from pipeline.records.tries import JOURNAL, LOCK, TRIES
 DEEPEST = 6  # folders below that of outputs
 EXPORT = ".weightmill.json"  # in a folder that an export made: no run lies in it
 REPRODUCED = "reproduced.json"  # beside a run that was made again, to be compared and no more
-READ = (DESCRIPTION, MANIFEST, JOURNAL, TRIES, TAGS)  # what a run is read from
+READ = (DESCRIPTION, MANIFEST, JOURNAL, METRICS, TRIES, TAGS)  # what a run is read from
 
 
 @dataclass(frozen=True, slots=True)

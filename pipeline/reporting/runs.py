@@ -6,17 +6,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from pipeline.errors import ConfigError
 from pipeline.figures import Figure
 from pipeline.records.run import Run, key_of
-from pipeline.records.summaries import Summary
 from pipeline.records.typed import age
 from pipeline.reporting.card import Card
 from pipeline.tables import table, unbroken
 from pipeline.terminal import line
 from pipeline.units import show_bytes
+
+if TYPE_CHECKING:  # it brings NumPy along, which a list of runs needs not
+    from pipeline.records.summaries import Summary
 
 MAIN = ("perplexity", "kl", "top_1", "accuracy", "loss", "bits_a_weight", "size")  # metrics that come first
 MOST = 6  # columns of metrics
@@ -29,6 +31,7 @@ KINDS = {
     "states": "checkpoints", "best": "checkpoints", "trace.json": "trace", "trace.jax": "profiles by jax.profiler",
     "trace.parts": "pieces of a trace",
 }  # fmt: skip
+SO_FAR = "…"  # behind values of runs that are not complete
 
 
 @dataclass(frozen=True)
@@ -96,10 +99,13 @@ def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -
         "sweep": [" ".join(sweeps[s] for s in run.sweeps) for run in runs],
     }
     given = {name: cells for name, cells in given.items() if any(c not in ("", "–") for c in cells)}
-    figures = {name: [_metric(run, name) for run in runs] for name in metrics}
+    figures = {name: [run.metrics.get(name) for run in runs] for name in metrics}
     units = {name: _unit(found) for name, found in figures.items()}
     heads = {n: f"{n} [{units[n]}]" if units[n] not in ("", "B", "×") else n for n in metrics}
-    numbers = {heads[n]: [_shown(f, bare=heads[n] != n) for f in found] for n, found in figures.items()}
+    numbers = {
+        heads[n]: [f"{_shown(f, bare=heads[n] != n)}{_mark(run, f)}" for run, f in zip(runs, found, strict=True)]
+        for n, found in figures.items()
+    }
     numbers |= {"age": [show_time(age(run.started)) if run.started else "–" for run in runs]}
     numbers |= {"took": [show_time(run.seconds) if run.seconds is not None else "–" for run in runs]}
     columns: dict[str, list[str]] = {"name": [line(run.name) for run in runs], "state": [_state(run) for run in runs]}
@@ -123,6 +129,8 @@ def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -
     going = [name for name in going if name not in asked]
     right = [i for i, name in enumerate(names) if name in numbers]
     found: list[Any] = [table("Runs", names, zip(*columns.values(), strict=True), right=right, drop=going)]
+    if any(_mark(run, figure) for some in figures.values() for run, figure in zip(runs, some, strict=True)):
+        found.append(f"{SO_FAR} the last value so far: the run is not complete")
     found += [f"sweep {letter}: {unbroken(line(name))}" for name, letter in sweeps.items()]
     for run in runs:
         if run.state in ("failed", "unreadable", "elsewhere"):
@@ -140,7 +148,7 @@ def main_metrics(runs: Iterable[Run], first: Sequence[str] = ()) -> list[str]:
     return [*own, *(n for n in chosen if key_of(n) in LAST)]
 
 
-def run_tables(run: Run, summaries: Mapping[str, Summary], copies: Sequence[Run] = ()) -> list[Any]:
+def run_tables(run: Run, summaries: Mapping[str, "Summary"], copies: Sequence[Run] = ()) -> list[Any]:
     """All of one run: what it is, what was typed, what it found, and what lies in its folder.
 
     Args:
@@ -162,7 +170,8 @@ def run_tables(run: Run, summaries: Mapping[str, Summary], copies: Sequence[Run]
         found.append(table("Typed", ("setting", "value"), [(key, value) for key, _, value in typed]))
     if run.metrics:
         metrics = [(name, str(f), f.better) for name, f in run.metrics.items()]
-        found.append(table("Metrics", ("metric", "value", "better"), metrics, right=(1,)))
+        title = "Metrics" if run.state == "complete" else "Metrics so far"
+        found.append(table(title, ("metric", "value", "better"), metrics, right=(1,)))
     if rows_of_series := [_series(name, one) for name, one in summaries.items() if name not in run.metrics]:
         columns = ("series", "points", "last", "mean", "least", "median", "most", "unit")
         drop = ["mean", "median"]
@@ -221,14 +230,10 @@ def show_time(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _series(name: str, one: Summary) -> tuple[str, ...]:
+def _series(name: str, one: "Summary") -> tuple[str, ...]:
     numbers = (one.last, one.mean, one.min, one.quantile(0.5), one.max) if one.count else (one.last, *[None] * 4)
     shown = ("–" if x is None else show_bytes(x) if one.unit == "B" else f"{x:.5g}" for x in numbers)
     return (name, f"{one.count + one.not_finite:,}", *shown, "" if one.unit == "B" else one.unit)
-
-
-def _metric(run: Run, name: str) -> Figure | None:
-    return run.metrics.get(name)
 
 
 def _unit(found: Sequence[Figure | None]) -> str:
@@ -240,6 +245,10 @@ def _shown(figure: Figure | None, *, bare: bool) -> str:
     if figure is None:
         return "–"
     return f"{figure.value:{figure.form}}" if bare else str(figure)
+
+
+def _mark(run: Run, figure: Figure | None) -> str:
+    return SO_FAR if figure is not None and run.state != "complete" else ""
 
 
 def _state(run: Run) -> str:

@@ -1,9 +1,14 @@
 """A long series as no more points than can be drawn, each with what it stands for."""
 
-import math
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 MOST = 240  # points of a line, at most twice as many as are drawn at the least
+
+Together = tuple[float, float, float, float, int]
+"""The last x, sum, least and largest y, and how many these are."""
 
 
 @dataclass
@@ -20,26 +25,29 @@ class Thinned:
     stride: int = 1
     given: int = 0
     lost: int = 0
-    _points: list[tuple[float, float, float, float, int]] = field(default_factory=list)
+    _points: list["Together"] = field(default_factory=list)
 
-    def add(self, x: float, y: float) -> None:
-        self.given += 1
-        if not (math.isfinite(x) and math.isfinite(y)):
-            self.lost += 1
-            return
-        if self._points and self._points[-1][4] < self.stride:
-            _, total, low, high, n = self._points[-1]
-            self._points[-1] = (x, total + y, min(low, y), max(high, y), n + 1)
-            return
-        if len(self._points) == self.most:
-            pairs = zip(self._points[::2], [*self._points[1::2], None], strict=False)
-            self._points = [_both(a, b) for a, b in pairs]
-            self.stride *= 2
-            if self._points[-1][4] < self.stride:
-                self.given -= 1
-                self.add(x, y)
-                return
-        self._points.append((x, y, y, y, 1))
+    def add(self, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
+        """Take points, in order; it does not matter in how many parts they come, but for the last digits of means."""
+        finite = np.isfinite(x) & np.isfinite(y)
+        self.given += x.size
+        self.lost += x.size - int(finite.sum())
+        x, y = x[finite], y[finite]
+        while x.size:
+            if len(self._points) == self.most and self._points[-1][4] == self.stride:
+                pairs = zip(self._points[::2], [*self._points[1::2], None], strict=False)
+                self._points = [_both(a, b) for a, b in pairs]
+                self.stride *= 2
+            if self._points and (room := self.stride - self._points[-1][4]):
+                count = min(room, x.size)
+                self._points[-1] = _both(self._points[-1], _one(x[:count], y[:count]))
+            else:
+                count = min((self.most - len(self._points)) * self.stride, x.size)
+                ends = range(0, count, self.stride)
+                self._points += [
+                    _one(x[i : i + self.stride][: count - i], y[i : i + self.stride][: count - i]) for i in ends
+                ]
+            x, y = x[count:], y[count:]
 
     @property
     def points(self) -> list[tuple[float, float, float, float]]:
@@ -56,7 +64,9 @@ class Thinned:
         return f"Each point is the mean of {of}, in a band from the least to the largest.{lost}"
 
 
-def _both(
-    a: tuple[float, float, float, float, int], b: tuple[float, float, float, float, int] | None
-) -> tuple[float, float, float, float, int]:
+def _one(x: NDArray[np.float64], y: NDArray[np.float64]) -> Together:
+    return float(x[-1]), float(y.sum()), float(y.min()), float(y.max()), x.size
+
+
+def _both(a: Together, b: Together | None) -> Together:
     return a if b is None else (b[0], a[1] + b[1], min(a[2], b[2]), max(a[3], b[3]), a[4] + b[4])

@@ -1,13 +1,14 @@
 """Curves of trainings: every number that rows of `metrics.jsonl` have, over updates, of one run or of many."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
 from pipeline.errors import SourceError
 from pipeline.figures import Figure
 from pipeline.records import points
+from pipeline.records.columns import Column, columns
 from pipeline.redact import hide
 from pipeline.reporting.html.drawing import colour, dash, frame, legend, line, path, says, svg
 from pipeline.reporting.html.markup import el, joined
@@ -39,12 +40,12 @@ def series(run: Told, most: int) -> tuple[Series, list[Text], list[str]]:
     for file in points.files(run.run.folder):
         at = points.Position()
         try:
-            for row in points.rows(file, at):
-                if row["kind"] == "sample" and len(texts) < MOST_SAMPLES:
+            for block in points.blocks(file, at):
+                for row in block.of("sample")[: MOST_SAMPLES - len(texts)]:
                     parts = [(what, hide(str(row.get(what, "")))) for what in ("prompt", "text")]
                     texts.append(Text(f"After update {row.get('step', 0):,}", parts))
-                else:
-                    _add(found, row, points.process_of(file), run.run.started or 0.0, most)
+                for column in columns(block):
+                    _add(found, column, points.process_of(file), run.run.started or 0.0, most)
         except SourceError as why:
             damaged.append(str(why))
         damaged += at.problems[:MOST_DAMAGED]
@@ -52,19 +53,22 @@ def series(run: Told, most: int) -> tuple[Series, list[Text], list[str]]:
     return found, texts, damaged
 
 
-def _add(found: Series, row: Mapping[str, Any], process: str, began: float, most: int) -> None:
-    """The values of a row, over its update, or where it has none over seconds since the run began."""
-    step, time = row.get("step"), row.get("time")
-    if step is None and time is None:
-        return
-    over, x = (UPDATE, float(step)) if step is not None else (SECONDS, float(time or 0) - began)
-    name = {"train": EACH, "held_out": HELD, points.POINT: ""}.get(row["kind"], str(row["kind"]))
-    who = [name, f"member {row['member']}" if "member" in row else "", f"process {process}" if process else ""]
+def _add(found: Series, column: Column, process: str, began: float, most: int) -> None:
+    """The values of a metric, each over its update, or where it has none over seconds since the run began."""
+    kind, key, member = column.series
+    name = {"train": EACH, "held_out": HELD, points.POINT: ""}.get(kind, kind)
+    who = [name, "" if member is None else f"member {member}", f"process {process}" if process else ""]
     label = ", ".join(filter(None, who))
-    for key, value in points.values_of(row):
+    steps, times = (np.array(given, np.float64) for given in (column.steps, column.times))  # None: not a number
+    for over, x, here in (
+        (UPDATE, steps, ~np.isnan(steps)),
+        (SECONDS, times - began, np.isnan(steps) & ~np.isnan(times)),
+    ):
+        if key in WITHOUT or not here.any():
+            continue
         lines = found.setdefault((key, over), {})
-        if key not in WITHOUT and (label in lines or len(lines) < MOST_LINES):
-            lines.setdefault(label, Thinned(most)).add(x, value)
+        if label in lines or len(lines) < MOST_LINES:
+            lines.setdefault(label, Thinned(most)).add(x[here], column.values[here])
 
 
 def curves(found: Series) -> list[Chart]:

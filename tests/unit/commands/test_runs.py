@@ -44,6 +44,46 @@ def test_a_list_fits_and_says_what_it_leaves_out(outputs: Path, capsys: pytest.C
     assert capsys.readouterr().out == "no run is so\n"
 
 
+def test_trainings_that_are_not_complete_show_how_far_they_are(
+    outputs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "150")
+    make_run(outputs / "cut", 50, points=5, state="interrupted")
+    make_run(outputs / "at-work", 60, points=5, state="interrupted")
+    with (outputs / "at-work" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "held_out", "step": 4, "loss": 9.25, "accuracy": 0.5, "weight": 7}\n')
+        file.write(
+            '{"kind": "train", "step": 5, "loss": 0.125}\n{"kind": "train", "step": 6, "member": 1, "loss": 7}\n'
+        )
+        file.write('{"kind": "train", "step": -7, "loss": 8}\n{"kind": "train", "step": 7, "loss": 0.5}')
+    with locked(outputs / "at-work" / ".lock", "busy"):
+        main(["loss>0", "--sort", "loss"])
+        shown = capsys.readouterr().out
+        main(["--format", "json", "loss>0", "--sort", "loss"])
+        cut, working = json.loads(capsys.readouterr().out)["runs"]
+    assert "held-out loss" in shown
+    assert "training loss" in shown
+    assert "0.1250…" in shown
+    assert "… the last value so far: the run is not complete" in shown
+    assert (cut["state"], working["state"]) == ("interrupted", "running")
+    assert {n: m["value"] for n, m in working["metrics"].items()} == {
+        "training loss": 0.125, "held-out loss": 9.25, "held-out accuracy": 0.5,
+    }  # fmt: skip
+    last = (outputs / "cut" / "metrics.jsonl").read_text().splitlines()[-1]
+    assert cut["metrics"]["training loss"]["value"] == json.loads(last)["loss"]
+    main(["loss<9", "state=interrupted", "accuracy!=1"])
+    assert "cut" in capsys.readouterr().out
+    with (outputs / "cut" / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 5, "loss": 99.5}\n')
+    main(["loss>9", "state=interrupted", "--sort", "loss", "--reverse"])
+    assert "99.5000…" in capsys.readouterr().out
+    main(["show", "cut"])
+    assert "Metrics so far" in capsys.readouterr().out
+    main([])
+    assert "KL" in (shown := capsys.readouterr().out)
+    assert "nats…" not in shown
+
+
 def test_formats_say_the_same(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["--format", "json"])
     found = json.loads(capsys.readouterr().out)["runs"]

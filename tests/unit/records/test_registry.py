@@ -370,8 +370,16 @@ def test_long_series_are_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pyte
     grown = series(run, tmp_path)["train loss"]
     assert (grown.count, grown.max, grown.last) == (501, 99.0, 99.0)
     assert len(dumped(tmp_path)["series"]) == 1
+    with (run.folder / "metrics.jsonl").open("a") as file:
+        file.write('ep": 501, "loss": -99.0}\n{"kind": "held_out", "step": 501, "loss": 1.5}\n')
+    assert series(run, tmp_path)["train loss"].min == -99.0
+    gone_on = dumped(tmp_path)["series"]
+    (tmp_path / NAME).unlink()
+    all_runs(tmp_path)
+    series(run, tmp_path)
+    assert dumped(tmp_path)["series"] == gone_on, "in parts as at once"
     monkeypatch.setattr("pipeline.records.series.summarize", None)  # it is not read again
-    assert series(run, tmp_path)["train loss"].count == 501
+    assert series(run, tmp_path)["train loss"].count == 502
 
 
 def _write_runs(outputs: str, worker: int) -> None:

@@ -3,6 +3,7 @@
 import math
 import random
 
+import numpy as np
 import pytest
 
 from pipeline.reporting.html.scales import label, scale
@@ -11,8 +12,11 @@ from pipeline.reporting.html.thinned import Thinned
 
 def given(values: list[float], most: int = 8) -> Thinned:
     found = Thinned(most)
-    for x, y in enumerate(values):
-        found.add(x, y)
+    rng, at = random.Random(len(values)), 0
+    while at < len(values):  # in parts of any size
+        some = values[at : at + rng.choice((1, 2, 7, 100, 5000))]
+        found.add(np.arange(at, at + len(some), dtype=float), np.array(some))
+        at += len(some)
     return found
 
 
