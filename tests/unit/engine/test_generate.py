@@ -146,7 +146,7 @@ def test_no_weight_is_made_wide_before_the_steps_of_a_program() -> None:
 
 
 def test_pace_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program takes about a twenty-fifth of a second at most, of however many steps."""
+    """A program takes about a fiftieth of a second at most, of however many steps."""
     now = [0.0]
     monkeypatch.setattr(engine_pace.time, "perf_counter", lambda: now[0])
     pace = Pace(8)
@@ -157,7 +157,7 @@ def test_pace_follows_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         return pace.steps
 
     assert [after(0.002) for _ in range(4)] == [2, 4, 8, 8]
-    assert [after(0.008) for _ in range(3)] == [4, 4, 4]
+    assert [after(0.004) for _ in range(3)] == [4, 4, 4]
     assert [after(0.1) for _ in range(4)] == [2, 1, 1, 1]
 
 
