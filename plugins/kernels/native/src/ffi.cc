@@ -39,6 +39,16 @@ bool has_bf16_dot() {
 }
 #endif
 
+// Whether what is asked for ahead comes faster to the second cache than to the first.
+bool to_second() {
+#if WM_X86
+  static const bool intel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return intel;
+#else
+  return false;
+#endif
+}
+
 // The kernels for weights of one element, the best first.
 std::vector<const GemvKernel*> kernels(int64_t isa, bool bf16_dot, WmElement e) {
 #if WM_X86
@@ -72,6 +82,7 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   const GemvKernel* kernel = kernels.front();
   if (kernel->halves && scaled(w, *kernel) == Scaled::EACH) kernel = kernels.back();
   q.kernel = kernel;
+  q.second = to_second();
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
 }

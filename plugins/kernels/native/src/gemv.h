@@ -151,6 +151,12 @@ struct Floats {
 // stream is what memory gives fastest. Ahead of the first row alone, the last one of the next pass would come too late.
 constexpr int64_t AHEAD = 8192;
 
+// To which cache: Intel's cores wait for a dozen lines at a time for the nearest, and for four times as many for the next.
+WM_INLINE void ask_for(const uint8_t* p, bool second) {
+  if (second) __builtin_prefetch(p, 0, 2);
+  else __builtin_prefetch(p);
+}
+
 // Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a register at most, the same of
 // two rows in one register. Sums are then put where they are without: numbers are the same.
 enum class Part { WHOLE, TAIL, HALVES };
@@ -172,13 +178,14 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
   const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + AHEAD;
+  const bool second = q.second;
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
     typename L::Codes stored[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
       if (!TAIL)
-        for (int b = 0; b < L::NBYTES; b += 64) __builtin_prefetch(soon + R * at + r * L::NBYTES + b);
+        for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, second);
     }
 #pragma GCC unroll 2
     for (int chain = 0; chain < CHAINS; chain += AT_ONCE) {

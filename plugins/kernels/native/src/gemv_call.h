@@ -18,6 +18,7 @@ struct Gemv {
   int64_t groups;         // of elements in a row, the last of them perhaps not full
   const int32_t* first;   // [groups], LANES: the first block of a group
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
+  bool second;            // memory is asked to come to the second cache, else to the first
 };
 
 // Activations as the kernel reads them.
