@@ -27,6 +27,7 @@ if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", "")
 # Tests and the programs they start share what JAX compiled: most of them run the same small models.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # programs need not say which line each operation is of
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of torch and of BLAS: where every core has tests, more of them wait
 for variable in ("WEIGHTMILL_CONFIG_DIR", "HYDRA_FULL_ERROR", "COLUMNS"):  # whoever runs the tests may have them set
     os.environ.pop(variable, None)

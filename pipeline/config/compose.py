@@ -7,7 +7,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from importlib import metadata
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -235,7 +236,17 @@ def allowed_packages() -> tuple[str, ...]:
 
 def plugins() -> list[metadata.EntryPoint]:
     """Installed third-party plugins. An entry point names a config package and is never loaded."""
-    return sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda ep: ep.name)
+    changed = []
+    for folder in sys.path:
+        with suppress(OSError):  # Python looks past what is not there, too
+            changed.append((folder, os.stat(folder or os.curdir).st_mtime_ns))
+    return [*_plugins(tuple(changed))]
+
+
+@lru_cache(1)
+def _plugins(_: tuple[tuple[str, int], ...]) -> tuple[metadata.EntryPoint, ...]:
+    """Those in folders that have been changed when that says: a file of every package is read to find them."""
+    return tuple(sorted(metadata.entry_points(group=ENTRY_POINTS), key=lambda ep: ep.name))
 
 
 def plugin_folder(ep: metadata.EntryPoint) -> Path | None:

@@ -3,7 +3,7 @@
 """
 
 import io
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import yaml
 from hydra._internal import defaults_list
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
-from omegaconf import DictConfig, OmegaConf, _utils
+from omegaconf import DictConfig, OmegaConf, _utils, base, grammar_parser
 
 _CONF = str(Path(__file__).parents[2] / "conf")
 _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody adds to it
@@ -25,6 +25,7 @@ def register() -> None:
     for owner, name, ours in (
         (Hydra, "get_mode", _mode), (ConfigStore, "__deepcopy__", _itself),
         (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
+        (base, "parse", _tree), (_utils, "parse", _tree),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -50,6 +51,13 @@ def _map(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig:
     """What `${…}` in a defaults list refers to, made of every config; here of those that refer to anything."""
     refers = any(default.is_interpolation() for default in defaults)
     return _made_map(overrides, defaults, self_added) if refers else OmegaConf.create()
+
+
+@lru_cache(4096)
+def _tree(value: str, *how: str, **named: str) -> Any:
+    """What OmegaConf parses a text with `${` to, and then only reads; it does so at every look at every such text, of
+    which a config has the same ones each time."""
+    return grammar_parser.parse(value, *how, **named)
 
 
 @cache

@@ -41,7 +41,9 @@ FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-ff
 SANITIZE: Final = "WEIGHTMILL_SANITIZE"
 """Environment variable: sanitizers to compile with (`address,undefined`), for tests."""
 # Compiled in a third of the time: without optimization, checks of memory as calls, without checks for null everywhere.
+# A warning is an error here, where it keeps nobody from having kernels.
 SANITIZED: Final = (
+    "-Wall", "-Wextra", "-Werror", "-Wno-unused-parameter",
     "-O0", "-g1", "--param=asan-instrumentation-with-call-threshold=0", "-fno-sanitize-recover=all",
     "-fno-sanitize=null,object-size,pointer-overflow",
 )  # fmt: skip

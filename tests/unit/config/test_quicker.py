@@ -13,6 +13,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
+from omegaconf.errors import GrammarParseError
 
 from pipeline.config import quicker
 from pipeline.config.compose import CONF, register
@@ -119,3 +120,21 @@ def test_the_store_is_one_and_gives_copies() -> None:
     store = ConfigStore.instance()
     assert deepcopy(store) is store
     assert store.load("hydra/config.yaml").node is not store.load("hydra/config.yaml").node
+
+
+def test_a_text_is_parsed_once_and_followed_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    register()
+    quicker._tree.cache_clear()
+    made: list[str] = []
+    parse = quicker.grammar_parser.parse
+    monkeypatch.setattr(
+        quicker.grammar_parser, "parse", lambda value, *a, **k: made.append(value) or parse(value, *a, **k)
+    )
+    for a, b in ((1, "x"), (2, "y")):
+        given = OmegaConf.create({"a": a, "b": b, "both": "${b} and ${a}, ${oc.select:c,'${a}'}"})
+        assert given.both == f"{b} and {a}, {a}"
+    assert len(made) == len(set(made))
+    assert "${b} and ${a}, ${oc.select:c,'${a}'}" in made
+    for _ in range(2):  # what is wrong is not kept
+        with pytest.raises(GrammarParseError):
+            OmegaConf.create({"a": "${b and ${a"}).a  # noqa: B018

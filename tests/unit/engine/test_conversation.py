@@ -1,7 +1,6 @@
 """Conversations: the cache is kept from turn to turn, and what comes is what comes without."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
@@ -12,16 +11,15 @@ from plugins.engine.generate import generate
 from plugins.engine.kept import Kept
 from plugins.engine.options import Sampling
 from plugins.models.common.cache import Cache, LayerShape
-from tests.cases import model_runs
+from tests.cases import model_runs, two_layers
 
-TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 TEXT = "The people of the United States, and all those who went with them to the whale, have seen it. "
 
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """The embedded gpt-oss, whose window is 64."""
-    return model_runs.engine().load(model_runs.checkpoint(TINY))
+    """Half of the embedded gpt-oss, whose window is 64."""
+    return model_runs.engine().load(model_runs.checkpoint(two_layers.folder()))
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,9 +17,8 @@ from plugins.engine.generate import _keys, generate
 from plugins.engine.options import Sampling
 from plugins.engine.pace import Pace
 from plugins.engine.runtime import Runtime
-from tests.cases import model_runs
+from tests.cases import model_runs, two_layers
 
-TINY = Path(model_runs.__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 EXPERTS = "[{match: '*.mlp.experts.*_proj', to: quant}, {match: '*', to: keep}]"
 TEXTS = ("The people of the United States", "Congress", "It was the best of times, and we must not forget that a whale")
 WARM = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 12}
@@ -28,8 +26,8 @@ WARM = {"temperature": 0.9, "top_p": 0.9, "max_tokens": 12}
 
 @pytest.fixture(scope="module")
 def model() -> Any:
-    """The embedded gpt-oss with MXFP4 experts."""
-    return model_runs.engine().load(model_runs.checkpoint(TINY, quant="mxfp4", rules=EXPERTS))
+    """Half of the embedded gpt-oss, with MXFP4 experts."""
+    return model_runs.engine().load(model_runs.checkpoint(two_layers.folder(), quant="mxfp4", rules=EXPERTS))
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +54,10 @@ def assert_likeliest(logits: Any, chosen: Any, slack: float = 1e-4) -> None:
 
 
 @pytest.mark.usefixtures("optimized")
-def test_seven_hundred_tokens(model: Any, prompts: list[list[int]]) -> None:
-    """Far past the sliding window (64) and the original context (256), and the ring goes round ten times."""
+def test_seven_hundred_tokens(prompts: list[list[int]]) -> None:
+    """Far past the sliding window (64) and the original context (256), and the ring goes round ten times. Of the whole
+    model: half of it soon says the same."""
+    model = model_runs.engine().load(model_runs.checkpoint(two_layers.TINY, quant="mxfp4", rules=EXPERTS))
     config = model.runtime.config
     assert config["sliding_window"] == 64
     assert config["rope_parameters"]["original_max_position_embeddings"] == 256
@@ -138,7 +138,7 @@ def test_several_steps_in_a_program_are_the_same(
 @pytest.mark.usefixtures("optimized")
 def test_no_weight_is_made_wide_before_the_steps_of_a_program() -> None:
     """In bfloat16, for which XLA's CPU backend has few kernels: not even the embedding is kept as float32 meanwhile."""
-    model = replace(model_runs.engine(), dtype="bf16").load(model_runs.checkpoint(TINY))
+    model = replace(model_runs.engine(), dtype="bf16").load(model_runs.checkpoint(two_layers.folder()))
     generate(model.runtime, [[1, 2]], Sampling(max_tokens=3))
     [step] = [program for key, program in model.runtime._programs.items() if key[0] == "step"]
     embedding = 4 * model.runtime.vocab * model.runtime.hidden

@@ -1,4 +1,5 @@
-"""The C++ compiles without a warning: with GCC and Clang, and for ARM where a compiler for it is there."""
+"""The C++ compiles without a warning: with Clang, and for ARM, where compilers for them are there. With this machine's
+own test_native_fuzz.py compiles it so, for sanitizers."""
 
 import shutil
 import subprocess
@@ -6,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import StageError
 from plugins.kernels.native import build, compiler
+from tests.cases.native import needs_compiler
 
 STRICT = (
     "-O0",
@@ -45,9 +48,21 @@ def compiled(name: str, flags: tuple[str, ...], to: Path) -> None:
     assert not failed, failed
 
 
-@pytest.mark.parametrize("name", ["g++", "clang++", ARM])
+@pytest.mark.parametrize("name", ["clang++", ARM])
 def test_there_are_no_warnings(name: str, tmp_path: Path) -> None:
     compiled(name, STRICT, tmp_path)
+
+
+@needs_compiler
+def test_a_warning_of_this_machine_s_compiler_is_an_error_with_sanitizers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "warned.cc").write_text("int f() { int nobody = 1; return 0; }")
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(build.SANITIZE, "address")
+    with pytest.raises(StageError, match="unused variable"):
+        build.library("warned")
 
 
 def test_what_is_compiled_for_arm_loads_there(tmp_path: Path) -> None:

@@ -61,13 +61,20 @@ def traced(method: Any, **more: Any) -> Any:
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("name", KNOWN)
 def test_bits_are_the_host_s_and_gradients_pass(name: str, dtype: Any) -> None:
+    """By itself, and with a gradient asked for, in one program."""
     method, x = built(name), array(dtype)
-    call = traced(method)
-    check(on_host(method, x), call(x))
     direction = np.random.default_rng(1).standard_normal(x.shape).astype(dtype)
-    y, pull = jax.vjp(call, jnp.asarray(x))
+
+    @jax.jit
+    def call(x: Any, direction: Any) -> Any:
+        how = partial(OP, scheme=method.scheme, **options(method))
+        y, pull = jax.vjp(how, x)
+        return how(x), y, pull(direction)[0]
+
+    alone, y, dx = call(x, direction)
+    check(on_host(method, x), alone)
     check(on_host(method, x), y)
-    check(direction, pull(jnp.asarray(direction))[0])
+    check(direction, dx)
 
 
 @pytest.mark.parametrize(
