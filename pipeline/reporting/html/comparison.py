@@ -36,7 +36,8 @@ def html(found: Compared, front: Pareto | None, limits: Limits) -> str:
     for most in CLOSELY:
         notes = []
         if most < len(found.groups):
-            notes = [f"The first {most:,} of {len(found.groups):,} rows are on this page; comparison.json has all."]
+            said = f"The first {most:,} of {len(found.groups):,} rows are on this page; comparison.json has all."
+            notes = [Note(said)]
         heading, count = f"Comparison with {found.names[0]}", sum(len(row.runs) for row in found.groups)
         text = rendered(heading, _sections(found, front, limits, most), notes, count)
         if len(text.encode("utf-8", "backslashreplace")) <= MOST_NBYTES:
