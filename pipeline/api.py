@@ -166,8 +166,10 @@ def runs(outputs: str | Path = "outputs", *, where: Sequence[str] = (), sort: st
     from pipeline.records.registry import all_runs, find
     from pipeline.reporting.runs import Runs
 
-    if isinstance(where, str):
+    if isinstance(where, str) or not isinstance(where, Sequence) or not all(isinstance(w, str) for w in where):
         raise ConfigError(f"where={where!r}: a list is expected, one string each")
+    if not isinstance(sort, str | None):
+        raise ConfigError(f"sort={sort!r}: the name of a metric is expected, or `name`, `started`, `seconds`")
     folder = placed(str(outputs))
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder")

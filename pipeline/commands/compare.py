@@ -9,6 +9,7 @@ from pipeline import terminal
 from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.records.registry import find
+from pipeline.redact import hide
 from pipeline.reporting import console
 from pipeline.reporting.compare.compared import Compared, compared, place_of_baseline
 from pipeline.reporting.compare.files import FORMATS, NAME, as_text, write
@@ -44,6 +45,8 @@ def main(words: Sequence[str]) -> int:
     front = found.pareto(*asked.pareto.split(",")) if asked.pareto else None
     limits = {given: found.broken([given]) for given in asked.fail_if}
     _tell(found, front, target, limits)
+    for why in dict.fromkeys(why for row in found.groups for one in row.runs for why in one.run.problems):
+        terminal.say(f"! {hide(why)}")
     broken = [why for lines in limits.values() for why in lines]
     for why in broken:
         terminal.say(f"✗ {why}")

@@ -7,6 +7,7 @@ from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
 from pipeline.errors import SourceError, StorageError
 from pipeline.files import placed
 from pipeline.records.registry import find
+from pipeline.records.sweeps import SWEEP
 from pipeline.reporting.html.place import NAME, place_of
 
 
@@ -35,7 +36,7 @@ def main(words: Sequence[str]) -> int:
     if not runs:
         which = " ".join(given.words)
         raise SourceError(f"{which}: no run is so in {outputs}" if which else f"{outputs}: there is no run in it")
-    path = asked or _place(outputs, [run.folder for run in runs])
+    path = asked or _place(outputs, given.words, [run.folder for run in runs])
     nbytes = write(runs, path)
     console.out(f"{'1 run' if len(runs) == 1 else f'{len(runs):,} runs'}, {show_bytes(nbytes)}")
     console.out(path)
@@ -47,6 +48,9 @@ def main(words: Sequence[str]) -> int:
     return 0
 
 
-def _place(outputs: Path, folders: Sequence[Path]) -> Path:
-    """Of one run in its folder, of several beside them."""
-    return (folders[0] if len(folders) == 1 else outputs) / NAME
+def _place(outputs: Path, words: Sequence[str], folders: Sequence[Path]) -> Path:
+    """Of one run in its folder, of a sweep in the sweep's, of others beside them."""
+    if len(folders) == 1:
+        return folders[0] / NAME
+    sweep = outputs / words[0] if len(words) == 1 else outputs
+    return (sweep if (sweep / SWEEP).is_file() else outputs) / NAME

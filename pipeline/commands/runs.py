@@ -77,7 +77,7 @@ def _show(outputs: Path, words: Sequence[str]) -> None:
         whole = there.get(run.folder, run)  # which knows its sweeps
         copies = [one for one in known if one.id == run.id and run.id and one.folder != run.folder]
         try:
-            found, foreign = series(whole, outputs), []
+            found, foreign = series(whole, outputs)
         except SourceError as why:  # a file of metrics that is none; the rest is shown
             found, foreign = {}, [str(why)]
         console.out(*run_tables(whole, found, copies), *foreign)
@@ -119,11 +119,10 @@ def _rm(outputs: Path, words: Sequence[str]) -> None:
     found = [removal(run) for run in runs]
     rows = [
         (one.run.name, len(one.files), " ".join(e.name for e in one.exports) or "–", show_bytes(one.nbytes),
-         " ".join(p.name for p in one.stays) or "–")
+         " ".join(str(p.relative_to(one.run.folder)) for p in one.stays) or "–")
         for one in found
     ]  # fmt: skip
-    title = "Removed" if asked.yes else "To be removed"
-    console.out(table(title, ("run", "files", "exports", "size", "stays"), rows, right=(1, 3)))
+    console.out(table("To be removed", ("run", "files", "exports", "size", "stays"), rows, right=(1, 3)))
     if not asked.yes and not _agreed(len(found)):
         raise ConfigError("runs rm: nothing was removed; --yes removes it")
     console.out(*carry_out(found), "results that no run refers to any more are listed by `gc`")
@@ -137,7 +136,12 @@ def _export(outputs: Path, words: Sequence[str]) -> None:
     arguments.add_argument("--reverse", action="store_true")
     arguments.add_argument("--out")
     asked = arguments.read(words)
+    if asked.out is not None:
+        not_a_record(placed(asked.out))
     ending = Path(asked.out or "").suffix.lower().lstrip(".")
+    if asked.format is None and ending and ending not in EXPORTS:
+        hint = did_you_mean(ending, EXPORTS)
+        raise ConfigError(f"runs export --out {asked.out}: nothing is written as .{ending}{hint}")
     if asked.format is not None and ending in EXPORTS and ending != asked.format in EXPORTS:
         raise ConfigError(f"runs export --format {asked.format} --out {asked.out}: the file's name says {ending}")
     asked.format = asked.format or (ending if ending in EXPORTS else "csv")
@@ -149,7 +153,6 @@ def _export(outputs: Path, words: Sequence[str]) -> None:
         _write(as_json(runs, settings=True) if asked.format == "json" else as_csv(runs, settings=True))
         return
     out = placed(asked.out)
-    not_a_record(out)
     if out.is_dir():
         raise ConfigError(f"--out {out}: is a folder; a file is written")
     if asked.format == "parquet":

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,7 +14,7 @@ from pipeline.records.index import Index
 from pipeline.records.query import is_condition, matching
 from pipeline.records.rows import packed, packed_jobs, unpacked, unpacked_jobs
 from pipeline.records.run import CONFIG, Run, Settings, as_written, is_run, read, read_config, settled
-from pipeline.records.sweeps import SweepJob, jobs_of
+from pipeline.records.sweeps import SWEEP, SweepJob, jobs_of
 from pipeline.records.tree import Place, places
 
 LEAST_ID = 6  # characters of an id that is typed
@@ -153,7 +154,13 @@ def _called(known: Registry, word: str) -> list[Run]:
     found = found or [run for run in known.runs if fnmatchcase(run.name, word) or fnmatchcase(run.folder.name, word)]
     if not found and len(word) >= LEAST_ID:
         found = [run for run in known.runs if run.id.startswith(word)]
-    return found or [run for name in known.sweeps if fnmatchcase(name, word) for run in known.of_sweep(name)]
+    if not found and os.path.isfile(Path(folder) / SWEEP):  # of other outputs
+        return registry(Path(folder).parent).of_sweep(Path(folder).name)
+    if not found:  # by pattern: a sweep whose runs were removed stands in no other's way
+        for name in known.sweeps:
+            with suppress(SourceError):
+                found += known.of_sweep(name) if fnmatchcase(name, word) else []
+    return found
 
 
 def _unknown(known: Registry | None, outputs: Path, word: str) -> Exception:

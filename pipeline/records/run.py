@@ -11,6 +11,7 @@ from pipeline.errors import SourceError
 from pipeline.figures import Figure, cell
 from pipeline.files import read_whole, spoken
 from pipeline.records import schemas
+from pipeline.records.lost import error_figures, total
 from pipeline.records.tags import said_of
 from pipeline.records.tries import LOCK, held, journaled, last_try
 from pipeline.redact import hide
@@ -248,7 +249,7 @@ def _metrics(manifest: Mapping[str, Any]) -> dict[str, Figure]:
     if (nbytes := manifest.get("nbytes_out")) and (plain := manifest.get("nbytes_bf16")):
         found["bits a weight"] = Figure(16 * nbytes / plain, better="lower")
         found["size"] = Figure(nbytes, "B", better="lower")
-    return found
+    return found | (error_figures(lost) if (lost := total(manifest)).count else {})
 
 
 def _choice(command: tuple[str, ...], group: str) -> str:

@@ -20,6 +20,7 @@ from pipeline.hooks import optional
 from pipeline.meter import Declined, count_declined
 from pipeline.planning.wiring import Node, Plan, store_of
 from pipeline.records.environment import environment
+from pipeline.records.lost import stats_of
 from pipeline.reporting.card import Card
 from pipeline.reporting.sizes import nbytes_of, source_nbytes
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
@@ -144,10 +145,6 @@ class Report(Card):
     @property
     def error(self) -> ErrorStats:
         return sum((stats_of(t) for t in self.tensors), ErrorStats())
-
-
-def stats_of(row: Mapping[str, Any]) -> ErrorStats:
-    return ErrorStats(row["count"], row["max_abs"], row["sq_error"], row["sq_signal"])
 
 
 def versions() -> dict[str, str]:

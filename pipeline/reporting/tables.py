@@ -7,7 +7,8 @@ from typing import Any
 
 from pipeline.errors import short, shown
 from pipeline.figures import Figure, cell
-from pipeline.reporting.manifest import Report, stats_of
+from pipeline.records.lost import stats_of
+from pipeline.reporting.manifest import Report
 from pipeline.reporting.sizes import against_source
 from pipeline.tables import table, unbroken
 from pipeline.tensors.spec import group_of

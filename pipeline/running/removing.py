@@ -1,15 +1,17 @@
 """Runs that are removed: their records, exports and checkpoints; what no run put there stays where it is."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.errors import StorageError, some
+from pipeline.errors import SourceError, StorageError, some
 from pipeline.places import reason
 from pipeline.planning.obstacles import RECORDS
-from pipeline.records.run import Run
+from pipeline.records import schemas
+from pipeline.records.run import DESCRIPTION, MANIFEST, Run
 from pipeline.reporting.html.place import NAME
 from pipeline.running.journal import locked
 from pipeline.running.target import read_marker, remove, strange
@@ -17,8 +19,11 @@ from pipeline.tracing import PARTS, PROFILES
 
 PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png")
 MORE = ("trace.json", NAME)
-FOLDERS = ("states", "best", PARTS, PROFILES)  # all of it: a training's states have manifests of their own
+STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # of a training, whose folder has a manifest of its own
+# Folders whose entries of such names go, with all that is in them.
+FOLDERS = {"states": STATE, "best": STATE, PARTS: re.compile(r".+\.jsonl"), PROFILES: re.compile(r".+-\d+-\d+")}
 METRICS = "metrics*.jsonl"
+TARGET_LOCK = ".*.weightmill.lock"  # what a killed process leaves beside its export
 
 
 @dataclass(frozen=True)
@@ -46,12 +51,15 @@ def removal(run: Run) -> Removal:
     """What would go.
 
     Raises:
-        StorageError: the folder cannot be looked into, or is a link.
+        StorageError: the folder cannot be looked into, is a link, or has no record that is ours.
     """
     if run.folder.is_symlink():
         raise StorageError(
             f"{run.folder}: is a link to {os.path.realpath(run.folder)}; name that, or remove the link itself"
         )
+    if not any(_tells_of_a_run(run.folder / name) for name in (DESCRIPTION, MANIFEST)):
+        why = f": {run.problems[0]}" if run.problems else ""
+        raise StorageError(f"{run.folder}: no record in it is ours, so nothing is removed; delete it yourself{why}")
     files: list[Path] = []
     exports: list[Path] = []
     stays: list[Path] = []
@@ -64,9 +72,10 @@ def removal(run: Run) -> Removal:
             elif entry.is_file():
                 (files if _is_ours(entry) else stays).append(entry)
             elif entry.name in FOLDERS:
-                inner = [p for p in entry.rglob("*") if not p.is_dir() or p.is_symlink()]
-                ours = not any(p.is_symlink() for p in inner)
-                (files.extend(inner) if ours else stays.append(entry))
+                for inner in sorted(entry.iterdir()):
+                    whole = [p for p in (inner, *inner.rglob("*")) if not p.is_dir() or p.is_symlink()]
+                    ours = FOLDERS[entry.name].fullmatch(inner.name) and not any(p.is_symlink() for p in whole)
+                    (files.extend(whole) if ours else stays.append(inner))
             else:
                 ours = read_marker(entry) is not None and strange(entry) is None
                 (exports if ours else stays).append(entry)
@@ -75,9 +84,26 @@ def removal(run: Run) -> Removal:
     return Removal(run, tuple(files), tuple(exports), tuple(stays))
 
 
+def _tells_of_a_run(record: Path) -> bool:
+    """Whether it is a record of ours, of whatever version."""
+    kind = {DESCRIPTION: "run", MANIFEST: "manifest"}[record.name]
+    try:
+        schemas.read(kind, record)
+    except schemas.Newer:
+        return True
+    except SourceError:
+        return False
+    return True
+
+
 def _is_ours(file: Path) -> bool:
     known = {*RECORDS, *PICTURES, *MORE}
-    return file.name in known or file.match(METRICS) or file.name.removesuffix(".partial") in known
+    return (
+        file.name in known
+        or file.match(METRICS)
+        or file.match(TARGET_LOCK)
+        or file.name.removesuffix(".partial") in known
+    )
 
 
 def carry_out(removals: list[Removal]) -> Iterator[str]:
@@ -102,15 +128,16 @@ def carry_out(removals: list[Removal]) -> Iterator[str]:
         with suppress(OSError):  # it holds what is not ours
             folder.rmdir()
         if folder.exists():
-            left = some([p.name for p in now.stays]) or "the folder"
+            left = some([str(p.relative_to(folder)) for p in now.stays]) or "the folder"
             yield f"removed {folder}, but for {left}, which no run put there"
         else:
             yield f"removed {folder}"
 
 
 def _without_empty(folder: Path) -> None:
-    """Remove folders in which nothing is left."""
+    """Remove it and what is in it, as far as these are empty folders."""
     if folder.is_dir() and not folder.is_symlink():
-        for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), key=lambda p: -len(p.parts)):
-            inner.rmdir()
-        folder.rmdir()
+        inside = [p for p in folder.rglob("*") if p.is_dir() and not p.is_symlink()]
+        for place in [*sorted(inside, key=lambda p: -len(p.parts)), folder]:
+            with suppress(OSError):  # it holds what is not ours
+                place.rmdir()

@@ -2,19 +2,19 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.digest import identity
 from pipeline.errors import SourceError
 from pipeline.figures import Better, Figure
+from pipeline.records.lost import error_figures, stats_of, total
 from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
 from pipeline.records.system import KIND
 from pipeline.reporting.compare.differences import Facts, facts, parts_of
-from pipeline.reporting.manifest import stats_of
 from pipeline.tensors.stats import ErrorStats
 
 # What is better, of figures that do not say so themselves: those of manifests of earlier versions.
@@ -63,15 +63,14 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
         manifest = run.manifest
     except SourceError:  # `Run.problems` has it
         manifest = {}
-    tensors = [row for row in manifest.get("tensors") or () if isinstance(row, Mapping)]
-    total = sum((stats_of(row) for row in tensors), ErrorStats())
-    metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()} | _of_series(run)
-    if total.count:
-        metrics |= error_figures(total)
+    lost = total(manifest)
+    of_series, problems = _of_series(run)
+    run = replace(run, problems=(*run.problems, *problems))
+    metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()} | of_series
     parts = parts_of(run)
     grounds = _grounds(manifest, parts)
-    quantized = total.count, f"{total.sq_signal:.6g}"  # sums of other chunks differ in their last digits
-    grounds |= {name: {"quantized tensors": quantized} for name in error_figures(total)}
+    quantized = lost.count, f"{lost.sq_signal:.6g}"  # sums of other chunks differ in their last digits
+    grounds |= {name: {"quantized tensors": quantized} for name in error_figures(lost)}
     if timed:
         metrics |= times(run, manifest)
         taken = [_of(manifest.get("chunks"), "reused") or 0, sorted(manifest.get("found") or ())]
@@ -85,13 +84,14 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
     return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest, parts))
 
 
-def _of_series(run: Run) -> dict[str, Figure]:
+def _of_series(run: Run) -> tuple[dict[str, Figure], list[str]]:
     """What went on while it was at work, as a training's loss: where it ended, its best, and its mean; of what it took
-    of the machine the most. Of members of a population nothing: their best is a figure."""
+    of the machine the most. Of members of a population nothing: their best is a figure. And what is wrong in its
+    files."""
     try:
-        found = series(run, run.folder.parents[len(Path(run.name).parts) - 1])
-    except SourceError:
-        return {}
+        found, problems = series(run, run.folder.parents[len(Path(run.name).parts) - 1])
+    except SourceError as why:
+        return {}, [str(why)]
     figures: dict[str, Figure] = {}
     for name, one in found.items():
         better = one.better or KNOWN.get(key_of(one.name), "")
@@ -102,7 +102,7 @@ def _of_series(run: Run) -> dict[str, Figure]:
             given = {"last": one.last, "max": one.max, "mean": one.mean}
         form = ".0f" if one.unit == "B" else ".4g"
         figures |= {f"{name} {k}": Figure(v, one.unit, form, better) for k, v in given.items() if v is not None}
-    return figures
+    return figures, problems
 
 
 def times(run: Run, manifest: Mapping[str, Any]) -> dict[str, Figure]:
@@ -119,14 +119,6 @@ def times(run: Run, manifest: Mapping[str, Any]) -> dict[str, Figure]:
 
 def is_time_of_stage(name: str) -> bool:
     return name.endswith(f" {WHOLE}")
-
-
-def error_figures(e: ErrorStats) -> dict[str, Figure]:
-    """What quantizing lost, for comparisons."""
-    return {
-        "max abs": Figure(e.max_abs, form=".3g", better="lower"), "RMSE": Figure(e.rmse, form=".3g", better="lower"),
-        "SQNR": Figure(e.sqnr_db, "dB", ".2f", better="higher"),
-    }  # fmt: skip
 
 
 def apart(one: Ground, other: Ground) -> list[str]:

@@ -8,11 +8,12 @@ from typing import Any
 from markupsafe import Markup
 
 from pipeline.figures import Figure
+from pipeline.records.lost import stats_of
 from pipeline.reporting.html.drawing import LETTER, fitted, rect, says, svg, words
 from pipeline.reporting.html.markup import el, joined, number
 from pipeline.reporting.html.parts import NARROW, Chart, Table
 from pipeline.reporting.html.told import Told
-from pipeline.reporting.manifest import Report, stats_of
+from pipeline.reporting.manifest import Report
 from pipeline.tensors.spec import group_of
 from pipeline.tensors.stats import ErrorStats
 

@@ -363,23 +363,23 @@ def test_long_series_are_kept_and_gone_on_from(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("pipeline.records.series.LONG_NBYTES", 100)
     make_run(tmp_path / "run", 1, points=500)
     run = all_runs(tmp_path)[0]
-    first = series(run, tmp_path)["train loss"]
+    first = series(run, tmp_path)[0]["train loss"]
     assert first.count == 500
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 500, "loss": 99.0}\n{"kind": "train", "st')
-    grown = series(run, tmp_path)["train loss"]
+    grown = series(run, tmp_path)[0]["train loss"]
     assert (grown.count, grown.max, grown.last) == (501, 99.0, 99.0)
     assert len(dumped(tmp_path)["series"]) == 1
     with (run.folder / "metrics.jsonl").open("a") as file:
         file.write('ep": 501, "loss": -99.0}\n{"kind": "held_out", "step": 501, "loss": 1.5}\n')
-    assert series(run, tmp_path)["train loss"].min == -99.0
+    assert series(run, tmp_path)[0]["train loss"].min == -99.0
     gone_on = dumped(tmp_path)["series"]
     (tmp_path / NAME).unlink()
     all_runs(tmp_path)
     series(run, tmp_path)
     assert dumped(tmp_path)["series"] == gone_on, "in parts as at once"
     monkeypatch.setattr("pipeline.records.series.summarize", None)  # it is not read again
-    assert series(run, tmp_path)["train loss"].count == 502
+    assert series(run, tmp_path)[0]["train loss"].count == 502
 
 
 def _write_runs(outputs: str, worker: int) -> None:
@@ -403,7 +403,7 @@ def test_ten_writers_and_a_reader(tmp_path: Path) -> None:
     while any(writer.is_alive() for writer in writers):
         for run in all_runs(tmp_path):  # in the middle of being written, or whole, and never something else
             if run.state == "complete":
-                assert len(run.metrics) == 5
+                assert {"perplexity", "KL", "SQNR"} <= run.metrics.keys()
         reads += 1
     for writer in writers:
         writer.join(60)
