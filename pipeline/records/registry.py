@@ -155,7 +155,8 @@ def _called(known: Registry, word: str) -> list[Run]:
     if not found and len(word) >= LEAST_ID:
         found = [run for run in known.runs if run.id.startswith(word)]
     if not found and os.path.isfile(Path(folder) / SWEEP):  # of other outputs
-        return registry(Path(folder).parent).of_sweep(Path(folder).name)
+        there, name = registry(Path(folder).parent), Path(folder).name
+        return there.of_sweep(name) if name in there.sweeps else []
     if not found:  # by pattern: a sweep whose runs were removed stands in no other's way
         for name in known.sweeps:
             with suppress(SourceError):

@@ -322,7 +322,7 @@ def test_the_best_come_first(outputs: Path) -> None:
     assert [r.name for r in ordered(runs, "name")] == sorted(r.name for r in runs)
 
 
-def test_a_sweep_gives_its_runs_wherever_they_went(outputs: Path) -> None:
+def test_a_sweep_gives_its_runs_wherever_they_went(outputs: Path, tmp_path: Path) -> None:
     runs = all_runs(outputs)[:3]
     sweep = outputs / "sweep-a"
     sweep.mkdir()
@@ -339,6 +339,11 @@ def test_a_sweep_gives_its_runs_wherever_they_went(outputs: Path) -> None:
     assert len(find(outputs, ["sweep-a"])) == 2
     outputs.rename(outputs.parent / "elsewhere")
     assert len(find(outputs.parent / "elsewhere", ["sweep-a"])) == 2
+    assert len(find(tmp_path / "empty", [str(outputs.parent / "elsewhere" / "sweep-a")])) == 2
+    gone = outputs.parent / "elsewhere" / "sweep-gone"
+    gone.mkdir()
+    keep(gone, [("gone", gone / "gone", "5" * 32)])  # one whose runs were removed is in no other's way
+    assert len(find(outputs.parent / "elsewhere", ["sweep-*"])) == 2
     (outputs.parent / "elsewhere" / "sweep-a" / "sweep.json").write_text('{"jobs"')
     assert len(all_runs(outputs.parent / "elsewhere")) == 7
     old = outputs.parent / "elsewhere" / "sweep-old"
