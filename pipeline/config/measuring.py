@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 from pipeline.config.names import place_name
@@ -17,7 +16,6 @@ def of_model(overrides: Sequence[str]) -> list[str]:
     return [o for o, key in keys.items() if key.partition(".")[0] in MODEL and key != "model.source"]
 
 
-@cache  # the run that is at work has one folder, also when it is complete
 def unfinished(outputs: str, name: str) -> str:
     """The folder's name of the last benchmark that is called so, where it was interrupted; else of a new one."""
     place, number = place_name(name), 1

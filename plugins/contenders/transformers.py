@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.contender import Form
 
@@ -17,6 +17,7 @@ FORMS = {  # what its readers run on a CPU
     "int4": Form("int4", "compressed_tensors", needs=COMPRESSED),
     "nf4": Form("nf4", "bitsandbytes", needs=BNB),
 }
+DTYPES = {"auto": "auto", "bf16": "bfloat16", "f32": "float32"}  # as transformers calls them
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,11 @@ class Transformers:
 
     Attributes:
         compiled: by `torch.compile`, which takes its time at the first call.
+        dtype: of weights that are not packed, and of activations; `auto`: as config.json has it.
     """
 
     compiled: bool = False
+    dtype: Literal["auto", "bf16", "f32"] = "auto"
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -46,7 +49,7 @@ class Transformers:
         from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(threads)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype="auto", local_files_only=True).eval()
+        model = AutoModelForCausalLM.from_pretrained(place, dtype=DTYPES[self.dtype], local_files_only=True).eval()
         return LoadedTransformers(model, torch.compile(model) if self.compiled else model)
 
     def versions(self) -> Mapping[str, str]:
