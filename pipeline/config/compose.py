@@ -24,6 +24,7 @@ from omegaconf.resolvers import oc
 from pipeline import redact
 from pipeline.config import extend, families, kernels, quicker, synonyms
 from pipeline.config.joined import joined, with_exports
+from pipeline.config.measuring import of_model, unfinished
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -270,6 +271,9 @@ def register() -> None:
     OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
+    OmegaConf.register_new_resolver("quant_options", quant_options, replace=True)
+    OmegaConf.register_new_resolver("of_model", lambda overrides: of_model(unresolved(overrides)), replace=True)
+    OmegaConf.register_new_resolver("unfinished", unfinished, replace=True)
     OmegaConf.register_new_resolver("continued", continued, replace=True)
     OmegaConf.register_new_resolver("project", lambda p: str(CONF.parent / p), replace=True)
     quicker.register()
@@ -330,6 +334,20 @@ def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
             merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
             found[name] = OmegaConf.to_container(merged.node, resolve=True)
     return found
+
+
+def quant_options(names: Any) -> list[str]:
+    """The names of quant options that are listed.
+
+    Raises:
+        ConfigError: there is no such option, or it is no list.
+    """
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names or ()):
+        raise ConfigError(f"quants={names}: a list of quant options is expected, such as [none,int8]")
+    for name in names or ():
+        if name not in (known := options("quant")):
+            raise ConfigError(f"quants: there is no quant option {name!r}{did_you_mean(name, known, 30)}")
+    return list(names or ())
 
 
 def wide_enough_for(written: str) -> str:

@@ -75,6 +75,10 @@ SHORT: Mapping[str, Short] = {
     "transcode": Short(
         "write it in another format, every value as it is", ("flow=transcode",), {QUANT: "quant={}", **_FILES}
     ),
+    "bench": Short(
+        "how quick and how right engines are with it", ("flow=bench",),
+        {"--against": "bench.against={}", "--tolerance": "bench.tolerance={}"},
+    ),
     "verify": Short("are two checkpoints the same model?", ("flow=verify",), sources=("a", "b")),
 }  # fmt: skip
 STOPPED = Short("", (), {name: spelt for short in SHORT.values() for name, spelt in short.takes.items()})
@@ -90,6 +94,7 @@ def metavar(name: str, verb: str) -> str:
     """What follows an option, as help has it."""
     known = {
         "--texts": "FILE …", RULE: "PATTERN=NAME", "--to": "EXPORT", "--by": "layer|role|tensor", "--out": "DIR",
+        "--against": "BASELINE", "--tolerance": "5%",
         QUANT: "NAME" if verb == "chat" else "NAME[,NAME…]",
     }  # fmt: skip
     return known.get(name, name.strip("-").upper())

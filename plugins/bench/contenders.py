@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from plugins.bench.machine import Others
+from pipeline.bench.others import Others
 from plugins.bench.peers import PEERS, ROOT, parse
 
 

@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.others import Others
 from pipeline.testing.peak import watch
 from plugins.bench import machine, written
 
@@ -138,7 +139,7 @@ def bench(folder: Path, rounds: int, only: list[str] | None) -> dict[str, Any]:
     for i in range(rounds + 1):
         for name, call in calls.items():
             out = folder / "out"
-            with machine.Others() as others:
+            with Others() as others:
                 row = call(out)
             shutil.rmtree(out)
             if i:

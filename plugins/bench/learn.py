@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.others import Others
 from pipeline.testing.peak import watch
 from plugins.bench import machine
 from plugins.bench.train import operations
@@ -61,7 +62,7 @@ def learnt(settings: list[str], folder: Path) -> Learnt:
     """
     out = folder / "run"
     command = [sys.executable, "-m", "pipeline", *settings, *EVALUATED, f"paths.outputs={folder}", f"paths.run={out}"]
-    with machine.Others() as others:
+    with Others() as others:
         peak = watch(command)
     if peak.returncode:
         raise SystemExit(f"{' '.join(command)}\n{peak.output}")

@@ -1,21 +1,18 @@
 """What figures are held against: which machine this is, what it can do at most, and who else is at work on it.
 
 Limits are the best that was seen, in short pieces: a busy machine hides them from whoever takes the average. A figure
-that is measured beside other people's work says how much of that there was (`Others`).
+that is measured beside other people's work says how much of that there was (`pipeline.bench.others`).
 """
 
 import ctypes
 import os
 import platform
 import re
-import resource
 import subprocess
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,42 +89,6 @@ def limits() -> Any:
         operations.argtypes = (ctypes.c_int, ctypes.c_int64, ctypes.c_float, ctypes.c_void_p)
         operations.restype = ctypes.c_int64
     return found
-
-
-@dataclass
-class Others:
-    """How many cores other processes took while the block ran; meanwhile this one waits for its children, if any.
-
-    Attributes:
-        cores: of others, and of the host's other guests, on average.
-        seconds: of the block.
-        cpu_s: of this process and of the children that ended in the block.
-    """
-
-    cores: float = 0.0
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    _at: tuple[float, float, float] = field(default=(0.0, 0.0, 0.0), repr=False)
-
-    def __enter__(self) -> "Others":
-        self._at = time.perf_counter(), _own(), _busy()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        start, own, busy = self._at
-        self.seconds, self.cpu_s = time.perf_counter() - start, _own() - own
-        self.cores = max(0.0, _busy() - busy - self.cpu_s) / self.seconds
-
-
-def _own() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in used)
-
-
-def _busy() -> float:
-    """CPU seconds of everybody since the machine started."""
-    user, nice, system, _, _, irq, softirq, stolen = map(int, Path("/proc/stat").read_text().split()[1:9])
-    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def of(threads: int) -> dict[str, float]:

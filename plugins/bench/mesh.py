@@ -15,11 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.bench.others import Others
 from pipeline.engine import Usage, Windows, scoring
 from pipeline.mesh import SINGLE, Mesh, Step
 from pipeline.units import show_bytes
 from plugins.bench import written
-from plugins.bench.machine import Others, describe, headline
+from plugins.bench.machine import describe, headline
 
 DEVICES = 4
 EMBEDDED = Path(__file__).parents[1] / "models" / "gpt_oss" / "tiny"

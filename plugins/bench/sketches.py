@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.bench.others import Others
 from pipeline.records.sketches import ACCURACY, Sketch
 from plugins.bench import written
-from plugins.bench.machine import Others, describe, headline
+from plugins.bench.machine import describe, headline
 
 Values = NDArray[np.float64]
 LEVELS = np.linspace(0, 1, 201)

@@ -27,7 +27,7 @@ HOW_TO = sorted(page.relative_to(ROOT).as_posix() for page in (DOCS / "howto").g
 GUIDE = (
     "README.md", "docs/plan.md", "docs/sources.md", "docs/quantization.md", "docs/exports.md", "docs/sweeps.md",
     "docs/running.md", "docs/training.md", "docs/devices.md", "docs/memory.md", "docs/records.md", "docs/backends.md",
-    "docs/extending.md",
+    "docs/extending.md", "docs/bench.md",
 )  # fmt: skip
 ELSEWHERE = ("docs/mesh.md", "docs/live.md", "docs/runs.md")  # run by tests of their own, `tests.cases.pages`
 

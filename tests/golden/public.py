@@ -45,6 +45,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.ops": (),
     "pipeline.formats": (),
     "pipeline.tracker": (),
+    "pipeline.contender": (),
     "pipeline.mesh": ("Layout", "Mesh", "Parameter"),
     "pipeline.tensors.spec": (),
     "pipeline.tensors.scheme": (),

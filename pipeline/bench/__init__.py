@@ -1,0 +1,1 @@
+"""What `flow=bench` is made of: processes that measure, notes of what they measured, and what these come to."""

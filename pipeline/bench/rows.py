@@ -1,0 +1,95 @@
+"""What the rounds of a benchmark come to: medians, how far they lie apart, and whether a quick cell is a right one."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import exp, isfinite
+from typing import Any
+
+from pipeline.figures import Better
+
+BUSY = 0.1  # cores that others took: a figure beside so much is marked
+PERCENTILES = (50, 90, 99)
+MOST_NLL = 700.0  # nats: e to more of them is no float
+SENSIBLE = 2.0  # times the reference's perplexity: what is worse makes no sensible text
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Attributes:
+    value: median of the rounds.
+    spread: standard deviation of the rounds, as a share of the median; 0 of one round.
+    rounds: what each found; of the repeats in its process the median.
+    """
+
+    value: float
+    unit: str
+    better: Better
+    spread: float
+    rounds: tuple[float, ...]
+
+    @classmethod
+    def of(cls, rounds: Sequence[float], unit: str, better: Better) -> "Metric":
+        value = statistics.median(rounds)
+        apart = statistics.stdev(rounds) / value if len(rounds) > 1 and value else 0.0
+        return cls(value, unit, better, apart, tuple(rounds))
+
+
+def metrics(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
+    """Of a cell, by name.
+
+    Args:
+        rounds: what `pipeline.bench.cell.Speed` found in each.
+    """
+    found = {"load": Metric.of([r["load"] for r in rounds], "s", "lower")}
+    for length in rounds[0]["prefill"]:
+        rates = [int(length) / statistics.median(r["prefill"][length]) for r in rounds]
+        found[f"prefill {length}"] = Metric.of(rates, "tokens/s", "higher")
+    for batch in rounds[0]["decode"]:
+        rates = [int(batch) / statistics.median(map(statistics.fmean, r["decode"][batch])) for r in rounds]
+        found[f"decode × {batch}"] = Metric.of(rates, "tokens/s", "higher")
+    found["peak memory"] = Metric.of([r["peak"] for r in rounds], "B", "lower")
+    return found
+
+
+def latencies(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Milliseconds between one token and the next as somebody sees them, by batch and percentile. An engine that makes
+    several tokens at once shows none, and then all."""
+    found = {}
+    for batch in rounds[0]["decode"]:
+        times = sorted(t for r in rounds for repeat in r["decode"][batch] for t in repeat)
+        found[batch] = {f"p{p}": 1e3 * times[min(len(times) - 1, len(times) * p // 100)] for p in PERCENTILES}
+    return found
+
+
+def quality(found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell predicts, beside the reference; None for what is not finite.
+
+    Args:
+        found, reference: what `pipeline.bench.cell.Quality` found.
+    """
+    text, wanted = found["text"], reference["text"]
+    same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), min(len(text), len(wanted)))
+    return {
+        "perplexity": exp(found["nll"]) if found["nll"] < MOST_NLL else None, "reference": exp(reference["nll"]),
+        "kl": found["kl"] if isfinite(found["kl"]) else None,
+        "top1": found["top1"], "scored": found["scored"], "greedy": same, "of": len(wanted),
+    }  # fmt: skip
+
+
+def wrong(cell: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: float) -> str:
+    """Why a cell counts for nothing however quick it is; empty: it is right.
+
+    Args:
+        cell: its quality; of one quant with `others`, its own among them.
+        most: nats of KL divergence beyond the best of these that are too many; of what is not quantized beyond 0.
+    """
+    if cell["kl"] is None or cell["perplexity"] is None:
+        return "its distributions are not finite"
+    if cell["perplexity"] > SENSIBLE * cell["reference"]:
+        return f"perplexity {cell['perplexity']:.4g}, and {cell['reference']:.4g} of the reference"
+    least = min(other["kl"] for other in others if other["kl"] is not None) if cell["quantized"] else 0.0
+    if cell["kl"] > least + most:
+        beside = f", {least:.3g} of another engine" if least else ""
+        return f"KL divergence {cell['kl']:.3g} nats{beside}; at most {least + most:.3g} is right"
+    return ""

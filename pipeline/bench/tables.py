@@ -1,0 +1,73 @@
+"""How a benchmark is shown, and which of its figures are compared with those of other runs."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.figures import Cell, Figure
+from pipeline.stage import Table
+from pipeline.units import show_bytes
+
+BUSY = "*"
+
+
+def figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """Decoding of one sequence, of every cell."""
+    return {
+        f"decode, {row['engine']} {row['quant']}": Figure(m["value"], m["unit"], ".1f", m["better"])
+        for row in found
+        for name, m in row["metrics"].items()
+        if name == "decode × 1"
+    }
+
+
+def tables(found: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str | None) -> tuple[Table, ...]:
+    """Speed, quality, what was not measured, and what got worse."""
+    measured = [row for row in found if row["state"] == "measured"]
+    left = [(row["engine"], row["quant"], row["state"], row["why"]) for row in found if row["state"] != "measured"]
+    busy = f" ({BUSY} others used the machine meanwhile)" if any(row["busy"] for row in measured) else ""
+    shown = [
+        Table(f"Speed, median ± spread of the rounds{busy}", *_speed(measured)),
+        Table("Quality, beside the reference: the weights as they are, in float32", *_quality(measured)),
+    ]
+    if left:
+        shown.append(Table("Not measured", ("engine", "quant", "", "why"), tuple(left)))
+    if worse:
+        shown.append(Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse)))
+    return tuple(shown)
+
+
+def _speed(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
+    names = [name for name in measured[0]["metrics"] if name != "perplexity"] if measured else []
+    units = {name: measured[0]["metrics"][name]["unit"] for name in names}
+    heads = [f"{name}, {unit}" if unit not in ("", "B") else name for name, unit in units.items()]
+    batches = list(measured[0]["latency_ms"]) if measured else []
+    columns = ("engine", "quant", *heads, *(f"ms a token × {b}: p50/p90/p99" for b in batches), "others, cores")
+    return columns, tuple(tuple(_speed_of(row, names, batches)) for row in measured)
+
+
+def _speed_of(row: Mapping[str, Any], names: Sequence[str], batches: Sequence[str]) -> Iterator[Cell]:
+    yield f"✗ {row['engine']}" if row["wrong"] else row["engine"]
+    yield row["quant"]
+    for name in names:
+        metric = row["metrics"][name]
+        value = show_bytes(metric["value"]) if metric["unit"] == "B" else f"{metric['value']:.4g}"
+        apart = f" ± {metric['spread']:.0%}" if len(metric["rounds"]) > 1 else ""
+        yield f"{value}{apart}"
+    for batch in batches:
+        yield "/".join(f"{ms:.1f}" for ms in row["latency_ms"][batch].values())
+    yield f"{row['others']:.1f}{BUSY if row['busy'] else ''}"
+
+
+def _quality(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
+    columns = ("engine", "quant", "weights as", "size", "perplexity", "KL, nats", "top-1", "greedy", "verdict")
+    return columns, tuple(tuple(_quality_of(row)) for row in measured)
+
+
+def _quality_of(row: Mapping[str, Any]) -> Iterator[Cell]:
+    q = row["quality"]
+    yield from (row["engine"], row["quant"], row["form"], show_bytes(row["nbytes"]))
+    yield "–" if q["perplexity"] is None else f"{q['perplexity']:.3f}"
+    yield "–" if q["kl"] is None else f"{q['kl']:.4f}"
+    yield f"{100 * q['top1']:.1f} %"
+    yield f"{q['greedy']} of {q['of']}"
+    yield f"✗ wrong: {row['wrong']}" if row["wrong"] else "right"

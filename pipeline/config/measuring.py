@@ -1,0 +1,28 @@
+"""What a benchmark takes from the line that was typed: the model's own overrides, and a folder for its figures."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from pipeline.config.names import place_name
+
+MODEL = ("model", "hub", "seed")  # roots of the keys that say which weights
+RECORD = "manifest.json"  # what a run that is complete has
+
+
+def of_model(overrides: Sequence[str]) -> list[str]:
+    """Of what was typed what says which weights, but for where they lie."""
+    keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
+    return [o for o, key in keys.items() if key.partition(".")[0] in MODEL and key != "model.source"]
+
+
+def unfinished(outputs: str, name: str) -> str:
+    """The folder's name of the last benchmark that is called so, where it was interrupted; else of a new one."""
+    place, number = place_name(name), 1
+    while (Path(os.path.expanduser(outputs)) / _called(place, number) / RECORD).exists():
+        number += 1
+    return _called(place, number)
+
+
+def _called(name: str, number: int) -> str:
+    return name if number == 1 else f"{name}-{number}"

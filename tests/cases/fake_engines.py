@@ -1,0 +1,79 @@
+"""Contenders that multiply nothing, in a folder of a user's own: a right one, a slow one, a wrong one, one that is not
+installed, and one that cannot."""
+
+from pathlib import Path
+
+MODULE = """
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.contender import Form
+
+VOCAB = 4096  # of the embedded gpt-oss
+
+
+@dataclass(frozen=True)
+class Fake:
+    kernels: str = ""
+    dtype: str = ""
+    export: str = "hf"
+    programs: str | None = None
+    step_s: float = 0.0
+    shift: int = 0
+    module: str = "numpy"
+    only: str = "none"
+    dies: bool = False
+
+    @property
+    def needs(self):
+        return {self.module: f"pip install {self.module}"}
+
+    def form(self, quant, config):
+        return Form(quant, self.export, "" if quant == self.only else f"it has no {quant}")
+
+    def load(self, place, threads):
+        assert (place / "config.json").is_file()
+        if self.dies:
+            raise RuntimeError("no such instruction")
+        return Loaded(self)
+
+    def versions(self):
+        return {"fake": "1.0"}
+
+
+class Loaded:
+    device_nbytes = 64
+
+    def __init__(self, fake):
+        self.fake = fake
+
+    def prefill(self, prompts):
+        time.sleep(0.002 + self.fake.step_s)
+
+    def decode(self, prompts, new, seen):
+        for _ in range(new):
+            time.sleep(0.002 + self.fake.step_s)
+            seen()
+        return [[self.fake.shift] * new for _ in prompts]
+
+    def score(self, ids):
+        found = np.zeros((len(ids), VOCAB), np.float32)
+        found[np.arange(len(ids)), (np.asarray(ids) + self.fake.shift) % VOCAB] = 12.0
+        return found
+"""
+FIELDS = {
+    "fake": "", "slow": "step_s: 0.02", "wrong": "shift: 1", "absent": "module: acme_engine", "picky": "only: mxfp4",
+    "broken": "dies: true",
+}  # fmt: skip
+TARGET = "plugins.contenders.fake.Fake"
+
+
+def written(folder: Path) -> Path:
+    """The YAML of all of them in `folder`; their module is `{"plugins.contenders.fake": MODULE}` of a guest."""
+    (folder / "engines").mkdir(parents=True)
+    for name, fields in FIELDS.items():
+        text = f"# @package engines.{name}\n# An engine.\n_target_: {TARGET}\n{fields}\n"
+        (folder / "engines" / f"{name}.yaml").write_text(text)
+    return folder

@@ -1,0 +1,181 @@
+"""`flow=bench`: who is measured and who is not, what is slow or wrong, what was done already, and what got worse."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline
+import stages.bench
+from pipeline.bench import against, rows
+from pipeline.errors import ConfigError, WeightmillError
+from pipeline.records import schemas
+from pipeline.records.registry import find
+from tests.cases.fake_engines import MODULE, TARGET, written
+from tests.cases.guests import guest
+
+SMALL = (
+    "bench.prefill=[4]", "bench.batches=[1,2]", "bench.new=4", "bench.repeats=1", "bench.rounds=2", "bench.tokens=32",
+    "bench.window=16", "bench.prompt=4", "bench.greedy=4", "bench.threads=1",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = written(tmp_path_factory.mktemp("guest"))
+    with guest(folder, {"plugins.contenders.fake": MODULE}):
+        yield folder
+
+
+def bench(fakes: Path, outputs: Path, *overrides: str) -> Any:
+    typed = ["+model=gpt_oss", "flow=bench", f"stages.bench.reference._target_={TARGET}", *SMALL, *overrides]
+    return pipeline.run([*typed, f"paths.outputs={outputs}"], config_dir=fakes, progress=False)
+
+
+def record(report: Any) -> dict[str, Any]:
+    return schemas.read("benchmark", Path(report.run) / against.NAME)
+
+
+@pytest.fixture(scope="module")
+def first(fakes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    outputs = tmp_path_factory.mktemp("bench") / "outputs"
+    return outputs, bench(fakes, outputs, "engines=[fake,slow,wrong,absent,picky,broken]")
+
+
+def test_every_cell_is_a_row(first: tuple[Path, Any]) -> None:
+    outputs, report = first
+    found = {row["engine"]: row for row in record(report)["rows"]}
+    states = {name: row["state"] for name, row in found.items()}
+    assert states == {
+        "fake": "measured", "slow": "measured", "wrong": "measured", "absent": "missing", "picky": "unsupported",
+        "broken": "failed",
+    }  # fmt: skip
+    assert found["absent"]["why"] == "not installed; pip install acme_engine"
+    assert found["picky"]["why"] == "it has no none"
+    assert "no such instruction" in found["broken"]["why"]
+    assert report.exit_code == 6, "one failed"
+    right, slow, wrong = (found[name] for name in ("fake", "slow", "wrong"))
+    rates = [row["metrics"]["decode × 2"]["value"] for row in (right, slow)]
+    assert rates[0] > 2 * rates[1], rates
+    assert right["quality"]["kl"] == 0
+    assert right["quality"]["greedy"] == 4
+    assert not right["wrong"]
+    assert not slow["wrong"]
+    assert wrong["wrong"].startswith("KL divergence")
+    assert wrong["quality"]["greedy"] == 0
+    assert right["versions"] == {"fake": "1.0"}
+    assert len(right["metrics"]["load"]["rounds"]) == 2
+    assert right["metrics"]["peak memory"]["value"] > 1 << 20
+    [run] = find(outputs, [Path(report.run).name])
+    assert run.state == "complete"
+    assert "decode, slow none" in run.metrics
+
+
+def test_rounds_are_in_turn(first: tuple[Path, Any]) -> None:
+    lines = (Path(first[1].run) / stages.bench.NOTES).read_text().splitlines()
+    noted = [(n["what"], n["round"]) for n in map(json.loads, lines) if "decode" in n["found"]]
+    cells = ["fake none", "slow none", "wrong none"]
+    assert noted == [(cell, round_) for round_ in (0, 1) for cell in cells]
+
+
+def test_the_next_one_is_held_against_it(first: tuple[Path, Any], fakes: Path) -> None:
+    """The same engines by the same names; one is slower now, and one wrong."""
+    outputs, before = first
+    name = Path(before.run).name
+    worse = (f"bench.against='{name}'", "engines=[fake,slow]", "+engines.fake.step_s=0.02", "+engines.slow.shift=1")
+    report = bench(fakes, outputs, *worse)
+    assert report.exit_code == against.CODE
+    said = record(report)["regressions"]
+    assert any(text.startswith("fake none: decode × 1") for text in said), said
+    assert any(text.startswith("slow none: was right, and is wrong now") for text in said), said
+
+
+def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, called = stages.bench.done, []
+
+    def until_killed(job: Any, threads: int, log: Path) -> Any:
+        if len(called) == 5:
+            raise RuntimeError("killed")
+        called.append(log.stem)
+        return real(job, threads, log)
+
+    typed = (tmp_path / "outputs", "engines=[fake,slow]")
+    monkeypatch.setattr(stages.bench, "done", until_killed)
+    with pytest.raises(WeightmillError, match="killed"):
+        bench(fakes, *typed)
+    [notes] = typed[0].rglob(stages.bench.NOTES)
+    notes.write_text(notes.read_text() + '{"key": "torn')
+    assert called == ["quality-the-reference", "export-none-hf", "fake-none", "slow-none", "fake-none"]
+    called.clear()
+    monkeypatch.setattr(stages.bench, "done", lambda *args: called.append(args[2].stem) or real(*args))
+    report = bench(fakes, *typed)
+    assert called == ["slow-none", "quality-fake-none", "quality-slow-none"]
+    assert Path(report.run) == notes.parent
+    assert len(record(report)["rows"]) == 2
+    assert not (notes.parent / stages.bench.LOGITS).exists()
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("engines=[fak]", "fake"), ("quants=[int9]", "int8"), ("quants=[none,none]", "twice"),
+        ("bench.roundz=1", "'rounds'"), ("bench.tolerance=5", "5%"), ("bench.threads=999", "cores"),
+        ("bench.against=nothing", "nothing"), ("bench.window=64", "at least a window"), ("engines.fake.dyes=true", "dies"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wrong_is_said_before_anything_runs(
+    fakes: Path, tmp_path: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages.bench, "done", lambda *_: pytest.fail("it ran"))
+    engines = () if override.startswith("engines=") else ("engines=[fake]",)
+    with pytest.raises(WeightmillError, match=said):
+        bench(fakes, tmp_path / "outputs", *engines, override)
+
+
+def row(value: float, spread: float = 0.0, better: str = "higher") -> dict[str, Any]:
+    metric = {"value": value, "unit": "tokens/s", "better": better, "spread": spread}
+    return {"engine": "a", "quant": "none", "state": "measured", "why": "", "wrong": "", "metrics": {"x": metric}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "worse"),
+    [
+        (row(100), row(96), False), (row(100), row(94), True), (row(100), row(106), False),
+        (row(100), row(94, 0.03), False), (row(100, 0.03), row(94), False), (row(100, 0.01), row(94), True),
+        (row(100, better="lower"), row(106, better="lower"), True),
+        (row(100), row(100) | {"wrong": "KL"}, True), (row(100) | {"wrong": "KL"}, row(100) | {"wrong": "KL"}, False),
+        (row(100), row(100) | {"state": "failed"}, True),
+    ],
+)  # fmt: skip
+def test_worse_is_more_than_tolerance_and_noise(before: Any, after: Any, worse: bool) -> None:
+    assert bool(against.regressions([after], [before], 0.05)) == worse
+
+
+def test_another_machine_is_not_compared(tmp_path: Path) -> None:
+    file = tmp_path / against.NAME
+    schemas.write("benchmark", file, {"benchmark": "engines", "machine": {"kind": "A × 2"}, "rows": []})
+    assert against.baseline(str(file), tmp_path, "A × 2")["rows"] == []
+    with pytest.raises(ConfigError, match="A × 2, and this is B × 4"):
+        against.baseline(str(file), tmp_path, "B × 4")
+
+
+def test_a_median_and_how_far_rounds_lie_apart() -> None:
+    found = rows.Metric.of([90, 100, 110], "tokens/s", "higher")
+    assert (found.value, found.spread) == (100, 0.1)
+    assert rows.Metric.of([5], "s", "lower").spread == 0
+
+
+@pytest.mark.parametrize(
+    ("kl", "perplexity", "quantized", "wrong"),
+    [
+        (0.01, 10.0, False, False), (0.06, 10.0, False, True), (0.3, 12.0, True, False), (0.4, 12.0, True, True),
+        (0.01, 21.0, False, True), (None, 10.0, False, True), (0.01, None, True, True),
+    ],
+)  # fmt: skip
+def test_wrong_is_far_from_the_reference_or_from_the_best(
+    kl: float | None, perplexity: float | None, quantized: bool, wrong: bool
+) -> None:
+    cell = {"kl": kl, "perplexity": perplexity, "reference": 10.0, "quantized": quantized}
+    assert bool(rows.wrong(cell, [cell, {"kl": 0.3}], 0.05)) == wrong
