@@ -122,7 +122,8 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
     [
         ("engines=[fak]", "fake"), ("quants=[int9]", "int8"), ("quants=[none,none]", "twice"),
         ("bench.roundz=1", "'rounds'"), ("bench.tolerance=5", "5%"), ("bench.threads=999", "cores"),
-        ("bench.against=nothing", "nothing"), ("bench.window=64", "at least a window"), ("engines.fake.dyes=true", "dies"),
+        ("bench.against=nothing", "nothing"), ("bench.window=64", "at least a window"),
+        ("engines.fake.dyes=true", "dies"),
     ],
 )  # fmt: skip
 def test_what_is_typed_wrong_is_said_before_anything_runs(
