@@ -18,7 +18,6 @@ from pipeline.bench.notes import Notes
 from pipeline.bench.process import done
 from pipeline.bench.tables import figures, tables
 from pipeline.bench.workload import Workload
-from pipeline.config.overrides import quoted
 from pipeline.contender import Contender, Form
 from pipeline.errors import ConfigError, StageError
 from pipeline.figures import Figure
@@ -239,6 +238,8 @@ class _Run:
 
     def _export(self, form: Form, name: str) -> None:
         """Write a form of the weights, if it is not there; what stands in the way is noted for `name`."""
+        from pipeline.config.overrides import quoted  # Hydra's grammar, which no other worker needs
+
         place, hidden = self._place(form), self.ctx.run_dir / EXPORTS / f".run-{form.quant}-{form.export}"
         at = f"export {form.quant} {form.export}"
         if self.notes.of(at):
