@@ -64,8 +64,8 @@ class Loaded:
         return found
 """
 FIELDS = {
-    "fake": "dies: false", "slow": "step_s: 0.02", "wrong": "shift: 1", "absent": "module: acme_engine", "picky": "only: mxfp4",
-    "broken": "dies: true",
+    "fake": "dies: false", "slow": "step_s: 0.02", "wrong": "shift: 1", "absent": "module: acme_engine",
+    "picky": "only: mxfp4", "broken": "dies: true",
 }  # fmt: skip
 TARGET = "plugins.contenders.fake.Fake"
 
