@@ -41,7 +41,7 @@ def _speed(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tupl
     units = {name: measured[0]["metrics"][name]["unit"] for name in names}
     heads = [f"{name}, {unit}" if unit not in ("", "B") else name for name, unit in units.items()]
     batches = list(measured[0]["latency_ms"]) if measured else []
-    columns = ("engine", "quant", *heads, *(f"ms a token × {b}: p50/p90/p99" for b in batches), "others, cores")
+    columns = ("engine", "quant", *heads, *(f"ms a token × {b}: p50 / p90 / p99" for b in batches), "others, cores")
     return columns, tuple(tuple(_speed_of(row, names, batches)) for row in measured)
 
 
@@ -54,7 +54,7 @@ def _speed_of(row: Mapping[str, Any], names: Sequence[str], batches: Sequence[st
         apart = f" ± {metric['spread']:.0%}" if len(metric["rounds"]) > 1 else ""
         yield f"{value}{apart}"
     for batch in batches:
-        yield "/".join(f"{ms:.1f}" for ms in row["latency_ms"][batch].values())
+        yield " / ".join(f"{ms:.3g}" for ms in row["latency_ms"][batch].values())
     yield f"{row['others']:.1f}{BUSY if row['busy'] else ''}"
 
 

@@ -4,8 +4,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.names import place_name
-
 MODEL = ("model", "hub", "seed")  # roots of the keys that say which weights
 RECORD = "manifest.json"  # what a run that is complete has
 
@@ -18,10 +16,10 @@ def of_model(overrides: Sequence[str]) -> list[str]:
 
 def unfinished(outputs: str, name: str) -> str:
     """The folder's name of the last benchmark that is called so, where it was interrupted; else of a new one."""
-    place, number = place_name(name), 1
-    while (Path(os.path.expanduser(outputs)) / _called(place, number) / RECORD).exists():
+    number = 1
+    while (Path(os.path.expanduser(outputs)) / _called(name, number) / RECORD).exists():
         number += 1
-    return _called(place, number)
+    return _called(name, number)
 
 
 def _called(name: str, number: int) -> str:

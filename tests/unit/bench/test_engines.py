@@ -10,6 +10,7 @@ import pytest
 import pipeline
 import stages.bench
 from pipeline.bench import against, rows
+from pipeline.config.measuring import of_model, unfinished
 from pipeline.errors import ConfigError, WeightmillError
 from pipeline.records import schemas
 from pipeline.records.registry import find
@@ -166,6 +167,19 @@ def test_a_median_and_how_far_rounds_lie_apart() -> None:
     found = rows.Metric.of([90, 100, 110], "tokens/s", "higher")
     assert (found.value, found.spread) == (100, 0.1)
     assert rows.Metric.of([5], "s", "lower").spread == 0
+
+
+def test_a_benchmark_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    assert unfinished(str(tmp_path), "a") == "a"
+    (tmp_path / "a").mkdir()
+    assert unfinished(str(tmp_path), "a") == "a", "it was interrupted"
+    (tmp_path / "a" / "manifest.json").touch()
+    assert unfinished(str(tmp_path), "a") == "a-2"
+
+
+def test_only_what_says_which_weights_goes_to_exports() -> None:
+    typed = ["+model=llama", "model.source=x", "model.extra_rules=[]", "flow=bench", "quants=[int8]", "seed=3"]
+    assert of_model(typed) == ["+model=llama", "model.extra_rules=[]", "seed=3"]
 
 
 @pytest.mark.parametrize(
