@@ -119,7 +119,7 @@ class Grid:
         for row in self.rows:
             given = [(i, row[i] if i < len(row) else "") for i in kept]
             fit = [(self._fit(c, widths[i], None if i in self.right else heads[i]), c) for i, c in given]
-            drawn.add_row(*(Text(text) if isinstance(c, str) else c for text, c in fit))
+            drawn.add_row(*(Text(text, style=_style(text)) if isinstance(c, str) else c for text, c in fit))
         yield drawn
 
     @staticmethod
@@ -206,6 +206,11 @@ class Grid:
 def _head(names: set[str], columns: int) -> float | None:
     """How names are to be shortened so that no two of them look the same; None: they always do."""
     return next((h for h in HEADS if len({shortened(n, columns, h) for n in names}) == len(names)), None)
+
+
+def _style(text: str) -> str:
+    """What is wrong or worse is marked, and red where there are colours."""
+    return "red" if text.startswith("✗") else ""
 
 
 def _shared(least: dict[int, int], full: dict[int, int], room: int, rigid: Any) -> dict[int, int]:
