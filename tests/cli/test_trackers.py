@@ -134,7 +134,7 @@ def test_a_run(mine: Path) -> None:
     said = ran(mine, *CONVERT)
     assert said.code == 0, said.err
     settings = len(told(mine, "begin")[0]["config"])
-    assert re.search(rf"tracked: notes in .*: 2 points, {settings} params, \d artifacts$", said.out, re.MULTILINE)
+    assert re.search(rf"tracked: notes in .*: 5 points, {settings} params, \d artifacts$", said.out, re.MULTILINE)
     assert "hidden" not in said.out + said.err
     assert [what for what, _, _ in notes(mine)] == ["begin", "log", "files", "end"]
     [begun] = told(mine, "begin")
@@ -142,6 +142,7 @@ def test_a_run(mine: Path) -> None:
     assert begun["tags"]["folder"] == f"{mine}/runs/one"
     names = {name: value for name, _, value in points(mine)}
     manifest = json.loads((mine / "runs" / "one" / "manifest.json").read_text())
+    assert {*names} == {"size", "bits a weight", "SQNR", "RMSE", "max abs"}
     assert names["size"] == manifest["nbytes_out"]
     [files] = told(mine, "files")
     assert {"manifest.json", "config.yaml", "errors.csv", "metrics.jsonl", "run.json"} <= {*files}
@@ -182,7 +183,7 @@ def test_a_tracker_that_fails(mine: Path, fails: str) -> None:
     assert "hidden" not in said.err
     assert "abc" not in said.err
     [tracked] = [line for line in said.out.splitlines() if line.startswith("tracked:")]
-    missing = {"begin": "2 points, ", "log": "2 points, ", "files": r"\d artifacts; ", "end": "how it ended; "}
+    missing = {"begin": "5 points, ", "log": "5 points, ", "files": r"\d artifacts; ", "end": "how it ended; "}
     assert re.search(
         rf"{': nothing' if fails == 'begin' else '(params|artifacts)'}; not told: {missing[fails]}", tracked
     ), tracked
