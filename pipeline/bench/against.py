@@ -28,15 +28,16 @@ def tolerance(given: str) -> float:
     return float(found[1]) / 100
 
 
-def baseline(given: str, outputs: Path, machine: str) -> dict[str, Any]:
+def baseline(given: str, outputs: Path, machine: str, benchmark: str) -> dict[str, Any]:
     """What an earlier benchmark wrote.
 
     Args:
         given: its folder, its name below `outputs`, or its file.
         machine: which this one is.
+        benchmark: which one is to be held against it.
 
     Raises:
-        ConfigError: it is of another kind of machine, or several runs are meant.
+        ConfigError: it is of another kind of machine or of another benchmark, or several runs are meant.
         SourceError: there is no such run, or it is no benchmark.
     """
     place = Path(given).expanduser()
@@ -50,6 +51,10 @@ def baseline(given: str, outputs: Path, machine: str) -> dict[str, Any]:
                 f"bench.against={given}: {spoken(runs[0].folder)} has no {NAME}; it is no whole benchmark"
             )
     found = schemas.read("benchmark", place)
+    if found["benchmark"] != benchmark:
+        raise ConfigError(
+            f"bench.against={given}: is a benchmark of {found['benchmark']}, and this is one of {benchmark}"
+        )
     known = found["machine"]["kind"] if isinstance(found["machine"], Mapping) else found["machine"]
     if known != machine:
         raise ConfigError(

@@ -28,15 +28,16 @@ class Job(Protocol):
 
 @dataclass(frozen=True)
 class Export:
-    """A run of ours that writes a form of the weights."""
+    """A run of ours that writes a form of the weights into `place`; how large that is, in bytes."""
 
     overrides: tuple[str, ...]
+    place: Path
 
     def __call__(self) -> Mapping[str, Any]:
         import pipeline
 
         pipeline.run(list(self.overrides), config_dir=extend.folder(), progress=False)
-        return {}
+        return {"nbytes": sum(file.stat().st_size for file in self.place.rglob("*") if file.is_file())}
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,12 @@ def metrics(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     return found
 
 
+def said(found: Mapping[str, Any]) -> str:
+    """What a round found, in a line."""
+    rates = {name: metric for name, metric in metrics([found]).items() if metric.unit != "B"}
+    return ", ".join(f"{name} {metric.value:.1f} {metric.unit}" for name, metric in rates.items())
+
+
 def latencies(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     """Milliseconds between one token and the next as somebody sees them, by batch and percentile. An engine that makes
     several tokens at once shows none, and then all."""

@@ -1,10 +1,8 @@
-"""What a benchmark asks of every contender."""
+"""What a benchmark of engines asks of every one."""
 
 from dataclasses import dataclass
 
-from pipeline.bench.against import tolerance
 from pipeline.errors import ConfigError
-from pipeline.planning.rates import cores
 
 
 @dataclass(frozen=True)
@@ -14,44 +12,33 @@ class Workload:
     batches: sequences that are continued at once.
     new: tokens that each gets.
     repeats: of each in one process, after one that warms up.
-    rounds: processes of each cell, in turn.
-    threads: cores that each has; None: all that this process may use.
     tokens: of the text that are scored.
     window: of them at once.
     prompt, greedy: tokens that are continued greedily, and how many are compared.
     wrong_kl: nats of KL divergence that are too many, of what is not quantized; of a quant beyond the best engine's.
-    against: an earlier benchmark, by folder or name; None: none.
-    tolerance: how much worse than that something may be, in percent.
     """
 
     prefill: tuple[int, ...]
     batches: tuple[int, ...]
     new: int
     repeats: int
-    rounds: int
-    threads: int | None
     tokens: int
     window: int
     prompt: int
     greedy: int
     wrong_kl: float
-    against: str | None
-    tolerance: str
 
     def __post_init__(self) -> None:
         for name in ("prefill", "batches"):
             given = getattr(self, name)
             if not given or any(n < 1 for n in given) or len({*given}) < len(given):
                 raise ConfigError(f"bench.{name}={list(given)}: one number or several, 1 or more, each once")
-        for name, least in {"new": 1, "repeats": 1, "rounds": 1, "window": 2, "prompt": 1, "greedy": 1}.items():
+        for name, least in {"new": 1, "repeats": 1, "window": 2, "prompt": 1, "greedy": 1}.items():
             if (number := getattr(self, name)) < least:
                 raise ConfigError(f"bench.{name}={number}: {least} or more is allowed")
         if self.tokens < self.window:
             raise ConfigError(f"bench.tokens={self.tokens}: at least a window, bench.window={self.window}")
         if self.prompt > self.window:
             raise ConfigError(f"bench.prompt={self.prompt}: at most a window, bench.window={self.window}")
-        if self.threads is not None and not 1 <= self.threads <= cores():
-            raise ConfigError(f"bench.threads={self.threads}: from 1 to {cores()}, the cores that this process may use")
         if not self.wrong_kl > 0:
             raise ConfigError(f"bench.wrong_kl={self.wrong_kl}: nats, more than 0")
-        tolerance(self.tolerance)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import pipeline
-import stages.bench
-from pipeline.bench import against, rows
+from pipeline.bench import against, rows, turns
 from pipeline.config.measuring import of_model, unfinished
 from pipeline.errors import ConfigError, WeightmillError
 from pipeline.records import schemas
 from pipeline.records.registry import find
+from stages.bench_work import LOGITS
 from tests.cases.fake_engines import MODULE, TARGET, written
 from tests.cases.guests import guest
 
@@ -75,7 +75,7 @@ def test_every_cell_is_a_row(first: tuple[Path, Any]) -> None:
 
 
 def test_rounds_are_in_turn(first: tuple[Path, Any]) -> None:
-    lines = (Path(first[1].run) / stages.bench.NOTES).read_text().splitlines()
+    lines = (Path(first[1].run) / turns.NOTES).read_text().splitlines()
     noted = [(n["what"], n["round"]) for n in map(json.loads, lines) if "decode" in n["found"]]
     cells = ["fake none", "slow none", "wrong none"]
     assert noted == [(cell, round_) for round_ in (0, 1) for cell in cells]
@@ -94,7 +94,7 @@ def test_the_next_one_is_held_against_it(first: tuple[Path, Any], fakes: Path) -
 
 
 def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, called = stages.bench.done, []
+    real, called = turns.done, []
 
     def until_killed(job: Any, threads: int, log: Path) -> Any:
         if len(called) == 5:
@@ -103,19 +103,19 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
         return real(job, threads, log)
 
     typed = (tmp_path / "outputs", "engines=[fake,slow]")
-    monkeypatch.setattr(stages.bench, "done", until_killed)
+    monkeypatch.setattr(turns, "done", until_killed)
     with pytest.raises(WeightmillError, match="killed"):
         bench(fakes, *typed)
-    [notes] = typed[0].rglob(stages.bench.NOTES)
+    [notes] = typed[0].rglob(turns.NOTES)
     notes.write_text(notes.read_text() + '{"key": "torn')
     assert called == ["quality-the-reference", "export-none-hf", "fake-none", "slow-none", "fake-none"]
     called.clear()
-    monkeypatch.setattr(stages.bench, "done", lambda *args: called.append(args[2].stem) or real(*args))
+    monkeypatch.setattr(turns, "done", lambda *args: called.append(args[2].stem) or real(*args))
     report = bench(fakes, *typed)
     assert called == ["slow-none", "quality-fake-none", "quality-slow-none"]
     assert Path(report.run) == notes.parent
     assert len(record(report)["rows"]) == 2
-    assert not (notes.parent / stages.bench.LOGITS).exists()
+    assert not (notes.parent / LOGITS).exists()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
 def test_what_is_typed_wrong_is_said_before_anything_runs(
     fakes: Path, tmp_path: Path, override: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stages.bench, "done", lambda *_: pytest.fail("it ran"))
+    monkeypatch.setattr(turns, "done", lambda *_: pytest.fail("it ran"))
     engines = () if override.startswith("engines=") else ("engines=[fake]",)
     with pytest.raises(WeightmillError, match=said):
         bench(fakes, tmp_path / "outputs", *engines, override)
@@ -158,9 +158,11 @@ def test_worse_is_more_than_tolerance_and_noise(before: Any, after: Any, worse: 
 def test_another_machine_is_not_compared(tmp_path: Path) -> None:
     file = tmp_path / against.NAME
     schemas.write("benchmark", file, {"benchmark": "engines", "machine": {"kind": "A × 2"}, "rows": []})
-    assert against.baseline(str(file), tmp_path, "A × 2")["rows"] == []
+    assert against.baseline(str(file), tmp_path, "A × 2", "engines")["rows"] == []
     with pytest.raises(ConfigError, match="A × 2, and this is B × 4"):
-        against.baseline(str(file), tmp_path, "B × 4")
+        against.baseline(str(file), tmp_path, "B × 4", "engines")
+    with pytest.raises(ConfigError, match="of engines, and this is one of scale"):
+        against.baseline(str(file), tmp_path, "A × 2", "scale")
 
 
 def test_a_median_and_how_far_rounds_lie_apart() -> None:

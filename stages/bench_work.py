@@ -1,0 +1,223 @@
+"""The work of a benchmark of engines: exports for each, rounds in turn, and how right each is."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline import texts
+from pipeline.bench import cell, rows
+from pipeline.bench.turns import Turns
+from pipeline.bench.workload import Workload
+from pipeline.contender import Contender, Form
+from pipeline.errors import ConfigError, StageError
+from pipeline.running import text_stream
+from pipeline.stage import Checkpoint
+
+EXPORTS, LOGITS = "exports", "reference.npy"
+REFERENCE = "the reference"
+
+
+class Tokenizers(Protocol):
+    """Where tokenizers come from."""
+
+    def exists(self, checkpoint: Checkpoint) -> bool: ...
+
+    def load(self, checkpoint: Checkpoint) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Case:
+    """A cell: an engine and a quant.
+
+    Attributes:
+        form: in which it reads the weights.
+        why_not: what it is not measured for, and the state that this is; empty: it is.
+    """
+
+    engine: str
+    quant: str
+    contender: Contender
+    form: Form
+    state: str = "measured"
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.engine} {self.quant}"
+
+
+def vocabulary(checkpoint: Checkpoint) -> int:
+    """Ids that the model knows.
+
+    Raises:
+        ConfigError: it reads no tokens.
+    """
+    found = checkpoint.config.get("vocab_size")
+    if not isinstance(found, int):
+        kind = checkpoint.config.get("model_type", "unknown")
+        raise ConfigError(f"bench: models that read tokens are measured; {kind} has no vocab_size in config.json")
+    return found
+
+
+def cases(engines: Mapping[str, Contender], quants: Sequence[str], config: Mapping[str, Any]) -> Iterator[Case]:
+    """All cells, and which cannot be measured."""
+    for quant in quants:
+        for engine, contender in engines.items():
+            form = contender.form(quant, config)
+            needs = {**contender.needs, **form.needs}
+            lacking = [how for module, how in needs.items() if find_spec(module) is None]
+            state = "unsupported" if form.why_not else "missing" if lacking else "measured"
+            why = form.why_not or (f"not installed; {'; '.join(dict.fromkeys(lacking))}" if lacking else "")
+            yield Case(engine, quant, contender, form, state, why)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One benchmark at work. Its attributes are those of `stages.bench.Bench`, with every cell of it."""
+
+    cases: Sequence[Case]
+    reference: Contender
+    tokenizer: Tokenizers
+    text: str
+    workload: Workload
+    overrides: tuple[str, ...]
+    count: int  # of rounds
+    checkpoint: Checkpoint
+    turns: Turns
+
+    def rows(self) -> list[dict[str, Any]]:
+        """As bench.json has them.
+
+        Raises:
+            StageError: the reference failed, or no cell could be measured.
+        """
+        measured = [case for case in self.cases if case.state == "measured"]
+        if not measured:
+            raise StageError("bench: nothing can be measured: " + "; ".join(f"{c.name}: {c.why}" for c in self.cases))
+        reference = self._quality(REFERENCE, self.reference, self._base(), write=True)
+        if reference is None:
+            raise StageError(
+                f"bench: {REFERENCE}, {type(self.reference).__name__}: {self.turns.failed[_right(REFERENCE)]}"
+            )
+        written = [case for case in measured if self._export(case.form)]
+        self.turns.rounds({case.name: self._speed(case) for case in written}, self.count, rows.said)
+        for case in written:
+            if case.name not in self.turns.failed:
+                self._quality(case.name, case.contender, self._place(case.form), write=False)
+        (self.turns.folder / LOGITS).unlink(missing_ok=True)
+        return self._summed(reference)
+
+    def _base(self) -> Path:
+        """The weights that nothing has quantized: the source, or what it is unpacked."""
+        if all(spec.scheme is None for spec in self.checkpoint.store.specs.values()):
+            assert self.checkpoint.source is not None
+            return self.checkpoint.source
+        form = Form("none", "hf")
+        if not self._export(form):
+            raise StageError(f"bench: {REFERENCE}: {self.turns.failed[_written(form)]}")
+        return self._place(form)
+
+    def _place(self, form: Form) -> Path:
+        return self.turns.folder / EXPORTS / f"{form.quant}-{form.export}"
+
+    def _export(self, form: Form) -> bool:
+        """Write a form of the weights, if it is not there; whether it is there."""
+        from pipeline.config.overrides import quoted  # Hydra's grammar, which no other worker needs
+
+        name = _written(form)
+        if name in self.turns.failed or self.turns.found(name):
+            return name not in self.turns.failed
+        place, hidden = self._place(form), self.turns.folder / EXPORTS / f".run-{form.quant}-{form.export}"
+        packed = any(spec.scheme is not None for spec in self.checkpoint.store.specs.values())
+        source = self.checkpoint.source if not packed or form == Form("none", "hf") else self._base()
+        where = {"model.source": source, "export.path": place, "paths.run": hidden, "paths.outputs": hidden}
+        job = cell.Export((
+            *self.overrides, "flow=convert", f"quant={form.quant}", f"export={form.export}", "progress=false",
+            *(f"{key}={quoted(str(path))}" for key, path in where.items()),
+        ), place)  # fmt: skip
+        text_stream.write(f"writing {form.quant} as {form.export}\n")
+        return self.turns.once(name, job) is not None
+
+    def _speed(self, case: Case) -> cell.Job:
+        work = self.workload
+        return cell.Speed(
+            case.contender, self._place(case.form), self.turns.threads, work.prefill, work.batches, work.new,
+            work.repeats, vocabulary(self.checkpoint),
+        )  # fmt: skip
+
+    def _quality(self, name: str, contender: Contender, place: Path, *, write: bool) -> Mapping[str, Any] | None:
+        """What it predicts of the text; of the reference also written to a file. None: it failed."""
+        logits = self.turns.folder / LOGITS
+        if (noted := self.turns.found(_right(name))) and (not write or logits.exists()):
+            return noted[0]
+        windows, work = self._windows, self.workload
+        job = cell.Quality(
+            contender, place, self.turns.threads, windows, logits, write, windows[0][: work.prompt], work.greedy
+        )
+        text_stream.write(f"scoring with {name}\n")
+        return self.turns.once(_right(name), job)
+
+    @cached_property
+    def _windows(self) -> tuple[tuple[int, ...], ...]:
+        """Ids of the text; at random, where the checkpoint has no tokenizer."""
+        work = self.workload
+        if self.tokenizer.exists(self.checkpoint):
+            ids = self.tokenizer.load(self.checkpoint).encode(texts.read(self.text))[: work.tokens]
+        else:
+            vocab = vocabulary(self.checkpoint)
+            ids = np.random.default_rng(0).integers(vocab, size=work.tokens).tolist()
+        cut = [tuple(map(int, ids[i : i + work.window])) for i in range(0, len(ids) - work.window + 1, work.window)]
+        if not cut:
+            raise ConfigError(
+                f"bench.text: {len(ids)} tokens, and bench.window={work.window} of them are scored at once"
+            )
+        return tuple(cut)
+
+    def _summed(self, reference: Mapping[str, Any]) -> list[dict[str, Any]]:
+        right: dict[str, dict[str, Any]] = {}  # by cell
+        same: dict[str, list[dict[str, Any]]] = {}  # by quant
+        for case in self.cases:
+            for found in self.turns.found(_right(case.name)):
+                right[case.name] = {**rows.quality(found, reference), "quantized": case.quant != "none"}
+                same.setdefault(case.quant, []).append(right[case.name])
+        return [self._row(case, right, same.get(case.quant, ())) for case in self.cases]
+
+    def _row(self, case: Case, right: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        state, why = case.state, case.why
+        if _written(case.form) in self.turns.failed:
+            state, why = "failed", f"its weights could not be written: {self.turns.failed[_written(case.form)]}"
+        for name in (case.name, _right(case.name)):
+            if name in self.turns.failed:
+                state, why = "failed", self.turns.failed[name]
+        row: dict[str, Any] = {
+            "engine": case.engine, "quant": case.quant, "form": f"{case.form.quant} {case.form.export}", "state": state,
+            "why": why, "metrics": {}, "wrong": "", "others": 0.0, "busy": False,
+        }  # fmt: skip
+        if state != "measured":
+            return row
+        rounds, others = self.turns.found(case.name), self.turns.others(case.name)
+        [export] = self.turns.found(_written(case.form))
+        quality = right[case.name]
+        metrics = {name: asdict(metric) for name, metric in rows.metrics(rounds).items()}
+        if quality["perplexity"] is not None:
+            metrics["perplexity"] = asdict(rows.Metric.of([quality["perplexity"]], "", "lower"))
+        return row | {
+            "metrics": metrics, "latency_ms": rows.latencies(rounds), "quality": quality, "others": others,
+            "busy": others > rows.BUSY, "wrong": rows.wrong(quality, same, self.workload.wrong_kl),
+            "nbytes": export["nbytes"], "device_nbytes": rounds[-1]["weights"], "versions": rounds[-1]["versions"],
+        }  # fmt: skip
+
+
+def _written(form: Form) -> str:
+    """The name of the job that writes a form."""
+    return f"export {form.quant} {form.export}"
+
+
+def _right(name: str) -> str:
+    """The name of the job that says how right a cell is."""
+    return f"quality {name}"
