@@ -38,6 +38,8 @@ TARGETS: Final = (
 
 FIELDS: Final = {
     ("plugins.engine.engine.Engine", "hold"): "weights_dtype",
+    ("stages.bench.Bench", "folder"): "measuring.folder",
+    ("stages.bench.Bench", "outputs"): "measuring.outputs",
     ("stages.evaluate.Evaluate", "baselines"): "paths.outputs",
 }
 """(`_target_`, field before) → the field now."""
