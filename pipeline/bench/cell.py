@@ -156,7 +156,7 @@ def main(words: Sequence[str]) -> None:
     threading.Thread(target=_while_awaited, daemon=True).start()
     try:
         said: Mapping[str, Any] = {"found": dict(job())}
-    except Exception as why:
+    except Exception as why:  # whatever a contender of somebody else raises becomes a row
         import traceback
 
         traceback.print_exc()
