@@ -1,5 +1,6 @@
 """Facts are said once, and rotary settings are one thing in every spelling."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +17,26 @@ YARN = {"factor": 32.0, "original_max_position_embeddings": 4096}
 @pytest.mark.parametrize("fact", ["0.6961928009986877", "(?i:'s|'t|'re|'ve", "1.702", "150000.0", "'up_proj')"])
 def test_once(fact: str) -> None:
     """In no file that runs but one, and that one is in `facts`; benchmarks write out whom they compare with."""
-    files = [
-        p for room in ("pipeline", "stages", "plugins") for p in (ROOT / room).rglob("*.py") if p.parent.name != "bench"
-    ]
-    code = {p: "\n".join(_code(p.read_text())) for p in files}
-    said = [p.relative_to(ROOT).parts[:2] for p, text in code.items() if fact in text]
+    said = [p.relative_to(ROOT).parts[:2] for p, text in _everything().items() if fact in text]
     assert said == [("plugins", "facts")]
 
 
-def _code(text: str) -> list[str]:
-    """Lines without docstrings and comments, which may speak of anything."""
+@cache
+def _everything() -> dict[Path, str]:
+    """Every file that runs, as `_code` has it."""
+    files = [p for room in ("pipeline", "stages", "plugins") for p in (ROOT / room).rglob("*.py")]
+    return {p: _code(p.read_text()) for p in files if p.parent.name != "bench"}
+
+
+def _code(text: str) -> str:
+    """Without docstrings and comments, which may speak of anything."""
     import ast
 
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             node.value = ast.Constant("")
-    return ast.unparse(tree).splitlines()
+    return ast.unparse(tree)
 
 
 @pytest.mark.parametrize(
