@@ -296,7 +296,7 @@ def begun(mine: Path, *words: str) -> Any:
     return start(*words, *typed)
 
 
-LONG = (*TRAIN, "train.steps=1200", "train.save.every=50")
+LONG = (*TRAIN, "train.steps=450", "train.save.every=50")
 
 
 def test_a_run_that_is_stopped_says_so(mine: Path) -> None:
