@@ -65,6 +65,10 @@ class BenchOps:
         Raises:
             ConfigError: there is no such backend.
         """
+        known = [*self.ours.names, *self.peers, "the dotted name of a module"]
+        for name in self.backends:
+            if "." not in name and name not in known:
+                raise ConfigError(f"bench.backends: there is no backend {name!r}{did_you_mean(name, known)}")
         return {name: self.peers[name] if name in self.peers else self.ours.of(name) for name in self.backends}
 
     def plan(self) -> Prediction:

@@ -94,6 +94,10 @@ def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str
     return tuple(shown)
 
 
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def _micros(found: Mapping[str, Any]) -> float:
     return float(found["metrics"]["time"]["value"]) if found["metrics"] else 0.0
 
@@ -107,9 +111,9 @@ def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:
         return
     time, rates = found["metrics"]["time"], found["rates"]
     apart = f" ± {time['spread']:.0%}" if len(time["rounds"]) > 1 else ""
-    yield f"{time['value']:.4g}{apart}{MARK if found['busy'] else ''}"
+    yield f"{_shown(time['value'])}{apart}{MARK if found['busy'] else ''}"
     yield f"{rates['bytes'] / 1e9:.3g}"
     yield f"{rates['of_read']:.0%}"
-    yield f"{rates['flops'] / 1e9:.4g}" if rates["flops"] else "–"
+    yield _shown(rates["flops"] / 1e9) if rates["flops"] else "–"
     yield f"{rates['of_multiply_add']:.0%}" if rates["flops"] else "–"
     yield "right"

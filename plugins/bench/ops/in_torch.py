@@ -156,6 +156,6 @@ def _dequantize(case: Case) -> Callable[[], Any] | None:
     import torch
     from torchao.prototype.mx_formats.mx_tensor import to_dtype
 
-    codes = _tensor(q.codes).view(torch.float4_e2m1fn_x2)
+    codes = _tensor(q.codes)
     scales = _tensor(q.scales).view(torch.float8_e8m0fnu)
     return partial(to_dtype, codes, scales, torch.float4_e2m1fn_x2, 32, torch.bfloat16)
