@@ -151,8 +151,8 @@ def _main(args: list[str]) -> int:
     _code, _outcome, _verb = 0, None, "run"
     args = [*args[1:], "--help"] if args[:1] == ["help"] else args
     typed = {*before_dashes(args)}
-    if {"-h", "--help"} & typed and (asked := sorted((a for a in args if a in verbs.VERBS), key=verbs.VERBS.index)):
-        console.out(usage.usage(asked[0]))
+    if {"-h", "--help"} & typed and (asked := usage.asked(args)) is not None:
+        console.out(usage.usage(asked))
         return 0
     if "--version" in typed or args[:1] == ["version"]:
         console.out(f"weightmill {_version()}")

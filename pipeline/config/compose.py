@@ -24,7 +24,7 @@ from omegaconf.resolvers import oc
 from pipeline import redact
 from pipeline.config import extend, families, kernels, quicker, synonyms
 from pipeline.config.joined import joined, with_exports
-from pipeline.config.measuring import of_model, unfinished
+from pipeline.config.measuring import of_conversion, of_model, unfinished
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -272,6 +272,9 @@ def register() -> None:
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("quant_options", quant_options, replace=True)
+    OmegaConf.register_new_resolver(
+        "of_conversion", lambda overrides: of_conversion(unresolved(overrides)), replace=True
+    )
     OmegaConf.register_new_resolver("of_model", lambda overrides: of_model(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("unfinished", unfinished, replace=True)
     OmegaConf.register_new_resolver("continued", continued, replace=True)

@@ -12,7 +12,9 @@ from pathlib import Path
 
 from pipeline.config.foreign import is_foreign, refusal
 from pipeline.config.synonyms import CHOICES
-from pipeline.config.verbs import APART, OWN, SHORT, STOPPED, STOPS, TEXTS, VERBS, is_source, spelt, with_options
+from pipeline.config.verbs import (
+    APART, BENCH, BENCHMARKS, OWN, SHORT, SPELT, STOPPED, STOPS, TEXTS, VERBS, is_source, spelt, with_options,
+)  # fmt: skip
 from pipeline.config.words import INFO, OPTION, OPTIONS, OVERRIDE, before_dashes, door, is_option, there, together
 from pipeline.errors import ConfigError, did_you_mean, nearest
 
@@ -69,7 +71,7 @@ def _in_quotes(args: Sequence[str], whole: Sequence[str]) -> str:
 def _read(args: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Line:
     models = groups.get("model", ())
     verbs, options, words, last = _sorted(args)
-    short = next((verb for verb in verbs if verb in SHORT), None)
+    short = next((verb for verb in verbs if verb in SPELT), None)
     stop = next((verb for verb in verbs if verb in STOPS), None)
     if len(verbs) > (short is not None) + (stop is not None):
         raise ConfigError(
@@ -82,7 +84,7 @@ def _read(args: Sequence[str], groups: Mapping[str, Sequence[str]]) -> Line:
     checkpoint = names and (there(names[0]) or is_source(names[0], models))
     if short is not None or (stop is not None and checkpoint):
         try:
-            found, swept = spelt(SHORT[short] if short else STOPPED, short or stop or "", words, last, groups)
+            found, swept = spelt(SPELT[short] if short else STOPPED, short or stop or "", words, last, groups)
         except ConfigError as why:
             raise ConfigError("\n".join(_spaced(words)) or str(why)) from None
         options = [*options, *(["-m"] if swept and "-m" not in options else [])]
@@ -136,11 +138,18 @@ def _sorted(args: Sequence[str]) -> tuple[list[str], list[str], list[str], list[
             options.append(word)
             if OPTIONS[name] and not given and rest:
                 options.append(rest.pop(0))
+        elif verbs[-1:] == [BENCH] and word in BENCHMARKS and all(map(_set, words)):
+            verbs[-1] = f"{BENCH} {word}"
         elif (word in SHORT and not words) or (word in (*STOPS, *APART) and not {*verbs} & {*SHORT}):
             verbs.append(word)
         else:
             words.append(word)
     return verbs, options, words, last
+
+
+def _set(word: str) -> bool:
+    """Whether a word is an option with its value, or an override."""
+    return is_option(word) or bool(OVERRIDE.fullmatch(word))
 
 
 def _spaced(words: Sequence[str]) -> list[str]:

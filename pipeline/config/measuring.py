@@ -5,13 +5,24 @@ from collections.abc import Sequence
 from pathlib import Path
 
 MODEL = ("model", "hub", "seed")  # roots of the keys that say which weights
+CONVERSION = (*MODEL, "quant", "export", "kernels", "dask", "allow_requantize")  # … and what becomes of them
 RECORD = "manifest.json"  # what a run that is complete has
 
 
 def of_model(overrides: Sequence[str]) -> list[str]:
     """Of what was typed what says which weights, but for where they lie."""
+    return _under(MODEL, overrides)
+
+
+def of_conversion(overrides: Sequence[str]) -> list[str]:
+    """Of what was typed what says how which weights are converted, but for where they lie and will."""
+    return _under(CONVERSION, overrides)
+
+
+def _under(roots: Sequence[str], overrides: Sequence[str]) -> list[str]:
     keys = {override: override.lstrip("+~").partition("=")[0] for override in overrides}
-    return [o for o, key in keys.items() if key.partition(".")[0] in MODEL and key != "model.source"]
+    places = ("model.source", "export.path")
+    return [o for o, key in keys.items() if key.partition(".")[0] in roots and key not in places]
 
 
 def unfinished(outputs: str, name: str) -> str:

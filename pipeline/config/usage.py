@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
-from pipeline.config.verbs import MODEL, NEW, SHORT, metavar
+from pipeline.config.verbs import BENCH, BENCHMARKS, MODEL, NEW, SPELT, VERBS, metavar
 from pipeline.config.words import door
 
 KEPT = "\u00a0"  # a space at which textwrap does not fold
@@ -88,25 +88,44 @@ def usage(verb: str) -> str:
     if verb in OTHERS:
         line, about = OTHERS[verb]
         return "\n".join([*_typed(f"weightmill {line}".split(" ")), "", *wrap(about, 78)])
-    short = SHORT[verb]
+    short = SPELT[verb]
+    several = [f"[{' | '.join(BENCHMARKS)}]"] if verb == BENCH else []
     takes = [f"[{name} {metavar(name, verb)}]" for name in short.takes]
-    typed = [f"weightmill {verb} {short.shown}", *(["['PROMPT']"] if short.prompt else []), *takes, "[KEY=VALUE …]"]
+    typed = [*f"weightmill {verb}".split(), *several, *short.shown.split(), *(["['PROMPT']"] if short.prompt else []), *takes, "[KEY=VALUE …]"]
     one = short.sources == (MODEL,)
     what = "SOURCE is a folder" if one else "Each is a folder"
     named = "hf://owner/name, or one of the names that `weightmill --help` lists under model"
     options = " Options, and what they spell:" if short.takes else ""
-    about = f"{short.about[:1].upper()}{short.about[1:]}{'' if short.about.endswith('?') else '.'} {what}, a GGUF file"
+    about = f"{short.about[:1].upper()}{short.about[1:]}{'' if short.about.endswith('?') else '.'}"
+    if short.sources:
+        about = f"{about} {what}, a GGUF file, {named if one else 'or hf://owner/name'}."
     heads = {"SOURCE": f"{MODEL}=SOURCE, or model=NAME"} if one else {k.upper(): f"{k}=…" for k in short.sources}
     spells = heads | {n: s.format("…") for n, s in short.takes.items()}
     return "\n".join(
         [
             *_typed(typed),
             "",
-            *wrap(f"{about}, {named if one else 'or hf://owner/name'}.{options}", 78),
+            *wrap(f"{about}{options}", 78),
             "",
             *(f"  {name:<14} {text}" for name, text in spells.items()),
             "",
+            *([*_benchmarks(), ""] if verb == BENCH else []),
             "Settings may follow as KEY=VALUE; `weightmill explain` says which there are.",
-            f"After -- every word is {'SOURCE or PROMPT' if short.prompt else short.shown}, whatever it begins with.",
+            *([f"After -- every word is {'SOURCE or PROMPT' if short.prompt else short.shown}, whatever it begins with."]
+              if short.sources else []),
         ]
     )
+
+
+def _benchmarks() -> list[str]:
+    """Benchmarks with a word of their own, in lines."""
+    shown = {f"{BENCH} {name}": short for name, short in BENCHMARKS.items()}
+    return ["Others, each of which has its own --help:", "", *(f"  {n:<14} {s.about}" for n, s in shown.items())]
+
+
+def asked(words: Sequence[str]) -> str | None:
+    """The verb that `--help` is asked of; None: there is none among the words."""
+    verbs = sorted((word for word in words if word in VERBS), key=VERBS.index)
+    if BENCH not in words:
+        return verbs[0] if verbs else None
+    return next((f"{BENCH} {word}" for word in words[words.index(BENCH) + 1 :] if word in BENCHMARKS), BENCH)

@@ -81,6 +81,15 @@ SHORT: Mapping[str, Short] = {
     ),
     "verify": Short("are two checkpoints the same model?", ("flow=verify",), sources=("a", "b")),
 }  # fmt: skip
+BENCH = "bench"
+_AGAINST = SHORT[BENCH].takes
+BENCHMARKS: Mapping[str, Short] = {  # by the word behind `bench`
+    "convert": Short("how quick converting it is, beside copying it", ("flow=bench_convert",), {**_QUANT, **_AGAINST}),
+    "ops": Short("how quick and how right every op is with every backend", ("flow=bench_ops",), _AGAINST, sources=()),
+    "scale": Short("what things cost against their size", ("flow=bench_scale",), _AGAINST, sources=()),
+    "train": Short("how quick a step of training it is", ("flow=bench_train",), _AGAINST),
+}  # fmt: skip
+SPELT: Mapping[str, Short] = {**SHORT, **{f"{BENCH} {name}": short for name, short in BENCHMARKS.items()}}
 STOPPED = Short("", (), {name: spelt for short in SHORT.values() for name, spelt in short.takes.items()})
 VERBS = (*SHORT, *STOPS, *APART)
 SWEPT = (QUANT, "--to")  # options that take several values, to compare them
@@ -104,7 +113,7 @@ def no_such_option(verb: str | None, word: str) -> str:
     """What is said of an option that there is not, with those that the verb takes."""
     name = word.partition("=")[0]
     who = f"{verb} {name}" if verb else word
-    own = (SHORT[verb] if verb else STOPPED).takes
+    own = (SPELT[verb] if verb else STOPPED).takes
     known = own if verb else [*own, *(o for o in OPTIONS if o.startswith("--"))]
     close = nearest(name.lstrip("-"), [option.lstrip("-") for option in known])  # which all begin alike
     near = f"; did you mean {' or '.join(f'--{option}' for option in close)}?" if close else ""
@@ -165,6 +174,8 @@ def spelt(
         raise ConfigError(
             f"{verb}: of which checkpoint{'s' * (len(wanted) > 1)}? {_source_first(short, verb, words, models)}"
         )
+    if verb == BENCH and given and (said_so := _no_benchmark(given[0], models)):
+        raise ConfigError(said_so)
     heads = []
     sources, given = given[: len(wanted)], given[len(wanted) :]
     for key, source in zip(wanted, sources, strict=True):
@@ -181,6 +192,13 @@ def spelt(
         raise ConfigError(f"{verb}: {given[0]!r} is one word too many{hint}")
     _twice(short, verb, [word for word in words if word in set_ones or is_option(word)])
     return [*heads, *short.spells, *said, *set_ones], swept
+
+
+def _no_benchmark(word: str, models: Sequence[str]) -> str:
+    """What is said of a word behind `bench` that is no source, and nearly the name of a benchmark; else nothing."""
+    near = [] if there(word) or is_source(word, models) else nearest(word, [*BENCHMARKS])
+    meant = " or ".join(f"`bench {name}`" for name in near)
+    return f"bench {word}: no such file or folder, and no benchmark of that name; did you mean {meant}?" if near else ""
 
 
 def _continued(verb: str, sources: Sequence[str], given: Sequence[str], typed: Sequence[str]) -> str:

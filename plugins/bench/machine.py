@@ -10,8 +10,9 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -102,3 +103,11 @@ def headline(told: dict[str, Any]) -> str:
     cpu = f"{told['cpu']} ({told['family, model, stepping']}), {told['memory'] / 2**30:.0f} GiB"
     has = f"{' '.join(told['instructions'])}; {packages}; {told['compiler']}"
     return f"{cpu}, native kernels {told['isa']}, load {os.getloadavg()[0]:.1f}\n{has}"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """See `pipeline.bench.op.Limits`."""
+
+    def of(self, threads: int) -> Mapping[str, float]:
+        return {name: rate for name, rate in of(threads).items() if name != "threads"}

@@ -1,0 +1,200 @@
+"""What a benchmark of ops is made of: cases, whoever runs them, and what one process of it measures."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from pipeline.backends import DEFINITION, load
+from pipeline.errors import short
+from pipeline.running import peak
+from pipeline.tensors.qtensor import QTensor
+
+LEAST = 3  # calls whose median counts, unless
+LONG = 20  # times as long as was asked for is over
+UNITS = 4.0  # what a result may be off by, as `pipeline.testing.model_op` says
+WHY = 300  # characters of what went wrong
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a case that the definition, which is slow, computes too.
+
+    Attributes:
+        args, options: of the call that gives it.
+        cut: takes it out of the whole result.
+        backend: that computes it: the definition, or where that would take minutes one that tests hold to it, bit for
+            bit.
+    """
+
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    cut: Callable[[Any], Any]
+    backend: str = DEFINITION
+
+
+@dataclass(frozen=True)
+class Case:
+    """A call that is measured.
+
+    Attributes:
+        op: a room of kernels.
+        name: its sizes and formats; one of the op has it.
+        args, options: NumPy arrays and QTensors.
+        flops: operations that it takes, of float32.
+        nbytes: that are read and written, each once.
+        parts: what its result is held to.
+        host: it works on buffers of the host, as conversion does; otherwise it is a part of a compiled program.
+    """
+
+    op: str
+    name: str
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+    flops: float
+    nbytes: float
+    parts: tuple[Part, ...]
+    host: bool = False
+
+
+class Suite(Protocol):
+    """The cases of some ops."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that the largest of them takes, about."""
+
+    def cases(self) -> Iterator[Case]:
+        """One after another, each made when it is asked for."""
+
+
+class Runner(Protocol):
+    """Whoever runs ops: a backend of ours, or a peer."""
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        """Modules, and what to type where they are not installed."""
+
+    def call(self, case: Case) -> "Callable[[], Any] | str | None":
+        """What runs a case, and has its result when it returns; a text: why it cannot; None: it has no such op."""
+
+    def given(self, result: Any) -> Any:
+        """A result as NumPy arrays and QTensors."""
+
+    @property
+    def unit(self) -> float:
+        """What its results may be off by, as a share of their size, where that is more than roundings; else 0."""
+
+    def versions(self) -> Mapping[str, str]: ...
+
+
+class Backends(Protocol):
+    """Backends of ours, by name or dotted name."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    def of(self, name: str) -> Runner:
+        """
+        Raises:
+            ConfigError: there is no such module.
+        """
+
+
+class Limits(Protocol):
+    """What a machine can do at most."""
+
+    def of(self, threads: int) -> Mapping[str, float]:
+        """`read`, bytes a second, and `multiply_add`, float32 operations a second."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A process: every case of one runner, timed and checked.
+
+    Attributes:
+        seconds: that each case is repeated for, after a call that warms up and compiles.
+    """
+
+    suites: tuple[Suite, ...]
+    runner: Runner
+    seconds: float
+
+    def __call__(self) -> Mapping[str, Any]:
+        found: dict[str, dict[str, Any]] = {}
+        for suite in self.suites:
+            for case in suite.cases():
+                if (row := self._measured(case)) is not None:
+                    about = {"op": case.op, "case": case.name, "flops": case.flops, "nbytes": case.nbytes}
+                    found[f"{case.op} {case.name}"] = about | row
+        return {"cases": found, "versions": dict(self.runner.versions()), "peak": peak.nbytes()}
+
+    def _measured(self, case: Case) -> dict[str, Any] | None:
+        try:
+            call = self.runner.call(case)
+            if call is None or isinstance(call, str):
+                return None if call is None else {"declined": call}
+            wrong, off = wrongness(case, self.runner.given(call()), self.runner.unit)
+            return {"s": _timed(call, self.seconds), "wrong": wrong, "off": off}
+        except Exception as why:  # of one case: the others are measured all the same
+            return {"failed": short(f"{type(why).__name__}: {why}", WHY)}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A process that measures what the machine can do."""
+
+    limits: Limits
+    threads: int
+
+    def __call__(self) -> Mapping[str, Any]:
+        return dict(self.limits.of(self.threads))
+
+
+def _timed(call: Callable[[], Any], seconds: float) -> float:
+    """Seconds of a call, the median."""
+    took: list[float] = []
+    spent = 0.0
+    while spent < seconds or len(took) < (LEAST if spent < LONG * seconds else 1):
+        start = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - start)
+        spent += took[-1]
+    return statistics.median(took)
+
+
+def wrongness(case: Case, found: Any, unit: float) -> tuple[str, float]:
+    """Why a result is wrong, empty: it is right; and how far off it is, where 1 is the most that is allowed."""
+    furthest = 0.0
+    for part in case.parts:
+        expected = load(case.op, part.backend)(*part.args, **part.options)
+        why, off = _beside(expected, part.cut(found), unit)
+        if why:
+            return why, off
+        furthest = max(furthest, off)
+    return "", furthest
+
+
+def _beside(expected: Any, found: Any, unit: float) -> tuple[str, float]:
+    if isinstance(expected, tuple):  # with sums of errors, which are not what is measured
+        expected = expected[0]
+    if isinstance(expected, QTensor):
+        for name, array in expected.components.items():
+            if (other := found.components.get(name)) is None or other.shape != array.shape:
+                return f"its {name} are not there, or of another shape", 0.0
+            if (many := int((np.asarray(other).view(np.uint8) != array.view(np.uint8)).sum())) > 0:
+                return f"{many} bytes of {array.nbytes} of its {name} are others than the definition's", 0.0
+        return "", 0.0
+    expected, found = np.asarray(expected), np.asarray(found)
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"{found.dtype} {list(found.shape)}; the definition gives {expected.dtype} {list(expected.shape)}", 0.0
+    most = UNITS * max(unit, 2.0**-7 if expected.dtype.itemsize == 2 else 2.0**-19)
+    wide, theirs = expected.astype(np.float64), found.astype(np.float64)
+    if not np.isfinite(theirs).all():
+        return "its values are not finite", 0.0
+    size = max(float(np.abs(wide).max(initial=0.0)), 1e-6)
+    off = float((np.abs(theirs - wide) / (most * (np.abs(wide) + size))).max(initial=0.0))
+    return (f"off by {off:.3g} times what roundings allow" if off > 1 else ""), off

@@ -1,0 +1,119 @@
+"""What the rounds of a benchmark of ops come to, as rows of bench.json, tables and figures."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.bench.rows import BUSY, Metric
+from pipeline.figures import Cell, Figure
+from pipeline.stage import Table
+
+EVERY = "every op"
+MARK = "*"
+Row = dict[str, Any]
+
+
+def row(engine: str, quant: str, state: str, why: str = "") -> Row:
+    """Of what was not measured."""
+    return {
+        "engine": engine, "quant": quant, "state": state, "why": why, "metrics": {}, "wrong": "", "others": 0.0,
+        "busy": False,
+    }  # fmt: skip
+
+
+def of_runner(name: str, rounds: Sequence[Mapping[str, Any]], limits: Mapping[str, float], others: float) -> list[Row]:
+    """A row a case. What is wrong has no figures: it is not quick, whatever it took.
+
+    Args:
+        rounds: what `pipeline.bench.op.Measure` found in each.
+        limits: bytes and operations a second that the machine reaches.
+    """
+    found = []
+    for case, first in rounds[0]["cases"].items():
+        seen = [r["cases"][case] for r in rounds]
+        more = {key: first[key] for key in ("op", "case", "flops", "nbytes")} | {"versions": rounds[0]["versions"]}
+        if why := next((s["failed"] for s in seen if "failed" in s), ""):
+            found.append(row(name, case, "failed", why) | more)
+        elif "declined" in first:
+            found.append(row(name, case, "unsupported", first["declined"]) | more)
+        else:
+            wrong = next((s["wrong"] for s in seen if s["wrong"]), "")
+            time = Metric.of([1e6 * s["s"] for s in seen], "µs", "lower")
+            figures = {} if wrong else {"metrics": {"time": asdict(time)}, **_rates(first, time.value, limits)}
+            busy = {"others": others, "busy": others > BUSY}
+            found.append(
+                row(name, case, "measured") | more | busy | figures
+                | {"wrong": wrong, "off": max(s["off"] for s in seen)}
+            )  # fmt: skip
+    return found
+
+
+def _rates(case: Mapping[str, Any], micros: float, limits: Mapping[str, float]) -> Row:
+    read, work = 1e6 * case["nbytes"] / micros, 1e6 * case["flops"] / micros
+    return {"rates": {
+        "bytes": read, "flops": work, "of_read": read / limits["read"], "of_multiply_add": work / limits["multiply_add"]
+    }}  # fmt: skip
+
+
+def said(found: Mapping[str, Any]) -> str:
+    """What a process found, in a line."""
+    if "cases" not in found:
+        return f"{found['read'] / 1e9:.1f} GB/s, {found['multiply_add'] / 1e9:.0f} GFLOP/s"
+    cases = found["cases"].values()
+    wrong, failed = (sum(bool(case.get(what)) for case in cases) for what in ("wrong", "failed"))
+    told = f"{sum('s' in case for case in cases)} cases"
+    return told + (f", {wrong} wrong" if wrong else "") + (f", {failed} failed" if failed else "")
+
+
+def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
+    """All cases of an op that a backend has, one after the other: milliseconds."""
+    totals: dict[str, float] = {}
+    for found in rows:
+        if "time" in found["metrics"]:
+            name = f"{found['op']}, {found['engine']}"
+            totals[name] = totals.get(name, 0.0) + found["metrics"]["time"]["value"] / 1e3
+    return {name: Figure(value, "ms", ".3f", "lower") for name, value in totals.items()}
+
+
+def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str | None) -> tuple[Table, ...]:
+    """One an op, its cases with every backend, the quickest first; what was not measured; what got worse."""
+    measured = [r for r in rows if r["state"] == "measured"]
+    shown = []
+    for op in dict.fromkeys(r["op"] for r in measured):
+        these = [r for r in measured if r["op"] == op]
+        busy = f" ({MARK} others used the machine meanwhile)" if any(r["busy"] for r in these) else ""
+        cases = {case: i for i, case in enumerate(dict.fromkeys(r["case"] for r in these))}
+        these.sort(key=lambda r: (cases[r["case"]], bool(r["wrong"]), _micros(r)))
+        columns = ("case", "backend", "µs", "GB/s", "of reading", "GFLOP/s", "of multiplying", "verdict")
+        shown.append(Table(f"{op}, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in these)))
+    left = [(r["engine"], r["quant"], r["state"], r["why"]) for r in rows if r["state"] != "measured"]
+    if left:
+        shown.append(Table("Not measured", ("backend", "case", "", "why"), tuple(left)))
+    if worse:
+        shown.append(Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse)))
+    return tuple(shown)
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _micros(found: Mapping[str, Any]) -> float:
+    return float(found["metrics"]["time"]["value"]) if found["metrics"] else 0.0
+
+
+def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:
+    yield found["case"]
+    yield f"✗ {found['engine']}" if found["wrong"] else found["engine"]
+    if found["wrong"]:
+        yield from ("–",) * 5
+        yield f"✗ wrong: {found['wrong']}"
+        return
+    time, rates = found["metrics"]["time"], found["rates"]
+    apart = f" ± {time['spread']:.0%}" if len(time["rounds"]) > 1 else ""
+    yield f"{_shown(time['value'])}{apart}{MARK if found['busy'] else ''}"
+    yield f"{rates['bytes'] / 1e9:.3g}"
+    yield f"{rates['of_read']:.0%}"
+    yield _shown(rates["flops"] / 1e9) if rates["flops"] else "–"
+    yield f"{rates['of_multiply_add']:.0%}" if rates["flops"] else "–"
+    yield "right"

@@ -1,0 +1,138 @@
+"""Other ways to convert a checkpoint: peers of `flow=bench_convert`.
+
+`python -m plugins.bench.converters NAME SOURCE OUT` is how those in Python run: the main job as somebody would write it
+who needs the result once. Whole tensors are held, and the result until it is saved.
+"""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
+GGUF = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}  # names of quant options in llama.cpp
+COPIES = ("keep", "none")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """See `pipeline.bench.conversion.Converter`: a loop over the tensors of one .safetensors.
+
+    Attributes:
+        name: `copy` reads all by torch and writes them, `ml_dtypes` and `torchao` make MXFP4 of gpt-oss's experts.
+    """
+
+    name: Literal["copy", "ml_dtypes", "torchao"]
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        packages = {"copy": ["torch"], "ml_dtypes": [], "torchao": ["torch", "torchao"]}[self.name]
+        return dict.fromkeys(packages, f"pip install {' '.join(packages)}")
+
+    def why_not(self, source: Path, quant: str, config: Mapping[str, Any]) -> str:
+        if not list(source.glob("*.safetensors")):
+            return "it reads folders of .safetensors"
+        if self.name == "copy":
+            return "" if quant in COPIES else f"it copies values, and makes no {quant}"
+        if quant != "mxfp4" or config.get("model_type") != "gpt_oss" or "quantization_config" in config:
+            return "it makes MXFP4 of gpt-oss in bfloat16, and nothing else"
+        return ""
+
+    def command(self, source: Path, place: Path, quant: str) -> Sequence[str]:
+        return [sys.executable, "-m", "plugins.bench.converters", self.name, str(source), str(place)]
+
+
+@dataclass(frozen=True)
+class LlamaQuantize:
+    """See `pipeline.bench.conversion.Converter`: llama.cpp's own program, on a GGUF file.
+
+    Attributes:
+        program: its name, or a path.
+    """
+
+    program: str = "llama-quantize"
+
+    @property
+    def needs(self) -> Mapping[str, str]:
+        return {}
+
+    def why_not(self, source: Path, quant: str, config: Mapping[str, Any]) -> str:
+        if shutil.which(self.program) is None:
+            return f"there is no {self.program} on the path; it comes with llama.cpp"
+        if source.suffix != ".gguf":
+            return "it reads one .gguf"
+        return "" if quant in GGUF else f"of quant options it has {', '.join(GGUF)}"
+
+    def command(self, source: Path, place: Path, quant: str) -> Sequence[str]:
+        threads = str(len(os.sched_getaffinity(0)))
+        return [self.program, "--allow-requantize", str(source), str(place / "model.gguf"), GGUF[quant], threads]
+
+
+def copy(source: Path, out: Path) -> None:
+    """Every tensor as it is, by torch."""
+    from safetensors.torch import load_file, save_file
+
+    for file in source.glob("*.safetensors"):
+        save_file(load_file(file), out / file.name)
+
+
+def plain(source: Path, out: Path) -> None:
+    """NumPy and ml_dtypes, expert by expert."""
+    import ml_dtypes
+    import numpy as np
+    from safetensors import safe_open
+    from safetensors.numpy import save_file
+
+    def encode(x: Any) -> tuple[Any, Any]:
+        blocks = x.reshape(*x.shape[:-1], -1, 32).astype(np.float32)
+        amax = np.abs(blocks).max(axis=-1)
+        exponent = np.frexp(np.maximum(amax, 2.0**-126))[1] - 1 - 2
+        codes = np.ldexp(blocks, -exponent[..., None]).clip(-6, 6).astype(ml_dtypes.float4_e2m1fn).view(np.uint8)
+        return codes[..., ::2] | codes[..., 1::2] << 4, (exponent + 127).astype(np.uint8)
+
+    def experts(x: Any) -> tuple[Any, Any]:
+        pairs = [encode(np.ascontiguousarray(x[e].view(ml_dtypes.bfloat16).T)) for e in range(len(x))]
+        return np.stack([c for c, _ in pairs]), np.stack([s for _, s in pairs])
+
+    _contend(source, out, experts, lambda path: safe_open(path, "np"), save_file)
+
+
+def torchao(source: Path, out: Path) -> None:
+    """torchao's reference conversion, on every core."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    def experts(x: Any) -> tuple[Any, Any]:
+        pairs = [to_mx(x[e].T.contiguous(), torch.float4_e2m1fn_x2, 32) for e in range(len(x))]
+        codes = torch.stack([c.view(torch.uint8).reshape(*c.shape[:-1], -1, 16) for _, c in pairs])
+        return codes, torch.stack([s.view(torch.uint8) for s, _ in pairs])
+
+    _contend(source, out, experts, lambda path: safe_open(path, "pt"), save_file)
+
+
+def _contend(source: Path, out: Path, experts: Callable[[Any], Any], opened: Callable[..., Any], save: Any) -> None:
+    for path in source.glob("*.safetensors"):
+        tensors = {}
+        with opened(str(path)) as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                value = file.get_tensor(name)
+                if not name.endswith(EXPERTS):
+                    tensors[name] = value
+                    continue
+                tensors[f"{name}_blocks"], tensors[f"{name}_scales"] = experts(value)
+                del value
+        save(tensors, str(out / path.name))
+
+
+LOOPS = {"copy": copy, "ml_dtypes": plain, "torchao": torchao}
+
+if __name__ == "__main__":
+    name, source, out = sys.argv[1:]
+    LOOPS[name](Path(source), Path(out))

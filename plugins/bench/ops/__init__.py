@@ -1,0 +1,1 @@
+"""The cases of `flow=bench_ops`, and who runs them: backends of ours, and peers."""

@@ -1,0 +1,53 @@
+"""matmul: rows of x times weights, plain and packed."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+
+from pipeline.bench.op import Case, Part
+from plugins.bench.ops import data
+
+
+@dataclass(frozen=True)
+class MatMul:
+    """See `pipeline.bench.op.Suite`.
+
+    Attributes:
+        sizes: [out, in] of the weights.
+        rows: of x.
+        formats: of the weights; of x bfloat16 with such weights, else float32.
+        most: GFLOP of a call; what takes more is left out. None: nothing is.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    rows: tuple[int, ...]
+    formats: tuple[str, ...]
+    most: float | None
+
+    def __post_init__(self) -> None:
+        data.check("bench.formats", self.formats)
+        data.sizes("bench.rows", self.rows)
+        data.sizes("bench.sizes", tuple(map(len, self.sizes)))
+        for size in self.sizes:
+            data.sizes("bench.sizes", size, 2)
+
+    @property
+    def nbytes(self) -> int:
+        return 3 * 4 * max(map(prod, self.sizes))
+
+    def cases(self) -> Iterator[Case]:
+        for (out, n), name in product(self.sizes, self.formats):
+            w = None
+            for rows in self.rows:
+                flops = 2.0 * rows * out * n
+                if self.most is not None and flops > 1e9 * self.most:
+                    continue
+                w = data.weights(name, (out, n)) if w is None else w
+                x = data.values((rows, n), data.PLAIN["bf16" if name == "bf16" else "f32"], seed=1)
+                parts = tuple(
+                    Part((x, piece), {}, lambda y, here=here: y[:, here])  # type: ignore[misc]
+                    for here, piece in data.ends(w)
+                )
+                nbytes = w.nbytes + x.nbytes + rows * out * x.itemsize
+                yield Case("matmul", f"{name} [{out}, {n}] × {rows}", (x, w), {}, flops, nbytes, parts)

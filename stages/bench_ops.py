@@ -1,0 +1,111 @@
+"""Bench ops: every op with every backend that runs it here, beside peers and beside what the machine can do."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, ClassVar
+
+from pipeline.bench import against, op_rows
+from pipeline.bench.measuring import Benched, Measuring
+from pipeline.bench.op import Backends, Limit, Limits, Measure, Runner, Suite
+from pipeline.bench.turns import NOTES, Turns
+from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.stage import Context, Footprint, Prediction
+
+HOST_NBYTES = 1 << 30  # of a process, with its libraries, and of what a limit is measured with
+BENCHMARK = "ops"
+LIMITS = "limits of the machine"
+
+
+@dataclass(frozen=True)
+class BenchOps:
+    """Measure ops, each backend in a process of its own, in rounds.
+
+    Every result is held to the op's definition: what is wrong is marked, and has no figures.
+
+    Attributes:
+        suites: cases, by op.
+        ops: those that are measured.
+        backends: of ours, by name or dotted name, and peers, by name.
+        ours: what knows ours.
+        peers: by name.
+        limits: what the machine can do.
+        seconds: that each case is repeated for, in each round.
+        measuring: how often, on how many cores, against what.
+    """
+
+    suites: Mapping[str, Suite]
+    ops: tuple[str, ...]
+    backends: tuple[str, ...]
+    ours: Backends
+    peers: Mapping[str, Runner]
+    limits: Limits
+    seconds: float
+    measuring: Measuring
+
+    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
+
+    def __post_init__(self) -> None:
+        for key, given in (("bench.ops", self.ops), ("bench.backends", self.backends)):
+            if not given:
+                raise ConfigError(f"{key}=[]: at least one is needed")
+            if twice := [name for i, name in enumerate(given) if name in given[:i]]:
+                raise ConfigError(f"{key}: {twice[0]} is named twice")
+        for op in self.ops:
+            if op not in self.suites:
+                raise ConfigError(f"bench.ops: there is no op {op!r}{did_you_mean(op, [*self.suites])}")
+        if not self.seconds > 0:
+            raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed")
+        assert self._runners
+
+    @property
+    def _runners(self) -> dict[str, Runner]:
+        """
+        Raises:
+            ConfigError: there is no such backend.
+        """
+        known = [*self.ours.names, *self.peers, "the dotted name of a module"]
+        for name in self.backends:
+            if "." not in name and name not in known:
+                raise ConfigError(f"bench.backends: there is no backend {name!r}{did_you_mean(name, known)}")
+        return {name: self.peers[name] if name in self.peers else self.ours.of(name) for name in self.backends}
+
+    def plan(self) -> Prediction:
+        self.measuring.baseline(BENCHMARK)
+        nbytes = max(self.suites[op].nbytes for op in self.ops)
+        return Prediction(None, Footprint(host_nbytes=HOST_NBYTES + nbytes))
+
+    def run(self, ctx: Context) -> Benched:
+        """
+        Raises:
+            StageError: the limits could not be measured, or nothing could.
+        """
+        self.measuring.baseline(BENCHMARK)
+        begun = time.perf_counter()
+        turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
+        suites = tuple(self.suites[op] for op in self.ops)
+        runners, lacking = self._runners, {}
+        for name, runner in runners.items():
+            if how := [how for module, how in runner.needs.items() if find_spec(module) is None]:
+                lacking[name] = f"not installed; {'; '.join(dict.fromkeys(how))}"
+        jobs: dict[str, Any] = {LIMITS: Limit(self.limits, turns.threads)}
+        jobs |= {name: Measure(suites, runner, self.seconds) for name, runner in runners.items() if name not in lacking}
+        turns.rounds(jobs, self.measuring.rounds, op_rows.said)
+        if LIMITS in turns.failed:
+            raise StageError(f"bench: {LIMITS}: {turns.failed[LIMITS]}")
+        limits = {key: max(seen[key] for seen in turns.found(LIMITS)) for key in ("read", "multiply_add")}
+        rows = [row for name in runners for row in self._rows(name, turns, lacking, limits)]
+        return self.measuring.record(
+            ctx.run_dir, BENCHMARK, rows, op_rows.tables, op_rows.figures(rows), limits=limits,
+            seconds=time.perf_counter() - begun, workload={"ops": self.ops, "seconds": self.seconds},
+        )  # fmt: skip
+
+    def _rows(
+        self, name: str, turns: Turns, lacking: Mapping[str, str], limits: Mapping[str, float]
+    ) -> list[op_rows.Row]:
+        if name in lacking:
+            return [op_rows.row(name, op_rows.EVERY, "missing", lacking[name])]
+        if name in turns.failed:
+            return [op_rows.row(name, op_rows.EVERY, "failed", turns.failed[name])]
+        return op_rows.of_runner(name, turns.found(name), limits, turns.others(name))
