@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pipeline.hooks import hooks_of
+
 
 @dataclass(frozen=True, slots=True)
 class Form:
@@ -16,12 +18,15 @@ class Form:
 
     Attributes:
         quant, export: options, by name.
+        own: what the contender makes of that by itself, once and before anything is measured
+            (`ContenderHooks.prepare`), in its own words; empty: it reads the export.
         why_not: it does not run weights of this kind, and why; empty: it does.
         needs: modules that this form takes beside the contender's own, and what installs each.
     """
 
     quant: str = "none"
     export: str = "hf"
+    own: str = ""
     why_not: str = ""
     needs: Mapping[str, str] = field(default_factory=dict)
 
@@ -65,10 +70,22 @@ class Contender(Protocol):
     def load(self, place: Path, threads: int) -> Loaded:
         """Load what an export wrote.
 
+        A contender whose reader has not found every weight that the model has raises StageError: what it made up
+        in their place is not measured.
+
         Args:
-            place: the export's folder.
+            place: the export's folder, or what was prepared.
             threads: that compute; the process has as many cores.
         """
 
     def versions(self) -> Mapping[str, str]:
         """What it runs: package → version."""
+
+
+@hooks_of(Contender)
+class ContenderHooks:
+    """What a contender may have beside that."""
+
+    prepare: Callable[[Path, str, Path], None] | None = None
+    """`prepare(place, own, to)`, of one whose forms have `own`: write that into `to`, an empty folder, which `load` is
+    given then in place of the export's folder `place`. It has a process of its own."""

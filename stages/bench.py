@@ -61,11 +61,12 @@ class Bench:
         vocab = vocabulary(checkpoint)
         self.measuring.baseline(BENCHMARK)
         nbytes = sum(checkpoint.stored.values())
-        forms = {(c.form.quant, c.form.export) for c in cases(self.engines, self.quants, checkpoint.config)}
+        forms = [c.form for c in cases(self.engines, self.quants, checkpoint.config) if c.state == "measured"]
+        exports, own = {(form.quant, form.export) for form in forms}, sum(form.own != "" for form in forms)
         logits = 4 * self.workload.tokens * vocab
         values = sum(spec.size for spec in checkpoint.store.specs.values())
         inputs = (texts.input_file(self.text),)
-        disk = (len(forms) + 1) * 2 * values + logits
+        disk = (len(exports) + 1) * 2 * values + own * 4 * values + logits  # what is its own may be in float32
         return Prediction(
             None, Footprint(host_nbytes=HOST_NBYTES + 4 * values + nbytes, disk_nbytes=disk, inputs=inputs)
         )

@@ -104,11 +104,11 @@ class Work:
             raise StageError(
                 f"bench: {REFERENCE}, {type(self.reference).__name__}: {self.turns.failed[_right(REFERENCE)]}"
             )
-        written = [case for case in measured if self._export(case.form)]
+        written = [case for case in measured if self._export(case.form) and self._prepared(case)]
         self.turns.rounds({case.name: self._speed(case) for case in written}, self.count, rows.said)
         for case in written:
             if case.name not in self.turns.failed:
-                self._quality(case.name, case.contender, self._place(case.form), write=False)
+                self._quality(case.name, case.contender, self._read(case), write=False)
         (self.turns.folder / LOGITS).unlink(missing_ok=True)
         return self._summed(reference)
 
@@ -124,6 +124,19 @@ class Work:
 
     def _place(self, form: Form) -> Path:
         return self.turns.folder / EXPORTS / f"{form.quant}-{form.export}"
+
+    def _read(self, case: Case) -> Path:
+        """What its contender loads."""
+        place = self._place(case.form)
+        return place.with_name(f"{place.name}-{case.name.replace(' ', '-')}") if case.form.own else place
+
+    def _prepared(self, case: Case) -> bool:
+        """Have the contender make of the export what it reads, if that is not there; whether it is there."""
+        if not case.form.own or self.turns.found(_prepared(case)):
+            return True
+        text_stream.write(f"{case.engine} makes {case.form.own} of {case.form.quant} {case.form.export}\n")
+        job = cell.Prepare(case.contender, self._place(case.form), case.form.own, self._read(case))
+        return self.turns.once(_prepared(case), job) is not None
 
     def _export(self, form: Form) -> bool:
         """Write a form of the weights, if it is not there; whether it is there."""
@@ -146,7 +159,7 @@ class Work:
     def _speed(self, case: Case) -> cell.Job:
         work = self.workload
         return cell.Speed(
-            case.contender, self._place(case.form), self.turns.threads, work.prefill, work.batches, work.new,
+            case.contender, self._read(case), self.turns.threads, work.prefill, work.batches, work.new,
             work.repeats, vocabulary(self.checkpoint),
         )  # fmt: skip
 
@@ -191,17 +204,18 @@ class Work:
         state, why = case.state, case.why
         if _written(case.form) in self.turns.failed:
             state, why = "failed", f"its weights could not be written: {self.turns.failed[_written(case.form)]}"
-        for name in (case.name, _right(case.name)):
+        for name in (_prepared(case), case.name, _right(case.name)):
             if name in self.turns.failed:
                 state, why = "failed", self.turns.failed[name]
+        form = f"{case.form.quant} {case.form.export}" + (f", {case.form.own} by itself" if case.form.own else "")
         row: dict[str, Any] = {
-            "engine": case.engine, "quant": case.quant, "form": f"{case.form.quant} {case.form.export}", "state": state,
+            "engine": case.engine, "quant": case.quant, "form": form, "state": state,
             "why": why, "metrics": {}, "wrong": "", "others": 0.0, "busy": False,
         }  # fmt: skip
         if state != "measured":
             return row
         rounds, others = self.turns.found(case.name), self.turns.others(case.name)
-        [export] = self.turns.found(_written(case.form))
+        [export] = self.turns.found(_prepared(case) if case.form.own else _written(case.form))
         quality = right[case.name]
         metrics = {name: asdict(metric) for name, metric in rows.metrics(rounds).items()}
         if quality["perplexity"] is not None:
@@ -216,6 +230,11 @@ class Work:
 def _written(form: Form) -> str:
     """The name of the job that writes a form."""
     return f"export {form.quant} {form.export}"
+
+
+def _prepared(case: Case) -> str:
+    """The name of the job in which a contender makes what it reads."""
+    return f"{case.name} made of an export"
 
 
 def _right(name: str) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import sys
 import threading
 import time
@@ -14,8 +15,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline.config import extend
-from pipeline.contender import Contender, Loaded
+from pipeline.contender import Contender, ContenderHooks, Loaded
 from pipeline.errors import StageError
+from pipeline.hooks import optional
 from pipeline.running import peak
 
 BLOCK = 64  # positions whose distributions are compared at once
@@ -37,7 +39,30 @@ class Export:
         import pipeline
 
         pipeline.run(list(self.overrides), config_dir=extend.folder(), progress=False)
-        return {"nbytes": sum(file.stat().st_size for file in self.place.rglob("*") if file.is_file())}
+        return {"nbytes": _nbytes(self.place)}
+
+
+@dataclass(frozen=True)
+class Prepare:
+    """What a contender makes of an export, into `to`; how large that is, in bytes."""
+
+    contender: Contender
+    place: Path
+    own: str
+    to: Path
+
+    def __call__(self) -> Mapping[str, Any]:
+        prepare = optional(self.contender, ContenderHooks, "prepare")
+        if prepare is None:
+            raise StageError(f"{type(self.contender).__name__} has a form of its own, {self.own}, and no prepare")
+        shutil.rmtree(self.to, ignore_errors=True)  # of one that was interrupted
+        self.to.mkdir(parents=True)
+        prepare(self.place, self.own, self.to)
+        return {"nbytes": _nbytes(self.to)}
+
+
+def _nbytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 @dataclass(frozen=True)

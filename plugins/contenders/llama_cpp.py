@@ -44,7 +44,7 @@ class LlamaCpp:
 
     def form(self, quant: str, config: Mapping[str, Any]) -> Form:
         if quant not in FORMS:
-            return Form(quant, "gguf", f"GGUF has no blocks of {quant}; llama.cpp runs {', '.join(FORMS)}")
+            return Form(quant, "gguf", why_not=f"GGUF has no blocks of {quant}; llama.cpp runs {', '.join(FORMS)}")
         return Form(FORMS[quant], "gguf")
 
     def load(self, place: Path, threads: int) -> "LoadedLlamaCpp":

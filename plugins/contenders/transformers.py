@@ -1,12 +1,13 @@
 """Hugging Face transformers with torch, on the CPU: eager, or compiled."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.contender import Form
+from pipeline.errors import StageError
 
 INSTALL = "pip install torch transformers"
 COMPRESSED = {"compressed_tensors": "pip install compressed-tensors"}
@@ -17,6 +18,12 @@ FORMS = {  # what its readers run on a CPU
     "int4": Form("int4", "compressed_tensors", needs=COMPRESSED),
     "nf4": Form("nf4", "bitsandbytes", needs=BNB),
 }
+EXPERTS = (
+    "transformers has experts as stacks, does not find their packed matrices, one by one, in compressed_tensors files, "
+    "and draws weights at random in their place"
+)
+NUMBERS = ("num_local_experts", "num_experts")  # of experts, in config.json
+SHOWN = 3
 DTYPES = {"auto": "auto", "bf16": "bfloat16", "f32": "float32"}  # as transformers calls them
 
 
@@ -38,7 +45,8 @@ class Transformers:
 
     def form(self, quant: str, config: Mapping[str, Any]) -> Form:
         if (known := FORMS.get(quant)) is not None:
-            return known
+            packed = known.export == "compressed_tensors" and any(config.get(name) for name in NUMBERS)
+            return replace(known, why_not=EXPERTS if packed else "")
         why = "transformers multiplies with such weights on GPUs alone" if quant.startswith(("mx", "nv", "fp8")) else (
             f"transformers reads no weights of ours in it; {', '.join(FORMS)} on a CPU"
         )  # fmt: skip
@@ -46,14 +54,31 @@ class Transformers:
 
     def load(self, place: Path, threads: int) -> "LoadedTransformers":
         import torch
-        from transformers import AutoModelForCausalLM
 
         torch.set_num_threads(threads)
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=DTYPES[self.dtype], local_files_only=True).eval()
+        model = pretrained(place, dtype=DTYPES[self.dtype])
         return LoadedTransformers(model, torch.compile(model) if self.compiled else model)
 
     def versions(self) -> Mapping[str, str]:
         return {name: version(name) for name in ("torch", "transformers")}
+
+
+def pretrained(place: Path, **options: Any) -> Any:
+    """The model of a folder, with all its weights.
+
+    Raises:
+        StageError: some were not in the files; transformers has drawn them at random, and would go on.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model, found = AutoModelForCausalLM.from_pretrained(
+        place, local_files_only=True, output_loading_info=True, **options
+    )
+    lacking = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
+    if lacking:
+        some = ", ".join(lacking[:SHOWN]) + (" …" if len(lacking) > SHOWN else "")
+        raise StageError(f"transformers did not find {len(lacking)} weights of the model in {place.name}: {some}")
+    return model.eval()
 
 
 class LoadedTransformers:

@@ -31,7 +31,7 @@ class Fake:
         return {self.module: f"pip install {self.module}"}
 
     def form(self, quant, config):
-        return Form(quant, self.export, "" if quant == self.only else f"it has no {quant}")
+        return Form(quant, self.export, why_not="" if quant == self.only else f"it has no {quant}")
 
     def load(self, place, threads):
         assert (place / "config.json").is_file()
