@@ -47,12 +47,17 @@ def settled(windows: Windows, checkpoint: Checkpoint, passes: int, where: str) -
 
 def operations(checkpoint: Checkpoint) -> float:
     """Floating-point operations for a token: two for each weight that it meets, in a matrix."""
-    share = _number(checkpoint.config, _CHOSEN) / max(1, _number(checkpoint.config, _EXPERTS))
+    part = share(checkpoint.config)
     return 2.0 * sum(
-        spec.size * (min(1.0, share) if fnmatchcase(name, EXPERTS) and share else 1.0)
+        spec.size * (part if fnmatchcase(name, EXPERTS) else 1.0)
         for name, spec in checkpoint.store.specs.items()
         if len(spec.shape) > 1
     )
+
+
+def share(config: Mapping[str, Any]) -> float:
+    """Of the experts of a layer those that a token meets; 1 where config.json does not say."""
+    return min(1.0, _number(config, _CHOSEN) / max(1, _number(config, _EXPERTS))) or 1.0
 
 
 def said(windows: Windows, given: Windows) -> str:

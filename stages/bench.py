@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pipeline import texts
 from pipeline.bench import against
+from pipeline.bench.limits import Limits, reached
 from pipeline.bench.measuring import Benched, Measuring
 from pipeline.bench.tables import figures, tables
 from pipeline.bench.turns import NOTES, Turns
@@ -34,6 +35,7 @@ class Bench:
         tokenizer: of the text.
         text: a file, UTF-8, that is predicted.
         workload: what is asked of each.
+        limits: what the machine can do.
         measuring: how often, on how many cores, against what.
         overrides: of the model, for the exports.
     """
@@ -44,6 +46,7 @@ class Bench:
     tokenizer: Tokenizers
     text: str
     workload: Workload
+    limits: Limits
     measuring: Measuring
     overrides: tuple[str, ...]
 
@@ -78,13 +81,13 @@ class Bench:
         """
         self.measuring.baseline(BENCHMARK)
         begun = time.perf_counter()
+        turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         work = Work(
             tuple(cases(self.engines, self.quants, checkpoint.config)), self.reference, self.tokenizer, self.text,
-            self.workload, self.overrides, self.measuring.rounds, checkpoint,
-            Turns(ctx.run_dir, ctx.key, self.measuring.cores),
+            self.workload, self.limits, self.overrides, self.measuring.rounds, checkpoint, turns,
         )  # fmt: skip
         found = work.rows()
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
-            workload=asdict(self.workload), command=[*self.overrides],
+            limits=reached(turns), workload=asdict(self.workload), command=[*self.overrides],
         )  # fmt: skip

@@ -6,16 +6,15 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from pipeline.bench import against, op_rows
+from pipeline.bench import against, limits, op_rows
 from pipeline.bench.measuring import Benched, Measuring
-from pipeline.bench.op import Backends, Limit, Limits, Measure, Runner, Suite
+from pipeline.bench.op import Backends, Measure, Runner, Suite
 from pipeline.bench.turns import NOTES, Turns
-from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Context, Footprint, Prediction
 
 HOST_NBYTES = 1 << 30  # of a process, with its libraries, and of what a limit is measured with
 BENCHMARK = "ops"
-LIMITS = "limits of the machine"
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class BenchOps:
     backends: tuple[str, ...]
     ours: Backends
     peers: Mapping[str, Runner]
-    limits: Limits
+    limits: limits.Limits
     seconds: float
     measuring: Measuring
 
@@ -89,23 +88,21 @@ class BenchOps:
         for name, runner in runners.items():
             if how := [how for module, how in runner.needs.items() if find_spec(module) is None]:
                 lacking[name] = f"not installed; {'; '.join(dict.fromkeys(how))}"
-        jobs: dict[str, Any] = {LIMITS: Limit(self.limits, turns.threads)}
+        jobs: dict[str, Any] = {limits.NAME: limits.Limit(self.limits, turns.threads)}
         jobs |= {name: Measure(suites, runner, self.seconds) for name, runner in runners.items() if name not in lacking}
         turns.rounds(jobs, self.measuring.rounds, op_rows.said)
-        if LIMITS in turns.failed:
-            raise StageError(f"bench: {LIMITS}: {turns.failed[LIMITS]}")
-        limits = {key: max(seen[key] for seen in turns.found(LIMITS)) for key in ("read", "multiply_add")}
-        rows = [row for name in runners for row in self._rows(name, turns, lacking, limits)]
+        most = limits.reached(turns)
+        rows = [row for name in runners for row in self._rows(name, turns, lacking, most)]
         return self.measuring.record(
-            ctx.run_dir, BENCHMARK, rows, op_rows.tables, op_rows.figures(rows), limits=limits,
+            ctx.run_dir, BENCHMARK, rows, op_rows.tables, op_rows.figures(rows), limits=most,
             seconds=time.perf_counter() - begun, workload={"ops": self.ops, "seconds": self.seconds},
         )  # fmt: skip
 
     def _rows(
-        self, name: str, turns: Turns, lacking: Mapping[str, str], limits: Mapping[str, float]
+        self, name: str, turns: Turns, lacking: Mapping[str, str], most: Mapping[str, float]
     ) -> list[op_rows.Row]:
         if name in lacking:
             return [op_rows.row(name, op_rows.EVERY, "missing", lacking[name])]
         if name in turns.failed:
             return [op_rows.row(name, op_rows.EVERY, "failed", turns.failed[name])]
-        return op_rows.of_runner(name, turns.found(name), limits, turns.others(name))
+        return op_rows.of_runner(name, turns.found(name), most, turns.others(name))

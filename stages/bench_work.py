@@ -10,7 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from pipeline import texts
-from pipeline.bench import cell, rows
+from pipeline.bench import cell, limits, rows
+from pipeline.bench.leaks import Repeat, growth, leak
+from pipeline.bench.per_token import PerToken, per_token
 from pipeline.bench.turns import Turns
 from pipeline.bench.workload import Workload
 from pipeline.contender import Contender, Form
@@ -85,6 +87,7 @@ class Work:
     tokenizer: Tokenizers
     text: str
     workload: Workload
+    limits: limits.Limits
     overrides: tuple[str, ...]
     count: int  # of rounds
     checkpoint: Checkpoint
@@ -105,12 +108,16 @@ class Work:
                 f"bench: {REFERENCE}, {type(self.reference).__name__}: {self.turns.failed[_right(REFERENCE)]}"
             )
         written = [case for case in measured if self._export(case.form) and self._prepared(case)]
-        self.turns.rounds({case.name: self._speed(case) for case in written}, self.count, rows.said)
+        jobs: dict[str, cell.Job] = {limits.NAME: limits.Limit(self.limits, self.turns.threads)}
+        self.turns.rounds(jobs | {case.name: self._speed(case) for case in written}, self.count, rows.said)
+        if self.workload.leak:
+            for case in written:
+                self._repeat(case)
         for case in written:
             if case.name not in self.turns.failed:
                 self._quality(case.name, case.contender, self._read(case), write=False)
         (self.turns.folder / LOGITS).unlink(missing_ok=True)
-        return self._summed(reference)
+        return self._summed(reference, limits.reached(self.turns))
 
     def _base(self) -> Path:
         """The weights that nothing has quantized: the source, or what it is unpacked."""
@@ -160,8 +167,17 @@ class Work:
         work = self.workload
         return cell.Speed(
             case.contender, self._read(case), self.turns.threads, work.prefill, work.batches, work.new,
-            work.repeats, vocabulary(self.checkpoint),
+            work.contexts, work.repeats, vocabulary(self.checkpoint),
         )  # fmt: skip
+
+    def _repeat(self, case: Case) -> None:
+        """Look whether it takes more memory with each generation."""
+        if case.name in self.turns.failed or self.turns.found(_repeated(case)):
+            return
+        text_stream.write(f"{self.workload.leak} generations of {case.name}\n")
+        self.turns.once(
+            _repeated(case), Repeat(case.contender, self._read(case), self.turns.threads, self.workload.leak)
+        )
 
     def _quality(self, name: str, contender: Contender, place: Path, *, write: bool) -> Mapping[str, Any] | None:
         """What it predicts of the text; of the reference also written to a file. None: it failed."""
@@ -191,20 +207,22 @@ class Work:
             )
         return tuple(cut)
 
-    def _summed(self, reference: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _summed(self, reference: Mapping[str, Any], most: Mapping[str, float]) -> list[dict[str, Any]]:
         right: dict[str, dict[str, Any]] = {}  # by cell
         same: dict[str, list[dict[str, Any]]] = {}  # by quant
         for case in self.cases:
             for found in self.turns.found(_right(case.name)):
                 right[case.name] = {**rows.quality(found, reference), "quantized": case.quant != "none"}
                 same.setdefault(case.quant, []).append(right[case.name])
-        return [self._row(case, right, same.get(case.quant, ())) for case in self.cases]
+        return [self._row(case, right, same.get(case.quant, ()), most) for case in self.cases]
 
-    def _row(self, case: Case, right: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _row(
+        self, case: Case, right: Mapping[str, Any], same: Sequence[Mapping[str, Any]], most: Mapping[str, float]
+    ) -> dict[str, Any]:
         state, why = case.state, case.why
         if _written(case.form) in self.turns.failed:
             state, why = "failed", f"its weights could not be written: {self.turns.failed[_written(case.form)]}"
-        for name in (_prepared(case), case.name, _right(case.name)):
+        for name in (_prepared(case), case.name, _repeated(case), _right(case.name)):
             if name in self.turns.failed:
                 state, why = "failed", self.turns.failed[name]
         form = f"{case.form.quant} {case.form.export}" + (f", {case.form.own} by itself" if case.form.own else "")
@@ -216,15 +234,25 @@ class Work:
             return row
         rounds, others = self.turns.found(case.name), self.turns.others(case.name)
         [export] = self.turns.found(_prepared(case) if case.form.own else _written(case.form))
-        quality = right[case.name]
-        metrics = {name: asdict(metric) for name, metric in rows.metrics(rounds).items()}
+        quality, found = right[case.name], rows.metrics(rounds)
+        grown = [growth(noted["rss"]) for noted in self.turns.found(_repeated(case))]
+        leaks = "; ".join(said for one in grown if (said := leak(one)))
+        metrics = {name: asdict(metric) for name, metric in found.items()}
         if quality["perplexity"] is not None:
             metrics["perplexity"] = asdict(rows.Metric.of([quality["perplexity"]], "", "lower"))
         return row | {
             "metrics": metrics, "latency_ms": rows.latencies(rounds), "quality": quality, "others": others,
-            "busy": others > rows.BUSY, "wrong": rows.wrong(quality, same, self.workload.wrong_kl),
+            "busy": others > rows.BUSY, "wrong": rows.wrong(quality, same, self.workload.wrong_kl) or leaks,
             "nbytes": export["nbytes"], "device_nbytes": rounds[-1]["weights"], "versions": rounds[-1]["versions"],
+            "leak": grown[0] if grown else None, "no_joules": rounds[-1]["no_joules"],
+            "of_limits": rows.shares(found, self._takes(case.form), most) if not case.form.own else {},
         }  # fmt: skip
+
+    def _takes(self, form: Form) -> PerToken:
+        """What a token takes of the weights of an export of ours."""
+        assert self.checkpoint.opener is not None
+        opened = self.checkpoint.opener(self._place(form))
+        return per_token(opened.store.specs, opened.config)
 
 
 def _written(form: Form) -> str:
@@ -235,6 +263,11 @@ def _written(form: Form) -> str:
 def _prepared(case: Case) -> str:
     """The name of the job in which a contender makes what it reads."""
     return f"{case.name} made of an export"
+
+
+def _repeated(case: Case) -> str:
+    """The name of the job that generates again and again."""
+    return f"{case.name} again and again"
 
 
 def _right(name: str) -> str:

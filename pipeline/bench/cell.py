@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.bench.energy import Energy
 from pipeline.config import extend
 from pipeline.contender import Contender, ContenderHooks, Loaded
 from pipeline.errors import StageError
@@ -73,6 +74,7 @@ class Speed:
         prefill: lengths of prompts, in tokens.
         batches: sequences that are continued at once.
         new: tokens that each gets, after its first one.
+        contexts: lengths of prompts after which one sequence is continued.
         repeats: of each, after one that warms up and compiles.
         vocab: ids are drawn from so many, at random and always the same.
     """
@@ -83,6 +85,7 @@ class Speed:
     prefill: tuple[int, ...]
     batches: tuple[int, ...]
     new: int
+    contexts: tuple[int, ...]
     repeats: int
     vocab: int
 
@@ -90,16 +93,23 @@ class Speed:
         start = time.perf_counter()
         loaded = self.contender.load(self.place, self.threads)
         load_s = time.perf_counter() - start
-        ids = np.random.default_rng(0).integers(self.vocab, size=max((*self.prefill, *self.batches))).tolist()
+        most = max((*self.prefill, *self.batches, *self.contexts))
+        ids = np.random.default_rng(0).integers(self.vocab, size=most).tolist()
         reading = {str(n): [_prefill(loaded, ids[:n]) for _ in range(self.repeats + 1)][1:] for n in self.prefill}
-        writing = {}
-        for batch in self.batches:
-            prompts = [ids[i : i + 1] for i in range(batch)]
-            writing[str(batch)] = [_decode(loaded, prompts, self.new) for _ in range(self.repeats + 1)][1:]
+        prompts = {b: [ids[i : i + 1] for i in range(b)] for b in self.batches}
+        writing = {str(b): self._decoded(loaded, these) for b, these in prompts.items()}
+        with Energy() as energy:
+            _decode(loaded, prompts[self.batches[0]], self.new)
+        after = {str(n): self._decoded(loaded, [ids[:n]]) for n in self.contexts}
         return {
-            "load": load_s, "prefill": reading, "decode": writing, "peak": peak.nbytes(),
+            "load": load_s, "prefill": reading, "decode": writing, "contexts": after, "peak": peak.nbytes(),
             "weights": loaded.device_nbytes, "versions": dict(self.contender.versions()),
+            "joules": None if energy.joules is None else energy.joules / (self.batches[0] * self.new),
+            "no_joules": energy.why,
         }  # fmt: skip
+
+    def _decoded(self, loaded: Loaded, prompts: list[list[int]]) -> list[list[float]]:
+        return [_decode(loaded, prompts, self.new) for _ in range(self.repeats + 1)][1:]
 
 
 def _prefill(loaded: Loaded, ids: list[int]) -> float:

@@ -142,7 +142,9 @@ def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str
     measured = [r for r in rows if r["state"] == "measured"]
     busy = f" ({MARK} others used the machine meanwhile)" if any(r["busy"] for r in measured) else ""
     columns = ("", "seconds", "MB/s of input", "× cp", "peak memory", "written", "others, cores")
-    shown = [Table(f"Conversion, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in measured))]
+    shown = [
+        Table(f"Conversion, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in measured))
+    ]
     if apart := [(r["engine"], r["state"], r["why"]) for r in rows if r["state"] != "measured"]:
         shown.append(Table("Not measured", ("", "", "why"), tuple(apart)))
     if worse:

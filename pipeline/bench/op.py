@@ -104,13 +104,6 @@ class Backends(Protocol):
         """
 
 
-class Limits(Protocol):
-    """What a machine can do at most."""
-
-    def of(self, threads: int) -> Mapping[str, float]:
-        """`read`, bytes a second, and `multiply_add`, float32 operations a second."""
-
-
 @dataclass(frozen=True)
 class Measure:
     """A process: every case of one runner, timed and checked.
@@ -141,17 +134,6 @@ class Measure:
             return {"s": _timed(call, self.seconds), "wrong": wrong, "off": off}
         except Exception as why:  # of one case: the others are measured all the same
             return {"failed": short(f"{type(why).__name__}: {why}", WHY)}
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A process that measures what the machine can do."""
-
-    limits: Limits
-    threads: int
-
-    def __call__(self) -> Mapping[str, Any]:
-        return dict(self.limits.of(self.threads))
 
 
 def _timed(call: Callable[[], Any], seconds: float) -> float:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.bench.limits import said as limits_said
 from pipeline.bench.rows import BUSY, Metric
 from pipeline.figures import Cell, Figure
 from pipeline.stage import Table
@@ -58,7 +59,7 @@ def _rates(case: Mapping[str, Any], micros: float, limits: Mapping[str, float]) 
 def said(found: Mapping[str, Any]) -> str:
     """What a process found, in a line."""
     if "cases" not in found:
-        return f"{found['read'] / 1e9:.1f} GB/s, {found['multiply_add'] / 1e9:.0f} GFLOP/s"
+        return limits_said(found)
     cases = found["cases"].values()
     wrong, failed = (sum(bool(case.get(what)) for case in cases) for what in ("wrong", "failed"))
     told = f"{sum('s' in case for case in cases)} cases"
@@ -85,7 +86,9 @@ def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str
         cases = {case: i for i, case in enumerate(dict.fromkeys(r["case"] for r in these))}
         these.sort(key=lambda r: (cases[r["case"]], bool(r["wrong"]), _micros(r)))
         columns = ("case", "backend", "µs", "GB/s", "of reading", "GFLOP/s", "of multiplying", "verdict")
-        shown.append(Table(f"{op}, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in these)))
+        shown.append(
+            Table(f"{op}, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in these))
+        )
     left = [(r["engine"], r["quant"], r["state"], r["why"]) for r in rows if r["state"] != "measured"]
     if left:
         shown.append(Table("Not measured", ("backend", "case", "", "why"), tuple(left)))

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from math import exp, isfinite
 from typing import Any
 
+from pipeline.bench.limits import said as limits_said
+from pipeline.bench.per_token import PerToken
 from pipeline.figures import Better
 
 BUSY = 0.1  # cores that others took: a figure beside so much is marked
 PERCENTILES = (50, 90, 99)
 MOST_NLL = 700.0  # nats: e to more of them is no float
+DECODE = "decode × 1"
 SENSIBLE = 2.0  # times the reference's perplexity: what is worse makes no sensible text
 
 
@@ -48,12 +51,20 @@ def metrics(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     for batch in rounds[0]["decode"]:
         rates = [int(batch) / statistics.median(map(statistics.fmean, r["decode"][batch])) for r in rounds]
         found[f"decode × {batch}"] = Metric.of(rates, "tokens/s", "higher")
+    for length in rounds[0]["contexts"]:
+        rates = [1 / statistics.median(map(statistics.fmean, r["contexts"][length])) for r in rounds]
+        found[f"decode after {length}"] = Metric.of(rates, "tokens/s", "higher")
+    joules = [r["joules"] for r in rounds if r["joules"] is not None]
+    if joules:
+        found["energy"] = Metric.of(joules, "J a token", "lower")
     found["peak memory"] = Metric.of([r["peak"] for r in rounds], "B", "lower")
     return found
 
 
 def said(found: Mapping[str, Any]) -> str:
     """What a round found, in a line."""
+    if "read" in found:
+        return limits_said(found)
     rates = {name: metric for name, metric in metrics([found]).items() if metric.unit != "B"}
     return ", ".join(f"{name} {metric.value:.1f} {metric.unit}" for name, metric in rates.items())
 
@@ -66,6 +77,24 @@ def latencies(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]
         times = sorted(t for r in rounds for repeat in r["decode"][batch] for t in repeat)
         found[batch] = {f"p{p}": 1e3 * times[min(len(times) - 1, len(times) * p // 100)] for p in PERCENTILES}
     return found
+
+
+def shares(found: Mapping[str, Metric], takes: PerToken, limits: Mapping[str, float]) -> dict[str, float]:
+    """Of what the machine can do, by metric: of reading where one token follows another, of multiplying and adding in
+    float32 where a prompt is read; of that units for matrices do more.
+
+    Args:
+        found: of a cell, by name.
+        takes: what a token takes of the weights that the cell reads.
+        limits: bytes and operations a second that the machine reaches.
+    """
+    by_metric = {}
+    for name, metric in found.items():
+        if name.startswith("prefill "):
+            by_metric[name] = metric.value * takes.flops / limits["multiply_add"]
+        elif name == DECODE:
+            by_metric[name] = metric.value * takes.nbytes / limits["read"]
+    return by_metric
 
 
 def quality(found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str, Any]:

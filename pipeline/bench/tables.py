@@ -3,6 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.bench.leaks import leak
+from pipeline.bench.rows import DECODE
 from pipeline.figures import Cell, Figure
 from pipeline.stage import Table
 from pipeline.units import show_bytes
@@ -16,7 +18,7 @@ def figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
         f"decode, {row['engine']} {row['quant']}": Figure(m["value"], m["unit"], ".1f", m["better"])
         for row in found
         for name, m in row["metrics"].items()
-        if name == "decode × 1"
+        if name == DECODE
     }
 
 
@@ -29,6 +31,10 @@ def tables(found: Sequence[Mapping[str, Any]], worse: Sequence[str], against: st
         Table(f"Speed, median ± spread of the rounds{busy}", *_speed(measured)),
         Table("Quality, beside the reference: the weights as they are, in float32", *_quality(measured)),
     ]
+    if any(row.get("leak") for row in measured):
+        shown.append(Table("Memory, generation by generation", *_leaks(measured)))
+    if whys := {row["no_joules"] for row in measured if row["no_joules"]}:
+        left.append(("every engine", "", "energy", "; ".join(sorted(whys))))
     if left:
         shown.append(Table("Not measured", ("engine", "quant", "", "why"), tuple(left)))
     if worse:
@@ -41,11 +47,15 @@ def _speed(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tupl
     units = {name: measured[0]["metrics"][name]["unit"] for name in names}
     heads = [f"{name}, {unit}" if unit not in ("", "B") else name for name, unit in units.items()]
     batches = list(measured[0]["latency_ms"]) if measured else []
+    shares = [name for name in names if any(name in row["of_limits"] for row in measured)]
+    heads += [f"{name}, of {'reading' if name == DECODE else 'multiplying'}" for name in shares]
     columns = ("engine", "quant", *heads, *(f"ms a token × {b}: p50 / p90 / p99" for b in batches), "others, cores")
-    return columns, tuple(tuple(_speed_of(row, names, batches)) for row in measured)
+    return columns, tuple(tuple(_speed_of(row, names, shares, batches)) for row in measured)
 
 
-def _speed_of(row: Mapping[str, Any], names: Sequence[str], batches: Sequence[str]) -> Iterator[Cell]:
+def _speed_of(
+    row: Mapping[str, Any], names: Sequence[str], shares: Sequence[str], batches: Sequence[str]
+) -> Iterator[Cell]:
     yield f"✗ {row['engine']}" if row["wrong"] else row["engine"]
     yield row["quant"]
     for name in names:
@@ -53,9 +63,25 @@ def _speed_of(row: Mapping[str, Any], names: Sequence[str], batches: Sequence[st
         value = show_bytes(metric["value"]) if metric["unit"] == "B" else f"{metric['value']:.4g}"
         apart = f" ± {metric['spread']:.0%}" if len(metric["rounds"]) > 1 else ""
         yield f"{value}{apart}"
+    for name in shares:
+        yield f"{row['of_limits'][name]:.0%}" if name in row["of_limits"] else "–"
     for batch in batches:
         yield " / ".join(f"{ms:.3g}" for ms in row["latency_ms"][batch].values())
     yield f"{row['others']:.1f}{BUSY if row['busy'] else ''}"
+
+
+def _leaks(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
+    columns = ("engine", "quant", "generations", "KiB more with each", "verdict")
+    return columns, tuple(
+        (row["engine"], row["quant"], str(found["generations"]), _kib(found), f"✗ {said}" if said else "stays")
+        for row in measured
+        if (found := row["leak"])
+        for said in (leak(found),)
+    )
+
+
+def _kib(found: Mapping[str, float]) -> str:
+    return f"{found['slope'] / 1024:.2f} ± {found['error'] / 1024:.2f}"
 
 
 def _quality(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:

@@ -91,7 +91,14 @@ def usage(verb: str) -> str:
     short = SPELT[verb]
     several = [f"[{' | '.join(BENCHMARKS)}]"] if verb == BENCH else []
     takes = [f"[{name} {metavar(name, verb)}]" for name in short.takes]
-    typed = [*f"weightmill {verb}".split(), *several, *short.shown.split(), *(["['PROMPT']"] if short.prompt else []), *takes, "[KEY=VALUE …]"]
+    typed = [
+        *f"weightmill {verb}".split(),
+        *several,
+        *short.shown.split(),
+        *(["['PROMPT']"] if short.prompt else []),
+        *takes,
+        "[KEY=VALUE …]",
+    ]
     one = short.sources == (MODEL,)
     what = "SOURCE is a folder" if one else "Each is a folder"
     named = "hf://owner/name, or one of the names that `weightmill --help` lists under model"
@@ -111,8 +118,13 @@ def usage(verb: str) -> str:
             "",
             *([*_benchmarks(), ""] if verb == BENCH else []),
             "Settings may follow as KEY=VALUE; `weightmill explain` says which there are.",
-            *([f"After -- every word is {'SOURCE or PROMPT' if short.prompt else short.shown}, whatever it begins with."]
-              if short.sources else []),
+            *(
+                [
+                    f"After -- every word is {'SOURCE or PROMPT' if short.prompt else short.shown}, whatever it begins with."
+                ]
+                if short.sources
+                else []
+            ),
         ]
     )
 

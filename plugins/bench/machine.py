@@ -107,7 +107,7 @@ def headline(told: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """See `pipeline.bench.op.Limits`."""
+    """See `pipeline.bench.limits.Limits`."""
 
     def of(self, threads: int) -> Mapping[str, float]:
         return {name: rate for name, rate in of(threads).items() if name != "threads"}

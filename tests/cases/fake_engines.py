@@ -25,6 +25,7 @@ class Fake:
     module: str = "numpy"
     only: str = "none"
     dies: bool = False
+    leaks: bool = False
 
     @property
     def needs(self):
@@ -43,16 +44,24 @@ class Fake:
         return {"fake": "1.0"}
 
 
+@dataclass(frozen=True)
+class Limits:
+    def of(self, threads):
+        return {"read": 1e9, "multiply_add": 1e9}
+
+
 class Loaded:
     device_nbytes = 64
 
     def __init__(self, fake):
-        self.fake = fake
+        self.fake, self.kept = fake, []
 
     def prefill(self, prompts):
         time.sleep(0.002 + self.fake.step_s)
 
     def decode(self, prompts, new, seen):
+        if self.fake.leaks:
+            self.kept.append(bytearray(b"x") * (1 << 18))
         for _ in range(new):
             time.sleep(0.002 + self.fake.step_s)
             seen()
@@ -65,9 +74,9 @@ class Loaded:
 """
 FIELDS = {
     "fake": "dies: false", "slow": "step_s: 0.02", "wrong": "shift: 1", "absent": "module: acme_engine",
-    "picky": "only: mxfp4", "broken": "dies: true",
+    "picky": "only: mxfp4", "broken": "dies: true", "leaky": "leaks: true",
 }  # fmt: skip
-TARGET = "plugins.contenders.fake.Fake"
+TARGET, LIMITS = "plugins.contenders.fake.Fake", "plugins.contenders.fake.Limits"
 
 
 def written(folder: Path) -> Path:

@@ -5,22 +5,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pipeline
-from pipeline.bench import against, rows, turns
+from pipeline.bench import against, energy, rows, turns
+from pipeline.bench import leaks as leaks_
+from pipeline.bench.per_token import PerToken, per_token
 from pipeline.config.measuring import of_model, unfinished
 from pipeline.errors import ConfigError, WeightmillError
 from pipeline.records import schemas
 from pipeline.records.registry import find
+from pipeline.tensors.spec import TensorSpec
 from stages.bench_work import LOGITS
-from tests.cases.fake_engines import MODULE, TARGET, written
+from tests.cases import model_runs
+from tests.cases.fake_engines import LIMITS, MODULE, TARGET, written
 from tests.cases.guests import guest
 
 SMALL = (
     "bench.prefill=[4]", "bench.batches=[1,2]", "bench.new=4", "bench.repeats=1", "bench.rounds=2", "bench.tokens=32",
     "bench.window=16", "bench.prompt=4", "bench.greedy=4", "bench.threads=1",
 )  # fmt: skip
+LIMITED = f"stages.bench.limits._target_={LIMITS}"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +37,7 @@ def fakes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def bench(fakes: Path, outputs: Path, *overrides: str) -> Any:
-    typed = ["+model=gpt_oss", "flow=bench", f"stages.bench.reference._target_={TARGET}", *SMALL, *overrides]
+    typed = ["+model=gpt_oss", "flow=bench", f"stages.bench.reference._target_={TARGET}", *SMALL, LIMITED, *overrides]
     return pipeline.run([*typed, f"paths.outputs={outputs}"], config_dir=fakes, progress=False)
 
 
@@ -67,11 +73,76 @@ def test_every_cell_is_a_row(first: tuple[Path, Any]) -> None:
     assert wrong["wrong"].startswith("KL divergence")
     assert wrong["quality"]["greedy"] == 0
     assert right["versions"] == {"fake": "1.0"}
+    read = model_runs.checkpoint(Path(report.run) / "exports" / "none-hf")
+    takes = per_token(read.store.specs, read.config)
+    assert right["of_limits"] == {
+        "prefill 4": pytest.approx(right["metrics"]["prefill 4"]["value"] * takes.flops / 1e9),
+        "decode × 1": pytest.approx(right["metrics"]["decode × 1"]["value"] * takes.nbytes / 1e9),
+    }
     assert len(right["metrics"]["load"]["rounds"]) == 2
     assert right["metrics"]["peak memory"]["value"] > 1 << 20
     [run] = find(outputs, [Path(report.run).name])
     assert run.state == "complete"
     assert "decode, slow none" in run.metrics
+
+
+def test_what_a_token_takes_of_experts_and_of_an_embedding() -> None:
+    """Of four experts two, of an embedding that is no head nothing, of one that is all; a vector multiplies nothing."""
+    layer = {
+        "model.layers.0.mlp.experts.down_proj": TensorSpec((4, 8, 16), "BF16"),
+        "model.layers.0.self_attn.q_proj.weight": TensorSpec((8, 8), "F32"),
+        "model.norm.weight": TensorSpec((8,), "F32"),
+    }
+    embedding = {"model.embed_tokens.weight": TensorSpec((32, 8), "BF16")}
+    config = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    experts, rest = 4 * 8 * 16 / 2, 8 * 8
+    untied = {**layer, **embedding, "lm_head.weight": TensorSpec((32, 8), "BF16")}
+    for specs in (untied, {**layer, **embedding}):
+        assert per_token(specs, config) == PerToken(
+            2 * experts + 4 * rest + 4 * 8 + 2 * 32 * 8, 2 * (experts + rest + 32 * 8)
+        )
+
+
+def test_memory_that_grows_with_each_generation_is_wrong(fakes: Path, tmp_path: Path) -> None:
+    report = bench(fakes, tmp_path / "outputs", "engines=[fake,leaky]", "bench.leak=40", "bench.contexts=[9]")
+    right, leaky = record(report)["rows"]
+    assert not right["wrong"]
+    assert right["leak"]["generations"] == 40
+    assert "KiB more with each of 40 generations" in leaky["wrong"]
+    assert leaky["leak"]["slope"] == pytest.approx(1 << 18, rel=0.1)
+    assert right["metrics"]["decode after 9"]["unit"] == "tokens/s"
+
+
+def test_a_line_through_what_grows() -> None:
+    noise = np.random.default_rng(0).normal(0, 1e5, 400)
+    for slope, leaks in ((0.0, False), (1000.0, False), (9000.0, True)):
+        rss = [int(5e8 + slope * i + noise[i]) for i in range(400)]
+        found = leaks_.growth(rss)
+        assert abs(found["slope"] - slope) < 4 * found["error"]
+        assert bool(leaks_.leak(found)) == leaks
+    warm = [int(1e8 + 1e6 * min(i, 10)) for i in range(100)]  # pools that grow at first
+    assert leaks_.growth(warm)["slope"] == 0
+
+
+def powercap(folder: Path, *micro: int) -> Path:
+    for i, number in enumerate(micro):
+        zone = folder / f"intel-rapl:{i}"
+        zone.mkdir(parents=True, exist_ok=True)
+        (zone / "energy_uj").write_text(f"{number}\n")
+        (zone / "max_energy_range_uj").write_text("10000000\n")
+        (folder / f"intel-rapl:{i}:0").mkdir(exist_ok=True)  # a part of it
+    return folder
+
+
+def test_energy_of_all_processors_and_counters_that_begin_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(energy, "_devices", dict)
+    with energy.Energy(powercap(tmp_path, 1_000_000, 9_000_000)) as seen:
+        powercap(tmp_path, 3_500_000, 500_000)
+    assert seen.joules == pytest.approx(2.5 + 1.5)
+    with energy.Energy(tmp_path / "nothing") as seen:
+        pass
+    assert seen.joules is None
+    assert "no processor's energy" in seen.why
 
 
 def test_rounds_are_in_turn(first: tuple[Path, Any]) -> None:
@@ -97,7 +168,7 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
     real, called = turns.done, []
 
     def until_killed(job: Any, threads: int, log: Path) -> Any:
-        if len(called) == 5:
+        if len(called) == 7:
             raise RuntimeError("killed")
         called.append(log.stem)
         return real(job, threads, log)
@@ -108,7 +179,8 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
         bench(fakes, *typed)
     [notes] = typed[0].rglob(turns.NOTES)
     notes.write_text(notes.read_text() + '{"key": "torn')
-    assert called == ["quality-the-reference", "export-none-hf", "fake-none", "slow-none", "fake-none"]
+    turn = ["limits-of-the-machine", "fake-none", "slow-none"]
+    assert called == ["quality-the-reference", "export-none-hf", *turn, *turn[:2]]
     called.clear()
     monkeypatch.setattr(turns, "done", lambda *args: called.append(args[2].stem) or real(*args))
     report = bench(fakes, *typed)
@@ -123,6 +195,7 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
     [
         ("engines=[fak]", "fake"), ("quants=[int9]", "int8"), ("quants=[none,none]", "twice"),
         ("bench.roundz=1", "'rounds'"), ("bench.tolerance=5", "5%"), ("bench.threads=999", "cores"),
+        ("bench.leak=3", "20 or more"), ("bench.contexts=[0]", "1 or more"),
         ("bench.against=nothing", "nothing"), ("bench.window=64", "at least a window"),
         ("engines.fake.dyes=true", "dies"),
     ],

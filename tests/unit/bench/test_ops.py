@@ -107,9 +107,7 @@ def test_every_case_of_every_backend_is_a_row(first: tuple[Path, Any]) -> None:
     assert first[1].exit_code == 0
 
 
-def test_a_slowed_kernel_is_caught(
-    first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slowed_kernel_is_caught(first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_S", "0.01")
     report = bench(acme, first[0], BACKENDS, "bench.ops=[cast]", f"bench.against='{Path(first[1].run).name}'")
     assert report.exit_code == against.CODE
