@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pipeline import texts
-from pipeline.bench import against
+from pipeline.bench import against, picture
 from pipeline.bench.limits import Limits, reached
 from pipeline.bench.measuring import Benched, Measuring
 from pipeline.bench.tables import figures, tables
@@ -50,7 +50,7 @@ class Bench:
     measuring: Measuring
     overrides: tuple[str, ...]
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
+    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME, picture.NAME)
 
     def __post_init__(self) -> None:
         texts.check(self.text, "bench.text")
@@ -87,6 +87,7 @@ class Bench:
             self.workload, self.limits, self.overrides, self.measuring.rounds, checkpoint, turns,
         )  # fmt: skip
         found = work.rows()
+        picture.draw(found, ctx.run_dir, f"{len(self.engines)} engines, {', '.join(self.quants)}")
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
             limits=reached(turns), workload=asdict(self.workload), command=[*self.overrides],
