@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pipeline.bench import against, training
 from pipeline.bench.measuring import Benched, Measuring
 from pipeline.bench.op import Limit, Limits
+from pipeline.bench.rows import unmeasured
 from pipeline.bench.training import Trainer, Updates
 from pipeline.bench.turns import NOTES, Turns
 from pipeline.errors import ConfigError, StageError, did_you_mean
@@ -114,14 +115,12 @@ class BenchTrain:
         measured = [name for name in self.trainers if name not in turns.failed and turns.found(name)]
         return self.reference if self.reference in measured else measured[0] if measured else ""
 
-    def _row(
-        self, name: str, turns: Turns, apart: Mapping[str, tuple[str, str]], limit: float
-    ) -> dict[str, Any]:
+    def _row(self, name: str, turns: Turns, apart: Mapping[str, tuple[str, str]], limit: float) -> dict[str, Any]:
         what = f"{self.rows} × {self.length}"
         if name in apart:
-            return training.left(name, what, *apart[name])
+            return unmeasured(name, what, *apart[name])
         if name in turns.failed:
-            return training.left(name, what, "failed", turns.failed[name])
+            return unmeasured(name, what, "failed", turns.failed[name])
         right = turns.found(self._reference(turns))[0]["losses"]
         said = [training.wrong(found["losses"], right, self.wrong_loss) for found in turns.found(name)]
         why = next(filter(None, said), "")

@@ -9,13 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pipeline.bench import tables as common
 from pipeline.bench.rows import BUSY, Metric
 from pipeline.figures import Cell, Figure
 from pipeline.running import peak
 from pipeline.stage import Checkpoint, Table
 from pipeline.units import show_bytes
 
-MARK = "*"
 COMPILING = 2  # updates before those that count
 
 
@@ -115,14 +115,6 @@ def row(
     }  # fmt: skip
 
 
-def left(name: str, what: str, state: str, why: str) -> dict[str, Any]:
-    """A row of what was not measured."""
-    return {
-        "engine": name, "quant": what, "state": state, "why": why, "wrong": "", "others": 0.0, "busy": False,
-        "metrics": {},
-    }  # fmt: skip
-
-
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Tokens a second."""
     return {r["engine"]: Figure(r["tokens_per_s"], "tokens/s", ".0f", "higher") for r in rows if r["metrics"]}
@@ -131,30 +123,23 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str | None) -> tuple[Table, ...]:
     """What was measured, what was not, and what got worse."""
     measured = [r for r in rows if r["state"] == "measured"]
-    busy = f" ({MARK} others used the machine meanwhile)" if any(r["busy"] for r in measured) else ""
     columns = (
         "", "ms a step", "tokens/s", "of multiplying", "first step, s", "peak memory", "first loss", "last loss",
         "others, cores", "verdict",
     )  # fmt: skip
-    title = f"Training, median ± spread of the rounds{busy}"
-    shown = [Table(title, columns, tuple(tuple(_cells(r)) for r in measured))]
-    if apart := [(r["engine"], r["state"], r["why"]) for r in rows if r["state"] != "measured"]:
-        shown.append(Table("Not measured", ("", "", "why"), tuple(apart)))
-    if worse:
-        shown.append(Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse)))
-    return tuple(shown)
+    shown = Table(common.titled("Training", measured), columns, tuple(tuple(_cells(r)) for r in measured))
+    return (shown, *common.rest(rows, ("by", "tokens"), worse, against))
 
 
 def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:
     step = found["metrics"]["step"]
-    apart = f" ± {step['spread']:.0%}" if len(step["rounds"]) > 1 else ""
     yield f"✗ {found['engine']}" if found["wrong"] else found["engine"]
-    yield f"{step['value']:.0f}{apart}"
+    yield f"{step['value']:.0f}{common.apart(step)}"
     yield f"{found['tokens_per_s']:.0f}"
     yield f"{found['of_multiply_add']:.0%}" if found["of_multiply_add"] else "–"
     yield f"{found['first_s']:.1f}"
     yield show_bytes(found["metrics"]["peak memory"]["value"])
     yield f"{found['losses'][0]:.4f}"
     yield f"{found['losses'][-1]:.4f}"
-    yield f"{found['others']:.1f}{MARK if found['busy'] else ''}"
+    yield f"{found['others']:.1f}{common.BUSY if found['busy'] else ''}"
     yield f"✗ wrong: {found['wrong']}" if found["wrong"] else "right"

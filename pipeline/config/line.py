@@ -13,7 +13,19 @@ from pathlib import Path
 from pipeline.config.foreign import is_foreign, refusal
 from pipeline.config.synonyms import CHOICES
 from pipeline.config.verbs import (
-    APART, BENCH, BENCHMARKS, OWN, SHORT, SPELT, STOPPED, STOPS, TEXTS, VERBS, is_source, spelt, with_options,
+    APART,
+    BENCH,
+    BENCHMARKS,
+    OWN,
+    SHORT,
+    SPELT,
+    STOPPED,
+    STOPS,
+    TEXTS,
+    VERBS,
+    is_source,
+    spelt,
+    with_options,
 )  # fmt: skip
 from pipeline.config.words import INFO, OPTION, OPTIONS, OVERRIDE, before_dashes, door, is_option, there, together
 from pipeline.errors import ConfigError, did_you_mean, nearest

@@ -107,9 +107,7 @@ def test_every_case_of_every_backend_is_a_row(first: tuple[Path, Any]) -> None:
     assert first[1].exit_code == 0
 
 
-def test_a_slowed_kernel_is_caught(
-    first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_slowed_kernel_is_caught(first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_S", "0.01")
     report = bench(acme, first[0], BACKENDS, "bench.ops=[cast]", f"bench.against='{Path(first[1].run).name}'")
     assert report.exit_code == against.CODE
@@ -159,8 +157,8 @@ def test_what_was_measured_is_not_measured_again(acme: Path, tmp_path: Path, mon
         ("bench.ops=[matmull]", "matmul"), ("bench.ops=[]", "at least one"), ("bench.ops=[cast,cast]", "twice"),
         ("bench.backends=[nativ]", "native"), ("bench.backends=[acme.nowhere]", "acme.nowhere"),
         ("bench.formats=[mxfp5]", "mxfp4"), ("bench.sizes=[[3]]", "2 numbers"), ("bench.rows=[0]", "1 or more"),
-        ("bench.moe=[2,3,64,64]", "of 2 experts"), ("bench.heads=[6,4,8]", "divide"), ("bench.seconds=0", "more than 0"),
-        ("bench.roundz=1", "'rounds'"),
+        ("bench.moe=[2,3,64,64]", "of 2 experts"), ("bench.heads=[6,4,8]", "divide"),
+        ("bench.seconds=0", "more than 0"), ("bench.roundz=1", "'rounds'"),
     ],
 )  # fmt: skip
 def test_what_is_typed_wrong_is_said_before_anything_runs(
