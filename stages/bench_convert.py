@@ -42,8 +42,6 @@ class BenchConvert:
     writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
 
     def __post_init__(self) -> None:
-        if not self.ours:
-            raise ConfigError("bench.ours={}: at least one, such as {ours: []}")
         for name in (*self.ours, *self.peers):
             if name == CP or (name in self.ours and name in self.peers):
                 raise ConfigError(f"bench.ours: {name!r} is what another one is called")
