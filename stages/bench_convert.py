@@ -1,5 +1,6 @@
 """Bench convert: the whole command that converts a checkpoint, beside `cp` and beside other programs."""
 
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -11,9 +12,10 @@ from typing import Any, ClassVar
 from pipeline.bench import against, conversion
 from pipeline.bench.conversion import CP, Conversion, Converter, Copy
 from pipeline.bench.measuring import Benched, Measuring
+from pipeline.bench.rows import unmeasured
 from pipeline.bench.turns import NOTES, Turns
 from pipeline.config import extend
-from pipeline.errors import ConfigError, StageError, did_you_mean
+from pipeline.errors import ConfigError, StageError
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 
 HOST_NBYTES = 1 << 30  # of a command with its libraries
@@ -40,11 +42,9 @@ class BenchConvert:
     writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
 
     def __post_init__(self) -> None:
-        if not self.ours:
-            raise ConfigError("bench.ours={}: at least one, such as {ours: []}")
         for name in (*self.ours, *self.peers):
             if name == CP or (name in self.ours and name in self.peers):
-                raise ConfigError(f"bench.ours: {name!r} is what another one is called{did_you_mean('', [])}")
+                raise ConfigError(f"bench.ours: {name!r} is what another one is called")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         self.measuring.baseline(BENCHMARK)
@@ -52,7 +52,8 @@ class BenchConvert:
         return Prediction(None, Footprint(host_nbytes=HOST_NBYTES + 2 * nbytes, disk_nbytes=2 * nbytes))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Benched:
-        """
+        """Every command once, so that Python has compiled its modules and files are in memory, and then in rounds.
+
         Raises:
             StageError: `cp` failed.
         """
@@ -69,7 +70,9 @@ class BenchConvert:
             if name not in apart:
                 commands[name] = tuple(peer.command(source, room / "out", self._quant))
         jobs = {name: Conversion(command, room, room / "out", nbytes) for name, command in commands.items()}
+        turns.rounds({f"warming up {name}": job for name, job in jobs.items()}, 1, conversion.said)
         turns.rounds(jobs, self.measuring.rounds, conversion.said)
+        shutil.rmtree(ctx.run_dir / conversion.BYTECODE, ignore_errors=True)
         if CP in turns.failed:
             raise StageError(f"bench: {CP}: {turns.failed[CP]}")
         rows = [self._row(name, turns, apart) for name in (CP, *self.ours, *self.peers)]
@@ -102,7 +105,7 @@ class BenchConvert:
 
     def _row(self, name: str, turns: Turns, apart: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
         if name in apart:
-            return conversion.left(name, self._quant, *apart[name])
+            return unmeasured(name, self._quant, *apart[name])
         if name in turns.failed:
-            return conversion.left(name, self._quant, "failed", turns.failed[name])
+            return unmeasured(name, self._quant, "failed", turns.failed[name])
         return conversion.row(name, self._quant, turns.found(name), turns.found(CP), turns.others(name))

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from pipeline.bench import against, limits, op_rows
 from pipeline.bench.measuring import Benched, Measuring
 from pipeline.bench.op import Backends, Measure, Runner, Suite
+from pipeline.bench.rows import unmeasured
 from pipeline.bench.turns import NOTES, Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Context, Footprint, Prediction
@@ -102,7 +103,7 @@ class BenchOps:
         self, name: str, turns: Turns, lacking: Mapping[str, str], most: Mapping[str, float]
     ) -> list[op_rows.Row]:
         if name in lacking:
-            return [op_rows.row(name, op_rows.EVERY, "missing", lacking[name])]
+            return [unmeasured(name, op_rows.EVERY, "missing", lacking[name])]
         if name in turns.failed:
-            return [op_rows.row(name, op_rows.EVERY, "failed", turns.failed[name])]
+            return [unmeasured(name, op_rows.EVERY, "failed", turns.failed[name])]
         return op_rows.of_runner(name, turns.found(name), most, turns.others(name))

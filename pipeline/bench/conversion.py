@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+from pipeline.bench import tables as common
 from pipeline.bench.rows import BUSY, Metric
 from pipeline.errors import StageError, short
 from pipeline.figures import Cell, Figure
@@ -15,8 +16,8 @@ from pipeline.stage import Table
 from pipeline.units import show_bytes
 
 CP = "cp"
-MARK = "*"
 SAID = 400  # characters of what a command said that failed
+BYTECODE = "bytecode"
 NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 
 
@@ -76,7 +77,7 @@ class Conversion:
         kept = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
         try:
             os.sync()  # of those before it
-            seen = watch(self.command, env=kept | {"PYTHONPYCACHEPREFIX": str(self.room.parent / "bytecode")})
+            seen = watch(self.command, env=kept | {"PYTHONPYCACHEPREFIX": str(self.room.parent / BYTECODE)})
             if seen.returncode:
                 raise StageError(f"exit {seen.returncode}: {short(' / '.join(seen.output.splitlines()[-5:]), SAID)}")
             synced, written = _synced(self.place)
@@ -124,14 +125,6 @@ def row(name: str, quant: str, rounds: Sequence[Mapping[str, Any]], base: Sequen
     }  # fmt: skip
 
 
-def left(name: str, quant: str, state: str, why: str) -> dict[str, Any]:
-    """A row of what was not measured."""
-    return {
-        "engine": name, "quant": quant, "state": state, "why": why, "wrong": "", "others": 0.0, "busy": False,
-        "metrics": {},
-    }  # fmt: skip
-
-
 def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
     """Bytes of the source a second."""
     return {r["engine"]: Figure(r["rate"] / 1e6, "MB/s", ".0f", "higher") for r in rows if r["metrics"]}
@@ -140,25 +133,17 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str | None) -> tuple[Table, ...]:
     """What was measured, what was not, and what got worse."""
     measured = [r for r in rows if r["state"] == "measured"]
-    busy = f" ({MARK} others used the machine meanwhile)" if any(r["busy"] for r in measured) else ""
     columns = ("", "seconds", "MB/s of input", "× cp", "peak memory", "written", "others, cores")
-    shown = [
-        Table(f"Conversion, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in measured))
-    ]
-    if apart := [(r["engine"], r["state"], r["why"]) for r in rows if r["state"] != "measured"]:
-        shown.append(Table("Not measured", ("", "", "why"), tuple(apart)))
-    if worse:
-        shown.append(Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse)))
-    return tuple(shown)
+    shown = Table(common.titled("Conversion", measured), columns, tuple(tuple(_cells(r)) for r in measured))
+    return (shown, *common.rest(rows, ("by", "quant"), worse, against))
 
 
 def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:
     time = found["metrics"]["time"]
-    apart = f" ± {time['spread']:.0%}" if len(time["rounds"]) > 1 else ""
     yield found["engine"]
-    yield f"{time['value']:.2f}{apart}"
+    yield f"{time['value']:.2f}{common.apart(time)}"
     yield f"{found['rate'] / 1e6:.0f}"
     yield f"{found['of_cp']:.2f}"
     yield show_bytes(found["metrics"]["peak memory"]["value"])
     yield show_bytes(found["written"])
-    yield f"{found['others']:.1f}{MARK if found['busy'] else ''}"
+    yield f"{found['others']:.1f}{common.BUSY if found['busy'] else ''}"

@@ -4,22 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from pipeline.bench import tables as common
 from pipeline.bench.limits import said as limits_said
-from pipeline.bench.rows import BUSY, Metric
+from pipeline.bench.rows import BUSY, Metric, unmeasured
 from pipeline.figures import Cell, Figure
 from pipeline.stage import Table
 
 EVERY = "every op"
-MARK = "*"
 Row = dict[str, Any]
-
-
-def row(engine: str, quant: str, state: str, why: str = "") -> Row:
-    """Of what was not measured."""
-    return {
-        "engine": engine, "quant": quant, "state": state, "why": why, "metrics": {}, "wrong": "", "others": 0.0,
-        "busy": False,
-    }  # fmt: skip
 
 
 def of_runner(name: str, rounds: Sequence[Mapping[str, Any]], limits: Mapping[str, float], others: float) -> list[Row]:
@@ -34,16 +26,16 @@ def of_runner(name: str, rounds: Sequence[Mapping[str, Any]], limits: Mapping[st
         seen = [r["cases"][case] for r in rounds]
         more = {key: first[key] for key in ("op", "case", "flops", "nbytes")} | {"versions": rounds[0]["versions"]}
         if why := next((s["failed"] for s in seen if "failed" in s), ""):
-            found.append(row(name, case, "failed", why) | more)
+            found.append(unmeasured(name, case, "failed", why) | more)
         elif "declined" in first:
-            found.append(row(name, case, "unsupported", first["declined"]) | more)
+            found.append(unmeasured(name, case, "unsupported", first["declined"]) | more)
         else:
             wrong = next((s["wrong"] for s in seen if s["wrong"]), "")
             time = Metric.of([1e6 * s["s"] for s in seen], "µs", "lower")
             figures = {} if wrong else {"metrics": {"time": asdict(time)}, **_rates(first, time.value, limits)}
             busy = {"others": others, "busy": others > BUSY}
             found.append(
-                row(name, case, "measured") | more | busy | figures
+                unmeasured(name, case, "measured", "") | more | busy | figures
                 | {"wrong": wrong, "off": max(s["off"] for s in seen)}
             )  # fmt: skip
     return found
@@ -82,19 +74,11 @@ def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str
     shown = []
     for op in dict.fromkeys(r["op"] for r in measured):
         these = [r for r in measured if r["op"] == op]
-        busy = f" ({MARK} others used the machine meanwhile)" if any(r["busy"] for r in these) else ""
         cases = {case: i for i, case in enumerate(dict.fromkeys(r["case"] for r in these))}
         these.sort(key=lambda r: (cases[r["case"]], bool(r["wrong"]), _micros(r)))
         columns = ("case", "backend", "µs", "GB/s", "of reading", "GFLOP/s", "of multiplying", "verdict")
-        shown.append(
-            Table(f"{op}, median ± spread of the rounds{busy}", columns, tuple(tuple(_cells(r)) for r in these))
-        )
-    left = [(r["engine"], r["quant"], r["state"], r["why"]) for r in rows if r["state"] != "measured"]
-    if left:
-        shown.append(Table("Not measured", ("backend", "case", "", "why"), tuple(left)))
-    if worse:
-        shown.append(Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse)))
-    return tuple(shown)
+        shown.append(Table(common.titled(op, these), columns, tuple(tuple(_cells(r)) for r in these)))
+    return (*shown, *common.rest(rows, ("backend", "case"), worse, against))
 
 
 def _shown(value: float) -> str:
@@ -113,8 +97,7 @@ def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:
         yield f"✗ wrong: {found['wrong']}"
         return
     time, rates = found["metrics"]["time"], found["rates"]
-    apart = f" ± {time['spread']:.0%}" if len(time["rounds"]) > 1 else ""
-    yield f"{_shown(time['value'])}{apart}{MARK if found['busy'] else ''}"
+    yield f"{_shown(time['value'])}{common.apart(time)}{common.BUSY if found['busy'] else ''}"
     yield f"{rates['bytes'] / 1e9:.3g}"
     yield f"{rates['of_read']:.0%}"
     yield _shown(rates["flops"] / 1e9) if rates["flops"] else "–"

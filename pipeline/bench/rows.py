@@ -38,6 +38,14 @@ class Metric:
         return cls(value, unit, better, apart, tuple(rounds))
 
 
+def unmeasured(engine: str, quant: str, state: str, why: str) -> dict[str, Any]:
+    """A row of bench.json for what has no figures."""
+    return {
+        "engine": engine, "quant": quant, "state": state, "why": why, "metrics": {}, "wrong": "", "others": 0.0,
+        "busy": False,
+    }  # fmt: skip
+
+
 def metrics(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Metric]:
     """Of a cell, by name.
 

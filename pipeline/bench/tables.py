@@ -25,21 +25,39 @@ def figures(found: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 def tables(found: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str | None) -> tuple[Table, ...]:
     """Speed, quality, what was not measured, and what got worse."""
     measured = [row for row in found if row["state"] == "measured"]
-    left = [(row["engine"], row["quant"], row["state"], row["why"]) for row in found if row["state"] != "measured"]
-    busy = f" ({BUSY} others used the machine meanwhile)" if any(row["busy"] for row in measured) else ""
-    shown = [
-        Table(f"Speed, median ± spread of the rounds{busy}", *_speed(measured)),
+    return (
+        Table(titled("Speed", measured), *_speed(measured)),
         Table("Quality, beside the reference: the weights as they are, in float32", *_quality(measured)),
-    ]
-    if any(row.get("leak") for row in measured):
-        shown.append(Table("Memory, generation by generation", *_leaks(measured)))
-    if whys := {row["no_joules"] for row in measured if row["no_joules"]}:
-        left.append(("every engine", "", "energy", "; ".join(sorted(whys))))
+        *_of_memory(measured),
+        *rest(found, ("engine", "quant"), worse, against),
+    )
+
+
+def titled(what: str, measured: Sequence[Mapping[str, Any]]) -> str:
+    """The title of a table of figures."""
+    busy = f" ({BUSY} others used the machine meanwhile)" if any(row["busy"] for row in measured) else ""
+    return f"{what}, median ± spread of the rounds{busy}"
+
+
+def rest(
+    found: Sequence[Mapping[str, Any]], heads: tuple[str, str], worse: Sequence[str], against: str | None
+) -> Iterator[Table]:
+    """What was not measured, and what got worse.
+
+    Args:
+        heads: what is called `engine` and `quant` in the rows.
+    """
+    left = [(row["engine"], row["quant"], row["state"], row["why"]) for row in found if row["state"] != "measured"]
+    left += [("energy", "", "", why) for why in sorted({row.get("no_joules") or "" for row in found} - {""})]
     if left:
-        shown.append(Table("Not measured", ("engine", "quant", "", "why"), tuple(left)))
+        yield Table("Not measured", (*heads, "", "why"), tuple(left))
     if worse:
-        shown.append(Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse)))
-    return tuple(shown)
+        yield Table(f"Worse than {against}", (), tuple((f"✗ {text}",) for text in worse))
+
+
+def apart(metric: Mapping[str, Any]) -> str:
+    """How far rounds lie apart; of one nothing."""
+    return f" ± {metric['spread']:.0%}" if len(metric["rounds"]) > 1 else ""
 
 
 def _speed(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:
@@ -61,13 +79,17 @@ def _speed_of(
     for name in names:
         metric = row["metrics"][name]
         value = show_bytes(metric["value"]) if metric["unit"] == "B" else f"{metric['value']:.4g}"
-        apart = f" ± {metric['spread']:.0%}" if len(metric["rounds"]) > 1 else ""
-        yield f"{value}{apart}"
+        yield f"{value}{apart(metric)}"
     for name in shares:
         yield f"{row['of_limits'][name]:.0%}" if name in row["of_limits"] else "–"
     for batch in batches:
         yield " / ".join(f"{ms:.3g}" for ms in row["latency_ms"][batch].values())
     yield f"{row['others']:.1f}{BUSY if row['busy'] else ''}"
+
+
+def _of_memory(measured: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    if any(row["leak"] for row in measured):
+        yield Table("Memory, generation by generation", *_leaks(measured))
 
 
 def _leaks(measured: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], tuple[tuple[Cell, ...], ...]]:

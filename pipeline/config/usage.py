@@ -89,16 +89,9 @@ def usage(verb: str) -> str:
         line, about = OTHERS[verb]
         return "\n".join([*_typed(f"weightmill {line}".split(" ")), "", *wrap(about, 78)])
     short = SPELT[verb]
-    several = [f"[{' | '.join(BENCHMARKS)}]"] if verb == BENCH else []
     takes = [f"[{name} {metavar(name, verb)}]" for name in short.takes]
-    typed = [
-        *f"weightmill {verb}".split(),
-        *several,
-        *short.shown.split(),
-        *(["['PROMPT']"] if short.prompt else []),
-        *takes,
-        "[KEY=VALUE …]",
-    ]
+    typed = [f"weightmill {verb} {short.shown}".rstrip(), *(["['PROMPT']"] if short.prompt else []), *takes]
+    words = "SOURCE or PROMPT" if short.prompt else short.shown
     one = short.sources == (MODEL,)
     what = "SOURCE is a folder" if one else "Each is a folder"
     named = "hf://owner/name, or one of the names that `weightmill --help` lists under model"
@@ -110,7 +103,7 @@ def usage(verb: str) -> str:
     spells = heads | {n: s.format("…") for n, s in short.takes.items()}
     return "\n".join(
         [
-            *_typed(typed),
+            *_typed([*typed, "[KEY=VALUE …]"]),
             "",
             *wrap(f"{about}{options}", 78),
             "",
@@ -118,13 +111,7 @@ def usage(verb: str) -> str:
             "",
             *([*_benchmarks(), ""] if verb == BENCH else []),
             "Settings may follow as KEY=VALUE; `weightmill explain` says which there are.",
-            *(
-                [
-                    f"After -- every word is {'SOURCE or PROMPT' if short.prompt else short.shown}, whatever it begins with."
-                ]
-                if short.sources
-                else []
-            ),
+            *([f"After -- every word is {words}, whatever it begins with."] if short.sources else []),
         ]
     )
 

@@ -1,7 +1,7 @@
 """Other ways to convert a checkpoint: peers of `flow=bench_convert`.
 
-`python -m plugins.bench.converters NAME SOURCE OUT` is how those in Python run: the main job as somebody would write it
-who needs the result once. Whole tensors are held, and the result until it is saved.
+Those in Python are the main job as somebody would write it who needs the result once, in a process of its own. Whole
+tensors are held, and the result until it is saved.
 """
 
 import os
@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
 GGUF = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}  # names of quant options in llama.cpp
+PROGRAM = "import sys; from plugins.bench.converters import main; main(sys.argv[1:])"
 COPIES = ("keep", "none")
 
 
@@ -42,7 +43,7 @@ class Loop:
         return ""
 
     def command(self, source: Path, place: Path, quant: str) -> Sequence[str]:
-        return [sys.executable, "-m", "plugins.bench.converters", self.name, str(source), str(place)]
+        return [sys.executable, "-c", PROGRAM, self.name, str(source), str(place)]
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,7 @@ def _contend(source: Path, out: Path, experts: Callable[[Any], Any], opened: Cal
 
 LOOPS = {"copy": copy, "ml_dtypes": plain, "torchao": torchao}
 
-if __name__ == "__main__":
-    name, source, out = sys.argv[1:]
+
+def main(words: Sequence[str]) -> None:
+    name, source, out = words
     LOOPS[name](Path(source), Path(out))

@@ -9,6 +9,7 @@ others compute too, "others" says on how many cores. It is not a test: nothing h
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import tempfile
@@ -16,15 +17,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pipeline.bench.others import Others
 from pipeline.testing.peak import watch
 from plugins.bench import machine
-from plugins.bench.train import operations
+from plugins.models.gpt_oss.family import GptOss
 
+CONFIG = Path(__file__).parents[1] / "models/gpt_oss/tiny/config.json"
 LENGTH = 256  # tokens of a row, as the experiment has it
 EVALUATED = ["evaluate.windows.tokens=8192", "progress=false"]
 EMBEDDED = ["+model=gpt_oss", "quant=none", "stages=[load,decode,evaluate]"]
 TRAINED = ["+experiment=tiny_gpt_oss", "quant=none", "stages=[init,train,decode,evaluate]", f"data.length={LENGTH}"]
+
+
+def operations(rows: int, length: int) -> float:
+    """float32 operations of a step: forward 2 for each weight that a token meets, and 4 for each dim of a head and pair
+    of tokens that see each other; and twice that backward."""
+    c: dict[str, Any] = json.loads(CONFIG.read_text())
+    share = c["num_experts_per_tok"] / c["num_local_experts"]
+    weights: float = sum(
+        math.prod(p.shape) * (share if p.axes[0] == "experts" else 1)
+        for p in GptOss().parameters(c)
+        if len(p.shape) > 1 and not p.name.endswith(("bias", "embed_tokens.weight"))
+    )
+    at = np.arange(1, length + 1)
+    seen = {"full_attention": at.sum(), "sliding_attention": np.minimum(at, c["sliding_window"]).sum()}
+    pairs = float(sum(seen[kind] for kind in c["layer_types"]))
+    heads = float(c["num_attention_heads"] * c["head_dim"])
+    return 3 * rows * (2 * weights * length + 4 * heads * pairs)
 
 
 @dataclass(frozen=True)

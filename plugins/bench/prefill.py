@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pipeline.tensors.pytree  # noqa: F401
 from pipeline.tensors.scheme import MXFP4
+from pipeline.testing.memory import quantized
 from plugins.bench.machine import limits
-from plugins.bench.timing import packed
 from plugins.kernels.native import ffi, library
 
 EXPERTS, CHOICES = 32, 4
@@ -50,7 +51,7 @@ def main() -> None:
     chosen = np.stack([rng.permutation(EXPERTS)[:CHOICES] for _ in range(args.tokens)]).astype(np.int32).reshape(-1)
     calls: dict[tuple[int, int, int], Callable[[], Any]] = {}
     for out, n in SHAPES:
-        w = packed(MXFP4, (EXPERTS, out, n))
+        w = jax.device_put(quantized(MXFP4, (EXPERTS, out, n)))
         x = jnp.asarray(rng.standard_normal((args.tokens, n), np.float32))
         for bits in (0, 16, 8):
             traced = jax.jit(lambda x, w, bits=bits: ffi.grouped(x, jnp.asarray(chosen), [w], bits)[0])

@@ -47,7 +47,7 @@ def test_an_edit_redoes_what_can_reach_it_and_nothing_else(tree: Path, here: Pat
     hf = (*HOW, "export=hf", "paths.run=hf")
     gguf = (*HOW, "export=gguf", "paths.run=gguf")
     assert {run(tree, here, *args).code for args in (hf, gguf)} == {0}
-    edit(tree, "plugins/bench/convert.py")
+    edit(tree, "plugins/bench/mesh.py")
     edit(tree, "pipeline/reporting/console.py")
     for args in (hf, gguf):
         assert "complete already, outputs verified" in run(tree, here, *args).err

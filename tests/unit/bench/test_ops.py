@@ -28,16 +28,17 @@ import os
 import time
 from dataclasses import dataclass
 
-from plugins.kernels.cast.numpy import cast as real
-from plugins.kernels.rms_norm.xla import rms_norm as norm
-
 
 def cast(x, dtype, *, overflow="error"):
+    from plugins.kernels.cast.numpy import cast as real
+
     time.sleep(float(os.environ.get("ACME_S", "0.002")))
     return real(x, dtype, overflow=overflow)
 
 
 def rms_norm(x, weight, *, eps, plus_one=False):
+    from plugins.kernels.rms_norm.xla import rms_norm as norm
+
     return norm(x, weight, eps=eps, plus_one=plus_one) * float(os.environ.get("ACME_GAIN", "1"))
 
 
@@ -157,8 +158,8 @@ def test_what_was_measured_is_not_measured_again(acme: Path, tmp_path: Path, mon
         ("bench.ops=[matmull]", "matmul"), ("bench.ops=[]", "at least one"), ("bench.ops=[cast,cast]", "twice"),
         ("bench.backends=[nativ]", "native"), ("bench.backends=[acme.nowhere]", "acme.nowhere"),
         ("bench.formats=[mxfp5]", "mxfp4"), ("bench.sizes=[[3]]", "2 numbers"), ("bench.rows=[0]", "1 or more"),
-        ("bench.moe=[2,3,64,64]", "of 2 experts"), ("bench.heads=[6,4,8]", "divide"), ("bench.seconds=0", "more than 0"),
-        ("bench.roundz=1", "'rounds'"),
+        ("bench.moe=[2,3,64,64]", "of 2 experts"), ("bench.heads=[6,4,8]", "divide"),
+        ("bench.seconds=0", "more than 0"), ("bench.roundz=1", "'rounds'"),
     ],
 )  # fmt: skip
 def test_what_is_typed_wrong_is_said_before_anything_runs(

@@ -441,3 +441,31 @@ def test_what_a_scaffold_says_next_goes_through_the_same_door(
     for verb in ("new-stage", "new-kernel"):
         assert _main([verb, "of_mine", "--dir", verb]) == 0
         assert f"next:\n  weightmill --config-dir {verb} " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("name", verbs.BENCHMARKS)
+def test_a_word_behind_bench_names_a_benchmark(name: str) -> None:
+    sources = ["DIR"] if verbs.BENCHMARKS[name].sources else []
+    said = line.read(["plan", "bench", name, *sources, "--against", "last", "bench.rounds=1"], MODELS)
+    given = [f"model.source={source}" for source in sources]
+    assert said.overrides == [*given, f"flow=bench_{name}", "bench.against=last", "bench.rounds=1"]
+    assert said.verb == "plan"
+    assert line.read(["bench", "+model=llama", name, *sources][: 3 + len(sources)], MODELS).overrides[-1] != name
+    told = usage.usage(f"bench {name}")
+    assert told.startswith(f"weightmill bench {name}")
+    assert max(map(len, told.splitlines())) <= 80
+    assert f"bench {name}" in usage.usage("bench")
+    assert usage.asked(["bench", name, "--help"]) == f"bench {name}"
+
+
+def test_a_benchmark_typed_wrong_is_told_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean `bench convert`"):
+        line.read(["bench", "convrt", "DIR"], MODELS)
+    assert line.read(["bench", "llama"], MODELS).overrides == ["model=llama", "flow=bench"]
+    with pytest.raises(ConfigError, match="one word too many"):
+        line.read(["bench", "ops", "DIR"], MODELS)
+    with pytest.raises(ConfigError, match="bench convert: of which checkpoint"):
+        line.read(["bench", "convert"], MODELS)
+    assert usage.asked(["convert", "--help"]) == "convert"
+    assert usage.asked(["bench", "DIR", "--help"]) == "bench"
+    assert usage.asked(["--help"]) is None
