@@ -15,7 +15,7 @@ class Workload:
     tokens: of the text that are scored.
     window: of them at once.
     prompt, greedy: tokens that are continued greedily, and how many are compared.
-    wrong_kl: nats of KL divergence that are too many, of what is not quantized; of a quant beyond the best engine's.
+    wrong_kl: nats of KL divergence that are too many, beyond those that quantization costs.
     """
 
     prefill: tuple[int, ...]
