@@ -35,7 +35,7 @@ class Tinygrad:
             return {MODULE: "pip install 'tinygrad!=0.14.0'"}
         lacking = {}
         if found == BROKEN:
-            lacking["tinygrad.llm, whole"] = f"pip install 'tinygrad!=0.14.0', as {BROKEN} lacks tinygrad.llm.kernels"
+            lacking["tinygrad, whole"] = f"pip install 'tinygrad!=0.14.0', as {BROKEN} lacks tinygrad.llm.kernels"
         if shutil.which(compiler := os.environ.get("CC", "clang")) is None:
             lacking["a compiler"] = f"clang, by which it compiles for CPUs: apt install clang ({compiler} is not there)"
         return lacking
