@@ -116,8 +116,9 @@ class Work:
         for case in written:
             if case.name not in self.turns.failed:
                 self._quality(case.name, case.contender, self._read(case), write=False)
+        costs = self._costs(written)
         (self.turns.folder / LOGITS).unlink(missing_ok=True)
-        return self._summed(reference, limits.reached(self.turns))
+        return self._summed(reference, costs)
 
     def _base(self) -> Path:
         """The weights that nothing has quantized: the source, or what it is unpacked."""
@@ -207,18 +208,34 @@ class Work:
             )
         return tuple(cut)
 
-    def _summed(self, reference: Mapping[str, Any], most: Mapping[str, float]) -> list[dict[str, Any]]:
+    def _costs(self, measured: Sequence[Case]) -> dict[str, float]:
+        """Nats of KL divergence that quantization alone costs, by cell: what the reference says of the same files. Of
+        what a contender quantizes by itself we read none: `rows.OWN` times what ours of that name costs.
+        """
+        ours = {case.quant: case.form for case in reversed(measured) if not case.form.own}
+        found = {}
+        for case in measured:
+            if case.quant == "none" or case.name in self.turns.failed:
+                found[case.name] = 0.0
+                continue
+            form = ours.get(case.quant, Form(case.quant, "auto")) if case.form.own else case.form
+            name = f"{REFERENCE} with {form.quant} {form.export}"
+            scored = self._quality(name, self.reference, self._place(form), write=False) if self._export(form) else None
+            if scored is None:
+                why = self.turns.failed.get(_right(name), self.turns.failed.get(_written(form)))
+                self.turns.failed[_right(case.name)] = f"{name}, which it is held against: {why}"
+                continue
+            found[case.name] = scored["kl"] * (rows.OWN if case.form.own else 1.0)
+        return found
+
+    def _summed(self, reference: Mapping[str, Any], costs: Mapping[str, float]) -> list[dict[str, Any]]:
         right: dict[str, dict[str, Any]] = {}  # by cell
-        same: dict[str, list[dict[str, Any]]] = {}  # by quant
         for case in self.cases:
             for found in self.turns.found(_right(case.name)):
-                right[case.name] = {**rows.quality(found, reference), "quantized": case.quant != "none"}
-                same.setdefault(case.quant, []).append(right[case.name])
-        return [self._row(case, right, same.get(case.quant, ()), most) for case in self.cases]
+                right[case.name] = {**rows.quality(found, reference), "cost": costs.get(case.name, 0.0)}
+        return [self._row(case, right) for case in self.cases]
 
-    def _row(
-        self, case: Case, right: Mapping[str, Any], same: Sequence[Mapping[str, Any]], most: Mapping[str, float]
-    ) -> dict[str, Any]:
+    def _row(self, case: Case, right: Mapping[str, Any]) -> dict[str, Any]:
         state, why = case.state, case.why
         if _written(case.form) in self.turns.failed:
             state, why = "failed", f"its weights could not be written: {self.turns.failed[_written(case.form)]}"
@@ -240,12 +257,15 @@ class Work:
         metrics = {name: asdict(metric) for name, metric in found.items()}
         if quality["perplexity"] is not None:
             metrics["perplexity"] = asdict(rows.Metric.of([quality["perplexity"]], "", "lower"))
+        takes = None if case.form.own else self._takes(case.form)  # what it makes by itself we cannot read
+        shares = {} if takes is None else rows.shares(found, takes, limits.reached(self.turns))
         return row | {
             "metrics": metrics, "latency_ms": rows.latencies(rounds), "quality": quality, "others": others,
-            "busy": others > rows.BUSY, "wrong": rows.wrong(quality, same, self.workload.wrong_kl) or leaks,
+            "busy": others > rows.BUSY,
+            "wrong": rows.wrong(quality, quality["cost"], self.workload.wrong_kl) or leaks,
             "nbytes": export["nbytes"], "device_nbytes": rounds[-1]["weights"], "versions": rounds[-1]["versions"],
             "leak": grown[0] if grown else None, "no_joules": rounds[-1]["no_joules"],
-            "of_limits": rows.shares(found, self._takes(case.form), most) if not case.form.own else {},
+            "of_limits": shares,
         }  # fmt: skip
 
     def _takes(self, form: Form) -> PerToken:

@@ -14,6 +14,7 @@ BUSY = 0.1  # cores that others took: a figure beside so much is marked
 PERCENTILES = (50, 90, 99)
 MOST_NLL = 700.0  # nats: e to more of them is no float
 DECODE = "decode × 1"
+OWN = 2.0  # times what our quantization costs: as much may that of another program, of as many bits
 SENSIBLE = 2.0  # times the reference's perplexity: what is worse makes no sensible text
 
 
@@ -120,19 +121,19 @@ def quality(found: Mapping[str, Any], reference: Mapping[str, Any]) -> dict[str,
     }  # fmt: skip
 
 
-def wrong(cell: Mapping[str, Any], others: Sequence[Mapping[str, Any]], most: float) -> str:
+def wrong(cell: Mapping[str, Any], cost: float, most: float) -> str:
     """Why a cell counts for nothing however quick it is; empty: it is right.
 
     Args:
-        cell: its quality; of one quant with `others`, its own among them.
-        most: nats of KL divergence beyond the best of these that are too many; of what is not quantized beyond 0.
+        cell: its quality.
+        cost: nats of KL divergence that its weights cost as they are quantized, whoever multiplies with them.
+        most: nats beyond that are too many.
     """
     if cell["kl"] is None or cell["perplexity"] is None:
         return "its distributions are not finite"
     if cell["perplexity"] > SENSIBLE * cell["reference"]:
         return f"perplexity {cell['perplexity']:.4g}, and {cell['reference']:.4g} of the reference"
-    least = min(other["kl"] for other in others if other["kl"] is not None) if cell["quantized"] else 0.0
-    if cell["kl"] > least + most:
-        beside = f", {least:.3g} of another engine" if least else ""
-        return f"KL divergence {cell['kl']:.3g} nats{beside}; at most {least + most:.3g} is right"
+    if cell["kl"] > cost + most:
+        beside = f", of which quantization costs {cost:.3g}" if cost else ""
+        return f"KL divergence {cell['kl']:.3g} nats{beside}; at most {cost + most:.3g} is right"
     return ""

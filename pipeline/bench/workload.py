@@ -19,7 +19,7 @@ class Workload:
     window: of them at once.
     prompt, greedy: tokens that are continued greedily, and how many are compared.
     leak: generations after each of which a process's memory is looked at; 0: none are made.
-    wrong_kl: nats of KL divergence that are too many, of what is not quantized; of a quant beyond the best engine's.
+    wrong_kl: nats of KL divergence that are too many, beyond those that quantization costs.
     """
 
     prefill: tuple[int, ...]

@@ -6,8 +6,7 @@ Only the plain bindings are used, so that batches are ours and nothing is sample
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
@@ -108,6 +107,7 @@ class LoadedLlamaCpp:
         self._model = api.llama_model_load_from_file(str(file).encode(), api.llama_model_default_params())
         if not self._model:
             raise StageError(f"{file}: llama.cpp does not read it; its log says why")
+        self._context, self._room = None, (0, 0)
         self._vocab = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self._model))
 
     @property
@@ -119,37 +119,39 @@ class LoadedLlamaCpp:
 
     def decode(self, prompts: Sequence[Sequence[int]], new: int, seen: Callable[[], None]) -> Sequence[Sequence[int]]:
         length = len(prompts[0])
-        with self._context(len(prompts), length + new) as context:
-            tokens = [(t, i, row, i == length - 1) for row, ids in enumerate(prompts) for i, t in enumerate(ids)]
-            columns = []
-            for step in range(new):
-                logits = self._computed(context, tokens)
-                columns.append(logits.argmax(-1).tolist())
-                seen()
-                tokens = [(t, length + step, row, True) for row, t in enumerate(columns[-1])]
+        self._make_room(len(prompts), length + new)
+        tokens = [(t, i, row, i == length - 1) for row, ids in enumerate(prompts) for i, t in enumerate(ids)]
+        columns = []
+        for step in range(new):
+            columns.append([int(logits.argmax()) for logits in self._computed(tokens)])
+            seen()
+            tokens = [(t, length + step, row, True) for row, t in enumerate(columns[-1])]
         return [list(row) for row in zip(*columns, strict=True)]
 
     def score(self, ids: Sequence[int]) -> Any:
-        with self._context(1, len(ids)) as context:
-            return self._computed(context, [(t, i, 0, True) for i, t in enumerate(ids)])
+        import numpy as np
 
-    @contextmanager
-    def _context(self, rows: int, length: int) -> Iterator[Any]:
-        """An empty cache for so many sequences of so many tokens."""
+        self._make_room(1, len(ids))
+        return np.stack(self._computed([(t, i, 0, True) for i, t in enumerate(ids)]))
+
+    def _make_room(self, rows: int, length: int) -> None:
+        """An empty cache for so many sequences of so many tokens; that of what was asked before is emptied, as
+        `llama-bench` does."""
+        if self._room == (rows, length):
+            self._api.llama_memory_clear(self._api.llama_get_memory(self._context), True)
+            return
+        if self._context:
+            self._api.llama_free(self._context)
         params = self._api.llama_context_default_params()
         params.n_ctx, params.n_seq_max = rows * _rounded(length), rows
         params.n_batch, params.n_ubatch = rows * _rounded(length), UBATCH
         params.n_threads = params.n_threads_batch = self._threads
-        context = self._api.llama_init_from_model(self._model, params)
-        if not context:
+        self._context, self._room = self._api.llama_init_from_model(self._model, params), (rows, length)
+        if not self._context:
             raise StageError(f"llama.cpp makes no context for {rows} × {length} tokens; its log says why")
-        try:
-            yield context
-        finally:
-            self._api.llama_free(context)
 
-    def _computed(self, context: Any, tokens: Sequence[tuple[int, int, int, bool]]) -> Any:
-        """Logits [N, V] of those of `tokens` (id, position, row, wanted) that are wanted."""
+    def _computed(self, tokens: Sequence[tuple[int, int, int, bool]]) -> list[Any]:
+        """Logits [V] float32 of those of `tokens` (id, position, row, wanted) that are wanted, until the next call."""
         import numpy as np
 
         batch = self._api.llama_batch_init(len(tokens), 0, 1)
@@ -158,11 +160,11 @@ class LoadedLlamaCpp:
             for i, (token, position, row, wanted) in enumerate(tokens):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position, 1
                 batch.seq_id[i][0], batch.logits[i] = row, wanted
-            if code := self._api.llama_decode(context, batch):
+            if code := self._api.llama_decode(self._context, batch):
                 raise StageError(f"llama_decode of {len(tokens)} tokens gave {code}; its log says why")
             at = [i for i, (*_, wanted) in enumerate(tokens) if wanted]
-            rows = [np.ctypeslib.as_array(self._api.llama_get_logits_ith(context, i), (self._vocab,)) for i in at]
-            return np.stack(rows).astype(np.float32)
+            found = [self._api.llama_get_logits_ith(self._context, i) for i in at]
+            return [np.ctypeslib.as_array(logits, (self._vocab,)) for logits in found]
         finally:
             self._api.llama_batch_free(batch)
 

@@ -35,7 +35,7 @@ class Tinygrad:
             return {MODULE: "pip install 'tinygrad!=0.14.0'"}
         lacking = {}
         if found == BROKEN:
-            lacking["tinygrad.llm, whole"] = f"pip install 'tinygrad!=0.14.0', as {BROKEN} lacks tinygrad.llm.kernels"
+            lacking["tinygrad, whole"] = f"pip install 'tinygrad!=0.14.0', as {BROKEN} lacks tinygrad.llm.kernels"
         if shutil.which(compiler := os.environ.get("CC", "clang")) is None:
             lacking["a compiler"] = f"clang, by which it compiles for CPUs: apt install clang ({compiler} is not there)"
         return lacking
@@ -83,7 +83,8 @@ class LoadedTinygrad:
         self._make_room(len(prompts), room)
         given = Tensor([[*ids, *[0] * new] for ids in prompts], dtype="int32")
         start, count = UOp.variable("start_pos", 0, room - 1), UOp.variable("toks", 1, CHUNK)
-        cold, at, columns, out = Tensor([0.0]), 0, [], None
+        cold, at, out = Tensor([0.0]), 0, None
+        columns: list[list[int]] = []
         while len(columns) < new:
             here, many = start.bind(at), min(CHUNK, length - at)
             # A concrete shape for single tokens, by which it takes the program for those.

@@ -1,5 +1,5 @@
 """Contenders that multiply nothing, in a folder of a user's own: a right one, a slow one, a wrong one, one that is not
-installed, and one that cannot."""
+installed, one that cannot, and one that makes its weights by itself."""
 
 from pathlib import Path
 
@@ -26,16 +26,22 @@ class Fake:
     only: str = "none"
     dies: bool = False
     leaks: bool = False
+    own: str = ""
 
     @property
     def needs(self):
         return {self.module: f"pip install {self.module}"}
 
     def form(self, quant, config):
-        return Form(quant, self.export, why_not="" if quant == self.only else f"it has no {quant}")
+        why_not = "" if quant == self.only else f"it has no {quant}"
+        return Form("none" if self.own else quant, self.export, own=self.own, why_not=why_not)
+
+    def prepare(self, place, own, to):
+        assert (place / "config.json").is_file()
+        (to / "weights").write_text(own)
 
     def load(self, place, threads):
-        assert (place / "config.json").is_file()
+        assert (place / ("weights" if self.own else "config.json")).is_file()
         if self.dies:
             raise RuntimeError("no such instruction")
         return Loaded(self)
@@ -74,7 +80,7 @@ class Loaded:
 """
 FIELDS = {
     "fake": "dies: false", "slow": "step_s: 0.02", "wrong": "shift: 1", "absent": "module: acme_engine",
-    "picky": "only: mxfp4", "broken": "dies: true", "leaky": "leaks: true",
+    "picky": "only: mxfp4", "broken": "dies: true", "leaky": "leaks: true", "maker": "only: mxfp4\nown: smaller",
 }  # fmt: skip
 TARGET, LIMITS = "plugins.contenders.fake.Fake", "plugins.contenders.fake.Limits"
 

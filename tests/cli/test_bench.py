@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from plugins.contenders.llama_cpp import LlamaCpp
 from tests.cli.run import pipeline
 
 SMALL = (
@@ -43,3 +44,18 @@ def test_transformers_predicts_the_same(tmp_path: Path) -> None:
     assert set(plain["versions"]) == {"torch", "transformers"}
     assert packed["state"] == "unsupported"
     assert "GPUs alone" in packed["why"]
+
+
+@pytest.mark.oracle
+@pytest.mark.skipif(bool(LlamaCpp().needs), reason=f"no llama.cpp: {'; '.join(LlamaCpp().needs.values())}")
+def test_llama_cpp_predicts_the_same(tmp_path: Path) -> None:
+    said = pipeline("bench", "gpt_oss", "engines=[llama_cpp]", "quants=[none,mxfp4]", *SMALL, cwd=tmp_path)
+    assert said.code == 0, said.err
+    [file] = (tmp_path / "outputs").glob("*/bench.json")
+    plain, packed = json.loads(file.read_text())["rows"]
+    assert plain["quality"]["kl"] < 0.02, "activations are rounded to 8 bits, keys and values to float16"
+    assert plain["quality"]["cost"] == 0
+    assert 1e-4 < packed["quality"]["cost"] < 0.05
+    assert abs(packed["quality"]["kl"] - packed["quality"]["cost"]) < 0.02
+    assert not plain["wrong"]
+    assert not packed["wrong"]

@@ -258,14 +258,26 @@ def test_only_what_says_which_weights_goes_to_exports() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kl", "perplexity", "quantized", "wrong"),
+    ("kl", "perplexity", "cost", "wrong"),
     [
-        (0.01, 10.0, False, False), (0.06, 10.0, False, True), (0.3, 12.0, True, False), (0.4, 12.0, True, True),
-        (0.01, 21.0, False, True), (None, 10.0, False, True), (0.01, None, True, True),
+        (0.01, 10.0, 0.0, False), (0.06, 10.0, 0.0, True), (0.3, 12.0, 0.28, False), (0.4, 12.0, 0.28, True),
+        (0.01, 21.0, 0.0, True), (None, 10.0, 0.0, True), (0.01, None, 1.0, True),
     ],
 )  # fmt: skip
-def test_wrong_is_far_from_the_reference_or_from_the_best(
-    kl: float | None, perplexity: float | None, quantized: bool, wrong: bool
+def test_wrong_is_beyond_what_quantization_costs(
+    kl: float | None, perplexity: float | None, cost: float, wrong: bool
 ) -> None:
-    cell = {"kl": kl, "perplexity": perplexity, "reference": 10.0, "quantized": quantized}
-    assert bool(rows.wrong(cell, [cell, {"kl": 0.3}], 0.05)) == wrong
+    assert bool(rows.wrong({"kl": kl, "perplexity": perplexity, "reference": 10.0}, cost, 0.05)) == wrong
+
+
+def test_an_engine_alone_with_its_quant_is_held_against_what_that_costs(fakes: Path, tmp_path: Path) -> None:
+    """`picky` reads what we quantized; `maker` quantizes by itself, and is held against what ours costs."""
+    engines = ("engines=[picky,maker]", "quants=[mxfp4]", "+engines.maker.shift=1")
+    report = bench(fakes, tmp_path / "outputs", *engines, "bench.rounds=1")
+    right, wrong = record(report)["rows"]
+    assert (right["quality"]["kl"], right["quality"]["cost"], right["wrong"]) == (0, 0, "")
+    assert right["form"] == "mxfp4 hf"
+    assert wrong["wrong"].startswith("KL divergence")
+    assert wrong["form"] == "none hf, smaller by itself"
+    assert wrong["nbytes"] == len("smaller"), "what it made, and not what it made it of"
+    assert wrong["state"] == "measured"
