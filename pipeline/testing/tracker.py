@@ -135,6 +135,18 @@ class TrackerContract:
     def test_a_run_made_again_is_another(self, one: Tracker, run: Tracked) -> None:
         assert one.begin(run) != one.begin(run)
 
+    def test_a_run_whose_begin_was_not_recorded_is_found_again(self, one: Tracker, run: Tracked) -> None:
+        """As whoever began it was killed before it knew what the tracker calls it."""
+        begun = dataclasses.replace(run, token="a" * 32)
+        tracked = one.begin(begun)
+        one.log(tracked, [Point("a", 1.0, 0, BEGAN)])
+        other = self.tracker(run.folder.parent / "a place")
+        assert other.begin(begun) == tracked
+        assert self.points(other, tracked, "a") == [(0, 1.0)]
+        assert self.state(other, tracked) == "running"
+        assert other.begin(dataclasses.replace(run, token="b" * 32)) != tracked
+        assert other.begin(run) != tracked
+
     def test_of_a_sweep(self, one: Tracker, run: Tracked) -> None:
         sweep = dataclasses.replace(run, id="f" * 32, name="sweep-1", config={}, sweep=True)
         above = one.begin(sweep)

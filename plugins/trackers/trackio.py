@@ -61,7 +61,9 @@ class Trackio:
         if run.sweep:  # a group is nothing but its name
             return run.name
         there = known and self._run_name(known) is not None
-        tracked = known if there else f"{run.id}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        tracked = known if there else f"{run.id}-{run.token or f'{datetime.now(UTC):%Y%m%dT%H%M%S%f}'}"
+        if not there and tracked == known:  # it is gone there, and this is another
+            tracked += "-again"
         self._names[tracked] = self.run_name or run.name
         plain = (bool, int, float)
         config: dict[str, Any] = {
