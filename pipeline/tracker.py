@@ -95,7 +95,7 @@ class Tracker(Protocol):
         """A run is at work, and shows as that; returns what the tracker calls it.
 
         Args:
-            known: what it called an earlier try of this run, which goes on; empty: there was none, or none that is known,
+            known: what it called an earlier try of this run, which goes on; empty: there was none, or it is not known,
                 and then it is looked for by `run.token`. Where it is gone, it is told all again, under another name.
         """
 

@@ -27,7 +27,7 @@ SERVERS = ("http", "https", "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # mlflow.store.db.db_types
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 SQLITE = "sqlite:///"
-TOKEN = "weightmill.token"  # tag of a run, by which it is found again
+BY_TOKEN = "weightmill.token"  # tag of a run, by which it is found again
 HOST_NBYTES = 200 << 20  # with its libraries imported and 5,000 points told, 188 MiB were measured
 # Nobody is told how it is used, and a server that does not answer is given up soon; what is set already stays.
 SETTINGS = {
@@ -88,7 +88,7 @@ class MLflow:
         name = run.name if run.sweep else self.run_name or run.name
         tags = {**run.tags, MLFLOW_RUN_NAME: name, MLFLOW_SOURCE_NAME: "weightmill", "weightmill.run": run.id}
         if run.token:
-            tags[TOKEN] = run.token
+            tags[BY_TOKEN] = run.token
         if run.parent:
             tags[MLFLOW_PARENT_RUN_ID] = run.parent
         tags = {_name(key): _cut(text, LONGEST_TAG) for key, text in (tags | dict(self.tags)).items()}
@@ -121,7 +121,7 @@ class MLflow:
         """The run that was begun with that token; None: there is none, or it was deleted."""
         if not token:
             return None
-        found = self._client.search_runs([self._experiment], f"tags.`{TOKEN}` = '{token}'", max_results=1)
+        found = self._client.search_runs([self._experiment], f"tags.`{BY_TOKEN}` = '{token}'", max_results=1)
         return self._there(found[0].info.run_id) if found else None
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:

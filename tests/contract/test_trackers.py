@@ -118,6 +118,7 @@ class TestMLflow(TrackerContract):
         tracker = self.tracker(tmp_path / "a place")
         script = tmp_path / "killed.py"
         script.write_text(KILLED)
+        run.folder.rmdir()
         write(run.folder, complete=False)
         said = [str(tmp_path / "a place" / "runs.db"), run.id, str(run.folder)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}

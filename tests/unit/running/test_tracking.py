@@ -281,10 +281,9 @@ def test_a_run_that_is_told_to_two_places_in_turn_goes_on_in_both(tmp_path: Path
         updates(run.folder, [upto - 1])
         with Tracking(memory, run, print) as telling:
             telling.end("complete")
-    for memory in (one, two):
+    for memory, steps in ((one, 3), (two, 4)):
         [tracked] = memory.runs
-    assert [step for step, _, _ in seen(one, [*one.runs][0], "train/loss")] == [0, 1, 2]
-    assert [step for step, _, _ in seen(two, [*two.runs][0], "train/loss")] == [0, 1, 2, 3]
+        assert [step for step, _, _ in seen(memory, tracked, "train/loss")] == [*range(steps)]
     assert (told := told_of(run.folder)) is not None
     assert [(t.place, t.points) for t in (told, *told.elsewhere)] == [("elsewhere", 4), ("memory", 3)]
 
