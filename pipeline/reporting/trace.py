@@ -18,6 +18,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from pipeline import redact, terminal
 from pipeline.errors import some
 from pipeline.files import spoken
@@ -104,14 +106,14 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
         }  # fmt: skip
         partial = path.with_name(f"{NAME}.partial")
         try:
-            with partial.open("w", encoding="utf-8") as out:
-                out.write('{"displayTimeUnit":"ms","otherData":')
-                out.write(json.dumps(metadata) + ',"traceEvents":[\n')
+            with partial.open("wb") as out:
+                out.write(b'{"displayTimeUnit":"ms","otherData":')
+                out.write(json.dumps(metadata).encode() + b',"traceEvents":[\n')
                 first = True
                 for event in _events(parts):
-                    out.write(("" if first else ",\n") + encoded(event))
+                    out.write((b"" if first else b",") + encoded(event))
                     first = False
-                out.write("\n]}\n")
+                out.write(b"]}\n")
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
@@ -132,7 +134,7 @@ def _read(path: Path) -> Part | None:
     with path.open("rb") as file:
         for raw in file:
             try:
-                said = json.loads(raw.decode()) if raw.endswith(b"\n") else None
+                said = _said(raw) if raw.endswith(b"\n") else None
                 if part is None:
                     if not isinstance(said, dict) or any(not isinstance(said.get(k), t) for k, t in HEAD.items()):
                         return None
@@ -144,6 +146,14 @@ def _read(path: Path) -> Part | None:
                     return None
                 part.torn += 1
     return part
+
+
+def _said(line: bytes) -> Any:
+    """Raises ValueError: it is no JSON."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:  # or of what `encoded` did not give to orjson
+        return json.loads(line.decode())
 
 
 def _take(part: Part, said: Any) -> None:
@@ -240,9 +250,9 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
                 event["args"] = {"bytes": int(value)}
             elif phase == "X":
                 nanoseconds = part.at(start + value) - at
-                event |= {"dur": nanoseconds, "args": _plain(args)}
+                event["dur"], event["args"] = nanoseconds, _plain(args)
             else:
-                event |= {"s": "t", "args": _plain(args)}
+                event["s"], event["args"] = "t", _plain(args)
             rows.append((at, -nanoseconds, event))
         title = f"{head['role']}, process {head['pid']} on {head['host']}"
         yield _meta("process_name", i, 0, {"name": plain(title)})
@@ -305,10 +315,13 @@ def plain(text: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Without what would steer a terminal, and without secrets; seconds to the nanosecond."""
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, float):
+    kind = type(value)  # as JSON is read
+    if kind is int:
+        return value
+    if kind is float:
         return round(value, DIGITS)
-    if isinstance(value, list):
+    if kind is str:
+        return plain(value)
+    if kind is list:
         return [_plain(v) for v in value]
-    return {plain(str(k)): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return {plain(k): _plain(v) for k, v in value.items()} if kind is dict else value

@@ -27,7 +27,7 @@ SERVERS = ("http", "https", "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # mlflow.store.db.db_types
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 SQLITE = "sqlite:///"
-BY_TOKEN = "weightmill.token"  # tag of a run, by which it is found again
+BY_TOKEN = "weightmill.token"  # noqa: S105  tag of a run, by which it is found again
 HOST_NBYTES = 200 << 20  # with its libraries imported and 5,000 points told, 188 MiB were measured
 # Nobody is told how it is used, and a server that does not answer is given up soon; what is set already stays.
 SETTINGS = {
