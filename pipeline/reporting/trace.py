@@ -7,7 +7,9 @@ came.
 
 Processes of one machine have one clock. Another machine's is laid beside it by both wall clocks, and then moved as far
 as it takes for no task to begin before it was sent, or to end after its result was here: the two bounds that every task
-of that machine gives, of which the narrowest count (as in Cristian's algorithm, over all round trips).
+of that machine gives, of which the narrowest count (as in Cristian's algorithm, over all round trips). Where no one
+move is enough, its clock runs at another rate than ours, and a line in time is laid between all lower and upper bounds
+(`pipeline.reporting.clocks`).
 """
 
 import json
@@ -23,6 +25,7 @@ import orjson
 from pipeline import redact, terminal
 from pipeline.errors import some
 from pipeline.files import spoken
+from pipeline.reporting import clocks
 from pipeline.tracing import PARTS, PROFILES, encoded
 
 NAME = "trace.json"
@@ -47,7 +50,8 @@ class Part:
         sent, got: task → when it could begin, and when its result was there; in the process that the run began in.
         dropped: events that there was no room for.
         torn: lines that are none.
-        offset_ns: what makes its clock that of the trace.
+        offset_ns: what makes its clock that of the trace, at `since`.
+        drift: nanoseconds more of it for every second of its clock after that.
         clock: how that was found.
     """
 
@@ -61,11 +65,14 @@ class Part:
     dropped: int = 0
     torn: int = 0
     offset_ns: int = 0
+    drift: float = 0.0
+    since: float = 0.0
     clock: str = ""
 
     def at(self, seconds: float) -> int:
         """Nanoseconds of the trace's clock, of its own."""
-        return round(seconds * 1e9) + self.offset_ns
+        moved = round(self.drift * (seconds - self.since)) if self.drift else 0
+        return round(seconds * 1e9) + self.offset_ns + moved
 
 
 def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> list[str]:
@@ -200,24 +207,20 @@ def _move(there: Sequence[tuple[Part, Part]]) -> None:
     Args:
         there: what its processes told, each with the process that sent it its tasks.
     """
-    least, most = [], []
+    least, most = list[clocks.Bound](), list[clocks.Bound]()
     for part, main in there:
         for number, _, _, kind, start, seconds, *_ in part.events:
             if kind == "task" and (key := part.ended.get(number)) is not None:
-                least += [main.at(main.sent[key]) - part.at(start)] if key in main.sent else []
-                most += [main.at(main.got[key]) - part.at(start + seconds)] if key in main.got else []
+                end = start + seconds
+                least += [(start, main.at(main.sent[key]) - part.at(start))] if key in main.sent else []
+                most += [(end, main.at(main.got[key]) - part.at(end))] if key in main.got else []
     if not least or not most:
         return
-    low, high = max(least), min(most)
-    if low <= high:
-        moved = min(max(0, low), high)
-        known = f"known to {(high - low) / 1e6:.3f} ms by what was sent"
-    else:
-        moved = (low + high) // 2
-        known = f"not all that was sent agrees, by {(low - high) / 1e6:.3f} ms: its clock runs unevenly"
+    found = clocks.between(least, most)
     for part, _ in there:
-        part.offset_ns += moved
-        part.clock = f"by the wall clock, moved by {moved / 1e6:.3f} ms; {known}"
+        part.offset_ns += found.moved_ns
+        part.drift, part.since = found.drift, found.since
+        part.clock = f"by the wall clock, {found.said}"
 
 
 def _lacking(path: Path, parts: list[Part], done: Mapping[str, str]) -> list[str]:
