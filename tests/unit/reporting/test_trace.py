@@ -197,8 +197,8 @@ def test_the_clock_of_another_machine_is_moved_to_where_its_tasks_can_have_been(
 @pytest.mark.parametrize("ppm", [-300.0, 40.0, 500.0])
 @pytest.mark.parametrize("ahead_s", [-7.0, 0.0, 3600.0])
 def test_the_drift_of_another_machine_is_taken_out(tmp_path: Path, ppm: float, ahead_s: float) -> None:
-    """Over an hour: tasks of two of its processes, the second a member of a gang that was sent nothing by itself, and in
-    each a span within it; all lie where they were, to the time that sending took, and nest."""
+    """Over an hour: tasks of two of its processes, the second a member of a gang that was sent nothing by itself, and
+    in each a span within it; all lie where they were, to the time that sending took, and nest."""
     begun, said, heads = 5.0, list[Any](), list[Any]()
     theirs: list[list[Any]] = [[], []]
 
