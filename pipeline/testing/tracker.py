@@ -122,6 +122,8 @@ class TrackerContract:
         one.end(tracked, state)
         assert self.state(one, tracked) == state
         one.end(tracked, state)  # by whoever finds it later
+        assert one.begin(run, tracked) == tracked
+        assert self.state(one, tracked) == "running"  # it goes on
 
     def test_a_run_that_is_gone_is_begun_anew(self, one: Tracker, run: Tracked) -> None:
         """As its place was emptied since; what is asked of it then is told again."""
