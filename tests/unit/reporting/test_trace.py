@@ -221,7 +221,7 @@ def test_the_drift_of_another_machine_is_taken_out(tmp_path: Path, ppm: float, a
         if n % 2:
             spans_of(n + 1, 1, at + off(n) + 1, 10.0)
     for pid in (2, 3):
-        wall = HEAD["wall_ns"] + round(ahead_s * 1e9)
+        wall = 2_000_000_000 + round(ahead_s * 1e9)
         heads.append(HEAD | {"pid": pid, "role": "worker", "clock": "d", "perf_s": there(1.0), "wall_ns": wall})
     run = [0, "X", "run", "run", begun, 3640.0, {}, "run"]
     parts(tmp_path, a=[HEAD, *said, run], b=[heads[0], *theirs[0]], c=[heads[1], *theirs[1]])
