@@ -13,7 +13,7 @@ and all that is wrong is said at once.
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_search_path import ConfigSearchPath
@@ -32,8 +32,9 @@ from pipeline.config.jobs import combined
 from pipeline.config.names import short_names
 from pipeline.errors import ConfigError, PlanError, Problem, StorageError, WeightmillError
 from pipeline.places import hindrance
-from pipeline.planning.model_choice import with_model
-from pipeline.planning.sweep import Asked, Job
+
+if TYPE_CHECKING:  # every start reads this module, and few are sweeps
+    from pipeline.planning.sweep import Job
 
 FILES = ("multirun.yaml", "sweep.csv", "sweep.png")  # what a sweep writes into its folder, in this order
 
@@ -126,6 +127,8 @@ class Launcher(HydraLauncher):
         assert self.config is not None
         folder = Path(str(self.config.hydra.sweep.dir))  # named after what was typed, which a job's config is not
         names = short_names(job_overrides)
+        from pipeline.planning.sweep import Asked
+
         jobs: list[Job] = []
         failed: list[tuple[str, Sequence[str], Exception]] = []
         for overrides, name in zip(job_overrides, names, strict=True):
@@ -144,8 +147,11 @@ class Launcher(HydraLauncher):
             for given, s, o in zip(job_overrides, status, outcomes, strict=True)
         ]
 
-    def _job(self, overrides: list[str], number: int, name: str) -> Job:
+    def _job(self, overrides: list[str], number: int, name: str) -> "Job":
         """Raises what composing and checking it raises."""
+        from pipeline.planning.model_choice import with_model
+        from pipeline.planning.sweep import Job
+
         assert self.config is not None
         assert self.hydra_context is not None
         settled = with_model(overrides, fetch=True)  # of a source that the sweep varies

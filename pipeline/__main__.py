@@ -18,7 +18,7 @@ import sys
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pipeline import huge_pages
 
@@ -40,19 +40,15 @@ from pipeline.config.compose import CONF, load_run, option_folders, options, reg
 from pipeline.config.families import checkpoints
 from pipeline.config.overrides import as_typed, for_jobs
 from pipeline.config.words import before_dashes
-from pipeline.engine import gang_of
 from pipeline.errors import ConfigError, PlanError, WeightmillError, did_you_mean
-from pipeline.planning.memory import plan_run
-from pipeline.planning.model_choice import with_model
-from pipeline.planning.sweep import Asked
 from pipeline.reporting import console
-from pipeline.reporting.progress import progress
-from pipeline.running import process, sweep
-from pipeline.running.attempt import obstacles_ahead, outputs_of
-from pipeline.running.results import FOLDER, Results, remove, unreferred
-from pipeline.running.runner import execute
-from pipeline.running.why import done_already, reasons
+from pipeline.running import process
 from pipeline.waiting import Waiting
+
+# What plans and runs is imported by whoever does: a third of a start, that help and short verbs do without.
+if TYPE_CHECKING:
+    from pipeline.config.spine import RunConfig
+    from pipeline.planning.sweep import Asked
 
 _verb = "run"
 _debug = False
@@ -62,13 +58,15 @@ _code = 0  # the largest exit code that a report of this process asks for
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
-def job(cfg: DictConfig | Asked) -> Any:
+def job(cfg: "DictConfig | Asked") -> Any:
     """One composed config; returns its report, or the error, which Hydra would otherwise announce in its own way.
 
     With `-m` our launcher gives all jobs, composed; then it returns the outcome of each.
     """
     global _code, _debug, _outcome
-    if isinstance(cfg, Asked):
+    if not isinstance(cfg, DictConfig):
+        from pipeline.running import sweep
+
         _debug = any(one.run.spine.debug for one in cfg.jobs)
         _composing.end()
         process.collect_garbage()
@@ -91,27 +89,11 @@ def _job(cfg: DictConfig) -> Any:
     run = load_run(cfg)
     run_dir = Path(os.path.expanduser(run.spine.paths.run)).absolute()
     if _verb in ("plan", "graph", "why"):
-        _composing.say("planning")
-        plan = plan_run(run, run_dir, fetch=False)
-        _composing.end()
-        if plan.failures:  # what could be planned all the same is not what was asked for
-            raise PlanError(plan.problems)
-        if _verb == "graph":
-            console.out(console.mermaid(plan))
-        elif _verb == "why":
-            outputs = outputs_of(run)
-            console.out(*console.why_tables(reasons(plan, outputs, Results(outputs / FOLDER))))
-        else:
-            done = [] if run.spine.overwrite else done_already(plan, outputs_of(run))
-            plan.time = plan.time and plan.time.without(done)
-            console.out(*console.plan_tables(plan), *console.kernels_table(plan))
-            if done:
-                console.out(f"done already: {', '.join(done)}; `why` says where")
-            if not plan.problems:
-                plan.problems += obstacles_ahead(run, plan, run_dir, unresolved(HydraConfig.get().overrides.task))
-        if plan.problems:
-            raise PlanError(plan.problems)
+        _plan(run, run_dir)
         return None
+    from pipeline.reporting.progress import progress
+    from pipeline.running.runner import execute
+
     process.collect_garbage()
     _composing.end()
     command = unresolved(HydraConfig.get().overrides.task)
@@ -123,8 +105,42 @@ def _job(cfg: DictConfig) -> Any:
     return report
 
 
+def _plan(run: "RunConfig", run_dir: Path) -> None:
+    """Say what a run would do, or why it would do it again.
+
+    Raises:
+        PlanError: it cannot be done.
+    """
+    from pipeline.planning.memory import plan_run
+    from pipeline.running.attempt import obstacles_ahead, outputs_of
+    from pipeline.running.results import FOLDER, Results
+    from pipeline.running.why import done_already, reasons
+
+    _composing.say("planning")
+    plan = plan_run(run, run_dir, fetch=False)
+    _composing.end()
+    if plan.failures:  # what could be planned all the same is not what was asked for
+        raise PlanError(plan.problems)
+    if _verb == "graph":
+        console.out(console.mermaid(plan))
+    elif _verb == "why":
+        outputs = outputs_of(run)
+        console.out(*console.why_tables(reasons(plan, outputs, Results(outputs / FOLDER))))
+    else:
+        done = [] if run.spine.overwrite else done_already(plan, outputs_of(run))
+        plan.time = plan.time and plan.time.without(done)
+        console.out(*console.plan_tables(plan), *console.kernels_table(plan))
+        if done:
+            console.out(f"done already: {', '.join(done)}; `why` says where")
+        if not plan.problems:
+            plan.problems += obstacles_ahead(run, plan, run_dir, unresolved(HydraConfig.get().overrides.task))
+    if plan.problems:
+        raise PlanError(plan.problems)
+
+
 def _talk(cfg: DictConfig) -> None:
     """Load the model, and chat."""
+    from pipeline.engine import gang_of
     from pipeline.running import text_stream
     from pipeline.running.chat import chat
     from pipeline.running.loading import loaded
@@ -207,6 +223,8 @@ def _gc(args: list[str]) -> None:
         ConfigError: another argument.
         StorageError: something cannot be removed.
     """
+    from pipeline.running.results import remove, unreferred
+
     delete, outputs = False, "outputs"
     for arg in args:
         if arg == "--delete":
@@ -269,7 +287,9 @@ def _ask_hydra(said: line.Line) -> None:
     register()
     typed = _for_chat(said) if _verb == "chat" else said.overrides
     typed = as_typed(typed)
-    if _option(said.options, "--config-name", "-cn") is None:  # a config of the user's own has a model or not
+    if typed and _option(said.options, "--config-name", "-cn") is None:  # a config of the user's own has a model or not
+        from pipeline.planning.model_choice import with_model
+
         typed = with_model(typed, fetch=_verb in ("run", "chat"))
     typed = for_jobs(typed) if said.sweeps else typed
     sys.argv = [sys.argv[0], *said.options, *typed]
@@ -331,6 +351,8 @@ def _for_chat(said: line.Line) -> list[str]:
 
 def _complete() -> None:
     """A shell asks how a line goes on: that line is settled as one that is typed."""
+    from pipeline.planning.model_choice import with_model
+
     app, *words = os.environ.get("COMP_LINE", "").split(" ")
     words = words[1:] if words[:1] and words[0] in verbs.VERBS else words
     with suppress(WeightmillError):  # a line that is not finished may be wrong

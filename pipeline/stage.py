@@ -64,6 +64,7 @@ class Context:
         folder: of a stage that can reopen what it gives, where it writes that; it is kept when `run` is done.
         unfinished: of such a stage, what it has to go on from when it is killed or fails: found again by whoever makes
             the same, and gone when that is done.
+        monitor: seconds between two looks at what each process of a stage in several takes; None: nobody looks.
     """
 
     run_dir: Path
@@ -78,6 +79,7 @@ class Context:
     models: ModelSlot = field(default_factory=ModelSlot, compare=False, repr=False)
     folder: Path | None = None
     unfinished: Path | None = None
+    monitor: float | None = field(default=None, compare=False)
 
 
 class Results(Protocol):

@@ -45,6 +45,9 @@ class Tracked:
         tags: in words: `command`, `folder`, `version`.
         parent: what the tracker called the sweep that it is of; empty: it is of none.
         sweep: it is no run, but several are of it.
+        token: of its record here, which was written before the tracker is told to begin: a run that was begun with it
+            already, by a process that was killed before it knew what the tracker calls it, is that run; empty: it has
+            none, and is a run of its own.
     """
 
     id: str
@@ -55,6 +58,7 @@ class Tracked:
     tags: Mapping[str, str] = field(default_factory=dict)
     parent: str = ""
     sweep: bool = False
+    token: str = ""
 
 
 class Tracker(Protocol):
@@ -91,8 +95,8 @@ class Tracker(Protocol):
         """A run is at work, and shows as that; returns what the tracker calls it.
 
         Args:
-            known: what it called an earlier try of this run, which goes on; empty: there was none. Where that is gone,
-                it is told all again, under another name.
+            known: what it called an earlier try of this run, which goes on; empty: there was none, or it is not known,
+                and then it is looked for by `run.token`. Where it is gone, it is told all again, under another name.
         """
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:

@@ -107,7 +107,8 @@ def _planned(jobs: Sequence[Job], refused: Mapping[int, Problem], chunk: int, fe
     """
     conf, plans, digests = jobs[0].run.spine.dask, [], Digests()
     for i, (run, run_dir) in enumerate((job.run, job.run_dir) for job in jobs):
-        ctx = Context(run_dir, run.spine.seed, chunk, run.spine.overwrite, fetch)
+        spine = run.spine
+        ctx = Context(run_dir, spine.seed, chunk, spine.overwrite, fetch, monitor=spine.monitor)
         plans.append(make_plan(run.stages, ctx))
         plans[i].tracker_nbytes = run.tracker.host_nbytes if run.tracker is not None else 0
         keyed(run, plans[i], digests.of)

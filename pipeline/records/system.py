@@ -1,7 +1,9 @@
 """What a run takes of the machine while it is at work: memory and processor of all its processes, devices, disk, net.
 
 `monitor=SECONDS` asks for it; `metrics.system.jsonl` in the run's folder has it, a row of kind `system` every so often.
-It changes nothing that a run makes, and is no part of its key.
+Where a stage runs in several processes, each writes `metrics.system.RANK.jsonl` of itself as well, and its rows say
+which `member` that is: they may be on other machines, and they alone know their devices. It changes nothing that a run
+makes, and is no part of its key.
 """
 
 import sys
@@ -108,13 +110,16 @@ def _devices() -> dict[str, int]:
 
 
 @contextmanager
-def monitored(folders: Sequence[Path], seconds: float | None) -> Iterator[Callable[[Path], None]]:
+def monitored(
+    folders: Sequence[Path], seconds: float | None, member: int | None = None
+) -> Iterator[Callable[[Path], None]]:
     """Look every so often while this is open, and once as it opens and closes; the same rows go to all folders. What it
     yields looks once more, for a run that is done, and leaves its folder alone from then on.
 
     Args:
         folders: of runs that share their processes, as jobs of a sweep do.
         seconds: between looks; None: no look at all.
+        member: which of a gang this process is; None: the one that a command started, with all that it started itself.
 
     Raises:
         StorageError: the rows cannot be written; said as it closes, as the work itself goes on without them.
@@ -123,12 +128,13 @@ def monitored(folders: Sequence[Path], seconds: float | None) -> Iterator[Callab
         yield lambda folder: None
         return
     monitor, done, failed = Monitor(folders[0]), threading.Event(), list[StorageError]()
-    writers = {folder: Writer(file_of(folder, PROCESS), TYPES) for folder in folders}
+    process, who = (PROCESS, {}) if member is None else (f"{PROCESS}.{member}", {"member": member})
+    writers = {folder: Writer(file_of(folder, process), TYPES) for folder in folders}
     looking = threading.Lock()
 
     def write(*only: Path) -> None:
         with looking:
-            row: dict[str, Any] = {"time": time.time(), **monitor.look()} if writers else {}
+            row: dict[str, Any] = {"time": time.time(), **who, **monitor.look()} if writers else {}
             for folder, writer in writers.items():
                 if not only or folder in only:
                     writer.row(KIND, row)

@@ -7,7 +7,9 @@ came.
 
 Processes of one machine have one clock. Another machine's is laid beside it by both wall clocks, and then moved as far
 as it takes for no task to begin before it was sent, or to end after its result was here: the two bounds that every task
-of that machine gives, of which the narrowest count (as in Cristian's algorithm, over all round trips).
+of that machine gives, of which the narrowest count (as in Cristian's algorithm, over all round trips). Where no one
+move is enough, its clock runs at another rate than ours, and a line in time is laid between all lower and upper bounds
+(`pipeline.reporting.clocks`).
 """
 
 import json
@@ -18,9 +20,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from pipeline import redact, terminal
 from pipeline.errors import some
 from pipeline.files import spoken
+from pipeline.reporting import clocks
 from pipeline.tracing import PARTS, PROFILES, encoded
 
 NAME = "trace.json"
@@ -45,7 +50,8 @@ class Part:
         sent, got: task → when it could begin, and when its result was there; in the process that the run began in.
         dropped: events that there was no room for.
         torn: lines that are none.
-        offset_ns: what makes its clock that of the trace.
+        offset_ns: what makes its clock that of the trace, at `since`.
+        drift: nanoseconds more of it for every second of its clock after that.
         clock: how that was found.
     """
 
@@ -59,11 +65,14 @@ class Part:
     dropped: int = 0
     torn: int = 0
     offset_ns: int = 0
+    drift: float = 0.0
+    since: float = 0.0
     clock: str = ""
 
     def at(self, seconds: float) -> int:
         """Nanoseconds of the trace's clock, of its own."""
-        return round(seconds * 1e9) + self.offset_ns
+        moved = round(self.drift * (seconds - self.since)) if self.drift else 0
+        return round(seconds * 1e9) + self.offset_ns + moved
 
 
 def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> list[str]:
@@ -104,14 +113,14 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
         }  # fmt: skip
         partial = path.with_name(f"{NAME}.partial")
         try:
-            with partial.open("w", encoding="utf-8") as out:
-                out.write('{"displayTimeUnit":"ms","otherData":')
-                out.write(json.dumps(metadata) + ',"traceEvents":[\n')
+            with partial.open("wb") as out:
+                out.write(b'{"displayTimeUnit":"ms","otherData":')
+                out.write(json.dumps(metadata).encode() + b',"traceEvents":[\n')
                 first = True
                 for event in _events(parts):
-                    out.write(("" if first else ",\n") + encoded(event))
+                    out.write((b"" if first else b",") + encoded(event))
                     first = False
-                out.write("\n]}\n")
+                out.write(b"]}\n")
             partial.replace(path)
         except OSError:
             partial.unlink(missing_ok=True)
@@ -132,7 +141,7 @@ def _read(path: Path) -> Part | None:
     with path.open("rb") as file:
         for raw in file:
             try:
-                said = json.loads(raw.decode()) if raw.endswith(b"\n") else None
+                said = _said(raw) if raw.endswith(b"\n") else None
                 if part is None:
                     if not isinstance(said, dict) or any(not isinstance(said.get(k), t) for k, t in HEAD.items()):
                         return None
@@ -144,6 +153,14 @@ def _read(path: Path) -> Part | None:
                     return None
                 part.torn += 1
     return part
+
+
+def _said(line: bytes) -> Any:
+    """Raises ValueError: it is no JSON."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:  # or of what `encoded` did not give to orjson
+        return json.loads(line.decode())
 
 
 def _take(part: Part, said: Any) -> None:
@@ -190,24 +207,20 @@ def _move(there: Sequence[tuple[Part, Part]]) -> None:
     Args:
         there: what its processes told, each with the process that sent it its tasks.
     """
-    least, most = [], []
+    least, most = list[clocks.Bound](), list[clocks.Bound]()
     for part, main in there:
         for number, _, _, kind, start, seconds, *_ in part.events:
             if kind == "task" and (key := part.ended.get(number)) is not None:
-                least += [main.at(main.sent[key]) - part.at(start)] if key in main.sent else []
-                most += [main.at(main.got[key]) - part.at(start + seconds)] if key in main.got else []
+                end = start + seconds
+                least += [(start, main.at(main.sent[key]) - part.at(start))] if key in main.sent else []
+                most += [(end, main.at(main.got[key]) - part.at(end))] if key in main.got else []
     if not least or not most:
         return
-    low, high = max(least), min(most)
-    if low <= high:
-        moved = min(max(0, low), high)
-        known = f"known to {(high - low) / 1e6:.3f} ms by what was sent"
-    else:
-        moved = (low + high) // 2
-        known = f"not all that was sent agrees, by {(low - high) / 1e6:.3f} ms: its clock runs unevenly"
+    found = clocks.between(least, most)
     for part, _ in there:
-        part.offset_ns += moved
-        part.clock = f"by the wall clock, moved by {moved / 1e6:.3f} ms; {known}"
+        part.offset_ns += found.moved_ns
+        part.drift, part.since = found.drift, found.since
+        part.clock = f"by the wall clock, {found.said}"
 
 
 def _lacking(path: Path, parts: list[Part], done: Mapping[str, str]) -> list[str]:
@@ -240,9 +253,9 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
                 event["args"] = {"bytes": int(value)}
             elif phase == "X":
                 nanoseconds = part.at(start + value) - at
-                event |= {"dur": nanoseconds, "args": _plain(args)}
+                event["dur"], event["args"] = nanoseconds, _plain(args)
             else:
-                event |= {"s": "t", "args": _plain(args)}
+                event["s"], event["args"] = "t", _plain(args)
             rows.append((at, -nanoseconds, event))
         title = f"{head['role']}, process {head['pid']} on {head['host']}"
         yield _meta("process_name", i, 0, {"name": plain(title)})
@@ -305,10 +318,13 @@ def plain(text: str) -> str:
 
 def _plain(value: Any) -> Any:
     """Without what would steer a terminal, and without secrets; seconds to the nanosecond."""
-    if isinstance(value, str):
-        return plain(value)
-    if isinstance(value, float):
+    kind = type(value)  # as JSON is read
+    if kind is int:
+        return value
+    if kind is float:
         return round(value, DIGITS)
-    if isinstance(value, list):
+    if kind is str:
+        return plain(value)
+    if kind is list:
         return [_plain(v) for v in value]
-    return {plain(str(k)): _plain(v) for k, v in value.items()} if isinstance(value, dict) else value
+    return {plain(k): _plain(v) for k, v in value.items()} if kind is dict else value

@@ -74,6 +74,14 @@ def title() -> str:
     return f"member {rank()} of the gang"
 
 
+def tell(text: str) -> None:
+    """Say something to people from any process of a gang, of which else only the first is heard."""
+    if _here is None:
+        text_stream.write(text)
+    else:
+        _here.say("text", text)
+
+
 def agreed(value: Any = None) -> Any:
     """What the first process of the gang gives here, once all have come here; `value` where there is no gang."""
     return value if _here is None else _here.agreed(value)

@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +15,14 @@ from typing import Any
 
 from pipeline import meter, tracing
 from pipeline.digest import InputFile, digest_file, identity, unchanged
-from pipeline.errors import StageError
+from pipeline.errors import StageError, StorageError
 from pipeline.hooks import optional
 from pipeline.model_slot import ModelSlot
 from pipeline.planning import sharing
 from pipeline.planning.identity import Key, resolved, settled
 from pipeline.planning.sweep import Sweep
 from pipeline.planning.wiring import Node, chunk_key, timed
+from pipeline.records.system import monitored
 from pipeline.running import gang, member, peak, text_stream
 from pipeline.running.graph import Failure, Ref, Task, attempt
 from pipeline.running.results import FOLDER, Results, keepable, packed, unpacked
@@ -334,6 +335,7 @@ def _run(
         here = replace(ctx, models=models or own.enter_context(ModelSlot()))
         measured = own.enter_context(meter.metered())
         own.enter_context(meter.stage(name))
+        own.enter_context(_looked_at(ctx))
         value = timed(stage.run(here, **given), name, tuple(given.values()))
     unchanged(*files)
     if promised is not None and (given := dict(value.store.specs)) != promised:
@@ -341,6 +343,18 @@ def _run(
         first = f"{different[0]!r}: planned {promised.get(different[0])}, got {given.get(different[0])}"
         raise StageError(f"stage {name!r} gives other tensors than its `plan` promised; {first}")
     return Made(value, {**measured.record(), "of": name, "process": [os.getpid(), peak.nbytes()]})
+
+
+@contextmanager
+def _looked_at(ctx: Context) -> Iterator[None]:
+    """What this process takes is written while the body runs, where it is one of a gang."""
+    with ExitStack() as looking:
+        if member.inside():
+            try:
+                looking.enter_context(monitored([ctx.run_dir], ctx.monitor, member.rank()))
+            except StorageError as why:  # of a worker that does not see the run's folder
+                member.tell(f"monitor: what {member.title()} takes is not recorded: {why}\n")
+        yield
 
 
 def value_of(made: Made) -> Any:

@@ -34,7 +34,7 @@ class Traced:
         self._lock = threading.Lock()
         self._jobs: dict[str, float] = {}
         self._done: dict[str, str] = {}
-        self._told: list[list[Any]] = []
+        self._told: list[Sequence[Any]] = []
         self._flushed = self._began
 
     def tasks(
@@ -83,7 +83,7 @@ class Traced:
         """
         return _links(self._folder, run_dir, job)
 
-    def _tell(self, event: list[Any]) -> None:
+    def _tell(self, event: Sequence[Any]) -> None:
         """Events are written together, as those of tasks."""
         with self._lock:
             self._told.append(event)

@@ -46,8 +46,9 @@ def completed(tracking: Tracking, report: Report) -> Report:
 
 def known(tracker: Tracker, report: Report) -> dict[str, str] | None:
     """See `Report.tracked`, where the tracker was told all of the complete run; None: it was not."""
-    told = told_of(Path(report.run))
-    if told is None or (told.place, told.state) != (tracker.place, "complete"):
+    there = told_of(Path(report.run))
+    told = there.of(tracker.place) if there is not None else None
+    if told is None or told.state != "complete":
         return None
     return report.tracked | {"told": told.shown}
 

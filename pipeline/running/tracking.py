@@ -3,7 +3,7 @@
 One thread of the process that the command started reads the metrics that any process of the run writes, and hands them
 on, so that nothing that computes ever waits for a tracker. What it was told, `tracker.json` in the folder keeps: a run
 that goes on is the same run there, and what an earlier try told is not told again, though a training does some of its
-updates once more.
+updates once more. A run that is told to one place and then to another has a record of each, and goes on in both.
 """
 
 import json
@@ -11,11 +11,13 @@ import math
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from pipeline.errors import SourceError, StageError, WeightmillError
 from pipeline.files import read_whole, write_json
@@ -44,6 +46,8 @@ class Told:
         steps: by name of point, the last step that was told.
         telling: some points may or may not have come there: it is at it, was killed, or the tracker failed.
         points, params, files: how many it was told.
+        token: see `Tracked.token`.
+        elsewhere: what other places were told of the same folder, which the last run of it did not ask for.
     """
 
     place: str
@@ -55,11 +59,21 @@ class Told:
     points: int = 0
     params: int = 0
     files: int = 0
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    elsewhere: list["Told"] = field(default_factory=list)
 
     @property
     def shown(self) -> str:
         """How much it was told, for people."""
         return counted(self.points, self.params, self.files)
+
+    def of(self, place: str) -> "Told | None":
+        """What that place was told."""
+        return next((one for one in (self, *self.elsewhere) if one.place == place), None)
+
+    def keep(self, folder: Path) -> None:
+        """Raises OSError: it cannot be written."""
+        write_json(folder / FILE, asdict(self))
 
 
 @dataclass
@@ -107,9 +121,9 @@ class Tracking:
         self._say, self._parent, self._ended = say, parent, False
         self._answers: Answers = Answers(tracker.patience_s) if parent is None else parent._answers
         self._told = Told(tracker.place, run.id)
-        before = None if again else told_of(run.folder)
-        if before is not None and (before.place, before.run) == (tracker.place, run.id):
-            self._told = before
+        self._left_here = ""  # a run that was here, was killed, and is made again as another
+        if (before := told_of(run.folder)) is not None:
+            self._told = self._followed(before, again=again)
         self._points = PointReader(run.folder)
         self._before = dict(self._told.steps)
         self._figures = self._files = 0  # that it is to be told in the end
@@ -121,6 +135,15 @@ class Tracking:
         if tracker.required:
             self._wait_for(self._begun)
             self._stop_if_required()
+
+    def _followed(self, before: Told, *, again: bool) -> Told:
+        """What this place was told of the run, if it was any; other places keep what they were told."""
+        here = before.of(self.tracker.place)
+        elsewhere = [one for one in (before, *before.elsewhere) if one is not here and one.tracked]
+        if here is None or here.run != self.run.id or again:
+            self._left_here = here.tracked if here is not None and self._left(here) else ""
+            here = Told(self.tracker.place, self.run.id)
+        return replace(here, elsewhere=[replace(one, elsewhere=[]) for one in elsewhere])
 
     @property
     def known(self) -> str:
@@ -254,9 +277,10 @@ class Tracking:
                 run = replace(run, parent=self._parent.known)
                 if not run.parent:
                     raise StageError(self._answers.problem or "it has not heard of the sweep yet")
-            tracked = self.tracker.begin(run, told.tracked)
+            self._keep()  # before it is begun: whoever is killed now, finds it by its token
+            tracked = self.tracker.begin(replace(run, token=told.token), told.tracked)
             if tracked != told.tracked:  # or what it had is gone there
-                self._told = told = Told(told.place, told.run, tracked)
+                self._told = told = Told(told.place, told.run, tracked, token=told.token, elsewhere=told.elsewhere)
                 self._before = {}
                 self._points.forget()
             told.state, told.params, self._asked_tracker = "running", len(run.config), True
@@ -268,27 +292,36 @@ class Tracking:
             self._points.forget()
 
     def _mend(self) -> None:
-        """Say of runs beside this one that were killed, and could not say it themselves, that they are."""
+        """Say of runs beside this one that were killed, and could not say it themselves, that they are; and of the one
+        that was in this folder."""
+        if self._left_here:
+            self._killed(self._left_here, self.run.name)
         for file in self.run.folder.parent.glob(f"*/{FILE}"):
-            if file.parent == self.run.folder or not self._left(told_of(file.parent)):
+            if file.parent == self.run.folder or self._left_in(file.parent) is None:
                 continue
             with suppress(Busy):
                 with locked(file.parent / ".lock", ""):  # no longer than for this: it may be about to go on
-                    other = told_of(file.parent)
-                    if other is None or not self._left(other):  # it has ended since
+                    if (found := self._left_in(file.parent)) is None:  # it has ended since
                         continue
+                    whole, other = found
                     other.state = "killed"
-                    write_json(file, vars(other))
-                try:
-                    self.tracker.end(other.tracked, "killed")
-                except Exception as why:  # of another run, which may be gone there
-                    self._say(f"tracker: it was not told that {file.parent.name} was killed: {_said(why)}")
+                    whole.keep(file.parent)
+                self._killed(other.tracked, file.parent.name)
 
-    def _left(self, other: Told | None) -> bool:
-        """Whether a run was begun with this tracker, and not ended."""
-        return (
-            other is not None and bool(other.tracked) and (other.state, other.place) == ("running", self.tracker.place)
-        )
+    def _killed(self, tracked: str, name: str) -> None:
+        try:
+            self.tracker.end(tracked, "killed")
+        except Exception as why:  # of another run, which may be gone there
+            self._say(f"tracker: it was not told that {name} was killed: {_said(why)}")
+
+    def _left_in(self, folder: Path) -> tuple[Told, Told] | None:
+        """What a run's folder says, and of this place, where it was begun with this tracker and not ended."""
+        whole = told_of(folder)
+        here = whole.of(self.tracker.place) if whole is not None else None
+        return (whole, here) if whole is not None and here is not None and self._left(here) else None
+
+    def _left(self, here: Told) -> bool:
+        return bool(here.tracked) and here.state == "running"
 
     def _look(self) -> None:
         """Tell what was written since the last look."""
@@ -312,16 +345,27 @@ class Tracking:
             self._keep()
 
     def _keep(self) -> None:
-        write_json(self.run.folder / FILE, vars(self._told))
+        self._told.keep(self.run.folder)
 
 
 def told_of(folder: Path) -> Told | None:
     """What the file in a run's folder says; None: there is none, or none of ours."""
     try:
-        found = Told(**json.loads(read_whole(folder / FILE)))
-    except (SourceError, ValueError, TypeError):
+        found = json.loads(read_whole(folder / FILE))
+        return _typed(found | {"elsewhere": [_typed(one) for one in found.get("elsewhere", ())]})
+    except (SourceError, ValueError, TypeError, AttributeError):
         return None
-    return found if isinstance(found.steps, dict) else None
+
+
+def _typed(found: Any) -> Told:
+    """Raises TypeError: it is no record of a place."""
+    told = Told(**found)
+    if any(not isinstance(getattr(told, f.name), type(getattr(EMPTY, f.name))) for f in fields(Told)):
+        raise TypeError
+    return told
+
+
+EMPTY = Told("", "")
 
 
 def _said(why: Exception) -> str:

@@ -122,6 +122,8 @@ class TrackerContract:
         one.end(tracked, state)
         assert self.state(one, tracked) == state
         one.end(tracked, state)  # by whoever finds it later
+        assert one.begin(run, tracked) == tracked
+        assert self.state(one, tracked) == "running"  # it goes on
 
     def test_a_run_that_is_gone_is_begun_anew(self, one: Tracker, run: Tracked) -> None:
         """As its place was emptied since; what is asked of it then is told again."""
@@ -134,6 +136,18 @@ class TrackerContract:
 
     def test_a_run_made_again_is_another(self, one: Tracker, run: Tracked) -> None:
         assert one.begin(run) != one.begin(run)
+
+    def test_a_run_whose_begin_was_not_recorded_is_found_again(self, one: Tracker, run: Tracked) -> None:
+        """As whoever began it was killed before it knew what the tracker calls it."""
+        begun = dataclasses.replace(run, token="a" * 32)
+        tracked = one.begin(begun)
+        one.log(tracked, [Point("a", 1.0, 0, BEGAN)])
+        other = self.tracker(run.folder.parent / "a place")
+        assert other.begin(begun) == tracked
+        assert self.points(other, tracked, "a") == [(0, 1.0)]
+        assert self.state(other, tracked) == "running"
+        assert other.begin(dataclasses.replace(run, token="b" * 32)) != tracked
+        assert other.begin(run) != tracked
 
     def test_of_a_sweep(self, one: Tracker, run: Tracked) -> None:
         sweep = dataclasses.replace(run, id="f" * 32, name="sweep-1", config={}, sweep=True)

@@ -27,6 +27,7 @@ SERVERS = ("http", "https", "databricks")
 DATABASES = ("sqlite", "postgresql", "mysql", "mssql")  # mlflow.store.db.db_types
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 SQLITE = "sqlite:///"
+BY_TOKEN = "weightmill.token"  # noqa: S105  tag of a run, by which it is found again
 HOST_NBYTES = 200 << 20  # with its libraries imported and 5,000 points told, 188 MiB were measured
 # Nobody is told how it is used, and a server that does not answer is given up soon; what is set already stays.
 SETTINGS = {
@@ -86,14 +87,16 @@ class MLflow:
         client, params = self._client, {key: _cut(told(value), LONGEST_PARAM) for key, value in run.config.items()}
         name = run.name if run.sweep else self.run_name or run.name
         tags = {**run.tags, MLFLOW_RUN_NAME: name, MLFLOW_SOURCE_NAME: "weightmill", "weightmill.run": run.id}
+        if run.token:
+            tags[BY_TOKEN] = run.token
         if run.parent:
             tags[MLFLOW_PARENT_RUN_ID] = run.parent
         tags = {_name(key): _cut(text, LONGEST_TAG) for key, text in (tags | dict(self.tags)).items()}
         given: Mapping[str, str] = {}
-        if known and (there := self._there(known)) is not None:
-            client.update_run(known, "RUNNING")
-            client.log_batch(known, tags=[RunTag(key, text) for key, text in tags.items()])
-            tracked, given = known, there.data.params  # which cannot be changed
+        if (there := (self._there(known) if known else None) or self._begun(run.token)) is not None:
+            tracked, given = str(there.info.run_id), there.data.params  # which cannot be changed
+            client.update_run(tracked, "RUNNING")
+            client.log_batch(tracked, tags=[RunTag(key, text) for key, text in tags.items()])
         else:
             made = client.create_run(self._experiment, round(run.started * 1000), tags, name)
             tracked = str(made.info.run_id)
@@ -113,6 +116,13 @@ class MLflow:
                 raise
             return None
         return run if run.info.lifecycle_stage == "active" else None
+
+    def _begun(self, token: str) -> Any:
+        """The run that was begun with that token; None: there is none, or it was deleted."""
+        if not token:
+            return None
+        found = self._client.search_runs([self._experiment], f"tags.`{BY_TOKEN}` = '{token}'", max_results=1)
+        return self._there(found[0].info.run_id) if found else None
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:
         histories = {name: self._client.get_metric_history(tracked, _name(name)) for name in names}

@@ -60,8 +60,11 @@ class Trackio:
     def begin(self, run: Tracked, known: str = "") -> str:
         if run.sweep:  # a group is nothing but its name
             return run.name
-        there = known and self._run_name(known) is not None
-        tracked = known if there else f"{run.id}-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+        there = bool(known) and self._run_name(known) is not None
+        tracked = known if there else f"{run.id}-{run.token or f'{datetime.now(UTC):%Y%m%dT%H%M%S%f}'}"
+        if not there and tracked == known:  # it is gone there, and this is another
+            tracked += "-again"
+        began = datetime.now(UTC).timestamp() if self._run_name(tracked) is not None else run.started
         self._names[tracked] = self.run_name or run.name
         plain = (bool, int, float)
         config: dict[str, Any] = {
@@ -69,7 +72,7 @@ class Trackio:
         }
         config |= {f"run.{key}": text for key, text in (dict(run.tags) | dict(self.tags)).items()}
         config |= {"_Group": run.parent, "_Created": _said(run.started)}
-        self._log(tracked, [{"state": "running"}], [0], [run.started], ["running"], config)
+        self._log(tracked, [{"state": "running"}], [0], [began], [f"running {began}"], config)
         return tracked
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:

@@ -292,6 +292,7 @@ def test_garbage_is_looked_for_while_a_run_is_at_work(tmp_path: Path) -> None:
     code = f"""
 import gc, sys
 from pipeline import __main__ as command_line
+from pipeline.running import runner
 assert gc.isenabled(), "whoever only imports it is no command"
 said = []
 def load_run(cfg, own=command_line.load_run):
@@ -300,7 +301,7 @@ def load_run(cfg, own=command_line.load_run):
 def execute(*args):
     said.append(gc.isenabled())
     raise SystemExit(0)
-command_line.load_run, command_line.execute = load_run, execute
+command_line.load_run, runner.execute = load_run, execute
 sys.argv = ["pipeline", *{MAIN!r}]
 try:
     command_line.main()

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,12 +15,34 @@ from typing import Any
 import pytest
 
 from pipeline.errors import StorageError
+from pipeline.running.tracking import Tracking, told_of
 from pipeline.testing.tracker import FOLDER, TrackerContract
 from pipeline.tracker import Tracked, Tracker, told
+from tests.cases.written_runs import write
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of their libraries
 
 ROOT = Path(__file__).parents[2]
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from pipeline.running.tracking import Tracking
+from pipeline.tracker import Tracked
+from plugins.trackers.mlflow import MLflow
+
+create = MlflowClient.create_run
+
+def killed(*args, **kwargs):
+    create(*args, **kwargs)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+MlflowClient.create_run = killed
+database, id, folder = sys.argv[1:]
+Tracking(MLflow(f"sqlite:///{database}", "tests"), Tracked(id, "run-1", Path(folder), 0.0), print).catch_up()
+"""  # a command that is killed once MLflow has made the run
 ENDED = {"FINISHED": "complete", "FAILED": "failed", "KILLED": "killed", "RUNNING": "running"}
 
 
@@ -89,6 +112,27 @@ class TestMLflow(TrackerContract):
             StorageError, match=r"tracker\.experiment=tests: was deleted there; mlflow experiments restore"
         ):
             self.tracker(run.folder.parent / "a place").begin(run)
+
+    def test_a_run_that_was_killed_as_it_was_begun_is_found_again(self, tmp_path: Path, run: Tracked) -> None:
+        """Between MLflow's own line of it and ours: what it has is one run, that goes on."""
+        tracker = self.tracker(tmp_path / "a place")
+        script = tmp_path / "killed.py"
+        script.write_text(KILLED)
+        run.folder.rmdir()
+        write(run.folder, complete=False)
+        said = [str(tmp_path / "a place" / "runs.db"), run.id, str(run.folder)]
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        done = subprocess.run(
+            [sys.executable, str(script), *said], env=env, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert (left := told_of(run.folder)) is not None
+        assert not left.tracked
+        with Tracking(tracker, run, print) as telling:
+            telling.end("complete")
+        client = self.client(tracker)
+        [found] = client.search_runs([client.get_experiment_by_name("tests").experiment_id])
+        assert (found.info.run_id, found.info.status) == (telling.record["run"], "FINISHED")
 
     @pytest.mark.parametrize(
         ("given", "said"),

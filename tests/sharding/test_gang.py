@@ -16,6 +16,7 @@ import pytest
 import pipeline
 from pipeline.errors import ConfigError, PlanError, StageError
 from pipeline.mesh import Mesh
+from pipeline.records import points
 from pipeline.running import gang, keeper, member
 from pipeline.stage import Gang
 from tests.cases import model_runs
@@ -71,7 +72,8 @@ def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeyp
     for name, value in model_runs.quick_environment().items():
         monkeypatch.setenv(name, value)
     real = gang.run
-    command = [*EVALUATED, *HOSTS, f"paths.run={tmp_path / 'run'}", f"paths.outputs={tmp_path}", "trace=true"]
+    command = [*EVALUATED, *HOSTS, f"paths.run={tmp_path / 'run'}", f"paths.outputs={tmp_path}"]
+    command += ["trace=true", "monitor=0.1"]
     for rank, place in KILLED:
         started = watched(monkeypatch)
         monkeypatch.setattr(gang, "run", lambda several, call: real(killed.doomed(several, rank, place), call))  # noqa: B023
@@ -88,6 +90,11 @@ def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeyp
         assert row == pytest.approx(expected.results["evaluate"]["texts"][text], rel=1e-4), text
     assert found["facts"]["devices"] == 4
     _traced(tmp_path / "run")
+    for rank in (0, 1):
+        seen = [*points.points(points.file_of(tmp_path / "run", f"system.{rank}"))]
+        assert {p.member for p in seen} == {rank}
+        assert all(1 << 20 < p.value < 1 << 40 for p in seen if p.name == "rss")
+        assert {"rss", "cpu", "threads"} <= {p.name for p in seen}
 
 
 def _traced(run_dir: Path) -> None:

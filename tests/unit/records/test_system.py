@@ -33,6 +33,20 @@ def test_rows_come_while_work_goes_on(tmp_path: Path) -> None:
     assert file.read_bytes() == points.file_of(folders[1], "system").read_bytes()
 
 
+def test_a_member_of_a_gang_writes_a_file_of_its_own(tmp_path: Path) -> None:
+    """Beside the one of whoever started it, which has both."""
+    for member in (None, 0, 1):
+        with monitored([tmp_path], 60.0, member):
+            pass
+    names = ("metrics.system.jsonl", "metrics.system.0.jsonl", "metrics.system.1.jsonl")
+    assert files_of(tmp_path) == [tmp_path / name for name in names]
+    series = [{p.series for p in points.points(tmp_path / name)} for name in names]
+    assert {"system rss", "system threads"} <= series[0]
+    assert {"system rss, member 0", "system threads, member 0"} <= series[1]
+    assert not series[1] & series[2]
+    assert not series[0] & series[1]
+
+
 def test_a_run_that_is_done_is_left_alone(tmp_path: Path) -> None:
     """Its last look is one more, and comes before it says what it was; the others are looked at further."""
     folders = [tmp_path / "a", tmp_path / "b"]

@@ -18,6 +18,7 @@ from pipeline import tracing
 from pipeline.api import compose_run
 from pipeline.errors import PlanError
 from pipeline.events import Events
+from pipeline.reporting.clocks import between
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.trace import Unwritten, merge
 from pipeline.running.runner import execute
@@ -193,6 +194,58 @@ def test_the_clock_of_another_machine_is_moved_to_where_its_tasks_can_have_been(
     assert 0 <= events["t"]["ts"] <= events["t"]["ts"] + events["t"]["dur"] <= 400_000
 
 
+@pytest.mark.parametrize("ppm", [-300.0, 40.0, 500.0])
+@pytest.mark.parametrize("ahead_s", [-7.0, 0.0, 3600.0])
+def test_the_drift_of_another_machine_is_taken_out(tmp_path: Path, ppm: float, ahead_s: float) -> None:
+    """Over an hour: tasks of two of its processes, the second a member of a gang that was sent nothing by itself, and
+    in each a span within it; all lie where they were, to the time that sending took, and nest."""
+    begun, said, heads = 5.0, list[Any](), list[Any]()
+    theirs: list[list[Any]] = [[], []]
+
+    def there(at: float) -> float:
+        return 500.0 + (at - begun) * (1 + ppm * 1e-6)
+
+    def off(n: int) -> float:
+        return 0.001 + 0.003 * (n * 7 % 5) / 5
+
+    def spans_of(n: int, who: int, at: float, took: float) -> None:
+        start, end_s = there(at), there(at + took)
+        theirs[who] += [[n, "X", f"inner {n}.{who}", "stage", start, (end_s - start) / 2, {}, 7]]
+        theirs[who] += [[n, "X", f"task {n}.{who}", "task", start, end_s - start, {}, 7], [n, "end", f"k{n}"]]
+
+    for n in range(60):
+        at = begun + 60.0 * n
+        said += [["sent", f"k{n}", at], ["got", f"k{n}", at + off(n) + 20.0 + off(n + 2)]]
+        spans_of(n + 1, 0, at + off(n), 20.0)
+        said[-2][1] = said[-1][1] = f"k{n + 1}"
+        if n % 2:
+            spans_of(n + 1, 1, at + off(n) + 1, 10.0)
+    for pid in (2, 3):
+        wall = 2_000_000_000 + round(ahead_s * 1e9)
+        heads.append(HEAD | {"pid": pid, "role": "worker", "clock": "d", "perf_s": there(1.0), "wall_ns": wall})
+    run = [0, "X", "run", "run", begun, 3640.0, {}, "run"]
+    parts(tmp_path, a=[HEAD, *said, run], b=[heads[0], *theirs[0]], c=[heads[1], *theirs[1]])
+    merge(tmp_path, {}, {})
+    found = {e["name"]: e for e in checked(tmp_path) if e["ph"] == "X"}
+    zero = begun - found["run"]["ts"] / 1e6
+    for n in range(60):
+        at = begun + 60.0 * n + off(n)
+        assert zero + found[f"task {n + 1}.0"]["ts"] / 1e6 == pytest.approx(at, abs=0.005)
+        assert found[f"task {n + 1}.0"]["dur"] / 1e6 == pytest.approx(20.0, abs=1e-4)
+    assert sum(e["ph"] == "s" for e in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]) == 60
+    clocks = [p["clock"] for p in json.loads((tmp_path / "trace.json").read_text())["otherData"]["processes"]]
+    rate = float(clocks[1].split(" and ")[1].split(" ppm")[0])
+    assert rate == pytest.approx(-ppm, abs=3)
+
+
+def test_no_drift_is_made_up(tmp_path: Path) -> None:
+    """Of bounds that one number keeps to; and of one task alone, which would fit any."""
+    assert between([(1.0, -5_000_000), (100.0, 0)], [(2.0, 4_000_000), (101.0, 9_000_000)]).drift == 0
+    long = between([(0.0, 100_000)], [(1000.0, 0)])  # it ended 100 us before it began, as its clock is slow
+    assert -100.1 < long.drift < -100
+    assert long.moved_ns == pytest.approx(100_000, abs=10)
+
+
 def test_a_clock_that_runs_unevenly_is_said(tmp_path: Path) -> None:
     """Its task took longer there than it was away."""
     theirs = HEAD | {"role": "worker", "clock": "d"}
@@ -219,3 +272,17 @@ def test_a_trace_that_is_in_the_way(tmp_path: Path) -> None:
 def test_profiles_need_a_trace(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="trace=true asks for one"):
         run_of(tmp_path / "a", "trace_jax=true")
+
+
+def test_text_and_numbers_that_orjson_refuses(tmp_path: Path) -> None:
+    """Names of files that are no text have halves of characters."""
+    what = tracing.Tracing(str(tmp_path), "s", False, "run", (os.getpid(), tracing.clock_id()))
+
+    def work() -> None:
+        tracing.instant("a\udc80b", "reused", folder="\udcff", large=1 << 70)
+
+    tracing.in_task(what, "k", "label", (), (), work)
+    tracing.forget(what)
+    assert not merge(tmp_path, {}, {"k": "label"})
+    [event] = [e for e in checked(tmp_path) if e["ph"] == "i"]
+    assert event["args"]["large"] == 1 << 70

@@ -29,6 +29,7 @@ class Memory:
     runs: dict[str, list[Point]] = field(default_factory=dict, hash=False)
     parents: dict[str, str] = field(default_factory=dict, hash=False)
     states: dict[str, str] = field(default_factory=dict, hash=False)
+    tokens: dict[str, str] = field(default_factory=dict, hash=False)
     waits_for: threading.Event | None = None
     required: bool = False
     weights: bool = False
@@ -48,9 +49,12 @@ class Memory:
 
     def begin(self, run: Tracked, known: str = "") -> str:
         self._asked("begin")
-        tracked = known if known in self.runs else f"{run.name} {len(self.asked)}"
+        begun = next((tracked for tracked, token in self.tokens.items() if token == run.token), "")
+        tracked = next((one for one in (known, begun) if one in self.runs), f"{run.name} {len(self.asked)}")
         self.runs.setdefault(tracked, [])
-        self.parents[tracked] = run.parent
+        self.parents[tracked], self.tokens[tracked] = run.parent, run.token
+        if "begun" in self.fails:
+            raise TimeoutError("it did not say what it has")
         return tracked
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:
@@ -252,3 +256,49 @@ def test_a_file_that_was_cut_is_read_again(tmp_path: Path) -> None:
     assert cut == [5]
     assert [p.step for p in found] == [*range(5), 0, 1]
     assert reader.taken == 2
+
+
+def test_a_begin_that_was_not_answered_leaves_no_second_run(tmp_path: Path) -> None:
+    """Whether the place did not say what it has, or whoever asked was killed before it wrote that down."""
+    memory, run = Memory(fails={"begun"}), made(tmp_path / "one")
+    with Tracking(memory, run, print) as telling:
+        telling.end("complete")
+    assert telling.problem.startswith("TimeoutError")
+    memory.fails.clear()
+    updates(run.folder, range(3))
+    with Tracking(memory, run, print) as telling:
+        telling.end("complete")
+    [tracked] = memory.runs
+    assert len(seen(memory, tracked, "train/loss")) == 3
+    with Tracking(memory, run, print, again=True) as telling:
+        telling.end("complete")
+    assert len(memory.runs) == 2  # a run that is made again is another
+
+
+def test_a_run_that_is_told_to_two_places_in_turn_goes_on_in_both(tmp_path: Path) -> None:
+    one, two, run = Memory(), Memory("elsewhere"), made(tmp_path / "one")
+    for upto, memory in enumerate((one, two, one, two), 1):
+        updates(run.folder, [upto - 1])
+        with Tracking(memory, run, print) as telling:
+            telling.end("complete")
+    for memory, steps in ((one, 3), (two, 4)):
+        [tracked] = memory.runs
+        assert [step for step, _, _ in seen(memory, tracked, "train/loss")] == [*range(steps)]
+    assert (told := told_of(run.folder)) is not None
+    assert [(t.place, t.points) for t in (told, *told.elsewhere)] == [("elsewhere", 4), ("memory", 3)]
+
+
+def test_a_killed_run_is_ended_wherever_it_was_told(tmp_path: Path) -> None:
+    """Also where it is told to another place since, or is made again."""
+    one, two, run = Memory(), Memory("elsewhere"), made(tmp_path / "one")
+    for memory, again in ((one, False), (two, False), (two, True)):
+        killed = Tracking(memory, run, print, again=again)
+        killed.catch_up()
+        killed._asked.put(None)
+        killed._thread.join()
+    first, second = two.runs
+    assert two.states == {first: "killed"}
+    with Tracking(one, made(tmp_path / "two"), print) as telling:
+        telling.end("complete")
+    assert set(one.states.values()) == {"killed", "complete"}
+    assert second not in two.states

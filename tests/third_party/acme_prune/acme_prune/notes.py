@@ -35,10 +35,12 @@ class Notes:
         return {}
 
     def begin(self, run: Tracked, known: str = "") -> str:
-        there = {tracked for what, tracked, _ in self.lines() if what == "begin"}
-        tracked = known if known in there else f"{run.name}-{len(there)}"
+        there = {tracked: said["token"] for what, tracked, said in self.lines() if what == "begin"}
+        begun = next((tracked for tracked, token in there.items() if run.token and token == run.token), "")
+        tracked = known if known in there else begun or f"{run.name}-{len(there)}"
         config = {key: told(value) for key, value in run.config.items()}
-        self._add("begin", tracked, {"parent": run.parent, "sweep": run.sweep, "config": config})
+        said = {"parent": run.parent, "sweep": run.sweep, "config": config, "token": run.token}
+        self._add("begin", tracked, said)
         return tracked
 
     def last(self, tracked: str, names: Sequence[str]) -> Mapping[str, int]:
