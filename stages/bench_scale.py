@@ -11,6 +11,7 @@ from pipeline.bench.measuring import Benched, Measuring
 from pipeline.bench.turns import NOTES, Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.growth import GIVEN, Growing
+from pipeline.planning.rates import machine
 from pipeline.stage import Context, Footprint, Prediction
 from stages.bench_scale_work import Work
 
@@ -67,8 +68,7 @@ class BenchScale:
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         found = Work(self.scales, self.seconds, self.exponent, self.measuring.rounds, turns).rows()
         if any(row.get("fits") for row in found):
-            about = f"{self.measuring.cores} cores"
-            growth_picture.draw(ctx.run_dir / growth_picture.NAME, about, found)
+            growth_picture.draw(ctx.run_dir / growth_picture.NAME, machine(), found)
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun
         )

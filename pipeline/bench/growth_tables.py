@@ -11,6 +11,7 @@ from pipeline.units import show_bytes
 
 NAMES = {"seconds": "seconds", "peak": "peak memory", "token": "a token", "prompt": "a prompt"}
 PREFIXES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+VAGUE = 1.0  # standard error of an exponent that says nothing
 PER = {"tokens": 1, "layers": 1, "sequences": 1, "tensors": 1, "GB": 10**9}
 """Label → sizes in one of it."""
 
@@ -48,16 +49,23 @@ def _fit(row: Mapping[str, Any], what: str, fit: Mapping[str, Any]) -> Iterator[
     mark = "✗ " if fit["wrong"] else ""
     yield f"{mark}{row['engine']}"
     yield NAMES.get(what, what)
-    yield f"size^{fit['exponent']:.2f} ± {fit['error']:.2f}"
+    yield grows(fit)
     yield "–" if fit["end_error"] is None else f"^{fit['end']:.2f} ± {fit['end_error']:.2f}"
     yield f"^{fit['expected']:g}"
     yield value(fit["start"], fit["unit"]) if fit["start"] else "–"
     yield ahead(fit, row["label"])
 
 
+def grows(fit: Mapping[str, Any]) -> str:
+    """The exponent, where there is one: of what hardly grows beside its start any would do."""
+    if fit["error"] > VAGUE:
+        return "not seen to grow"
+    return f"size^{fit['exponent']:.2f} ± {fit['error']:.2f}"
+
+
 def ahead(fit: Mapping[str, Any], label: str) -> str:
     """What one more costs, where that is the same at all sizes: the exponent is 1 within its error."""
-    if not fit["expected"] or abs(fit["exponent"] - 1) > max(3 * fit["error"], 0.05):
+    if not fit["expected"] or fit["error"] > VAGUE or abs(fit["exponent"] - 1) > max(3 * fit["error"], 0.05):
         return ""
     at = fit["size"]
     slope = fit["factor"] * fit["exponent"] * at ** (fit["exponent"] - 1) * PER.get(label, 1)

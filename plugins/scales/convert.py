@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import StageError
-from pipeline.units import parse_bytes
+from pipeline.units import decimal, parse_bytes
 from plugins.scales import overrides, sizes, synthetic
 
 MOST = 1.1  # of the source, what is written beside it: nothing that we export is larger but for headers
@@ -49,7 +49,7 @@ class Convert:
         return {}
 
     def show(self, size: int) -> str:
-        return sizes.decimal(size)
+        return decimal(size)
 
     def disk_nbytes(self, size: int) -> int:
         return int((1 + MOST) * size) + LEAST_NBYTES

@@ -1,4 +1,4 @@
-"""Sizes as they are typed, and as they are shown."""
+"""Sizes as they are typed."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 from pipeline.errors import ConfigError
 
 LEAST = 4  # sizes: a start, a factor and an exponent are fitted, and one more says how well
-UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
 
 
 def ascending(found: Sequence[int], typed: Sequence[Any]) -> tuple[int, ...]:
@@ -24,9 +23,3 @@ def ascending(found: Sequence[int], typed: Sequence[Any]) -> tuple[int, ...]:
 
 def _list(typed: Sequence[Any]) -> str:
     return f"[{','.join(map(str, typed))}]"
-
-
-def decimal(nbytes: int) -> str:
-    """As sizes are typed: 320000000 → `320 MB`."""
-    size, unit = next(((s, u) for s, u in UNITS if nbytes >= s), (1, "B"))
-    return f"{nbytes / size:.3g} {unit}"
