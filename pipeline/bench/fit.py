@@ -17,6 +17,7 @@ import numpy as np
 LEAST = 4  # sizes
 EXPONENTS = (-1.0, 5.0)  # between which is looked
 STEP, FINE = 0.05, 1e-6  # of the exponent: on a grid, and where the search ends
+SINGULAR = 1e-12  # a share: an exponent near 0, beside which a start is nothing else
 WEIGHED = 4  # times that start and factor are fitted, each with the weights that the one before gives
 GOLDEN = (math.sqrt(5) - 1) / 2
 # Student's t, one-sided 95 %, by degrees of freedom; an error of so few points is itself uncertain.
@@ -89,13 +90,16 @@ def _linear(power: Any, y: Any, start: bool) -> tuple[float, float]:
     a, b = 0.0, float(np.exp(np.mean(np.log(y / power))))
     if not start:
         return a, b
-    weights = 1 / y
-    for _ in range(WEIGHED):
-        columns = np.stack([np.ones_like(y), power], axis=1) * weights[:, None]
-        found, *_ = np.linalg.lstsq(columns, y * weights, rcond=None)
-        if not (found > 0).all():
+    weights = y**-2.0
+    for _ in range(WEIGHED):  # normal equations of two unknowns, in which `power` is at most 1
+        w, wp, wpp = weights.sum(), weights @ power, weights @ power**2
+        wy, wpy = weights @ y, (weights * power) @ y
+        if (apart := w * wpp - wp**2) <= SINGULAR * w * wpp:
             return 0.0, b
-        weights = 1 / (columns @ found / weights)
+        found = (wpp * wy - wp * wpy) / apart, (w * wpy - wp * wy) / apart
+        if min(found) <= 0:
+            return 0.0, b
+        weights = (found[0] + found[1] * power) ** -2.0
     return float(found[0]), float(found[1])
 
 
