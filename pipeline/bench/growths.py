@@ -61,7 +61,13 @@ def rows(name: str, growing: Growing, sizes: Sequence[Size], tolerance: float) -
         spreads = [m["spread"] / math.sqrt(len(m["rounds"])) for m in metrics]
         growth = fitted([r["size"] for r in measured], [m["value"] for m in metrics], spreads, start=expected > 0)
         fault = too_much(growth, expected, tolerance)
-        row["fits"][what] = {**_finite(asdict(growth)), "expected": expected, "wrong": fault, "unit": unit, "size": measured[-1]["size"]}
+        row["fits"][what] = {
+            **_finite(asdict(growth)),
+            "expected": expected,
+            "wrong": fault,
+            "unit": unit,
+            "size": measured[-1]["size"],
+        }
         tenfold = Metric(10**growth.exponent, "×", "lower", math.log(10) * growth.error, (10**growth.exponent,))
         row["metrics"][f"{what} {TENFOLD.format(growing.label)}"] = asdict(tenfold)
         wrong += [f"{what}: {fault}"] if fault else []

@@ -1,6 +1,7 @@
 """Checkpoints that a benchmark makes up: a Llama of any size, in several shards, whole or by its headers alone."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.formats.safetensors.header import entry_json, header_bytes
 
 PART = 1 << 22  # values that are drawn once and written again and again, each tensor from another place
+APART = 7919  # values, a prime: so far on in these the next tensor begins
 SPREAD = 0.02  # of weights, as models are initialized (Llama's `initializer_range`)
 
 
@@ -114,8 +116,10 @@ def _file(path: Path, tensors: Mapping[str, TensorSpec], drawn: Any) -> None:
             file.truncate(len(head) + end)
             return
         for at, spec in enumerate(tensors.values()):
-            for part in _parts(spec.size, 7919 * at, drawn):
+            for part in _parts(spec.size, APART * at, drawn):
                 file.write(part)
+        file.flush()
+        os.fsync(file.fileno())  # or the disk would still be at it while others are measured
 
 
 def _parts(size: int, first: int, drawn: Any) -> Iterator[Any]:

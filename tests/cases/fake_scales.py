@@ -1,4 +1,4 @@
-"""Things that grow, in a folder of a user's own: over its size one is linear and one, which looks at all pairs, is not."""
+"""Things that grow, in a folder of a user's own: one is linear, and one, which looks at all pairs, is not."""
 
 from pathlib import Path
 
@@ -44,8 +44,8 @@ class Fake:
 """
 TARGET = "plugins.scales.fake.Fake"
 FIELDS = {
-    "linear": "pairs: false\nslow_s: 0.0", "pairs": "pairs: true", "dies": "dies: 1600", "large": "disk: 1000000000000000",
-    "more": "more: heat",
+    "linear": "pairs: false\nslow_s: 0.0", "pairs": "pairs: true", "dies": "dies: 1600",
+    "large": "disk: 1000000000000000", "more": "more: heat",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""`flow=bench_scale`: what grows too fast is red, what was measured is not measured again, and what stops it is said."""
+"""`flow=bench_scale`: what grows too fast is red, what was measured is not measured again, what stops it is said."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import pipeline
-from pipeline.bench import against, turns
+from pipeline.bench import against, process, turns
 from pipeline.bench.growing import age_s
 from pipeline.bench.growth_picture import NAME
 from pipeline.bench.growth_tables import tables
@@ -91,7 +91,8 @@ def test_an_exponent_that_grew_is_worse(first: tuple[Path, Any], fakes: Path) ->
 
 def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while a size lies on the disk, which is gone when the next one is done."""
-    real, called = turns.done, []
+    real = process.done
+    called: list[str] = []
 
     def until_killed(job: Any, threads: int, log: Path) -> Any:
         if len(called) == 5:
@@ -110,7 +111,12 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
     assert called == [f"{p}linear-{n}" for n in ("200", "400") for p in ("preparing-", "")] + ["preparing-linear-800"]
     called.clear()
     monkeypatch.undo()
-    monkeypatch.setattr(turns, "done", lambda *args: called.append(args[2].stem) or real(*args))
+
+    def counted(job: Any, threads: int, log: Path) -> Any:
+        called.append(log.stem)
+        return real(job, threads, log)
+
+    monkeypatch.setattr(turns, "done", counted)
     report = scale(fakes, tmp_path / "outputs", "scales=[linear]")
     assert called == [f"{p}linear-{n}" for n in ("800", "1,600") for p in ("preparing-", "")]
     assert Path(report.run) == notes.parent
@@ -169,7 +175,8 @@ def test_options_that_are_wrong(tmp_path: Path, typed: str, said: str) -> None:
 def test_the_age_of_a_process_is_counted_from_its_beginning() -> None:
     import psutil  # type: ignore[import-untyped]
 
-    assert age_s() == pytest.approx(time.time() - psutil.Process().create_time(), abs=2)  # the system's own start is known to a second
+    began = psutil.Process().create_time()  # which counts from the start of the system, known to a second
+    assert age_s() == pytest.approx(time.time() - began, abs=2)
 
 
 def test_what_only_has_a_start_is_said_so() -> None:
