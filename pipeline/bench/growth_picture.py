@@ -1,4 +1,4 @@
-"""Cost against size, drawn: a small picture for each cost, both axes by magnitudes, points and the line through them."""
+"""Cost against size, drawn: a small picture for each cost, both axes by magnitudes, points and their line."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

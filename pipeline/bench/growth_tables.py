@@ -10,6 +10,8 @@ from pipeline.stage import Table
 from pipeline.units import show_bytes
 
 NAMES = {"seconds": "seconds", "peak": "peak memory", "token": "a token", "prompt": "a prompt"}
+FITS = ("", "cost", "grows as", "in the end", "expected", "start", "and then")
+SIZES = ("", "size", "whole process", "peak memory", "of it", "others, cores")
 PREFIXES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 VAGUE = 1.0  # standard error of an exponent that says nothing
 PER = {"tokens": 1, "layers": 1, "sequences": 1, "tensors": 1, "GB": 10**9}
@@ -32,12 +34,10 @@ def tables(found: Sequence[Mapping[str, Any]], worse: Sequence[str], against: st
     left = [(row["engine"], row["quant"], row["state"], row["why"]) for row in found if row["state"] != "measured"]
     shown = []
     if fits:
-        heads = ("", "cost", "grows as", "in the end", "expected", "start", "and then")
-        shown.append(Table("Growth: start + factor · size^exponent ± its standard error", heads, tuple(fits)))
+        shown.append(Table("Growth: start + factor · size^exponent ± its standard error", FITS, tuple(fits)))
     if measured:
         busy = f" ({BUSY} others used the machine meanwhile)" if any(row["busy"] for row in measured) else ""
-        heads = ("", "size", "whole process", "peak memory", "of it", "others, cores")
-        shown.append(Table(f"Sizes, median ± spread of the rounds{busy}", heads, tuple(map(_size, measured))))
+        shown.append(Table(f"Sizes, median ± spread of the rounds{busy}", SIZES, tuple(map(_size, measured))))
     if left:
         shown.append(Table("Not measured", ("", "size", "", "why"), tuple(left)))
     if worse:

@@ -99,5 +99,5 @@ def _size(name: str, growing: Growing, size: Size) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _finite(fields: Mapping[str, float]) -> dict[str, float | None]:
+def _finite(fields: Mapping[str, float]) -> dict[str, Any]:
     return {name: value if math.isfinite(value) else None for name, value in fields.items()}

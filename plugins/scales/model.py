@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,13 +81,14 @@ class Model:
         synthetic.write(self._model(size), folder / "source", SHARD_NBYTES, values=True)
 
     def measure(self, size: int, folder: Path, threads: int) -> Mapping[str, float]:
-        at = self if self.over in ("layers", "prompt") else replace(self, **{self.over: size})
+        batch = size if self.over == "batch" else self.batch
+        context = size if self.over == "context" else self.context
         loaded = self.engine.load(folder / "source", threads)
         drawn = np.random.default_rng(0)
         if self.over == "prompt":
             times = [_read(loaded, drawn.integers(self.vocab, size=(1, size)).tolist()) for _ in self._times]
             return {"prompt": statistics.median(times[1:])}
-        prompts = drawn.integers(self.vocab, size=(at.batch, at.context)).tolist()
+        prompts = drawn.integers(self.vocab, size=(batch, context)).tolist()
         return {"token": statistics.median([_written(loaded, prompts, self.new) for _ in self._times][1:])}
 
     @property

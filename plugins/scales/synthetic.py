@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def _parts(size: int, first: int, drawn: Any) -> Iterator[Any]:
     """`size` values, of those drawn, over and over."""
     at = first % len(drawn)
     while size:
-        part: Sequence[Any] = drawn[at : at + size]
+        part = drawn[at : at + size]
         yield memoryview(part).cast("B")
         size -= len(part)
         at = 0

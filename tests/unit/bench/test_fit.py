@@ -35,7 +35,7 @@ def test_without_noise_it_is_exact(cost: Cost, sizes: tuple[float, ...], start: 
     assert found.start == pytest.approx(start, rel=5e-3, abs=1e-4)
     assert found.end == pytest.approx(exponent, abs=5e-3)
     assert found.error < 1e-3
-    assert found.at(sizes[-1]) == pytest.approx(float(cost(np.float64(sizes[-1]))), rel=1e-3)
+    assert found.at(sizes[-1]) == pytest.approx(float(cost(np.asarray(sizes))[-1]), rel=1e-3)
 
 
 @pytest.mark.parametrize(
