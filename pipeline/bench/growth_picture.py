@@ -55,7 +55,8 @@ def _small(axes: Any, row: Any, what: str, fit: Any, sizes: Sequence[int], metri
 
     x = np.geomspace(sizes[0], sizes[-1], DENSE)
     line = fit["start"] + fit["factor"] * x ** fit["exponent"]
-    expected = fit["start"] + (line[0] - fit["start"]) * (x / x[0]) ** fit["expected"]
+    middle = DENSE // 2
+    expected = fit["start"] + (line[middle] - fit["start"]) * (x / x[middle]) ** fit["expected"]
     values = [m["value"] for m in metrics]
     least = [v - min(m["rounds"]) for v, m in zip(values, metrics, strict=True)]
     most = [max(m["rounds"]) - v for v, m in zip(values, metrics, strict=True)]

@@ -1,5 +1,6 @@
 """The plan of a conversion, over the tensors of the checkpoint, of which there are only headers."""
 
+import gc
 import io
 from collections.abc import Mapping
 from contextlib import redirect_stdout
@@ -62,12 +63,16 @@ class Plan:
         from pipeline.config import extend
         from pipeline.reporting import console
 
-        planned = pipeline.plan(
-            ["flow=convert", *overrides.of(folder / "source", folder / "out"), *self.overrides],
-            config_dir=extend.folder(),
-        )  # fmt: skip
-        if planned.problems:
-            raise PlanError(planned.problems)
-        with redirect_stdout(io.StringIO()):  # what people see is part of what they wait for
-            console.out(*planned.shown)
+        gc.disable()  # as the command does (`pipeline.__main__`)
+        try:
+            planned = pipeline.plan(
+                ["flow=convert", *overrides.of(folder / "source", folder / "out"), *self.overrides],
+                config_dir=extend.folder(),
+            )  # fmt: skip
+            if planned.problems:
+                raise PlanError(planned.problems)
+            with redirect_stdout(io.StringIO()):  # what people see is part of what they wait for
+                console.out(*planned.shown)
+        finally:
+            gc.enable()
         return {}

@@ -11,7 +11,7 @@ import pytest
 from safetensors import safe_open
 
 from pipeline.contender import Form
-from pipeline.errors import ConfigError, StageError
+from pipeline.errors import ConfigError, PlanError, StageError
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.scales import synthetic
 from plugins.scales.convert import Convert
@@ -67,7 +67,7 @@ def test_a_plan_is_of_as_many_tensors_as_it_is_said(size: int, tmp_path: Path) -
 def test_a_plan_with_problems_is_no_measurement(tmp_path: Path) -> None:
     plan = Plan((100, 1000, 10_000, 100_000), {}, ("quant=mxfp4", "export=bitsandbytes"))
     plan.prepare(30, tmp_path)
-    with pytest.raises(Exception, match="bitsandbytes"):
+    with pytest.raises(PlanError, match="bitsandbytes"):
         plan.measure(30, tmp_path, 1)
 
 
