@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from pipeline.contender import Form
 from pipeline.errors import ConfigError, PlanError, StageError
+from plugins.contenders.jax import Jax
 from plugins.formats.safetensors.container import SafeTensors
 from plugins.scales import synthetic
 from plugins.scales.convert import Convert
@@ -110,7 +111,7 @@ class Counting:
         return [[0] * new for _ in prompts]
 
 
-def model(over: str, engine: Counting, **given: int) -> Model:
+def model(over: str, engine: Counting | Jax, **given: int) -> Model:
     numbers = {"layers": 2, "hidden": 32, "inner": 64, "heads": 2, "vocab": 16, "context": 5, "batch": 3, "new": 4,
                "repeats": 2}  # fmt: skip
     return Model(over, (1, 2, 4, 8), {}, engine, **{**numbers, **given})  # type: ignore[arg-type]
@@ -142,3 +143,11 @@ def test_what_an_engine_does_not_do_is_said(tmp_path: Path) -> None:
     growing.prepare(1, tmp_path)
     with pytest.raises(StageError, match="5 tokens were asked for, and it says that it made 4"):
         growing.measure(1, tmp_path, 1)
+
+
+@pytest.mark.parametrize("over", ["batch", "prompt"])
+def test_our_engine_runs_what_is_made_up(over: str, tmp_path: Path) -> None:
+    growing = model(over, Jax())
+    growing.prepare(2, tmp_path)
+    [seconds] = growing.measure(2, tmp_path, 1).values()
+    assert 1e-6 < seconds < 1
