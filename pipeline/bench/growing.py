@@ -45,7 +45,7 @@ class Measured:
         found = dict(self.growing.measure(self.size, self.folder, self.threads))
         if found.keys() != (units := self.growing.units).keys():
             raise StageError(f"{sorted(found)} was found, and {sorted(units)} is what it says that it finds")
-        return {**found, "seconds": age_s(), "peak": peak.nbytes()}
+        return {**found, "seconds": age_s(), "cpu": time.process_time(), "peak": peak.nbytes()}
 
 
 def age_s() -> float:

@@ -6,12 +6,13 @@ from typing import Any
 from pipeline.bench.growths import GROWTH
 from pipeline.bench.tables import BUSY
 from pipeline.figures import Cell, Figure
+from pipeline.growth import GIVEN
 from pipeline.stage import Table
 from pipeline.units import show_bytes
 
-NAMES = {"seconds": "seconds", "peak": "peak memory", "token": "a token", "prompt": "a prompt"}
+NAMES = {"seconds": "seconds", "cpu": "CPU seconds", "peak": "peak memory", "token": "a token", "prompt": "a prompt"}
 FITS = ("", "cost", "grows as", "in the end", "expected", "start", "and then")
-SIZES = ("", "size", "whole process", "peak memory", "of it", "others, cores")
+SIZES = ("", "size", "whole process", "on a CPU", "peak memory", "of it", "others, cores")
 PREFIXES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 VAGUE = 1.0  # standard error of an exponent that says nothing
 PER = {"tokens": 1, "layers": 1, "sequences": 1, "tensors": 1, "GB": 10**9}
@@ -73,11 +74,11 @@ def ahead(fit: Mapping[str, Any], label: str) -> str:
 
 
 def _size(row: Mapping[str, Any]) -> tuple[Cell, ...]:
-    own = [what for what in row["metrics"] if what not in ("seconds", "peak")]
+    own = [what for what in row["metrics"] if what not in GIVEN]
     of_it = ", ".join(f"{NAMES.get(w, w)} {_measured(row['metrics'][w])}" for w in own)
     metrics = row["metrics"]
     others = f"{row['others']:.1f}{BUSY if row['busy'] else ''}"
-    return row["engine"], row["quant"], _measured(metrics["seconds"]), _measured(metrics["peak"]), of_it, others
+    return row["engine"], row["quant"], *(_measured(metrics[what]) for what in GIVEN), of_it, others
 
 
 def _measured(metric: Mapping[str, Any]) -> str:

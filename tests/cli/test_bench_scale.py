@@ -15,7 +15,7 @@ def test_sizes_are_measured_and_drawn(tmp_path: Path) -> None:
     [file] = (tmp_path / "outputs").glob("*/bench.json")
     rows = json.loads(file.read_text())["rows"]
     [fits] = [row["fits"] for row in rows if "fits" in row]
-    assert list(fits) == ["seconds", "peak"]
+    assert list(fits) == ["seconds", "cpu", "peak"]
     assert abs(fits["peak"]["exponent"]) < 0.1
     seconds = [row["metrics"]["seconds"]["value"] for row in rows if "size" in row]
     assert len(seconds) == 4

@@ -195,4 +195,4 @@ def test_notes_say_what_was_found(first: tuple[Path, Any]) -> None:
     lines = map(json.loads, (Path(first[1].run) / turns.NOTES).read_text().splitlines())
     found = [n["found"].keys() for n in lines if not n["what"].startswith("preparing")]
     assert len(found) == 8
-    assert all(keys == {"cost", "seconds", "peak"} for keys in found)
+    assert all(keys == {"cost", "seconds", "cpu", "peak"} for keys in found)
