@@ -10,6 +10,7 @@ BYTES = {
     "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
     "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
 }  # fmt: skip
+DECIMAL = ("KB", "MB", "GB", "TB")
 SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
 AMOUNT = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*([^\d\s.].*)?", re.IGNORECASE)
 
@@ -69,6 +70,12 @@ def show_bytes(nbytes: float) -> str:
             return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.1f} TiB"
+
+
+def decimal(nbytes: float) -> str:
+    """As sizes are typed: 320000000 → `320MB`."""
+    size, unit = next(((s, u) for u, s in reversed(BYTES.items()) if u in DECIMAL and nbytes >= s), (1, "B"))
+    return f"{nbytes / size:.3g}{unit}"
 
 
 def show_seconds(seconds: float) -> str:

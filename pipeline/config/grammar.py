@@ -8,7 +8,7 @@ from pipeline.config.overrides import parsed_override, quoted
 from pipeline.config.synonyms import meant
 from pipeline.errors import did_you_mean
 
-SEVERAL = ("stages", "experiment", "engines")  # groups of which several options are chosen together
+SEVERAL = ("stages", "experiment", "engines", "scales")  # groups of which several options are chosen together
 NOT_BARE = re.compile(r"[^A-Za-z0-9_/.+:@%*?|$\[\]{}(),-]")  # characters that end a value outside quotes
 KEY = re.compile(r"[A-Za-z_][\w-]*([./][\w-]+)*(@[\w./:-]*)?")
 FUNCTION = re.compile(r"([A-Za-z_]\w*)\(.*\)", re.DOTALL)

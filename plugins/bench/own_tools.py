@@ -65,7 +65,7 @@ def rates(pair: Pair, source: Path, task: Task, log: Path) -> dict[str, dict[str
         SystemExit: one failed, with what it said.
     """
     place = source if source.is_dir() else source.parent
-    job = Speed(pair.cell, place, task.threads, (task.prompt,), (1,), task.new, task.repeats, VOCAB)
+    job = Speed(pair.cell, place, task.threads, (task.prompt,), (1,), task.new, (), task.repeats, VOCAB)
     cell = done(job, task.threads, log)
     if cell.failed:
         raise SystemExit(f"{type(pair.cell).__name__}: {cell.failed}")

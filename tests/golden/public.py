@@ -46,6 +46,7 @@ CONTRACTS: dict[str, tuple[str, ...]] = {
     "pipeline.formats": (),
     "pipeline.tracker": (),
     "pipeline.contender": (),
+    "pipeline.growth": (),
     "pipeline.mesh": ("Layout", "Mesh", "Parameter"),
     "pipeline.tensors.spec": (),
     "pipeline.tensors.scheme": (),

@@ -88,7 +88,8 @@ class SafeTensors(InPlace):
     def layout(
         self, leaves: Mapping[str, TensorSpec], metadata: Mapping[str, Any], max_shard_bytes: int | None
     ) -> Layout:
-        """Fill files with leaves in the order given; a leaf too large for a file of `max_shard_bytes` has its own.
+        """Fill files with leaves in the order given; a leaf too large for a file of `max_shard_bytes` has its own. A
+        header that would be larger than the format allows ends a file too, unless all are to be in one.
 
         Leaves keep their order in a file unless that would put one at a byte that is no multiple of its element size,
         which torch cannot view; then larger elements go first, in the same order otherwise. Metadata values that are
@@ -145,18 +146,21 @@ def _text(value: Any) -> str:
 
 
 def _split(leaves: Mapping[str, TensorSpec], head_nbytes: int, most: int | None) -> list[dict[str, TensorSpec]]:
-    """Cut `leaves` in order so that each file, header and padding included, has at most `most` bytes."""
+    """Cut `leaves` in order so that each file, header and padding included, has at most `most` bytes, and its header
+    no more than the format allows, which a million small tensors would have."""
+    if most is None:
+        return [dict(leaves)]
     fixed = LENGTH_NBYTES + len("{}") + head_nbytes + 7
     shards: list[dict[str, TensorSpec]] = [{}]
-    used = fixed
+    head, data = fixed, 0
     for name, spec in leaves.items():
         # The offsets are taken as long as they can get: alignment may still move the leaf within its file.
-        cost = 1 + len(entry_json(name, spec, most or 0)) + spec.nbytes
-        if most is not None and shards[-1] and used + cost > most:
+        entry = 1 + len(entry_json(name, spec, most))
+        if shards[-1] and (head + entry + data + spec.nbytes > most or head + entry > MAX_HEADER_NBYTES):
             shards.append({})
-            used = fixed
+            head, data = fixed, 0
         shards[-1][name] = spec
-        used += cost
+        head, data = head + entry, data + spec.nbytes
     return shards
 
 

@@ -178,6 +178,22 @@ def test_files_stay_within_max_shard_bytes():
     assert index["weight_map"] == {n: p.file for n, p in layout.places.items()}
 
 
+@pytest.mark.parametrize("most", [1 << 20, None])
+def test_a_header_that_grows_too_large_ends_its_file(monkeypatch, most):
+    """As a million small tensors have it; unless all are to be in one file."""
+    monkeypatch.setattr(container, "MAX_HEADER_NBYTES", 2000)
+    leaves = {f"w{i:03d}": TensorSpec((4,), "BF16") for i in range(200)}
+    if most is None:
+        with pytest.raises(PlanError, match="the format allows 2,000"):
+            SafeTensors().layout(leaves, {}, most)
+        return
+    layout = SafeTensors().layout(leaves, {}, most)
+    heads = [len(file.prefix) - 8 for file in layout.files]
+    assert all(1500 < n <= 2000 for n in heads[:-1])
+    assert len(heads) > 5
+    assert list(layout.places) == list(leaves)
+
+
 def test_headers_and_their_padding_count():
     """Two leaves of every size around the one from which they no longer fit in one file."""
     fit = []
