@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pipeline import texts
-from pipeline.bench import against
+from pipeline.bench import against, trend_picture
 from pipeline.bench.measuring import Benched, Measuring
 from pipeline.bench.tables import figures, tables
 from pipeline.bench.turns import NOTES, Turns
@@ -47,7 +47,7 @@ class Bench:
     measuring: Measuring
     overrides: tuple[str, ...]
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
+    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME, trend_picture.NAME)
 
     def __post_init__(self) -> None:
         texts.check(self.text, "bench.text")
@@ -85,5 +85,5 @@ class Bench:
         found = work.rows()
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
-            workload=asdict(self.workload), command=[*self.overrides],
+            workload=asdict(self.workload),
         )  # fmt: skip
