@@ -16,6 +16,7 @@ from pipeline.units import show_bytes
 
 LAST = 5  # that are shown before the newest
 WEIGHTS = ("model", "quant", "hub", "seed")  # roots of what says which weights
+HOW_OFTEN = ("repeats", "seconds")  # of a workload: more of the same
 NOT_THERE = "–"
 
 Rows = Sequence[Mapping[str, Any]]
@@ -28,6 +29,11 @@ class Earlier:
 
     name: str
     record: Mapping[str, Any]
+
+    @property
+    def date(self) -> str:
+        """When it ended, UTC, to the minute."""
+        return str(self.record.get("when", ""))[:16].replace("T", " ")
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ def question(record: Mapping[str, Any]) -> tuple[Any, ...]:
             weights.append(f"{key}={place_name(value) if key == 'model.source' else value}")
     machine = record["machine"]
     of_machine = (machine["kind"], machine["threads"]) if isinstance(machine, Mapping) else (machine, None)
-    return record["benchmark"], of_machine, sorted(weights), record.get("workload")
+    asked = {key: value for key, value in record.get("workload", {}).items() if key not in HOW_OFTEN}
+    return record["benchmark"], of_machine, sorted(weights), asked
 
 
 def earlier(outputs: Path, run: Path, record: Mapping[str, Any]) -> list[Earlier]:
@@ -106,14 +113,14 @@ def shown(metric: Metric | None) -> str:
 
 def table(found: Sequence[Trend], before: Sequence[Earlier], against: str) -> Table:
     """Every figure, a row."""
-    which = ", ".join(one.name for one in before) if before else f"none that asked the same lies beside {against}"
+    which = ", ".join(one.date for one in before) if before else "none here asked the same"
     rows = tuple(
         (t.cell, t.metric if t.now["unit"] in ("", "B") else f"{t.metric}, {t.now['unit']}",
          " · ".join(map(shown, t.before)) or NOT_THERE, shown(t.base), shown(t.now), _change(t))
         for t in found
     )  # fmt: skip
     columns = ("cell", "figure", "before, oldest first", "baseline", "now", "since the baseline")
-    return Table(f"Trend; before: {which}", columns, rows)
+    return Table(f"Trend since {against}; before: {which}", columns, rows)
 
 
 def _change(trend: Trend) -> str:

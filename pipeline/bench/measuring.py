@@ -107,7 +107,8 @@ class Measuring:
         worse = against.regressions(rows, before["rows"], against.tolerance(self.tolerance)) if before else []
         record = {
             "benchmark": benchmark, "machine": self._machine, "rows": rows, "regressions": worse,
-            "against": self.against, "rounds": self.rounds, "when": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "against": self.against, "rounds": self.rounds,
+            "when": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "command": schemas.read("run", run / DESCRIPTION)["command"], **more,
         }  # fmt: skip
         schemas.write("benchmark", run / against.NAME, record)
@@ -126,7 +127,7 @@ class Measuring:
         found = history.trends(record["rows"], base["rows"], before)
         if not found:
             return ()
-        trend_picture.draw(run / trend_picture.NAME, found, before, self.against)
+        trend_picture.draw(run / trend_picture.NAME, found, before, history.Earlier(self.against, base))
         return (history.table(found, before, self.against),)
 
     @property

@@ -34,9 +34,10 @@ def page(sections: Sequence[Section], command: str) -> str:
     """
     head = [
         "# Benchmarks", "",
-        f"Written by `{command}` out of `docs/benchmarks/`, never by hand. A figure is the median of the rounds ± their standard",
-        f"deviation. `{BUSY}`: other processes took more than a tenth of a core meanwhile. **{WRONG}**: it computes something else, and",
-        "counts for nothing however quick it is. [docs/bench.md](docs/bench.md) says how all of it is measured.", "",
+        f"Written by `{command}` out of `docs/benchmarks/`, never by hand. A figure is the median of the rounds ± the",
+        f"standard deviation of these. `{BUSY}`: other processes took more than a tenth of a core meanwhile.",
+        f"**{WRONG}**: it computes something else, and counts for nothing however quick it is.",
+        "[docs/bench.md](docs/bench.md) says how all of it is measured.", "",
     ]  # fmt: skip
     return "\n".join([*head, *(line for section in sections for line in (*_section(section), ""))]).rstrip("\n") + "\n"
 
@@ -200,13 +201,10 @@ def best(sections: Sequence[Section]) -> str:
     heads = ("", "engine", "quant", "new tokens/s", "peak memory", "perplexity", "KL, nats", "")
     body = []
     for section in engines:
-        for row in section.record["rows"]:
-            if row["state"] == "measured":
-                rates = [name for name in row["metrics"] if name.startswith("decode × ")]
-                *cells, verdict = _cells(
-                    row, [(n, row["metrics"][n]["unit"]) for n in (*rates[:1], "peak memory")], judged=True
-                )
-                body.append((section.name, *cells[:4], *cells[5:7], WRONG if row["wrong"] else ""))
+        for row in (r for r in section.record["rows"] if r["state"] == "measured"):
+            wanted = next(name for name in row["metrics"] if name.startswith("decode × ")), "peak memory"
+            cells = list(_cells(row, [(name, row["metrics"][name]["unit"]) for name in wanted], judged=True))
+            body.append((section.name, *cells[:4], *cells[5:7], "wrong" if row["wrong"] else "right"))
     machines = dict.fromkeys(_machine(s.record) for s in engines)
     return "\n".join([*_table(heads, body), "", f"On {'; '.join(machines)}."]) + "\n"
 
