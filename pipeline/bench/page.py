@@ -45,12 +45,13 @@ def page(sections: Sequence[Section], command: str) -> str:
 def _section(section: Section) -> Iterator[str]:
     record = section.record
     rows = record["rows"]
+    measured = [row for row in rows if row["state"] == "measured"]
     yield from (f"## {section.name}", "", f"    weightmill {shlex.join(_typed(record))}", "")
     yield from _table(("", ""), [(key, text) for key, text in _about(record) if text])
-    for group, columns in grouped([row for row in rows if row["state"] == "measured"]):
+    for group, columns in grouped(measured):
         yield ""
         yield from _pivoted(group, *columns) if len(columns) == 1 and _crossed(group) else _listed(group, columns)
-    if latencies := [row for row in rows if row.get("latency_ms")]:
+    if latencies := [row for row in measured if row.get("latency_ms")]:
         yield ""
         yield from _latencies(latencies)
     if left := [row for row in rows if row["state"] != "measured"]:
