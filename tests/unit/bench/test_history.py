@@ -9,6 +9,7 @@ import pytest
 from pipeline.bench import history, trend_picture
 from pipeline.bench.against import NAME
 from pipeline.records import schemas
+from pipeline.running import text_stream
 
 MACHINE = {"kind": "A × 2", "threads": 2}
 
@@ -70,7 +71,7 @@ def test_a_cell_that_was_not_measured_then_has_a_gap(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr(history.text_stream, "write", said.append)
+    monkeypatch.setattr(text_stream, "write", said.append)
     (written(tmp_path, "torn", record("2026-01-01", 1)) / NAME).write_text('{"weight')
     now = record("2026-01-02", 1)
     assert history.earlier(tmp_path, written(tmp_path, "now", now), now) == []

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.bench.against import NAME
 from pipeline.config import line
 from pipeline.config.compose import options
 from pipeline.errors import ConfigError, StorageError
 from pipeline.planning.rates import machine
+from pipeline.records.run import MANIFEST
 from plugins.bench import suite
 from tests.cases.bench_pages import faults
 from tests.cli.run import ROOT
@@ -50,14 +52,14 @@ def ran(root: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         code = told["codes"].get(folder.name, 0)
         if code in suite.MEASURED:
             folder.mkdir(parents=True)
-            (folder / suite.MANIFEST).touch()
+            (folder / MANIFEST).touch()
             at = {"kind": machine(), "threads": 2, "memory": 1, "system": "", "python": "", "load": 0.0}
             rows = [*RECORDS[folder.name]["rows"]]
             rows.append({**rows[0], "engine": "bad", "state": "failed", "why": f"no such file: {cwd}/x", "metrics": {}})
-            (folder / suite.NAME).write_text(json.dumps(RECORDS[folder.name] | {"machine": at, "rows": rows}))
+            (folder / NAME).write_text(json.dumps(RECORDS[folder.name] | {"machine": at, "rows": rows}))
         return SimpleNamespace(returncode=code)
 
-    monkeypatch.setattr(suite.subprocess, "run", run)
+    monkeypatch.setattr("subprocess.run", run)
     return told
 
 
