@@ -207,7 +207,9 @@ def best(sections: Sequence[Section]) -> str:
             cells = list(_cells(row, [(name, row["metrics"][name]["unit"]) for name in wanted], judged=True))
             body.append((section.name, *cells[:4], *cells[5:7], "wrong" if row["wrong"] else "right"))
     machines = dict.fromkeys(_machine(s.record) for s in engines)
-    return "\n".join([*_table(heads, body), "", f"On {'; '.join(machines)}."]) + "\n"
+    busy = any(row["busy"] for section in engines for row in section.record["rows"])
+    said = f"On {'; '.join(machines)}." + (f" `{BUSY}`: while others used the machine." if busy else "")
+    return "\n".join([*_table(heads, body), "", said]) + "\n"
 
 
 def _machine(record: Mapping[str, Any]) -> str:
