@@ -60,13 +60,8 @@ MINUTES ?= 1
 fuzz: $(VENV)/.dev  ## feed all readers of files with broken ones; what they stumble over is kept in fuzz-findings/
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(ARGS)
 
-bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## time the kernels, whole models, meshes, and the main job on a layer of real size (7 GB of disk)
-	set -e; for b in $$(grep -l __main__ plugins/bench/*.py); do \
-		m=$${b%.py}; $(BIN)/python -m $$(echo $$m | tr / .) $(ARGS); done
-	$(BIN)/python -m tests.cases.big_gpt_oss build/layer --layers 1
-	$(BIN)/python -m pipeline bench ops
-	$(BIN)/python -m pipeline bench convert build/layer --quant mxfp4
-	$(BIN)/python -m pipeline bench train gpt_oss
+bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## measure what plugins/bench/suite.yaml lists, and write BENCHMARKS.md (7 GB of disk); ARGS=ops: that alone
+	$(BIN)/python -m plugins.bench.suite $(ARGS)
 
 peers: $(VENV)/.core  ## build llama.cpp and ik_llama.cpp for bench to compare with (118 MB to get, 2 GB, a quarter of an hour)
 	$(BIN)/python -m plugins.bench.peers $(ARGS)

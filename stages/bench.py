@@ -6,11 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import ClassVar
 
 from pipeline import texts
-from pipeline.bench import against, picture
+from pipeline.bench import picture
 from pipeline.bench.limits import Limits, reached
-from pipeline.bench.measuring import Benched, Measuring
+from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.tables import figures, tables
-from pipeline.bench.turns import NOTES, Turns
+from pipeline.bench.turns import Turns
 from pipeline.bench.workload import Workload
 from pipeline.contender import Contender
 from pipeline.errors import ConfigError
@@ -50,7 +50,7 @@ class Bench:
     measuring: Measuring
     overrides: tuple[str, ...]
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME, picture.NAME)
+    writes: ClassVar[tuple[str, ...]] = (*WRITES, picture.NAME)
 
     def __post_init__(self) -> None:
         texts.check(self.text, "bench.text")
@@ -90,5 +90,5 @@ class Bench:
         picture.draw(found, ctx.run_dir, f"{len(self.engines)} engines, {', '.join(self.quants)}")
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
-            limits=reached(turns), workload=asdict(self.workload), command=[*self.overrides],
+            limits=reached(turns), workload=asdict(self.workload),
         )  # fmt: skip

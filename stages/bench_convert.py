@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pipeline.bench import against, conversion
+from pipeline.bench import conversion
 from pipeline.bench.conversion import CP, Conversion, Converter, Copy
-from pipeline.bench.measuring import Benched, Measuring
+from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.rows import unmeasured
-from pipeline.bench.turns import NOTES, Turns
+from pipeline.bench.turns import Turns
 from pipeline.config import extend
 from pipeline.errors import ConfigError, StageError
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
@@ -39,7 +39,7 @@ class BenchConvert:
     overrides: tuple[str, ...]
     measuring: Measuring
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
+    writes: ClassVar[tuple[str, ...]] = WRITES
 
     def __post_init__(self) -> None:
         for name in (*self.ours, *self.peers):
@@ -78,7 +78,7 @@ class BenchConvert:
         rows = [self._row(name, turns, apart) for name in (CP, *self.ours, *self.peers)]
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, rows, conversion.tables, conversion.figures(rows),
-            seconds=time.perf_counter() - begun, command=[*self.overrides],
+            seconds=time.perf_counter() - begun,
         )  # fmt: skip
 
     @property

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from pipeline.bench import against, limits, op_rows
-from pipeline.bench.measuring import Benched, Measuring
+from pipeline.bench import limits, op_rows
+from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.op import Backends, Measure, Runner, Suite
 from pipeline.bench.rows import unmeasured
-from pipeline.bench.turns import NOTES, Turns
+from pipeline.bench.turns import Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Context, Footprint, Prediction
 
@@ -44,7 +44,7 @@ class BenchOps:
     seconds: float
     measuring: Measuring
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
+    writes: ClassVar[tuple[str, ...]] = WRITES
 
     def __post_init__(self) -> None:
         for key, given in (("bench.ops", self.ops), ("bench.backends", self.backends)):

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from pipeline.bench import against, growth_picture
+from pipeline.bench import growth_picture
 from pipeline.bench.growth_tables import figures, tables
-from pipeline.bench.measuring import Benched, Measuring
-from pipeline.bench.turns import NOTES, Turns
+from pipeline.bench.measuring import WRITES, Benched, Measuring
+from pipeline.bench.turns import Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.growth import GIVEN, Growing
 from pipeline.planning.rates import machine
@@ -35,7 +35,7 @@ class BenchScale:
     exponent: float
     measuring: Measuring
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME, growth_picture.NAME)
+    writes: ClassVar[tuple[str, ...]] = (*WRITES, growth_picture.NAME)
 
     def __post_init__(self) -> None:
         if not self.scales:

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any, ClassVar
 
-from pipeline.bench import against, training
+from pipeline.bench import training
 from pipeline.bench.limits import NAME, Limit, Limits, reached
-from pipeline.bench.measuring import Benched, Measuring
+from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.rows import unmeasured
 from pipeline.bench.training import Trainer, Updates
-from pipeline.bench.turns import NOTES, Turns
+from pipeline.bench.turns import Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.bench_work import vocabulary
@@ -50,7 +50,7 @@ class BenchTrain:
     wrong_loss: float
     measuring: Measuring
 
-    writes: ClassVar[tuple[str, ...]] = (NOTES, against.NAME)
+    writes: ClassVar[tuple[str, ...]] = WRITES
 
     def __post_init__(self) -> None:
         if not self.trainers:

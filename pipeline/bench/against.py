@@ -32,7 +32,7 @@ def baseline(given: str, outputs: Path, machine: str, benchmark: str) -> dict[st
     """What an earlier benchmark wrote.
 
     Args:
-        given: its folder, its name below `outputs`, or its file.
+        given: its folder, its name below `outputs`, or a JSON file that it is in.
         machine: which this one is.
         benchmark: which one is to be held against it.
 
@@ -41,7 +41,7 @@ def baseline(given: str, outputs: Path, machine: str, benchmark: str) -> dict[st
         SourceError: there is no such run, or it is no benchmark.
     """
     place = Path(given).expanduser()
-    if place.name != NAME:
+    if place.suffix != ".json":
         runs = find(outputs, [given])
         if len(runs) != 1:
             raise ConfigError(f"bench.against={given}: one run is expected; that are {len(runs)}")

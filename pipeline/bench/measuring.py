@@ -4,17 +4,21 @@ import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench import against
+from pipeline.bench import against, history, trend_picture
+from pipeline.bench.turns import NOTES
 from pipeline.errors import ConfigError, StageError
 from pipeline.figures import Figure
 from pipeline.planning.rates import cores, machine
 from pipeline.records import schemas
+from pipeline.records.run import DESCRIPTION
 from pipeline.stage import Table
 
 Rows = Sequence[Mapping[str, Any]]
+WRITES = (NOTES, against.NAME, trend_picture.NAME)  # what every benchmark leaves in its run's folder
 
 
 @dataclass(frozen=True)
@@ -78,8 +82,7 @@ class Measuring:
         """
         if self.against is None:
             return None
-        outputs = Path(os.path.expanduser(self.outputs)).absolute()
-        return against.baseline(self.against, outputs, machine(), benchmark)
+        return against.baseline(self.against, self._outputs, machine(), benchmark)
 
     def record(
         self,
@@ -90,30 +93,48 @@ class Measuring:
         figures: Mapping[str, Figure],
         **more: Any,
     ) -> Benched:
-        """Hold rows against the baseline, and write bench.json.
+        """Hold rows against the baseline, draw how they went, and write bench.json.
 
         Args:
             run: the run's folder.
             benchmark: which one.
             rows: each with `engine`, `quant`, `state`, `why`, `wrong`, `metrics` and `busy`.
             shown: the tables of rows, of what got worse and than what.
-            more: of the record: `seconds`, `workload`, `command`, …
+            more: of the record: `seconds`, `workload`, …
 
         Raises:
             StorageError: it cannot be written.
         """
         before = self.baseline(benchmark)
         worse = against.regressions(rows, before["rows"], against.tolerance(self.tolerance)) if before else []
-        schemas.write("benchmark", run / against.NAME, {
+        record = {
             "benchmark": benchmark, "machine": self._machine, "rows": rows, "regressions": worse,
-            "against": self.against, **more,
-        })  # fmt: skip
+            "against": self.against, "rounds": self.rounds,
+            "when": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "command": schemas.read("run", run / DESCRIPTION)["command"], **more,
+        }  # fmt: skip
+        schemas.write("benchmark", run / against.NAME, record)
+        trend = self._trend(run, schemas.read("benchmark", run / against.NAME), before) if before else ()
         failed = any(row["state"] == "failed" for row in rows)
         return Benched(
             rows=tuple(rows), machine=machine(), regressions=tuple(worse), figures=figures,
-            tables=shown(rows, worse, self.against), summary=self._summary(rows, worse),
+            tables=(*shown(rows, worse, self.against), *trend), summary=self._summary(rows, worse),
             exit_code=against.CODE if worse else StageError.exit_code if failed else 0,
         )  # fmt: skip
+
+    def _trend(self, run: Path, record: Mapping[str, Any], base: Mapping[str, Any]) -> tuple[Table, ...]:
+        """How every figure that is compared went, as a table, and drawn in the run's folder; nothing where none is."""
+        assert self.against is not None
+        before = history.earlier(self._outputs, run, record)
+        found = history.trends(record["rows"], base["rows"], before)
+        if not found:
+            return ()
+        trend_picture.draw(run / trend_picture.NAME, found, before, history.Earlier(self.against, base))
+        return (history.table(found, before, self.against),)
+
+    @property
+    def _outputs(self) -> Path:
+        return Path(os.path.expanduser(self.outputs)).absolute()
 
     @property
     def _machine(self) -> dict[str, Any]:
@@ -125,7 +146,7 @@ class Measuring:
 
     def _summary(self, rows: Rows, worse: Sequence[str]) -> str:
         measured = [row for row in rows if row["state"] == "measured"]
-        said = f"{len(measured)} of {len(rows)} cells measured, {self.rounds} rounds in turn"
+        said = f"{len(measured)} of {len(rows)} cells measured, {self.rounds} round{'s in turn' if self.rounds > 1 else ''}"
         wrong = [f"{row['engine']} {row['quant']}" for row in measured if row["wrong"]]
         said += f"; ✗ wrong: {', '.join(wrong)}" if wrong else ""
         if self.against is not None:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from plugins.contenders.llama_cpp import LlamaCpp
+from tests.cases.fake_engines import LIMITS, MODULE, TARGET, written
 from tests.cli.run import pipeline
 
 SMALL = (
@@ -44,6 +45,38 @@ def test_transformers_predicts_the_same(tmp_path: Path) -> None:
     assert set(plain["versions"]) == {"torch", "transformers"}
     assert packed["state"] == "unsupported"
     assert "GPUs alone" in packed["why"]
+
+
+def test_against_a_baseline_alone_asks_what_that_was_asked(tmp_path: Path) -> None:
+    """And what is typed all the same is as typed. The trend is shown and drawn."""
+    fakes = (
+        "--config-dir",
+        str(written(tmp_path / "conf")),
+        f"stages.bench.reference._target_={TARGET}",
+        f"stages.bench.limits._target_={LIMITS}",
+    )
+    (tmp_path / "conf/plugins/contenders").mkdir(parents=True)
+    (tmp_path / "conf/plugins/contenders/fake.py").write_text(MODULE)
+    typed = ("engines=[fake,slow]", *(word.replace("rounds=1", "rounds=2") for word in SMALL))
+    first = pipeline("bench", "gpt_oss", *typed, *fakes, "bench.threads=1", cwd=tmp_path)
+    assert first.code == 0, first.err
+    [before] = (tmp_path / "outputs").glob("*/bench.json")
+    slower = ("+engines.fake.step_s=0.03", "bench.repeats=2")
+    said = pipeline("bench", "--against", before.parent.name, *slower, *fakes[:2], cwd=tmp_path)
+    assert said.code == 9, said.err
+    assert "was asked: +model=gpt_oss 'engines=[fake,slow]' 'bench.prefill=[16]'" in " ".join(said.err.split())
+    [after] = (f for f in (tmp_path / "outputs").glob("*/bench.json") if f != before)
+    was, now = (json.loads(file.read_text()) for file in (before, after))
+    assert "+model=gpt_oss" in was["command"]
+    assert was["when"] < now["when"]
+    assert [row["engine"] for row in now["rows"]] == ["fake", "slow"]
+    assert (now["workload"], now["machine"]["threads"]) == (was["workload"] | {"repeats": 2}, 1)
+    assert any(text.startswith("fake none: decode × 1") for text in now["regressions"])
+    assert "Trend" in said.out
+    assert (after.parent / "trend.png").stat().st_size > 10_000
+    wrong = pipeline("bench", "--against", "bench-of-yore", cwd=tmp_path)
+    assert wrong.code == 4
+    assert "bench-of-yore" in wrong.err
 
 
 @pytest.mark.oracle
