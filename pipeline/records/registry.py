@@ -13,7 +13,7 @@ from pipeline.errors import ConfigError, SourceError, did_you_mean, nearest
 from pipeline.records.index import Index
 from pipeline.records.query import is_condition, matching
 from pipeline.records.rows import packed, packed_jobs, unpacked, unpacked_jobs
-from pipeline.records.run import CONFIG, Run, Settings, as_written, is_run, read, read_config, settled
+from pipeline.records.run import CONFIG, Run, Settings, as_written, is_run, read, settled
 from pipeline.records.sweeps import SWEEP, SweepJob, jobs_of
 from pipeline.records.tree import Place, places
 
@@ -209,6 +209,8 @@ class Configs:
             if stamp == place.config:
                 self._known[place.name] = json.loads(text or "{}")
             else:
+                from pipeline.records.configs import read_config  # YAML, which a list needs not
+
                 self._known[place.name] = read_config(place.folder / CONFIG)
                 self._changed[place.name] = (place.config, json.dumps(self._known[place.name]))
         return self._known[place.name]

@@ -83,10 +83,10 @@ def facts(run: Run, manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str
             found["machine", name] = value
     for name, version in _items(manifest, "versions"):
         found["library", name] = version
+    kernels: dict[str, set[str]] = {}
     for op, *backends in (b for b in manifest.get("backends") or () if isinstance(b, list) and b):
-        before = found.get(("machine", f"kernel of {op}"), ())
-        found["machine", f"kernel of {op}"] = tuple(sorted({*before, *map(str, backends)}))
-    return found
+        kernels.setdefault(f"kernel of {op}", set()).update(map(str, backends))
+    return found | {("machine", name): ", ".join(sorted(which)) for name, which in kernels.items()}
 
 
 def parts_of(run: Run) -> dict[str, dict[str, Any]]:
@@ -200,6 +200,4 @@ def _placeless(value: Any, here: str) -> Any:
 def _shown(value: Any) -> str:
     if value is _NONE:
         return ABSENT
-    if isinstance(value, tuple):
-        return ", ".join(value)
     return short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), LONGEST)

@@ -14,7 +14,7 @@ from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
 from pipeline.records.system import KIND
-from pipeline.reporting.compare.differences import Facts, facts, parts_of
+from pipeline.reporting.compare.differences import Facts, alike, facts, parts_of
 from pipeline.tensors.stats import ErrorStats
 
 # What is better, of figures that do not say so themselves: those of manifests of earlier versions.
@@ -37,20 +37,22 @@ class Measured:
     """A run, and all of it that is compared.
 
     Attributes:
-        run: it.
-        manifest: all of it; of a run that is not complete, or whose manifest cannot be read, nothing.
+        run: it, with what is wrong in its records of metrics.
         metrics: by name.
         grounds: metric → what it was measured on.
         errors: group of tensors, its encoding → what was lost.
         facts: see `pipeline.reporting.compare.differences`.
+        likeness: what repeats of it have in common, and what tells them apart, as `differences.alike`.
+        encodings: what is packed of what it gives: encoding → values.
     """
 
     run: Run
-    manifest: Mapping[str, Any] = field(repr=False)
     metrics: Mapping[str, Figure]
     grounds: Mapping[str, Ground] = field(repr=False)
     errors: Mapping[tuple[str, str], ErrorStats] = field(repr=False)
     facts: Facts = field(repr=False)
+    likeness: tuple[str, str] = field(repr=False)
+    encodings: Mapping[str, int] = field(repr=False)
 
 
 def measured(run: Run, *, timed: bool = False) -> Measured:
@@ -69,7 +71,7 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
     metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()} | of_series
     parts = parts_of(run)
     grounds = _grounds(manifest, parts)
-    quantized = lost.count, f"{lost.sq_signal:.6g}"  # sums of other chunks differ in their last digits
+    quantized = [lost.count, f"{lost.sq_signal:.6g}"]  # sums of other chunks differ in their last digits
     grounds |= {name: {"quantized tensors": quantized} for name in error_figures(lost)}
     if timed:
         metrics |= times(run, manifest)
@@ -81,7 +83,8 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
         for row in manifest.get("errors") or ()
         if isinstance(row, Mapping)
     }
-    return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest, parts))
+    its = facts(run, manifest, parts)
+    return Measured(run, metrics, grounds, errors, its, alike(its), manifest.get("encodings") or {})
 
 
 def _of_series(run: Run) -> tuple[dict[str, Figure], list[str]]:

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError, some
+from pipeline.errors import some
 from pipeline.files import write_over
 from pipeline.records.run import Run
 from pipeline.reporting.html.markup import clean
@@ -36,10 +36,6 @@ def write(runs: Sequence[Run], path: Path, title: str = "") -> int:
         StorageError: it cannot be written.
     """
     text = html(runs, title, path).encode("utf-8", "backslashreplace")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
     write_over(path, text)
     return len(text)
 

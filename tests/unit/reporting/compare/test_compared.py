@@ -13,7 +13,7 @@ import pytest
 import pipeline
 from pipeline.commands.compare import main
 from pipeline.errors import ConfigError, SourceError, StorageError
-from pipeline.records import registry, schemas
+from pipeline.records import schemas
 from pipeline.records.run import read
 from pipeline.reporting.compare.compared import Compared, compared
 from tests.cases.many_runs import make_run
@@ -338,12 +338,3 @@ def test_broken_records_are_named(make: Make, capsys: pytest.CaptureFixture[str]
     said = capsys.readouterr()
     assert "unreadable" in said.out
     assert said.err.count("missing") == 2
-
-
-def test_settings_are_parsed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i, name in enumerate("ab"):
-        make(name, i)
-    first = pipeline.compare("*").differences
-    assert any(d.name == "train.optimizer.rate" for d in first.rows)
-    monkeypatch.setattr(registry, "read_config", lambda path: pytest.fail(f"{path} is read again"))
-    assert pipeline.compare("*").differences == first
