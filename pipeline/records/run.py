@@ -74,6 +74,7 @@ class Run:
     stages_done: stages that compute and have their results, of `stages`; of a run that is not complete.
     tags, notes: what people say of it.
     sweeps: folders of sweeps that it is a job of, within the folder of outputs.
+    letters: of these, as tables show them: of all sweeps there, the one that began first is `a`.
     """
 
     folder: Path
@@ -98,6 +99,7 @@ class Run:
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
+    letters: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from typing import Any
 from pipeline.digest import identity
 from pipeline.errors import SourceError
 from pipeline.figures import Better, Figure
+from pipeline.records.latest import KINDS
 from pipeline.records.lost import error_figures, stats_of, total
 from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
-from pipeline.records.system import KIND
+from pipeline.records.system import KIND as SYSTEM
 from pipeline.reporting.compare.differences import Facts, alike, facts, parts_of
 from pipeline.tensors.stats import ErrorStats
 
@@ -101,9 +102,11 @@ def _of_series(run: Run) -> tuple[dict[str, Figure], list[str]]:
         if not better or one.member is not None or not one.count or one.kind == FIGURE:
             continue
         given = {"last": one.last, "min": one.min, "mean": one.mean}
-        if better == "higher" or one.kind == KIND:  # of what a run takes the most is what it needs
+        if better == "higher" or one.kind == SYSTEM:  # of what a run takes the most is what it needs
             given = {"last": one.last, "max": one.max, "mean": one.mean}
         form = ".0f" if one.unit == "B" else ".4g"
+        if one.kind != "train" and f"{KINDS.get(one.kind)} {one.name}" in run.metrics:
+            del given["last"]  # which is that figure
         figures |= {f"{name} {k}": Figure(v, one.unit, form, better) for k, v in given.items() if v is not None}
     return figures, problems
 
