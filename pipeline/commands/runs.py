@@ -104,10 +104,8 @@ def _tag(outputs: Path, words: Sequence[str]) -> None:
     runs = _some(outputs, asked.words)
     there = dict.fromkeys(tag for run in runs for tag in said_of(run.folder).tags)
     if absent := [tag for tag in remove if tag not in there]:
-        whose = runs[0].name if len(runs) == 1 else f"none of the {len(runs)} runs"
-        raise ConfigError(
-            f"runs tag -{absent[0]}: {whose} has no such tag{did_you_mean(absent[0], list(there))}; nothing was changed"
-        )
+        whose = f"{runs[0].name} has no such tag" if len(runs) == 1 else f"none of the {len(runs)} runs has such a tag"
+        raise ConfigError(f"runs tag -{absent[0]}: {whose}{did_you_mean(absent[0], list(there))}; nothing was changed")
     for run in runs:
         said = say(run.folder, add, remove, asked.note)
         console.out(
