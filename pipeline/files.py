@@ -168,12 +168,11 @@ def folder_for(path: Path) -> None:
 
 
 def write_new(path: Path, text: str) -> None:
-    """Write a file that is not there yet, in a folder that need not be: whole or not at all, whenever it is killed.
+    """Write a file that is not there yet: whole or not at all, whenever it is killed.
 
     Raises:
         StorageError: it is there already, or cannot be written.
     """
-    folder_for(path)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         if os.path.lexists(path):

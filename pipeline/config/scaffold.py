@@ -10,7 +10,7 @@ from pathlib import Path
 from pipeline.config.compose import CONF, options, plugins
 from pipeline.config.words import door
 from pipeline.errors import ConfigError
-from pipeline.files import write_new
+from pipeline.files import folder_for, write_new
 from pipeline.terminal import safe
 
 USAGE = "new-stage NAME [--dir DIR]: NAME is what `stages=[…, NAME, …]` will say"
@@ -109,6 +109,7 @@ def new_stage(args: list[str]) -> None:
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(f"{', '.join(there)}: exists already, and new-stage never overwrites")
     for path, template in files.items():
+        folder_for(path)
         write_new(path, template.format(**words))
         print(safe(f"wrote {shown(path)}"))
     config_dir = [] if folder is None else [f"--config-dir {shown(folder)}"]

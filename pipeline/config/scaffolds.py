@@ -15,7 +15,7 @@ from pipeline.config.joined import KINDS, own
 from pipeline.config.scaffold import check_name, parsed, shown
 from pipeline.config.words import door
 from pipeline.errors import ConfigError
-from pipeline.files import write_new
+from pipeline.files import folder_for, write_new
 from pipeline.terminal import safe
 
 
@@ -334,6 +334,7 @@ def new(kind: str, args: list[str]) -> None:
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(f"{', '.join(there)}: exists already, and new-{kind} never overwrites")
     for path, text in files.items():
+        folder_for(path)
         write_new(path, text.format(**words))
         print(safe(f"wrote {shown(path)}"))
     _, verb, rest = what.run.format(**words).rpartition("plan ")
