@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 from pipeline.units import show_bytes
 
+SO_FAR = "…"  # behind a number of a run that is not complete
+STILL = f"{SO_FAR} the last value so far: the run is not complete"
+
 KEYS = {"value", "unit", "form"}
 Better = Literal["lower", "higher", ""]
 
@@ -36,6 +39,20 @@ class Figure:
         if self.unit == "B":
             return show_bytes(self.value)
         return f"{self.value:{self.form}}{'' if self.unit in ('', '×') else ' '}{self.unit}"
+
+
+class SoFar(Figure):
+    """The last value so far, of a run that is not complete; is shown with a mark behind its number."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, figure: Figure) -> "SoFar":
+        return cls(figure.value, figure.unit, figure.form, figure.better)
+
+    def __str__(self) -> str:
+        number, space, unit = Figure.__str__(self).partition(" ")
+        return f"{number}{SO_FAR}{space}{unit}"
 
 
 Cell = str | Figure

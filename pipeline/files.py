@@ -155,6 +155,18 @@ def is_within(folder: Path, path: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
+def folder_for(path: Path) -> None:
+    """Make the folder that a file is to be in.
+
+    Raises:
+        StorageError: it cannot be.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as why:
+        raise StorageError(f"{spoken(path)}: {why.strerror}") from None
+
+
 def write_new(path: Path, text: str) -> None:
     """Write a file that is not there yet: whole or not at all, whenever it is killed.
 
@@ -180,12 +192,14 @@ def write_new(path: Path, text: str) -> None:
 
 
 def write_over(path: Path, content: bytes) -> None:
-    """Write a file in place of one that may be there, in one rename: when it cannot be written, that one stays.
+    """Write a file in place of one that may be there, in one rename: when it cannot be written, that one stays. Its
+    folder is made.
 
     Raises:
         StorageError: it cannot be.
     """
     target = Path(os.path.realpath(path))
+    folder_for(target)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         try:

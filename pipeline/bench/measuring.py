@@ -146,7 +146,8 @@ class Measuring:
 
     def _summary(self, rows: Rows, worse: Sequence[str]) -> str:
         measured = [row for row in rows if row["state"] == "measured"]
-        said = f"{len(measured)} of {len(rows)} cells measured, {self.rounds} round{'s in turn' if self.rounds > 1 else ''}"
+        rounds = f"{self.rounds} rounds in turn" if self.rounds > 1 else "one round"
+        said = f"{len(measured)} of {len(rows)} cells measured, {rounds}"
         wrong = [f"{row['engine']} {row['quant']}" for row in measured if row["wrong"]]
         said += f"; ✗ wrong: {', '.join(wrong)}" if wrong else ""
         if self.against is not None:

@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from pipeline import terminal
 from pipeline.errors import ConfigError, StorageError, did_you_mean
+from pipeline.records.registry import Found
 from pipeline.records.run import is_run
+from pipeline.redact import hide
 
 WORD = "\0"  # before what is no option, as no typed word begins
 
@@ -46,6 +49,12 @@ def not_a_record(out: Path) -> None:
 
     if out.name in RECORDS and is_run(out.parent):
         raise StorageError(f"--out {out}: is a record of a run, and is not replaced; choose another name")
+
+
+def say_absent(found: Found) -> None:
+    """Which jobs of the sweeps that were named are not there; no table has a row for them."""
+    for text in found.said:
+        terminal.say(f"! {hide(terminal.line(text))}")
 
 
 def outputs_of(words: Sequence[str]) -> tuple[Path, list[str]]:

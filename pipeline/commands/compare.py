@@ -1,20 +1,21 @@
 """`compare RUN RUN …`: in what runs differ, and what came of it; exit code 9, when something got worse by too much."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline import terminal
-from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
+from pipeline.commands.arguments import Arguments, not_a_record, outputs_of, say_absent
 from pipeline.errors import ConfigError, did_you_mean
-from pipeline.records.registry import find
+from pipeline.records.registry import find, found
 from pipeline.redact import hide
 from pipeline.reporting import console
 from pipeline.reporting.compare.compared import Compared, compared, place_of_baseline
 from pipeline.reporting.compare.files import FORMATS, NAME, as_text, write
 from pipeline.reporting.compare.pareto import Pareto
 from pipeline.reporting.compare.tolerance import Limits
+from pipeline.reporting.html.place import usual
 
 WORSE = 9  # the exit code
 PICTURE = "pareto.png"
@@ -32,7 +33,9 @@ def main(words: Sequence[str]) -> int:
     outputs, words = outputs_of(words)
     asked = _arguments().read(words)
     target = _target(asked.format, asked.out, pictured=bool(asked.pareto))
-    runs = find(outputs, asked.words)
+    those = found(outputs, asked.words)
+    runs = those.runs
+    say_absent(those)
     if not asked.words:
         raise ConfigError("compare: which runs? Folders, names of runs or sweeps, or conditions as quant=mxfp4")
     if len(runs) < 2 and not asked.baseline:
@@ -41,11 +44,13 @@ def main(words: Sequence[str]) -> int:
             "expected. Conditions hold together; of several words either does: quant=mxfp4,int8"
         )
     base = None if asked.baseline is None else find(outputs, [asked.baseline])
-    found = compared(*place_of_baseline(runs, base))
-    front = found.pareto(*asked.pareto.split(",")) if asked.pareto else None
-    limits = {given: found.broken([given]) for given in asked.fail_if}
-    _tell(found, front, target, limits)
-    for why in dict.fromkeys(why for row in found.groups for one in row.runs for why in one.run.problems):
+    beside = compared(*place_of_baseline(runs, base))
+    front = beside.pareto(*asked.pareto.split(",")) if asked.pareto else None
+    limits = {given: beside.broken([given]) for given in asked.fail_if}
+    if target.kind == "html" and target.file is None and target.folder is None:
+        target = replace(target, file=usual(outputs, asked.words, [run.folder for run in runs], f"{NAME}.html"))
+    _tell(beside, front, target, limits)
+    for why in dict.fromkeys(why for row in beside.groups for one in row.runs for why in one.run.problems):
         terminal.say(f"! {hide(why)}")
     broken = [why for lines in limits.values() for why in lines]
     for why in broken:
@@ -94,7 +99,7 @@ def _target(kind: str | None, out: str | None, *, pictured: bool) -> Target:
     if kind is not None and kind not in FORMATS:
         raise ConfigError(f"compare --format {kind}: there is no such format{did_you_mean(kind, FORMATS)}")
     if out is None:
-        return Target(kind or "table", file=Path(f"{NAME}.html") if kind == "html" else None)
+        return Target(kind or "table")  # of a page its usual place
     path = Path(out).expanduser()
     not_a_record(path)
     ending = "" if path.is_dir() or out.endswith("/") else path.suffix.lower().lstrip(".")

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.commands.arguments import Arguments, not_a_record, outputs_of
+from pipeline.commands.arguments import Arguments, not_a_record, outputs_of, say_absent
 from pipeline.errors import ConfigError, SourceError, StorageError, did_you_mean
 from pipeline.files import placed, write_over
 from pipeline.records.query import CONDITION, is_condition, meant, ordered
-from pipeline.records.registry import all_runs, find
+from pipeline.records.registry import all_runs, find, found
 from pipeline.records.run import Run
-from pipeline.records.tags import say
+from pipeline.records.tags import said_of, say
 from pipeline.reporting import console
 from pipeline.reporting.runs import run_tables, runs_tables
 from pipeline.reporting.runs_export import as_csv, as_json, write_parquet
@@ -50,8 +50,10 @@ def _list(outputs: Path, words: Sequence[str]) -> None:
     asked = arguments.read(words)
     _known(asked.format, FORMATS)
     limit = _count(asked.limit) or (MOST if asked.format == "table" else None)
-    runs = _sorted(outputs, find(outputs, asked.words), asked.sort, reverse=asked.reverse)
+    those = found(outputs, asked.words)
+    runs = _sorted(outputs, those.runs, asked.sort, reverse=asked.reverse)
     shown = runs[:limit]
+    say_absent(those)
     if asked.format == "table":
         if asked.words and not runs:
             console.out("no run is so")
@@ -77,10 +79,10 @@ def _show(outputs: Path, words: Sequence[str]) -> None:
         whole = there.get(run.folder, run)  # which knows its sweeps
         copies = [one for one in known if one.id == run.id and run.id and one.folder != run.folder]
         try:
-            found, foreign = series(whole, outputs)
+            of, foreign = series(whole, outputs)
         except SourceError as why:  # a file of metrics that is none; the rest is shown
-            found, foreign = {}, [str(why)]
-        console.out(*run_tables(whole, found, copies), *foreign)
+            of, foreign = {}, [str(why)]
+        console.out(*run_tables(whole, of, copies), *foreign)
 
 
 def _tag(outputs: Path, words: Sequence[str]) -> None:
@@ -99,7 +101,12 @@ def _tag(outputs: Path, words: Sequence[str]) -> None:
     asked = arguments.read([*rest, *words[at:]])
     if not (add or remove or asked.note):
         raise ConfigError("runs tag: say which: +best adds a tag, -best takes it away, --note TEXT adds a note")
-    for run in _some(outputs, asked.words):
+    runs = _some(outputs, asked.words)
+    there = dict.fromkeys(tag for run in runs for tag in said_of(run.folder).tags)
+    if absent := [tag for tag in remove if tag not in there]:
+        whose = f"{runs[0].name} has no such tag" if len(runs) == 1 else f"none of the {len(runs)} runs has such a tag"
+        raise ConfigError(f"runs tag -{absent[0]}: {whose}{did_you_mean(absent[0], list(there))}; nothing was changed")
+    for run in runs:
         said = say(run.folder, add, remove, asked.note)
         console.out(
             f"{run.name}: {' '.join(said.tags) or 'no tags'}{f', notes: {len(said.notes)}' if said.notes else ''}"
@@ -116,16 +123,16 @@ def _rm(outputs: Path, words: Sequence[str]) -> None:
     runs = _some(outputs, asked.words)
     if busy := [run for run in runs if run.state == "running"]:
         raise StorageError(f"{busy[0].folder}: is at work ({busy[0].reached}), and is not removed; stop it first")
-    found = [removal(run) for run in runs]
+    removals = [removal(run) for run in runs]
     rows = [
         (one.run.name, len(one.files), " ".join(e.name for e in one.exports) or "–", show_bytes(one.nbytes),
          " ".join(str(p.relative_to(one.run.folder)) for p in one.stays) or "–")
-        for one in found
+        for one in removals
     ]  # fmt: skip
     console.out(table("To be removed", ("run", "files", "exports", "size", "stays"), rows, right=(1, 3)))
-    if not asked.yes and not _agreed(len(found)):
+    if not asked.yes and not _agreed(len(removals)):
         raise ConfigError("runs rm: nothing was removed; --yes removes it")
-    console.out(*carry_out(found), "results that no run refers to any more are listed by `gc`")
+    console.out(*carry_out(removals), "results that no run refers to any more are listed by `gc`")
 
 
 def _export(outputs: Path, words: Sequence[str]) -> None:
@@ -172,9 +179,9 @@ def _some(outputs: Path, words: Sequence[str]) -> list[Run]:
     Raises:
         ConfigError: conditions that hold of none.
     """
-    if not (found := find(outputs, words)):
+    if not (runs := find(outputs, words)):
         raise ConfigError(f"{' '.join(words)}: no run is so")
-    return found
+    return runs
 
 
 def _sorted(outputs: Path, runs: list[Run], by: str | None, *, reverse: bool) -> list[Run]:

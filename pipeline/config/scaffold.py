@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pipeline.config.compose import CONF, options, plugins
 from pipeline.config.words import door
-from pipeline.errors import ConfigError, StorageError
-from pipeline.files import write_new
+from pipeline.errors import ConfigError
+from pipeline.files import folder_for, write_new
 from pipeline.terminal import safe
 
 USAGE = "new-stage NAME [--dir DIR]: NAME is what `stages=[…, NAME, …]` will say"
@@ -109,7 +109,8 @@ def new_stage(args: list[str]) -> None:
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(f"{', '.join(there)}: exists already, and new-stage never overwrites")
     for path, template in files.items():
-        write(path, template.format(**words))
+        folder_for(path)
+        write_new(path, template.format(**words))
         print(safe(f"wrote {shown(path)}"))
     config_dir = [] if folder is None else [f"--config-dir {shown(folder)}"]
     chosen = f"'stages=[load,decode,{name},quantize,export]'"
@@ -178,19 +179,6 @@ def _of(plugin: object) -> list[str]:
 
     folder = plugin_folder(plugin)  # type: ignore[arg-type]
     return [p.stem for p in (folder / "stages").glob("*.yaml")] if folder else []
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file that is not there yet.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
-    write_new(path, text)
 
 
 def shown(path: Path) -> str:

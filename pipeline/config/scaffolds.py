@@ -12,9 +12,10 @@ from typing import Final
 
 from pipeline.config.compose import CONF, options
 from pipeline.config.joined import KINDS, own
-from pipeline.config.scaffold import check_name, parsed, shown, write
+from pipeline.config.scaffold import check_name, parsed, shown
 from pipeline.config.words import door
 from pipeline.errors import ConfigError
+from pipeline.files import folder_for, write_new
 from pipeline.terminal import safe
 
 
@@ -333,7 +334,8 @@ def new(kind: str, args: list[str]) -> None:
     if there := [str(path) for path in files if path.exists()]:
         raise ConfigError(f"{', '.join(there)}: exists already, and new-{kind} never overwrites")
     for path, text in files.items():
-        write(path, text.format(**words))
+        folder_for(path)
+        write_new(path, text.format(**words))
         print(safe(f"wrote {shown(path)}"))
     _, verb, rest = what.run.format(**words).rpartition("plan ")
     run = f"{' '.join(door())} {verb}--config-dir {shown(folder)} {rest}"

@@ -23,11 +23,11 @@ import xxhash
 from pipeline.terminal import say
 
 NAME = ".index.sqlite"
-VERSION = 3  # of rows; an index of another one is made anew
+VERSION = 4  # of rows; an index of another one is made anew
 LEFT_S = 3600.0  # what a killed process left under another name goes after so long
 
-Table = Literal["records", "settings", "series"]
-TABLES: tuple[Table, ...] = ("records", "settings", "series")
+Table = Literal["records", "settings", "series", "measured"]
+TABLES: tuple[Table, ...] = ("records", "settings", "series", "measured")
 Rows = dict[str, tuple[str, str]]
 """Name of a folder → stamp of the files that the row was made from, and the row, as JSON."""
 

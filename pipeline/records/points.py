@@ -30,6 +30,7 @@ from pipeline.files import opened, spoken
 from pipeline.records.blocks import Block, block
 
 METRICS = "metrics.jsonl"
+PATTERN = "metrics*.jsonl"  # of all processes
 METRIC, POINT, FIGURE = "metric", "point", "figure"
 RECORDED = ("stage", "error", "tensor", FIGURE, "run")  # written once at the end, from the manifest
 AXES = {"kind", "step", "time", "stage", "member", "seed", "peak_rate"}  # of a row: where its values stand
@@ -126,7 +127,7 @@ class Position:
 
 def files(folder: Path) -> list[Path]:
     """The files of metrics in a run's folder, the first process's first."""
-    return sorted(folder.glob("metrics*.jsonl"), key=lambda p: (p.name != METRICS, len(p.name), p.name))
+    return sorted(folder.glob(PATTERN), key=lambda p: (p.name != METRICS, len(p.name), p.name))
 
 
 def file_of(folder: Path, process: str | int = "") -> Path:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError, did_you_mean, some
@@ -43,6 +43,7 @@ FIELDS: dict[str, Field] = {
     "seconds": Field("number", lambda run: run.seconds, "s"),
 }
 SHORT = {"loss": ("held_out_loss", "training_loss"), "accuracy": ("held_out_accuracy",)}  # the first that a run has
+Sweeps = Callable[[str, str], Set[str]]
 SEVERAL = ("tag", "sweep")  # of which a run has any number
 HIGHER = ("top_1", "sqnr", "accuracy", "tokens_s", "tokens_per_second")  # better, where a record does not say
 
@@ -56,15 +57,18 @@ def meant(name: str) -> tuple[str, ...]:
     return name, *SHORT.get(key_of(name), ())
 
 
-def matching(runs: Sequence[Run], conditions: Sequence[str]) -> list[Run]:
+def matching(runs: Sequence[Run], conditions: Sequence[str], sweeps: Sweeps) -> list[Run]:
     """Those of which all conditions hold.
+
+    Args:
+        sweeps: which are meant, by the condition and what is typed in it.
 
     Raises:
         ConfigError: a condition on what no run has, or on what it cannot be.
     """
     found = list(runs)
     for word in conditions:
-        holds = _test(word, runs)
+        holds = _test(word, runs, sweeps)
         found = [run for run in found if holds(run)]
     return found
 
@@ -100,13 +104,16 @@ def _higher(by: str, figures: Iterable[Any]) -> bool:
     return key_of(by) in HIGHER and not any(f.better for f in figures)
 
 
-def _test(word: str, runs: Sequence[Run]) -> Callable[[Run], bool]:
+def _test(word: str, runs: Sequence[Run], sweeps: Sweeps) -> Callable[[Run], bool]:
     match = CONDITION.fullmatch(word)
     if match is None:
         raise ConfigError(f"{word}: no condition, such as quant=mxfp4, kl<0.01 or state!=complete")
     name, sign, typed = match[1], "=" if match[2] == "==" else match[2], match[3].strip()
     if not runs and name not in FIELDS:  # and nobody knows what it is
         return lambda run: False
+    if name == "sweep" and sign in ("=", "!="):
+        those = sweeps(word, typed)
+        return lambda run: bool(those & {*run.sweeps}) == (sign == "=")
     kind, value, unit, setting = _value(word, name, runs)
     for state in typed.split(",") if name == "state" else ():
         if not any(c in state for c in "*?[") and state not in STATES:

@@ -1,20 +1,22 @@
 """Which runs are meant: by folder, by name, by a sweep that they are of, or by what holds of them."""
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from pipeline.errors import ConfigError, SourceError, did_you_mean, nearest
 from pipeline.records.index import Index
-from pipeline.records.query import is_condition, matching
+from pipeline.records.query import CONDITION, is_condition, matching
 from pipeline.records.rows import packed, packed_jobs, unpacked, unpacked_jobs
-from pipeline.records.run import CONFIG, Run, Settings, as_written, is_run, read, read_config, settled
-from pipeline.records.sweeps import SWEEP, SweepJob, jobs_of
+from pipeline.records.run import CONFIG, Run, Settings, as_written, is_run, read, settled
+from pipeline.records.sweeps import SWEEP, SweepJob, absent, jobs_of
 from pipeline.records.tree import Place, places
 
 LEAST_ID = 6  # characters of an id that is typed
@@ -35,6 +37,35 @@ class Registry:
     runs: list[Run]
     sweeps: Mapping[str, Sequence[SweepJob]]
     configs: "Configs"
+
+    def called(self, word: str) -> list[str]:
+        """Sweeps by name, by that of their folder or its path, or by the letter that tables show."""
+        folder = os.path.normpath(Path(word).absolute())
+        found = [n for n in self.sweeps if word in (n, Path(n).name) or str(self.outputs / n) == folder]
+        by_letter = {pair for run in self.runs for pair in zip(run.letters, run.sweeps, strict=True)}
+        return found or sorted(name for letter, name in by_letter if letter == word)
+
+    def meant(self, condition: str, typed: str) -> set[str]:
+        """Sweeps that `sweep=NAME` says, or `sweep=NAME,NAME`; patterns of their names too.
+
+        Raises:
+            ConfigError: none is called so.
+        """
+        found = set[str]()
+        for word in [typed] if self._alike(typed) else typed.split(","):
+            names = self._alike(word.strip())
+            if not names and not {*"*?["} & {*word}:
+                hint = did_you_mean(word, [*self.sweeps, *{Path(name).name for name in self.sweeps}])
+                raise ConfigError(f"{condition}: no sweep is called {word!r}{hint}")
+            found |= {*names}
+        return found
+
+    def _alike(self, word: str) -> list[str]:
+        return self.called(word) or [n for n in self.sweeps if fnmatchcase(n, word) or fnmatchcase(Path(n).name, word)]
+
+    def absent(self, sweep: str) -> dict[str, str]:
+        """Its jobs that are not there: name → why."""
+        return absent(self.outputs / sweep, {run.id for run in self.runs})
 
     def of_sweep(self, name: str) -> list[Run]:
         """Its runs, in order: where they lay, or, when they were moved, those with their ids.
@@ -90,7 +121,28 @@ def all_runs(outputs: Path) -> list[Run]:
     return registry(outputs).runs
 
 
+@dataclass(frozen=True)
+class Found:
+    """Attributes:
+    runs: in the order of the words that named them.
+    absent: of the sweeps that were named, jobs that are not there: sweep → job → why.
+    """
+
+    runs: list[Run]
+    absent: Mapping[str, Mapping[str, str]]
+
+    @property
+    def said(self) -> list[str]:
+        """A line for each job that is not there."""
+        return [f"{job}, of {sweep}: {why}" for sweep, jobs in self.absent.items() for job, why in jobs.items()]
+
+
 def find(outputs: Path, words: Sequence[str]) -> list[Run]:
+    """The runs of `found`."""
+    return found(outputs, words).runs
+
+
+def found(outputs: Path, words: Sequence[str]) -> Found:
     """The runs that `words` name, in the order of the words; conditions (`quant=mxfp4`, `kl<0.01`) go together.
 
     Args:
@@ -102,33 +154,39 @@ def find(outputs: Path, words: Sequence[str]) -> list[Run]:
         ConfigError: a condition that says nothing.
     """
     known: Registry | None = None
-    found: list[Run]
     named: dict[Path, Run] = {}
     conditions: list[str] = []
-    names = 0
+    sweeps: dict[str, Mapping[str, str]] = {}
     for word in words:
-        found = _at(word, outputs)
-        if not found:
+        runs = _at(word, outputs)
+        if not runs:
             known = known or registry(outputs)
-            found = _called(known, word)
-        if found:
-            names += 1
-            named |= {run.folder: run for run in found}
-        elif is_condition(word):
+            runs, absent = _called(known, word)
+            sweeps |= absent
+        named |= {run.folder: run for run in runs}
+        if not runs and is_condition(word):
             conditions.append(word)
-        else:
+        elif not runs:
             raise _unknown(known, outputs, word)
-    if not names:
+    if conditions or not named:
         known = known or registry(outputs)
-    runs = list(named.values()) if names or known is None else known.runs
+    if known is None:
+        return Found(list(named.values()), sweeps)
+    there = {run.folder: run for run in known.runs}  # which know their sweeps
+    among = [there.get(folder, run) for folder, run in named.items()] or known.runs
     try:
-        found = matching(runs, conditions)
+        runs = matching(among, conditions, known.meant)
     except ConfigError as why:
-        alike = [n for word in conditions for n in nearest(word, [run.name for run in known.runs] if known else [], 1)]
+        alike = [n for word in conditions for n in nearest(word, [run.name for run in known.runs], 1)]
         raise ConfigError(f"{why}; there is a run {alike[0]!r}" if alike else str(why)) from None
-    if known is not None:
-        known.configs.keep()
-    return found
+    known.configs.keep()
+    for word in conditions:
+        match = CONDITION.fullmatch(word)
+        if match and match[1] == "sweep" and match[2] != "!=":
+            sweeps |= {
+                name: jobs for name in sorted(known.meant(word, match[3].strip())) if (jobs := known.absent(name))
+            }
+    return Found(runs, sweeps)
 
 
 def _at(word: str, outputs: Path) -> list[Run]:
@@ -144,24 +202,26 @@ def _at(word: str, outputs: Path) -> list[Run]:
     return []
 
 
-def _called(known: Registry, word: str) -> list[Run]:
-    """Runs by name, pattern or id, and those of sweeps."""
+def _called(known: Registry, word: str) -> tuple[list[Run], dict[str, Mapping[str, str]]]:
+    """Runs by name, pattern or id, and those of sweeps; of these, which jobs are not there."""
     word = word.rstrip("/")
-    folder = os.path.normpath(Path(word).absolute())
-    sweeps = [n for n in known.sweeps if n == word or str(known.outputs / n) == folder]
-    found = [run for name in sweeps for run in known.of_sweep(name)]
-    found += [run for run in known.runs if run.name == word or run.folder.name == word]
+    folder = Path(os.path.normpath(Path(word).absolute()))
+    runs = [run for run in known.runs if word in (run.name, run.folder.name)]
+    sweeps = [] if runs and word not in known.sweeps else known.called(word)
+    found = [run for name in sweeps for run in known.of_sweep(name)] + runs
     found = found or [run for run in known.runs if fnmatchcase(run.name, word) or fnmatchcase(run.folder.name, word)]
     if not found and len(word) >= LEAST_ID:
         found = [run for run in known.runs if run.id.startswith(word)]
-    if not found and os.path.isfile(Path(folder) / SWEEP):  # of other outputs
-        there, name = registry(Path(folder).parent), Path(folder).name
-        return there.of_sweep(name) if name in there.sweeps else []
+    if not found and os.path.isfile(folder / SWEEP) and folder.parent != known.outputs:  # of other outputs
+        there = registry(folder.parent)
+        return _called(there, folder.name) if folder.name in there.sweeps else ([], {})
     if not found:  # by pattern: a sweep whose runs were removed stands in no other's way
         for name in known.sweeps:
             with suppress(SourceError):
-                found += known.of_sweep(name) if fnmatchcase(name, word) else []
-    return found
+                if fnmatchcase(name, word):
+                    found += known.of_sweep(name)
+                    sweeps.append(name)
+    return found, {name: jobs for name in sweeps if (jobs := known.absent(name))}
 
 
 def _unknown(known: Registry | None, outputs: Path, word: str) -> Exception:
@@ -186,13 +246,26 @@ def _packed_sweep(folder: Path) -> str:
 def _with_sweeps(known: Registry) -> list[Run]:
     """The runs, with the sweeps that each is a job of."""
     of: dict[Path, list[str]] = {}
+    began: dict[str, float] = {}
     for name in known.sweeps:
         try:
             for run in known.of_sweep(name):
                 of.setdefault(run.folder, []).append(name)
+                began[name] = min(began.get(name, math.inf), run.started or math.inf)
         except SourceError:  # all its runs were removed
             continue
-    return [replace(run, sweeps=tuple(of[run.folder])) if run.folder in of else run for run in known.runs]
+    letters = {name: letter(i) for i, name in enumerate(sorted(began, key=lambda name: (began[name], name)))}
+    return [
+        replace(run, sweeps=tuple(of[run.folder]), letters=tuple(letters[name] for name in of[run.folder]))
+        if run.folder in of
+        else run
+        for run in known.runs
+    ]
+
+
+def letter(i: int) -> str:
+    """0 → `a`, 25 → `z`, 26 → `aa`."""
+    return ascii_lowercase[i] if i < 26 else f"{letter(i // 26 - 1)}{ascii_lowercase[i % 26]}"
 
 
 class Configs:
@@ -209,6 +282,8 @@ class Configs:
             if stamp == place.config:
                 self._known[place.name] = json.loads(text or "{}")
             else:
+                from pipeline.records.configs import read_config  # YAML, which a list needs not
+
                 self._known[place.name] = read_config(place.folder / CONFIG)
                 self._changed[place.name] = (place.config, json.dumps(self._known[place.name]))
         return self._known[place.name]

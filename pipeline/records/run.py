@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pipeline.config.names import place_name
 from pipeline.errors import SourceError
 from pipeline.figures import Figure, cell
-from pipeline.files import read_whole, spoken
+from pipeline.files import spoken
 from pipeline.records import schemas
 from pipeline.records.lost import error_figures, total
 from pipeline.records.tags import said_of
@@ -33,6 +33,8 @@ class Settings(Mapping[str, Any]):
 
     def _all(self) -> Mapping[str, Any]:
         if self._known is None:
+            from pipeline.records.configs import read_config
+
             self._known = read_config(self._path)
         return self._known
 
@@ -72,6 +74,7 @@ class Run:
     stages_done: stages that compute and have their results, of `stages`; of a run that is not complete.
     tags, notes: what people say of it.
     sweeps: folders of sweeps that it is a job of, within the folder of outputs.
+    letters: of these, as tables show them: of all sweeps there, the one that began first is `a`.
     """
 
     folder: Path
@@ -96,6 +99,7 @@ class Run:
     tags: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     sweeps: tuple[str, ...] = ()
+    letters: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> dict[str, Any]:
@@ -214,18 +218,6 @@ def settled(run: Run, *, locked: bool) -> Run:
     return run
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a config.yaml by dotted key; lists are values. Nothing where it cannot be read."""
-    import yaml
-
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
-    try:
-        # Both are safe loaders.
-        return _flat(yaml.load(read_whole(path), loader)) if path.is_file() else {}  # noqa: S506
-    except (SourceError, yaml.YAMLError, ValueError, RecursionError):
-        return {}
-
-
 def _description(path: Path) -> dict[str, Any]:
     return schemas.read("run", path)
 
@@ -260,18 +252,3 @@ def _choice(command: tuple[str, ...], group: str) -> str:
 def _model(command: tuple[str, ...]) -> str:
     """What the overrides call it: its option, or after where it lies."""
     return _choice(command, "model") or hide(place_name(_choice(command, "model.source")))
-
-
-def _flat(tree: Any, at: str = "") -> dict[str, Any]:
-    if not isinstance(tree, Mapping):
-        return {at: _plain(tree)} if at else {}
-    return {k: v for key, item in tree.items() for k, v in _flat(item, f"{at}.{key}" if at else str(key)).items()}
-
-
-def _plain(value: Any) -> Any:
-    """As JSON has it: a date that YAML reads is text."""
-    if isinstance(value, list):
-        return [_plain(v) for v in value]
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

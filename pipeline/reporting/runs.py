@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from pipeline.errors import ConfigError
-from pipeline.figures import Figure
+from pipeline.figures import SO_FAR, STILL, Figure
 from pipeline.records.run import Run, key_of
 from pipeline.records.typed import age
 from pipeline.reporting.card import Card
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # it brings NumPy along, which a list of runs needs not
 MAIN = ("perplexity", "kl", "top_1", "accuracy", "loss", "bits_a_weight", "size")  # metrics that come first
 MOST = 6  # columns of metrics
 LAST = ("bits_a_weight", "size")  # what holds of every run, behind what was found
-LETTERS = "abcdefghijklmnopqrstuvwxyz"
 UNITS = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"))
 LONGEST_WHY = 160
 PROFILE = "profile by jax.profiler"
@@ -31,7 +30,6 @@ KINDS = {
     "states": "checkpoints", "best": "checkpoints", "trace.json": "trace", "trace.jax": "profiles by jax.profiler",
     "trace.parts": "pieces of a trace",
 }  # fmt: skip
-SO_FAR = "…"  # behind values of runs that are not complete
 
 
 @dataclass(frozen=True)
@@ -91,12 +89,12 @@ def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -
     if not runs:
         return [f"no runs in {unbroken(outputs)}"]
     metrics = main_metrics(runs, first)
-    sweeps = {name: _letter(i) for i, name in enumerate(dict.fromkeys(s for run in runs for s in run.sweeps))}
+    sweeps = dict(sorted((pair for run in runs for pair in zip(run.letters, run.sweeps, strict=True)), key=_by_letter))
     given = {
         "model": [run.model or "–" for run in runs],
         "quant": [run.quant or "–" for run in runs],
         "tags": [" ".join(run.tags) for run in runs],
-        "sweep": [" ".join(sweeps[s] for s in run.sweeps) for run in runs],
+        "sweep": [" ".join(sorted(run.letters, key=_by_letter)) for run in runs],
     }
     given = {name: cells for name, cells in given.items() if any(c not in ("", "–") for c in cells)}
     figures = {name: [run.metrics.get(name) for run in runs] for name in metrics}
@@ -130,8 +128,8 @@ def runs_tables(runs: Sequence[Run], outputs: Path, first: Sequence[str] = ()) -
     right = [i for i, name in enumerate(names) if name in numbers]
     found: list[Any] = [table("Runs", names, zip(*columns.values(), strict=True), right=right, drop=going)]
     if any(_mark(run, figure) for some in figures.values() for run, figure in zip(runs, some, strict=True)):
-        found.append(f"{SO_FAR} the last value so far: the run is not complete")
-    found += [f"sweep {letter}: {unbroken(line(name))}" for name, letter in sweeps.items()]
+        found.append(STILL)
+    found += [f"sweep {letter}: {unbroken(line(name))}" for letter, name in sweeps.items()]
     for run in runs:
         if run.state in ("failed", "unreadable", "elsewhere"):
             said = line(run.reached)
@@ -257,5 +255,7 @@ def _state(run: Run) -> str:
     return f"{run.state} {run.percent} %" if told else run.state
 
 
-def _letter(i: int) -> str:
-    return LETTERS[i] if i < len(LETTERS) else f"{_letter(i // len(LETTERS) - 1)}{LETTERS[i % len(LETTERS)]}"
+def _by_letter(given: "str | tuple[str, str]") -> tuple[int, str]:
+    """`z` before `aa`."""
+    letter = given if isinstance(given, str) else given[0]
+    return len(letter), letter

@@ -11,6 +11,7 @@ from pipeline.errors import SourceError, StorageError, some
 from pipeline.places import reason
 from pipeline.planning.obstacles import RECORDS
 from pipeline.records import schemas
+from pipeline.records.points import PATTERN
 from pipeline.records.run import DESCRIPTION, MANIFEST, Run
 from pipeline.reporting.html.place import NAME
 from pipeline.running.journal import locked
@@ -22,7 +23,6 @@ MORE = ("trace.json", NAME)
 STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # of a training, whose folder has a manifest of its own
 # Folders whose entries of such names go, with all that is in them.
 FOLDERS = {"states": STATE, "best": STATE, PARTS: re.compile(r".+\.jsonl"), PROFILES: re.compile(r".+-\d+-\d+")}
-METRICS = "metrics*.jsonl"
 TARGET_LOCK = ".*.weightmill.lock"  # what a killed process leaves beside its export
 
 
@@ -100,7 +100,7 @@ def _is_ours(file: Path) -> bool:
     known = {*RECORDS, *PICTURES, *MORE}
     return (
         file.name in known
-        or file.match(METRICS)
+        or file.match(PATTERN)
         or file.match(TARGET_LOCK)
         or file.name.removesuffix(".partial") in known
     )

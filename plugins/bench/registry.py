@@ -1,9 +1,10 @@
 """How long it takes to list many runs: `python -m plugins.bench.registry [FOLDER] [--runs N] [--points N]`.
 
 Commands as people type them, start-up and all: lists without an index, with one, with conditions on metrics and on
-settings; runs of a million points compared and shown, twice, and a page about one. Then a file of ten million points,
-read by itself. A folder that is not there is filled by `tests.cases.many_runs`, which is in a checkout of the project
-only; without a folder a temporary one is. Of each command seconds, seconds of CPU, and its largest memory.
+settings; all of them compared, and three of a million points, twice; such a one shown, and a page about it. Then a file
+of ten million points, read by itself. A folder that is not there is filled by `tests.cases.many_runs`, which is in a
+checkout of the project only; without a folder a temporary one is. Of each command seconds, seconds of CPU, and its
+largest memory.
 """
 
 import argparse
@@ -31,6 +32,8 @@ COMMANDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("by setting, first", (*LISTED, "train.optimizer.rate=0.002")),
     ("by setting", (*LISTED, "train.optimizer.rate=0.002")),
     ("as JSON", ("runs", "--format", "json")),
+    ("compare all, first", ("compare", "*")),
+    ("compare all", ("compare", "*")),
     ("compare three, first", ("compare", *LONG)),
     ("compare three", ("compare", *LONG)),
     ("show", ("runs", "show", LONG[0])),

@@ -10,13 +10,13 @@ from typing import Any
 
 from pipeline.errors import ConfigError, some
 from pipeline.figures import Figure
-from pipeline.records.run import Run, Settings
+from pipeline.records.run import Run
 from pipeline.records.schemas import version
 from pipeline.reporting.card import Card
 from pipeline.reporting.compare.deltas import Change, as_json, change, metric_of
 from pipeline.reporting.compare.differences import ABSENT, Differences, differences
 from pipeline.reporting.compare.front import dominators
-from pipeline.reporting.compare.measures import measured
+from pipeline.reporting.compare.kept import all_measured
 from pipeline.reporting.compare.pareto import FEWEST, MOST, Pareto
 from pipeline.reporting.compare.rows import Row, rows_of
 from pipeline.reporting.compare.spread import RULE
@@ -174,10 +174,7 @@ def compared(runs: Sequence[Run], baseline: int = 0) -> Compared:
     if len(runs) < 2:
         which = f"{runs[0].name} alone" if runs else "no run"
         raise ConfigError(f"compare: {which}: two runs at least are expected")
-    rows = rows_of([measured(run, timed=True) for run in runs], baseline)
-    for run in runs:
-        if isinstance(run.config, Settings):
-            run.config.keep()
+    rows = rows_of(all_measured(runs), baseline)
     names = dict.fromkeys(name for row in rows for one in row.runs for name in one.metrics)
     found = [{name: metric_of(name, row.runs) for name in names} for row in rows]
     changes = tuple(
@@ -242,7 +239,7 @@ def packed_as(row: Row) -> str:
         found[encoding] = found.get(encoding, 0) + e.count
     if found:
         return max(found, key=lambda encoding: found[encoding]) or UNQUANTIZED
-    return called(row.runs[0].manifest.get("encodings") or {})
+    return called(row.runs[0].encodings)
 
 
 def _percent(made: Change) -> float | None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pipeline.figures import Better, Figure
+from pipeline.figures import Better, Figure, SoFar
 from pipeline.reporting.compare.measures import Ground, Measured, apart
 from pipeline.reporting.compare.spread import CHANCE, Spread, chance
 from pipeline.units import show_bytes
@@ -25,6 +25,7 @@ class Metric:
         better: which is better.
         ground: what it was measured on.
         lacking: names of the runs of the row that do not have it, or measured it on something else.
+        so_far: the run is not complete.
     """
 
     spread: Spread
@@ -32,14 +33,16 @@ class Metric:
     better: Better
     ground: Ground
     lacking: tuple[str, ...] = ()
+    so_far: bool = False
 
     def __str__(self) -> str:
-        return self.spread.shown(self.like)
+        return str(self.figure) if self.so_far else self.spread.shown(self.like)
 
     @property
     def figure(self) -> Figure:
         """Its mean."""
-        return self.spread.mean_as(self.like)
+        mean = self.spread.mean_as(self.like)
+        return SoFar.of(mean) if self.so_far else mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def metric_of(name: str, runs: Sequence[Measured]) -> Metric | None:
     like = figures[0]
     alike = {id(one) for one in same}  # what is equal is not looked for: that takes long of many
     lacking = tuple(one.run.name for one in runs if id(one) not in alike)
-    return Metric(Spread.of([f.value for f in figures]), like, like.better, ground, lacking)
+    so_far = runs[0].run.state != "complete"  # and then it is alone
+    return Metric(Spread.of([f.value for f in figures]), like, like.better, ground, lacking, so_far)
 
 
 def change(before: Metric | None, after: Metric | None, *, baseline: bool = False) -> Change:

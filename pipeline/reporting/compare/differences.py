@@ -5,8 +5,9 @@ for code, libraries and kernels, of which a run that does less reaches less.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Literal
 
 from pipeline.config.names import HOW
@@ -16,12 +17,14 @@ from pipeline.records.run import DESCRIPTION, Run
 from pipeline.redact import hide
 from pipeline.strictjson import read_object
 
-Kind = Literal["typed", "setting", "input", "code", "library", "machine"]
+Kind = Literal["typed", "setting", "input", "code", "library", "machine", "output"]
 KINDS: Mapping[Kind, str] = {
     "typed": "as typed", "setting": "settings", "input": "files read", "code": "modules", "library": "libraries",
-    "machine": "kernels and devices",
+    "machine": "kernels and devices", "output": "files written (their bytes)",
 }  # fmt: skip
 PARTIAL: tuple[Kind, ...] = ("code", "library", "machine")  # compared where both have them
+MADE: tuple[Kind, ...] = ("machine", "output")  # what a run came to, and was not made by
+TOGETHER: Mapping[Kind, str] = {"code": "code:", "output": "bytes of"}  # what differs of them is said as one
 NOWHERE = ("paths", "hydra", "progress", "debug", "overwrite")  # heads of settings that change nothing that is found
 ABSENT = "–"
 DIGITS = 12  # of a digest, that tell files apart for people
@@ -83,10 +86,12 @@ def facts(run: Run, manifest: Mapping[str, Any], parts: Mapping[str, Mapping[str
             found["machine", name] = value
     for name, version in _items(manifest, "versions"):
         found["library", name] = version
+    for name, digest in _written(run, manifest):
+        found["output", name] = digest
+    kernels: dict[str, set[str]] = {}
     for op, *backends in (b for b in manifest.get("backends") or () if isinstance(b, list) and b):
-        before = found.get(("machine", f"kernel of {op}"), ())
-        found["machine", f"kernel of {op}"] = tuple(sorted({*before, *map(str, backends)}))
-    return found
+        kernels.setdefault(f"kernel of {op}", set()).update(map(str, backends))
+    return found | {("machine", name): ", ".join(sorted(which)) for name, which in kernels.items()}
 
 
 def parts_of(run: Run) -> dict[str, dict[str, Any]]:
@@ -119,8 +124,8 @@ def differences(given: Sequence[Facts]) -> Differences:
             if any(v != values[0] or (v is _NONE) != (values[0] is _NONE) for v in values[1:]):
                 differing.append(name)
         equal[kind] = len(names) - len(differing)
-        if kind == "code":
-            rows += _code(given, differing)
+        if kind in TOGETHER:
+            rows += _states(kind, given, differing)
         else:
             differing.sort(key=lambda n: len({_shown(one[kind, n]) for one in given if (kind, n) in one}) < 2)
             texts = [(n, tuple(_shown(one.get((kind, n), _NONE)) for one in given)) for n in differing]
@@ -139,7 +144,7 @@ def alike(given: Facts) -> tuple[str, str]:
     """What repeats have in common, and the seeds that tell them apart, as keys."""
     settings, seeds = list[list[Any]](), list[list[Any]]()
     for kind, name in sorted(given):
-        if kind != "machine":
+        if kind not in MADE:
             (seeds if is_seed(name) else settings).append([kind, name, given[kind, name]])
     return identity(settings), identity([[name, str(value)] for _, name, value in seeds])
 
@@ -147,15 +152,26 @@ def alike(given: Facts) -> tuple[str, str]:
 _NONE = object()
 
 
-def _code(given: Sequence[Facts], modules: Sequence[str]) -> list[Difference]:
-    """Modules that differ as one: which state of them each run has."""
-    if not modules:
+def _states(kind: Kind, given: Sequence[Facts], names: Sequence[str]) -> list[Difference]:
+    """Modules, or files, that differ as one: which state of them each run has."""
+    if not names:
         return []
     states = []
     for one in given:
-        its = [(name, one["code", name]) for name in modules if ("code", name) in one]
+        its = [(name, one[kind, name]) for name in names if (kind, name) in one]
         states.append(identity(its)[:DIGITS] if its else ABSENT)
-    return [Difference("code", some(list(modules), most=2), tuple(states))]
+    return [Difference(kind, some(list(names), most=2), tuple(states))]
+
+
+def _written(run: Run, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Files that it wrote, by their paths from its folder or from an export's, wherever these were then: name →
+    digest, where that is on record."""
+    roots = [str(manifest.get("run") or run.folder), *map(str, dict(_items(manifest, "exports")).values())]
+    for row in manifest.get("outputs") or ():
+        if isinstance(row, Mapping) and isinstance(digest := row.get("xxh3_128"), str):
+            path = PurePath(str(row.get("path")))
+            under = [PurePath(root) for root in roots if path.is_relative_to(root)]
+            yield str(path.relative_to(max(under, key=lambda root: len(root.parts))) if under else path.name), digest
 
 
 def _merged(rows: Sequence[tuple[str, tuple[str, ...]]]) -> list[tuple[str, tuple[str, ...]]]:
@@ -200,6 +216,4 @@ def _placeless(value: Any, here: str) -> Any:
 def _shown(value: Any) -> str:
     if value is _NONE:
         return ABSENT
-    if isinstance(value, tuple):
-        return ", ".join(value)
     return short(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str), LONGEST)

@@ -61,9 +61,5 @@ def write(found: Compared, front: Pareto | None, kind: str, path: Path, limits: 
     Raises:
         StorageError: it cannot be written.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
     write_over(path, as_text(found, front, kind, limits).encode("utf-8", "backslashreplace"))
     return path

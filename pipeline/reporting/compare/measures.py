@@ -9,12 +9,13 @@ from typing import Any
 from pipeline.digest import identity
 from pipeline.errors import SourceError
 from pipeline.figures import Better, Figure
+from pipeline.records.latest import KINDS
 from pipeline.records.lost import error_figures, stats_of, total
 from pipeline.records.points import FIGURE
 from pipeline.records.run import Run, key_of
 from pipeline.records.series import series
-from pipeline.records.system import KIND
-from pipeline.reporting.compare.differences import Facts, facts, parts_of
+from pipeline.records.system import KIND as SYSTEM
+from pipeline.reporting.compare.differences import Facts, alike, facts, parts_of
 from pipeline.tensors.stats import ErrorStats
 
 # What is better, of figures that do not say so themselves: those of manifests of earlier versions.
@@ -37,20 +38,22 @@ class Measured:
     """A run, and all of it that is compared.
 
     Attributes:
-        run: it.
-        manifest: all of it; of a run that is not complete, or whose manifest cannot be read, nothing.
+        run: it, with what is wrong in its records of metrics.
         metrics: by name.
         grounds: metric → what it was measured on.
         errors: group of tensors, its encoding → what was lost.
         facts: see `pipeline.reporting.compare.differences`.
+        likeness: what repeats of it have in common, and what tells them apart, as `differences.alike`.
+        encodings: what is packed of what it gives: encoding → values.
     """
 
     run: Run
-    manifest: Mapping[str, Any] = field(repr=False)
     metrics: Mapping[str, Figure]
     grounds: Mapping[str, Ground] = field(repr=False)
     errors: Mapping[tuple[str, str], ErrorStats] = field(repr=False)
     facts: Facts = field(repr=False)
+    likeness: tuple[str, str] = field(repr=False)
+    encodings: Mapping[str, int] = field(repr=False)
 
 
 def measured(run: Run, *, timed: bool = False) -> Measured:
@@ -69,7 +72,7 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
     metrics = {name: _directed(name, figure) for name, figure in run.metrics.items()} | of_series
     parts = parts_of(run)
     grounds = _grounds(manifest, parts)
-    quantized = lost.count, f"{lost.sq_signal:.6g}"  # sums of other chunks differ in their last digits
+    quantized = [lost.count, f"{lost.sq_signal:.6g}"]  # sums of other chunks differ in their last digits
     grounds |= {name: {"quantized tensors": quantized} for name in error_figures(lost)}
     if timed:
         metrics |= times(run, manifest)
@@ -81,7 +84,8 @@ def measured(run: Run, *, timed: bool = False) -> Measured:
         for row in manifest.get("errors") or ()
         if isinstance(row, Mapping)
     }
-    return Measured(run, manifest, metrics, grounds, errors, facts(run, manifest, parts))
+    its = facts(run, manifest, parts)
+    return Measured(run, metrics, grounds, errors, its, alike(its), manifest.get("encodings") or {})
 
 
 def _of_series(run: Run) -> tuple[dict[str, Figure], list[str]]:
@@ -98,9 +102,11 @@ def _of_series(run: Run) -> tuple[dict[str, Figure], list[str]]:
         if not better or one.member is not None or not one.count or one.kind == FIGURE:
             continue
         given = {"last": one.last, "min": one.min, "mean": one.mean}
-        if better == "higher" or one.kind == KIND:  # of what a run takes the most is what it needs
+        if better == "higher" or one.kind == SYSTEM:  # of what a run takes the most is what it needs
             given = {"last": one.last, "max": one.max, "mean": one.mean}
         form = ".0f" if one.unit == "B" else ".4g"
+        if one.kind != "train" and f"{KINDS.get(one.kind)} {one.name}" in run.metrics:
+            del given["last"]  # which is that figure
         figures |= {f"{name} {k}": Figure(v, one.unit, form, better) for k, v in given.items() if v is not None}
     return figures, problems
 

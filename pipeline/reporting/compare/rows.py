@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from pipeline.config.names import HOW, short_names
 from pipeline.redact import hide
-from pipeline.reporting.compare.differences import alike
 from pipeline.reporting.compare.measures import Measured
 from pipeline.reporting.compare.spread import together
 from pipeline.reporting.compare.trainings import without_seed
@@ -50,7 +49,7 @@ def rows_of(given: Sequence[Measured], baseline: int = 0) -> list[Row]:
     keys: list[tuple[str, str, int]] = []
     seen: Counter[tuple[str, str]] = Counter()
     for i, one in enumerate(given):
-        setting, seed = alike(one.facts)
+        setting, seed = one.likeness
         if one.run.state != "complete":
             setting = f"{setting} {i}"
         keys.append((setting, "", seen[setting, seed]))

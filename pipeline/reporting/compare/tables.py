@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import short, some
 from pipeline.errors import shown as first
+from pipeline.figures import STILL
 from pipeline.reporting.compare.deltas import ARROWS, SAID
-from pipeline.reporting.compare.differences import ABSENT, KINDS, Difference
+from pipeline.reporting.compare.differences import ABSENT, KINDS, TOGETHER, Difference
 from pipeline.reporting.compare.measures import is_time_of_stage
 from pipeline.reporting.compare.spread import RULE
 from pipeline.tables import table
@@ -54,7 +55,7 @@ def _values(one: Difference) -> list[list[str]]:
     by: dict[str, list[str]] = {}
     for i, value in enumerate(one.values):
         by.setdefault(value, []).append(str(i + 1))
-    name = f"code: {one.name}" if one.kind == "code" else one.name
+    name = f"{TOGETHER[one.kind]} {one.name}" if one.kind in TOGETHER else one.name
     shown = ((line(short(value, MOST_VALUE)), some(having, most=6)) for value, having in by.items())
     return [["" if n else line(name), *cells] for n, cells in enumerate(shown)]
 
@@ -75,6 +76,8 @@ def _metrics(given: "Compared") -> Iterator[Any]:
     if lines:
         title = "Metrics, ↓ lower is better, ↑ higher is better"
         yield table(title, ["metric", "run", "value", "change", "", "verdict"], lines, right=[1, 2, 3, 4])
+    if any(made.after is not None and made.after.so_far for changes in given.changes for made in changes.values()):
+        yield STILL
     if any(map(is_time_of_stage, given.metrics)):
         yield "What each stage took is in --format json, csv and html."
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Figure
+from pipeline.records.query import meant
 from pipeline.records.run import key_of
 from pipeline.reporting.compare.deltas import Change
 from pipeline.units import parse_amount, show_bytes, show_seconds
@@ -103,13 +104,16 @@ def tolerance(given: str, metrics: Mapping[str, Figure]) -> Tolerance:
 
 
 def named(given: str, metrics: Iterable[str], where: str) -> str:
-    """The metric that is called so, or typed so: `bits_a_weight`; of `tokens/s`, a unit, that which alone has it.
+    """The metric that is called so, or typed so: `bits_a_weight`, or short, as conditions on runs have it: `loss`; of
+    `tokens/s`, a unit, that which alone has it.
 
     Raises:
         ConfigError: none is, or several are.
     """
     known = list(metrics)
-    found = [n for n in known if n == given] or [n for n in known if key_of(n) == key_of(given)]
+    found = [n for n in known if n == given]
+    for key in meant(key_of(given)):
+        found = found or [n for n in known if key_of(n) == key]
     if not found and isinstance(metrics, Mapping):
         units: Mapping[str, Any] = metrics
         found = [n for n in known if units[n].unit and units[n].unit == given]

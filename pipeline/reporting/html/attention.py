@@ -1,16 +1,12 @@
 """What of a run needs attention, gathered from wherever its records say it."""
 
-import csv
-import io
-import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from pipeline.errors import SourceError, short, some
 from pipeline.figures import Figure
-from pipeline.files import read_whole
-from pipeline.records.run import is_run
-from pipeline.records.sweeps import jobs_of
+from pipeline.records.sweeps import absent
 from pipeline.redact import hide
 from pipeline.reporting.html.told import Told
 from pipeline.reporting.manifest import Report
@@ -19,7 +15,6 @@ MOST_DECLINED = 3  # that are named
 OFF = 1.0005  # of a bound, from which on it counts as broken
 LONGEST = 300
 UNEXPECTED = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-SWEEP_TABLE = "sweep.csv"
 
 
 def of_run(run: Told) -> list[str]:
@@ -100,27 +95,11 @@ def _gone(run: Told, report: Report) -> Iterator[str]:
         yield f"Changed since it was written: {some(other)}."
 
 
-def never_began(runs: Sequence[Told]) -> dict[str, str]:
-    """Jobs of the sweeps that these runs are of, which have no folder: name → why, as far as the sweep says it."""
+def not_there(runs: Sequence[Told]) -> dict[str, str]:
+    """Jobs of the sweeps that these runs are of, which have no folder: name → why."""
     ids = {run.run.id for run in runs}
     found: dict[str, str] = {}
     for folder in dict.fromkeys(run.outputs / name for run in runs for name in run.run.sweeps):
-        try:
-            jobs = jobs_of(folder)
-        except SourceError:  # all its runs are named by themselves
-            continue
-        missing = [j for j in jobs if j.id not in ids and not is_run(Path(os.path.normpath(folder / j.run)))]
-        said = _said(folder / SWEEP_TABLE) if missing else {}
-        found |= {
-            j.name: said.get(j.name) or f"of the sweep {folder.name}: did not begin, or was removed" for j in missing
-        }
+        with suppress(SourceError):  # all its runs are named by themselves
+            found |= absent(folder, ids)
     return found
-
-
-def _said(table: Path) -> dict[str, str]:
-    """What became of the jobs of a sweep that has ended, of those that are not done."""
-    try:
-        rows = csv.DictReader(io.StringIO(read_whole(table).decode("utf-8", "replace")))
-        return {str(r["job"]): str(r["result"]) for r in rows if r.get("result") not in (None, "", "done")}
-    except (SourceError, KeyError, csv.Error):  # it is at work still, or its table is somebody's
-        return {}

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.figures import Figure
+from pipeline.figures import STILL, Figure
 from pipeline.reporting.compare.compared import Compared
 from pipeline.reporting.compare.deltas import ARROWS, Change
 from pipeline.reporting.compare.measures import is_time_of_stage
@@ -58,6 +58,8 @@ def _table(title: str, found: Compared, metrics: Mapping[str, Figure], most: int
         for row, changes in rows
     ]
     note = "↓ lower is better, ↑ higher is better."
+    if any(made.after is not None and made.after.so_far for _, changes in rows for made in changes.values()):
+        note += f" {STILL}."
     if any(made.chance is not None for changes in found.changes for made in changes.values()):
         note += f" By chance: how likely such a change is of repeats alone; within noise: {RULE}."
     kept = [i for i, head in enumerate(HEADS) if head not in OF_REPEATS or any(line[i] is not None for line in lines)]

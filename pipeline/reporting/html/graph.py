@@ -3,7 +3,7 @@
 from markupsafe import Markup
 
 from pipeline.figures import Figure
-from pipeline.reporting.html.drawing import fitted, line, path, rect, says, svg, words
+from pipeline.reporting.html.drawing import LETTER, fitted, line, path, rect, says, svg, words
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
 from pipeline.reporting.html.told import Told
@@ -108,7 +108,8 @@ def planned(report: Report) -> Chart | None:
     most = max([1.2, *(min(s, 3.0) * 1.05 for s in shares if s is not None)])
 
     def draw(width: int) -> Markup:
-        left, right, step = 76, 96, 34
+        labels = [f"{_size(row[2])}, {row[3]}" if row[3] is not None else "" for row in cells]
+        left, right, step = 76, LETTER * max(map(len, labels)) + 12, 34
         room = width - left - right
         at = left + room / most
         parts = [
@@ -124,7 +125,7 @@ def planned(report: Report) -> Chart | None:
             kind = "c1f" if share > 1.0005 else "c0f"
             tip = says(f"{row[0]}: {_size(row[2])} measured, {_size(row[1])} planned")
             parts.append(el("g", tip, rect(left, y - 8, room * min(share, most) / most, 16, f"b {kind}", rx=2.0)))
-            parts.append(words(width, y + 4, f"{_size(row[2])}, {row[3]}", "l", "end"))
+            parts.append(words(width, y + 4, labels[i], "l", "end"))
         return svg(width, step * len(rows) + 24, "Measured, as a share of what was planned", joined(parts))
 
     table = Table("Planned and measured", ("", "planned", "measured", "off"), cells)

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -70,7 +71,7 @@ def said(figure: Figure) -> tuple[str, str]:
     """A number, and its unit. What is not nothing is not shown as 0.0000."""
     text = str(figure)
     if figure.value and math.isfinite(figure.value) and not set(text.partition(" ")[0]) & set("123456789"):
-        text = str(Figure(figure.value, figure.unit, ".2g"))
+        text = str(replace(figure, form=".2g"))
     number, _, unit = text.partition(" ")
     return number, unit
 

@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import StorageError, some
+from pipeline.errors import some
 from pipeline.files import write_over
 from pipeline.records.run import Run
 from pipeline.reporting.html.markup import clean
@@ -29,38 +29,38 @@ LEAST = 24  # points of a line over several runs
 CONFIGS = 4  # runs with all of their settings
 
 
-def write(runs: Sequence[Run], path: Path, title: str = "") -> int:
+def write(runs: Sequence[Run], path: Path, title: str = "", *, absent: Sequence[str] = ()) -> int:
     """One page about `runs`, at `path`; its bytes.
+
+    Args:
+        absent: jobs of the sweep that was asked for which are not there, and why.
 
     Raises:
         StorageError: it cannot be written.
     """
-    text = html(runs, title, path).encode("utf-8", "backslashreplace")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as why:
-        raise StorageError(f"{path}: {why.strerror}") from None
+    text = html(runs, title, path, absent).encode("utf-8", "backslashreplace")
     write_over(path, text)
     return len(text)
 
 
-def html(runs: Sequence[Run], title: str = "", path: Path | None = None) -> str:
+def html(runs: Sequence[Run], title: str = "", path: Path | None = None, absent: Sequence[str] = ()) -> str:
     """The page as text.
 
     Args:
         path: where it will be, which links to files start from; None: it has no such links.
+        absent: see `write`; of several runs the page finds out itself.
     """
     shown = list(runs)[:MOST_RUNS]
     known = [told(run, label, path) for run, label in zip(shown, labels(shown), strict=True)]
     heading = title or _title(known)
-    said: list[Note] = []
+    said = [Note(why, "problem") for why in absent] if len(shown) == 1 else []
     if len(shown) < len(runs):
         heading = f"{heading}, of {len(runs):,}"
         more = (
             f"{len(shown):,} of {len(runs):,} runs are on this page, the first of them. Conditions choose others "
             "(weightmill report 'perplexity<70'); weightmill runs export --out runs.csv has the numbers of all."
         )
-        said = [Note(more, "problem")]
+        said.append(Note(more, "problem"))
     text = ""
     for most, closely in CLOSELY:
         made = _rendered(heading, known, most, closely, said)
@@ -73,6 +73,8 @@ def html(runs: Sequence[Run], title: str = "", path: Path | None = None) -> str:
 def _title(runs: Sequence[Told]) -> str:
     if len(runs) == 1:
         return runs[0].run.name
+    if len(sweeps := set.intersection(*({*run.run.sweeps} for run in runs))) == 1:
+        return f"{min(sweeps)}: {len(runs):,} runs"
     folders = {run.run.folder.parent for run in runs}
     where = f" in {some(sorted({f.name for f in folders}))}" if folders else ""
     return f"{len(runs):,} runs{where}"

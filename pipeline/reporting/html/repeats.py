@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.figures import Figure
-from pipeline.reporting.compare.differences import alike, is_seed
+from pipeline.reporting.compare.differences import is_seed
 from pipeline.reporting.compare.spread import Spread, together
 from pipeline.reporting.compare.trainings import without_seed
 from pipeline.reporting.html.parts import Mean, Table
@@ -18,7 +18,7 @@ def table(runs: Sequence[Told]) -> Table | None:
     same seed too: then what differs is of the machine.
     """
     done = [run for run in runs if run.run.state == COMPLETE and run.report is not None]
-    groups = together([alike(run.measured.facts)[0] for run in done])
+    groups = together([run.measured.likeness[0] for run in done])
     some = [[done[i] for i in group] for group in groups.values()]
     if all(len(group) < 2 for group in some):
         return None

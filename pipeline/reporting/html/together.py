@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import short, some
-from pipeline.figures import Figure
+from pipeline.figures import STILL, Figure, SoFar
 from pipeline.records.run import STATES
 from pipeline.reporting.compare.differences import ABSENT, differences
 from pipeline.reporting.html import attention, bubbles, errors, gist, repeats, tradeoff, training
@@ -52,7 +52,7 @@ def _gist(runs: Sequence[Told]) -> list[Part]:
         for line in attention.of_run(run):
             by_line.setdefault(line, []).append(run.label)
     lines = [f"{some(labels)}: {line}" for line, labels in by_line.items()]
-    lines = [*(f"{name}: {why}." for name, why in attention.never_began(runs).items()), *lines]
+    lines = [*(f"{name}: {why}." for name, why in attention.not_there(runs).items()), *lines]
     rest = len(lines) - MOST_LINES
     note = f"{rest} more are with the runs below." if rest > 0 else ""
     return [Gist(gist.of_runs(runs, len(lines))), *([Attention(lines[:MOST_LINES], note)] if lines else [])]
@@ -87,10 +87,13 @@ def table(runs: Sequence[Told], anchors: Sequence[str | None], names: Sequence[s
     for run, anchor, change in zip(runs, anchors, changed, strict=True):
         found = {**run.metrics, **{f"{name} change": figure for name, figure in change.items()}}
         rows.append((_link(run.label, anchor), _state(run), *(found.get(head) for head in heads)))
-    for name, why in attention.never_began(runs).items():
+    for name, why in attention.not_there(runs).items():
         rows.append((name, short(why, LONGEST), *(None for _ in heads)))
         keys.append(name)
-    note = "A change is against what the run compares with: the model before." if more else ""
+    note = "A change is against what the run compares with: the model before. " if more else ""
+    if any(isinstance(figure, SoFar) for run in runs for figure in run.main.values()):
+        note += f"{STILL}."
+    note = note.strip()
     return Table("Runs", ("run", "state", *heads), rows, note, keys=keys)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import SourceError
-from pipeline.figures import Figure
+from pipeline.figures import Figure, SoFar
 from pipeline.files import read_whole
 from pipeline.records.run import DESCRIPTION, Run, key_of
 from pipeline.redact import hide, tree
@@ -55,7 +55,8 @@ class Told:
     def metrics(self) -> dict[str, Figure]:
         """By name, each with what is better, as far as anybody knows."""
         time = {"time": Figure(self.run.seconds, "s", ".1f", "lower")} if self.run.seconds is not None else {}
-        return {**self.measured.metrics, **time}
+        found = {**self.measured.metrics, **time}
+        return found if self.run.state == "complete" else {name: SoFar.of(f) for name, f in found.items()}
 
     @cached_property
     def main(self) -> dict[str, Figure]:

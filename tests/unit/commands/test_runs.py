@@ -15,6 +15,7 @@ from pipeline.commands.runs import main
 from pipeline.errors import ConfigError, SourceError, StorageError
 from pipeline.records import schemas
 from pipeline.records.run import read
+from pipeline.records.sweeps import keep
 from pipeline.reporting.runs import files_of
 from pipeline.running.journal import locked
 from tests.cases.many_runs import make_run, make_tree
@@ -281,3 +282,57 @@ def test_what_a_run_lacks_to_be_made_again_is_said(outputs: Path) -> None:
     (folder / "run.json").unlink()
     with pytest.raises(SourceError, match=r"run\.json: is gone, or cannot be read"):
         reproduce([folder.name])
+
+
+def test_a_tag_that_is_not_there_is_not_taken_away(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["tag", "*seed=0", "+best"])
+    before = (outputs / "gpt_oss-mxfp4-seed=0" / "tags.jsonl").read_bytes()
+    with pytest.raises(ConfigError, match=r"runs tag -bets: gpt_oss-mxfp4-seed=0 has no such tag; did you mean 'best'"):
+        main(["tag", "*seed=0", "+new", "-bets"])
+    assert (outputs / "gpt_oss-mxfp4-seed=0" / "tags.jsonl").read_bytes() == before
+    with pytest.raises(ConfigError, match="none of the 2 runs has such a tag"):
+        main(["tag", "*seed=1", "*seed=2", "-best"])
+    main(["tag", "*seed=0", "*seed=1", "-best"])  # one has it
+    assert "no tags" in capsys.readouterr().out
+
+
+def test_jobs_that_are_gone_are_named_by_every_verb(outputs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [read(outputs / f"gpt_oss-{quant}-seed={i}") for i, quant in enumerate(("mxfp4", "int8", "int4"))]
+    (outputs / "swept").mkdir()
+    keep(outputs / "swept", [(f"seed={i}", run.folder, run.id) for i, run in enumerate(runs)])
+    main(["rm", "*seed=2", "--yes"])
+    capsys.readouterr()
+    said = "! seed=2, of swept: gone: gpt_oss-int4-seed=2 is not there any more\n"
+    for verb, words in ((main, ["--format", "json"]), (compare, []), (report, [])):
+        assert verb(["swept", *words]) == 0
+        assert capsys.readouterr().err == said
+    text = (outputs / "swept" / "report.html").read_text()
+    assert "<h1>swept: 2 runs</h1>" in text
+    assert "seed=2: gone: gpt_oss-int4-seed=2 is not there any more." in text
+    main(["rm", "*seed=1", "--yes"])
+    report(["swept"])
+    assert "gone: gpt_oss-int8-seed=1" in (outputs / "gpt_oss-mxfp4-seed=0" / "report.html").read_text()
+    with pytest.raises(ConfigError, match="is gpt_oss-mxfp4-seed=0 alone"):
+        compare(["swept"])
+
+
+def test_a_page_goes_beside_what_it_is_about_and_replaces_nobodys(
+    outputs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [read(outputs / f"gpt_oss-{quant}-seed={i}") for i, quant in enumerate(("mxfp4", "int8"))]
+    (outputs / "swept").mkdir()
+    keep(outputs / "swept", [(run.name, run.folder, run.id) for run in runs])
+    for words, folder in (
+        (["swept"], outputs / "swept"),
+        ([str(outputs / "swept")], outputs / "swept"),
+        (["*"], outputs),
+    ):
+        for _ in range(2):  # the second takes the place of the first, which is ours
+            compare([*words, "--format", "html"])
+            assert capsys.readouterr().out.strip() == str(folder / "comparison.html")
+    assert not Path("comparison.html").exists()
+    for name, verb in (("comparison.html", compare), ("report.html", report)):
+        (outputs / name).write_text("<p>mine</p>")
+        with pytest.raises(StorageError, match=f"{name}: is there, and no page of ours; --out FILE.html"):
+            verb(["*", *(["--format", "html"] if verb is compare else [])])
+        assert (outputs / name).read_text() == "<p>mine</p>"

@@ -13,7 +13,7 @@ import pytest
 import pipeline
 from pipeline.commands.compare import main
 from pipeline.errors import ConfigError, SourceError, StorageError
-from pipeline.records import registry, schemas
+from pipeline.records import schemas
 from pipeline.records.run import read
 from pipeline.reporting.compare.compared import Compared, compared
 from tests.cases.many_runs import make_run
@@ -340,10 +340,54 @@ def test_broken_records_are_named(make: Make, capsys: pytest.CaptureFixture[str]
     assert said.err.count("missing") == 2
 
 
-def test_settings_are_parsed_once(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    for i, name in enumerate("ab"):
-        make(name, i)
-    first = pipeline.compare("*").differences
-    assert any(d.name == "train.optimizer.rate" for d in first.rows)
-    monkeypatch.setattr(registry, "read_config", lambda path: pytest.fail(f"{path} is read again"))
-    assert pipeline.compare("*").differences == first
+def test_short_names_are_those_of_conditions(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    losses = {"held-out loss": figure(2.0), "training loss": figure(1.0)}
+    make("a", result={"figures": losses})
+    make("b", 1, result={"figures": {**losses, "held-out loss": figure(2.1)}})
+    assert main(["a", "b", "--fail-if", "loss>1%"]) == 9
+    assert "held-out loss: 2.000 → 2.100" in capsys.readouterr().err
+    assert main(["a", "b", "--fail-if", "training_loss>1%"]) == 0
+    assert main(["a", "b", "--fail-if", "loss>10%"]) == 0
+
+
+def test_other_bytes_of_one_size_are_seen(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    for i, (name, digest) in enumerate((("a", "1"), ("b", "2"), ("c", "1"))):
+        file = make(name, i) / "manifest.json"
+        manifest = json.loads(file.read_text())
+        places = {"model.safetensors": digest * 32, "config.json": "0" * 32}
+        manifest["outputs"] = [
+            {"path": f"{manifest['run']}/model/{n}", "nbytes": 5, "xxh3_128": d} for n, d in places.items()
+        ]
+        manifest["exports"] = {"export": f"{manifest['run']}/model"}
+        file.write_text(json.dumps(manifest))
+    main(["a", "b", "c"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "bytes of model.safetensors" in shown
+    assert "1 files written (their bytes)" in shown
+    values = next(d.values for d in pipeline.compare("a", "b", "c").differences.rows if d.kind == "output")
+    assert values[0] == values[2] != values[1]
+    make("again", AGAIN)  # it wrote nothing, and is a repeat all the same
+    assert len(pair(Path("outputs") / "a", Path("outputs") / "again").groups) == 1
+
+
+def test_where_a_loss_ended_stands_there_once(make: Make) -> None:
+    folder = make("a", points=3, result={"figures": {"held-out loss": figure(7.0)}})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "held_out", "step": 1, "loss": 8.0}\n{"kind": "held_out", "step": 2, "loss": 7.0}\n')
+    found = pair(folder, make("b", 1))
+    assert {n for n in found.metrics if "held" in n} == {"held-out loss", "held_out loss min", "held_out loss mean"}
+
+
+def test_values_so_far_are_marked(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    make("done", 0, points=3, result={"figures": {"training loss": figure(3.0)}})
+    make("cut", 1, points=3, state="interrupted")
+    main(["done", "cut", "--out", "found.html"])
+    text = Path("found.html").read_text()
+    main(["done", "cut"])
+    shown = capsys.readouterr().out
+    last = json.loads((Path("outputs") / "cut" / "metrics.jsonl").read_text().splitlines()[-1])["loss"]
+    assert f"{last:.4f}…" in shown
+    assert "3.000 " in shown
+    assert "… the last value so far: the run is not complete" in shown
+    assert f"{last:.4f}…" in text
+    assert "… the last value so far" in text

@@ -292,7 +292,7 @@ def test_jobs_that_failed_or_never_began_are_shown_as_what_they_are(tmp_path: Pa
     assert attention(root)[0] == "quant=int5: failed: no such thing."
     (tmp_path / "outputs/formats/sweep.csv").unlink()
     root = parsed(page.html(find(tmp_path / "outputs", ["formats"])))
-    assert attention(root)[0] == "quant=int5: of the sweep formats: did not begin, or was removed."
+    assert attention(root)[0] == "quant=int5: did not begin."
     assert [line for line in attention(root) if line.startswith("quant=int3: The run has failed: no room")]
 
 
