@@ -92,7 +92,7 @@ class Counting:
     needs: Mapping[str, str] = field(default_factory=dict)
 
     def form(self, quant: str, config: Mapping[str, Any]) -> Form:
-        return Form(quant, "hf", "it has no Llama" if self.lost < 0 else "")
+        return Form(quant, "hf", why_not="it has no Llama" if self.lost < 0 else "")
 
     def load(self, place: Path, threads: int) -> "Counting":
         self.asked.append(("load", json.loads((place / "config.json").read_text())["num_hidden_layers"]))
