@@ -1,5 +1,6 @@
 """Bench: engines on the same weights, in turn, each in a process of its own: how quick, and how right."""
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from pipeline.bench.workload import Workload
 from pipeline.contender import Contender
 from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
-from stages.bench_work import Tokenizers, Work, cases, vocabulary
+from stages.bench_work import EXPORTS, Tokenizers, Work, cases, vocabulary
 
 HOST_NBYTES = 64 << 20  # of this process, with a tokenizer, beside those that measure
 BENCHMARK = "engines"
@@ -38,6 +39,7 @@ class Bench:
         limits: what the machine can do.
         measuring: how often, on how many cores, against what.
         overrides: of the model, for the exports.
+        keep_exports: what engines read stays when all is measured; otherwise an interrupted benchmark alone has it.
     """
 
     engines: Mapping[str, Contender]
@@ -49,6 +51,7 @@ class Bench:
     limits: Limits
     measuring: Measuring
     overrides: tuple[str, ...]
+    keep_exports: bool = False
 
     writes: ClassVar[tuple[str, ...]] = (*WRITES, picture.NAME)
 
@@ -70,9 +73,11 @@ class Bench:
         values = sum(spec.size for spec in checkpoint.store.specs.values())
         inputs = (texts.input_file(self.text),)
         disk = (len(exports) + 1) * 2 * values + own * 4 * values + logits  # what is its own may be in float32
-        return Prediction(
-            None, Footprint(host_nbytes=HOST_NBYTES + 4 * values + nbytes, disk_nbytes=disk, inputs=inputs)
-        )
+        tokens = self.measuring.rounds * self.workload.asked * len(forms)
+        return Prediction(None, Footprint(
+            host_nbytes=HOST_NBYTES + 4 * values + nbytes, disk_nbytes=disk, inputs=inputs,
+            moved_nbytes=nbytes * tokens, rate=" ".join(self.engines),
+        ))  # fmt: skip
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Benched:
         """
@@ -88,6 +93,8 @@ class Bench:
         )  # fmt: skip
         found = work.rows()
         picture.draw(found, ctx.run_dir, f"{len(self.engines)} engines, {', '.join(self.quants)}")
+        if not self.keep_exports:
+            shutil.rmtree(ctx.run_dir / EXPORTS, ignore_errors=True)
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
             limits=reached(turns), workload=asdict(self.workload),

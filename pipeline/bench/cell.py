@@ -201,7 +201,8 @@ def main(words: Sequence[str]) -> None:
 
 def _while_awaited() -> None:
     """End this process when the one that started it has ended, however that was."""
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1 << 10):  # without a lock, which a process that ends would find taken
+        pass
     os._exit(1)
 
 

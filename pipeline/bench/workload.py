@@ -50,3 +50,9 @@ class Workload:
             raise ConfigError(f"bench.leak={self.leak}: 0, or {FEWEST} or more, of which a line can be drawn")
         if not self.wrong_kl > 0:
             raise ConfigError(f"bench.wrong_kl={self.wrong_kl}: nats, more than 0")
+
+    @property
+    def asked(self) -> int:
+        """Steps of each cell in a round: a prompt's tokens are one each, as are those that follow in a batch."""
+        written = self.new * (len(self.batches) + len(self.contexts))
+        return (sum(self.prefill) + sum(self.contexts) + written) * (self.repeats + 1)

@@ -56,8 +56,9 @@ class Model:
         if self.hidden % (2 * self.heads):
             raise ConfigError(f"heads={self.heads}: hidden={self.hidden} is no even number of values for each")
         form = self.engine.form("none", self._model(1).config())
-        if form.why_not or form.export not in ("hf", "auto"):
-            raise ConfigError(f"engine: {form.why_not or f'it reads {form.export}, and what is written here is hf'}")
+        if form.why_not or form.own or form.export not in ("hf", "auto"):
+            reads = f"it reads {form.own or form.export}, and what is written here is hf"
+            raise ConfigError(f"engine: {form.why_not or reads}")
 
     @property
     def label(self) -> str:

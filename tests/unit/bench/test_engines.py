@@ -17,7 +17,7 @@ from pipeline.errors import ConfigError, WeightmillError
 from pipeline.records import schemas
 from pipeline.records.registry import find
 from pipeline.tensors.spec import TensorSpec
-from stages.bench_work import LOGITS
+from stages.bench_work import EXPORTS, LOGITS
 from tests.cases import model_runs
 from tests.cases.fake_engines import LIMITS, MODULE, TARGET, written
 from tests.cases.guests import guest
@@ -48,7 +48,7 @@ def record(report: Any) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def first(fakes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     outputs = tmp_path_factory.mktemp("bench") / "outputs"
-    return outputs, bench(fakes, outputs, "engines=[fake,slow,wrong,absent,picky,broken]")
+    return outputs, bench(fakes, outputs, "bench.keep_exports=true", "engines=[fake,slow,wrong,absent,picky,broken]")
 
 
 def test_every_cell_is_a_row(first: tuple[Path, Any]) -> None:
@@ -188,6 +188,7 @@ def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, mo
     assert Path(report.run) == notes.parent
     assert len(record(report)["rows"]) == 2
     assert not (notes.parent / LOGITS).exists()
+    assert not (notes.parent / EXPORTS).exists(), "nobody asked for them"
 
 
 @pytest.mark.parametrize(
