@@ -78,7 +78,7 @@ def _about(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "machine", f"{machine['kind']}, {show_bytes(machine['memory'])} of memory, {machine['system']}"
         yield "cores of each process", str(machine["threads"])
         yield "versions", ", ".join([f"Python {machine['python']}", *_versions(rows)])
-        yield "load before", f"{machine['load']:.2f}"
+        yield "load at its end", f"{machine['load']:.2f}"
     else:
         yield "machine", str(machine)
     if others := [row["others"] for row in rows if row["state"] == "measured"]:
@@ -197,8 +197,10 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def best(sections: Sequence[Section]) -> str:
-    """For the README: of every model's engines and quants the most telling figures, as one table a machine."""
+    """For the README: of every model's engines and quants the most telling figures; nothing without any."""
     engines = [s for s in sections if s.record["benchmark"] == "engines"]
+    if not engines:
+        return ""
     heads = ("", "engine", "quant", "new tokens/s", "peak memory", "perplexity", "KL, nats", "")
     body = []
     for section in engines:
