@@ -206,11 +206,14 @@ def best(sections: Sequence[Section]) -> str:
     for section in engines:
         for row in (r for r in section.record["rows"] if r["state"] == "measured"):
             wanted = next(name for name in row["metrics"] if name.startswith("decode × ")), "peak memory"
-            cells = list(_cells(row, [(name, row["metrics"][name]["unit"]) for name in wanted], judged=True))
-            body.append((section.name, *cells[:4], *cells[5:7], "wrong" if row["wrong"] else "right"))
+            _, _, rate, *cells = _cells(row, [(name, row["metrics"][name]["unit"]) for name in wanted], judged=True)
+            body.append((
+                section.name, row["engine"], row["quant"], f"{NONE}{BUSY}" if row["busy"] else rate,
+                cells[0], *cells[2:4], f"{WRONG} wrong" if row["wrong"] else "right",
+            ))  # fmt: skip
     machines = dict.fromkeys(_machine(s.record) for s in engines)
     busy = any(row["busy"] for section in engines for row in section.record["rows"])
-    said = f"On {'; '.join(machines)}." + (f" `{BUSY}`: while others used the machine." if busy else "")
+    said = f"On {'; '.join(machines)}." + (f" `{BUSY}`: others used the machine, so no speed is said." if busy else "")
     return "\n".join([*_table(heads, body), "", said]) + "\n"
 
 
