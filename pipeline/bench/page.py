@@ -78,7 +78,7 @@ def _about(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "machine", f"{machine['kind']}, {show_bytes(machine['memory'])} of memory, {machine['system']}"
         yield "cores of each process", str(machine["threads"])
         yield "versions", ", ".join([f"Python {machine['python']}", *_versions(rows)])
-        yield "load before", f"{machine['load']:.2f}"
+        yield "load at its end", f"{machine['load']:.2f}"
     else:
         yield "machine", str(machine)
     if others := [row["others"] for row in rows if row["state"] == "measured"]:
@@ -197,18 +197,23 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def best(sections: Sequence[Section]) -> str:
-    """For the README: of every model's engines and quants the most telling figures, as one table a machine."""
+    """For the README: of every model's engines and quants the most telling figures; nothing without any."""
     engines = [s for s in sections if s.record["benchmark"] == "engines"]
+    if not engines:
+        return ""
     heads = ("", "engine", "quant", "new tokens/s", "peak memory", "perplexity", "KL, nats", "")
     body = []
     for section in engines:
         for row in (r for r in section.record["rows"] if r["state"] == "measured"):
             wanted = next(name for name in row["metrics"] if name.startswith("decode × ")), "peak memory"
-            cells = list(_cells(row, [(name, row["metrics"][name]["unit"]) for name in wanted], judged=True))
-            body.append((section.name, *cells[:4], *cells[5:7], "wrong" if row["wrong"] else "right"))
+            _, _, rate, *cells = _cells(row, [(name, row["metrics"][name]["unit"]) for name in wanted], judged=True)
+            body.append((
+                section.name, row["engine"], row["quant"], f"{NONE}{BUSY}" if row["busy"] else rate,
+                cells[0], *cells[2:4], f"{WRONG} wrong" if row["wrong"] else "right",
+            ))  # fmt: skip
     machines = dict.fromkeys(_machine(s.record) for s in engines)
     busy = any(row["busy"] for section in engines for row in section.record["rows"])
-    said = f"On {'; '.join(machines)}." + (f" `{BUSY}`: while others used the machine." if busy else "")
+    said = f"On {'; '.join(machines)}." + (f" `{BUSY}`: others used the machine, so no speed is said." if busy else "")
     return "\n".join([*_table(heads, body), "", said]) + "\n"
 
 

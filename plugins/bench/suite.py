@@ -34,6 +34,7 @@ SUITES, FINISHED = Path("outputs"), "finished"
 COMMAND = "make bench"
 BEGIN, END = f"<!-- begin: {COMMAND} -->\n", f"<!-- end: {COMMAND} -->\n"
 MEASURED = (0, StageError.exit_code, CODE)  # of a command whose figures are there: some cell may have failed
+INTERRUPTED = 130
 STOPPED = 128  # exit codes from here on are of somebody who stops all of it
 
 
@@ -208,3 +209,5 @@ if __name__ == "__main__":
     except WeightmillError as why:
         print(f"error: {why}", file=sys.stderr)
         sys.exit(why.exit_code)
+    except KeyboardInterrupt:  # which the command was told too
+        sys.exit(INTERRUPTED)

@@ -44,7 +44,7 @@ def faults(text: str, records: Mapping[str, Mapping[str, Any]]) -> list[str]:
 def _faults(shown: Sequence[Table], record: Mapping[str, Any]) -> Iterator[str]:
     about = dict(row[:2] for row in shown[0])
     if isinstance(machine := record["machine"], Mapping):
-        yield from _differs("load", about["load before"], machine["load"])
+        yield from _differs("load", about["load at its end"], machine["load"])
         yield from _differs("cores", about["cores of each process"], machine["threads"])
     if about.get("date", "") != record.get("when", "")[:10]:
         yield f"date {about['date']}"
