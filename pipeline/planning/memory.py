@@ -25,7 +25,7 @@ from pipeline.units import parse_bytes, show_bytes
 
 # Resident bytes of a process before its first chunk, measured with everything imported (Python 3.11, NumPy 2.4), and a
 # margin of a fifth. What processes share (libraries) is counted for each.
-BASE_THREADS = 80 << 20
+BASE_THREADS = 84 << 20
 BASE_CLIENT = 120 << 20  # with the scheduler of a LocalCluster and Python's resource tracker
 BASE_WORKER = 90 << 20
 PER_CHUNK = 4 << 10  # a chunk that is planned: its task, its place in the graph, its record

@@ -143,16 +143,16 @@ def test_a_job_with_problems_is_planned_without() -> None:
 
 
 def test_what_fits_alone_and_not_together_says_so() -> None:
-    few = jobs("dask.memory=96MiB", "dask.workers=1")
+    few = jobs("dask.memory=100MiB", "dask.workers=1")
     alone = plan_run(few[0].run, few[0].run_dir)
     assert alone.problems == []
     together = plan_jobs(few)
     assert together.memory is not None
     wanted = together.memory.peak
-    assert wanted > 96 << 20
+    assert wanted > 100 << 20
     for plan in together.plans:
         [problem] = plan.problems
-        assert "96MiB is too little for 12 jobs together" in problem.message
+        assert "100MiB is too little for 12 jobs together" in problem.message
     enough = plan_jobs([replace_memory(j, f"{-(-wanted // (1 << 20))}MiB") for j in few])
     assert all(plan.problems == [] for plan in enough.plans)
 
