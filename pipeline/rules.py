@@ -1,6 +1,7 @@
 """Rules: which tensors take which method, and which stay as they are; by the names that tensors have."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -51,6 +52,25 @@ class Rule:
 def added(rules: Iterable[Rule]) -> str:
     """The override that puts `rules` before those of the model."""
     return f"{EXTRA}=[{', '.join(rule.typed for rule in rules)}]"
+
+
+def merged(to: Mapping[str, str], names: Iterable[str]) -> list[Rule]:
+    """The rules that give every tensor of `to` what it says, and no other of `names` anything.
+
+    Of tensors that differ in numbers alone (`model.layers.*.mlp.up_proj.weight`) what most of them take is one rule,
+    behind one for each of the others.
+    """
+    names, kinds = list(names), dict[str, list[str]]()
+    for name in to:
+        kinds.setdefault(".".join("*" if part.isdigit() else part for part in name.split(".")), []).append(name)
+    single, several = [], []
+    for kind, of in kinds.items():
+        most = Counter(to[n] for n in of).most_common(1)[0][0]
+        pattern = named(kind)
+        alone = len(of) == 1 or any(fnmatchcase(n, pattern) for n in names if n not in of)
+        several += [] if alone else [Rule(most, pattern)]
+        single += [Rule(to[n], named(n)) for n in of if alone or to[n] != most]
+    return [*single, *several]
 
 
 def named(names: str) -> str:

@@ -4,16 +4,15 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
 from math import exp
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pipeline import meter, scored, texts
-from pipeline.coded_store import Unpacked
-from pipeline.engine import Against, Engine, Windows, gang_of, scoring, weights_rows
+from pipeline import scored, texts
+from pipeline.engine import Engine, Windows, gang_of, weights_rows
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.figures import Cell, Figure
 from pipeline.ops import Kernel
@@ -22,10 +21,11 @@ from pipeline.rules import Rule, added, named
 from pipeline.running import member, text_stream
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
 from pipeline.tensors.spec import UNQUANTIZED, called, encodings
-from pipeline.tensors.views import MappedStore
 from pipeline.units import show_bytes, show_seconds
+from stages import alone
 
 ALL, TOGETHER = "", "all together"
+WINDOWS = "sensitivity.windows"
 SHARE, MOST = 1 / 3, 1 / 4  # of the sum of KL that the worst account for, and of all groups that these may be
 
 
@@ -79,9 +79,7 @@ class Sensitivity:
     roles: Mapping[str, tuple[str, ...]] | None = None
     unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
-    writes: ClassVar[tuple[str, ...]] = (
-        "sensitivity.npz", "sensitivity.partial.npz", "sensitivity.head.npz", "sensitivity.png",
-    )  # fmt: skip
+    writes: ClassVar[tuple[str, ...]] = (*alone.files("sensitivity"), "sensitivity.png")
 
     def __post_init__(self) -> None:
         texts.check(self.text, "sensitivity.text")
@@ -92,20 +90,10 @@ class Sensitivity:
         return gang_of(self.engine)
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
-        text = texts.input_file(self.text)
-        decode = self._plain(checkpoint, decode)
-        groups = len(self._groups(checkpoint, decode)) + 2  # the model as it was, and all of them together
-        windows = scored.settled(self.windows, decode, groups, "sensitivity.windows")
-        usage = scoring([text.nbytes], windows, keeps=True)
-        base, plain = (self.engine.plan(decode, plain=p, usage=usage) for p in (False, True))
-        values = sum(s.size for s in decode.store.specs.values())
-        takes = replace(
-            plain,
-            host_nbytes=base.host_nbytes + 4 * values,
-            inputs=(*base.inputs, text),
-            moved_nbytes=groups * plain.moved_nbytes,
-            reads=scored.said(windows, self.windows),
-        )
+        groups = self._groups(checkpoint, decode)
+        plain = alone.unpacked(decode, changed(groups), self.unpack)
+        passes = len(groups) + 2  # the model as it was, and all of them together
+        takes, _ = alone.footprint(self.engine, plain, self.text, self.windows, passes, WINDOWS)
         return Prediction(None, takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint, decode: Checkpoint) -> Sensitivities:
@@ -114,38 +102,26 @@ class Sensitivity:
             ConfigError: nothing is quantized, or a quantized tensor has no role.
         """
         groups = self._groups(checkpoint, decode)
-        source, decode = decode, self._plain(checkpoint, decode)
-        windows = scored.settled(self.windows, decode, len(groups) + 2, "sensitivity.windows")
-        session = ctx.models.load(self.engine, decode, plain=True)
-        ids = session.tokenizer.encode(texts.read(self.text))
-        kept = ctx.run_dir / "sensitivity.npz"
-        base = session.score(ids, windows, keep=kept, against=None)
-        against = Against(kept, kept.with_suffix(".head.npz"))
-        session.keep_head(against.head)
-        member.agreed()  # of several processes the first has written it, for all
+        plain = alone.unpacked(decode, changed(groups), self.unpack)
+        windows = scored.settled(self.windows, plain, len(groups) + 2, WINDOWS)
         found: dict[str, dict[str, Any]] = {}
-        start = time.perf_counter()
-        for i, (name, tensors) in enumerate([*groups.items(), (ALL, [t for ts in groups.values() for t in ts])]):
-            left = f", {show_seconds((time.perf_counter() - start) / i * (len(groups) + 1 - i))} left" if i else ""
-            said = f"quantizing {name} alone" if name != ALL else "quantizing all of them"
-            text_stream.write(f"[{i + 1}/{len(groups) + 1}] {said} ({len(tensors)} tensors){left}\n")
-            with session.replaced(tensors, checkpoint):
-                score = session.score(ids, windows, keep=None, against=against)
-            specs, before = ([of.store.specs[t] for t in tensors] for of in (checkpoint, source))
-            values, nbytes = sum(s.size for s in specs), sum(s.nbytes for s in specs)
-            found[name] = {
-                "perplexity": exp(score.nll), "kl": score.kl, "top1": score.top1, "tensors": len(tensors),
-                "bits": 8 * nbytes / values, "saved_nbytes": sum(s.nbytes for s in before) - nbytes,
-            }  # fmt: skip
+        with alone.compared(ctx, self.engine, plain, self.text, windows, "sensitivity") as model:
+            session, base, start = model.session, model.base, time.perf_counter()
+            for i, (name, tensors) in enumerate([*groups.items(), (ALL, changed(groups))]):
+                left = f", {show_seconds((time.perf_counter() - start) / i * (len(groups) + 1 - i))} left" if i else ""
+                said = f"quantizing {name} alone" if name != ALL else "quantizing all of them"
+                text_stream.write(f"[{i + 1}/{len(groups) + 1}] {said} ({len(tensors)} tensors){left}\n")
+                specs, before = ([of.store.specs[t] for t in tensors] for of in (checkpoint, decode))
+                values, nbytes = sum(s.size for s in specs), sum(s.nbytes for s in specs)
+                found[name] = {
+                    **model.cost(tensors, checkpoint), "tensors": len(tensors), "bits": 8 * nbytes / values,
+                    "saved_nbytes": sum(s.nbytes for s in before) - nbytes,
+                }  # fmt: skip
         together = found.pop(ALL)
-        was = called(encodings(source.store.specs.values()))
+        was = called(encodings(decode.store.specs.values()))
         worst = worst_of({n: r["kl"] for n, r in found.items()})
         plot = "sensitivity.png"
-        member.agreed()  # nobody reads it any more
         if member.first():
-            for path in (against.states, against.head):
-                meter.wrote(path.stat().st_size)
-                path.unlink()
             about = f"{Path(self.text).name} · {base.scored:,} tokens scored · all of them together "
             about += f"{together['kl']:.4f} · orange: what the rules keep"
             title = f"What each {self.by} costs, quantized alone"
@@ -173,21 +149,13 @@ class Sensitivity:
             rules_of(self.by, worst),
         )
 
-    def _plain(self, checkpoint: Checkpoint, decode: Checkpoint) -> Checkpoint:
-        """`decode` with the tensors that are to be exchanged as values: a model holds a parameter in one encoding, and
-        a source may have them packed in another one than they are to take."""
-        changed = {n for ns in self._groups(checkpoint, decode).values() for n in ns}
-        packed = frozenset(n for n in changed if decode.store.specs[n].scheme is not None)
-        store = MappedStore(decode.store, Unpacked(packed, self.unpack)) if packed else decode.store
-        return replace(decode, store=store)
-
     def _groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
         """Group → the tensors of it that quantization changed."""
-        changed = [n for n, s in checkpoint.store.specs.items() if s != decode.store.specs.get(n)]
-        if not changed:
+        names = [n for n, s in checkpoint.store.specs.items() if s != decode.store.specs.get(n)]
+        if not names:
             raise ConfigError("sensitivity: no tensor is quantized; choose quant=, or other model.rules")
         found: dict[str, list[str]] = {}
-        for name in changed:
+        for name in names:
             found.setdefault(self._group(name), []).append(name)
         return dict(sorted(found.items(), key=lambda item: in_order(item[0])))
 
@@ -203,6 +171,11 @@ class Sensitivity:
         if self.by == "layer":
             return ".".join(parts[: at + 1]) if at is not None else name
         return ".".join("*" if p.isdigit() else p for p in parts)
+
+
+def changed(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The tensors of all groups."""
+    return [name for names in groups.values() for name in names]
 
 
 def in_order(name: str) -> list[tuple[int, int, str]]:

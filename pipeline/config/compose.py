@@ -30,6 +30,8 @@ from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
 from pipeline.config.synonyms import spelt
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
+from pipeline.files import spoken
+from pipeline.nearby import nearby
 from pipeline.prompts import continued
 from pipeline.tracker import Tracker
 
@@ -270,6 +272,8 @@ def register() -> None:
     OmegaConf.register_new_resolver("oc.env", _env, replace=True)
     OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
+    OmegaConf.register_new_resolver("quants_by_name", quants_by_name, replace=True)
+    OmegaConf.register_new_resolver("rules_with", rules_with, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("quant_options", quant_options, replace=True)
     OmegaConf.register_new_resolver(
@@ -323,7 +327,6 @@ def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
     Raises:
         ConfigError: a name that is no quant option.
     """
-    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
     found: dict[str, Any] = {}
     for rule in (rule for rules in lists for rule in rules or ()):
         name = rule.get("to") if isinstance(rule, Mapping | DictConfig) else None
@@ -332,11 +335,47 @@ def quants_named_in(*lists: Any, _root_: DictConfig) -> dict[str, Any]:
                 hint = did_you_mean(name, ["quant", "keep", *known], 30)
                 which = rule.get("match") or rule.get("role")
                 raise ConfigError(f"rule {which}={name}: {name!r} is neither quant, keep nor a quant option{hint}")
-            loaded = repository.load_config(f"quant/{name}")
-            around = {k: v for k, v in OmegaConf.to_container(_root_, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
-            merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
-            found[name] = OmegaConf.to_container(merged.node, resolve=True)
+            found[name] = _quant_node(name, _root_)
     return found
+
+
+def quants_by_name(names: Any, *, _root_: DictConfig) -> dict[str, Any]:
+    """The nodes of the quant options that are listed.
+
+    Raises:
+        ConfigError: there is no such option, or it is no list.
+    """
+    return {name: _quant_node(name, _root_) for name in quant_options(names)}
+
+
+def _quant_node(name: str, root: DictConfig) -> Any:
+    """What `quant=NAME` would compose to, around it the rest of the config."""
+    repository = GlobalHydra.instance().config_loader().repository  # type: ignore[attr-defined]
+    loaded = repository.load_config(f"quant/{name}")
+    around = {k: v for k, v in OmegaConf.to_container(root, resolve=False).items() if k != "stages"}  # type: ignore[union-attr]
+    merged = OmegaConf.create({**around, "node": OmegaConf.to_container(loaded.config)})
+    return OmegaConf.to_container(merged.node, resolve=True)
+
+
+def rules_with(file: Any, rules: Any) -> list[Any]:
+    """`rules`, and behind them those of a file, if there is one.
+
+    Raises:
+        ConfigError: it cannot be read, or is no list of rules.
+    """
+    found: list[Any] = [*(_plain(rules) or ())]
+    if file is None:
+        return found
+    path = Path(os.path.expanduser(str(file)))
+    if not path.is_file():
+        raise ConfigError(f"rules_file: {spoken(str(file))}: no such file{nearby(path.absolute(), Path.is_file)}")
+    try:
+        more = OmegaConf.to_container(OmegaConf.load(path))
+    except Exception as why:  # PyYAML's errors and OmegaConf's have nothing in common
+        raise ConfigError(f"rules_file: {file}: cannot be read: {str(why).partition(chr(10))[0]}") from None
+    if not isinstance(more, list) or not all(isinstance(rule, dict) for rule in more):
+        raise ConfigError(f"rules_file: {file}: a list of rules is expected, such as - {{match: PATTERN, to: int8}}")
+    return [*found, *more]
 
 
 def quant_options(names: Any) -> list[str]:

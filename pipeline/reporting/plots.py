@@ -127,7 +127,7 @@ def tradeoff(
     axes.margins(x=0.1, y=0.12)
     axes.grid(alpha=0.25)
     _by_magnitudes(axes, points)
-    titled(figure, axes, f"{y_label.capitalize()} over {x_label}", about)
+    titled(figure, axes, f"{y_label[:1].upper()}{y_label[1:]} over {x_label}", about)
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     axes.tick_params(labelsize=8)

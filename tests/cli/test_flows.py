@@ -11,7 +11,7 @@ import pytest
 
 import pipeline as weightmill
 from pipeline.api import compose_run
-from pipeline.errors import ConfigError, PlanError, SourceError
+from pipeline.errors import ConfigError, PlanError, SourceError, StageError
 from pipeline.planning.memory import plan_run
 from pipeline.stage import Checkpoint
 from pipeline.testing.memory import MemoryStore
@@ -403,3 +403,25 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
     again = run("flow=parity", "progress=false", "paths.run=outputs/wrong", "overwrite=true")
     assert again.exit_code == 7
     assert again.results["parity"]["first"] == "layers.2"
+
+
+def test_bits_are_allocated_and_the_rules_are_used(here: Path) -> None:
+    asked = ("flow=allocate", "allocate.quants=[int3,mxfp4,int8]", *SHORT)
+    report = run(*asked, "allocate.bits=4.25")
+    found, tried = report.results["allocate"], report.results["trials"]
+    assert found["bits"] <= 4.25
+    assert found["kl"] <= tried["together"]["mxfp4"]["kl"]  # which is 4.25 bits, too
+    assert found["kl"] == pytest.approx(found["predicted"], rel=0.3)
+    folder = Path(report.run)
+    assert (folder / "allocation.png").read_bytes().startswith(b"\x89PNG")
+    used = run("flow=evaluate", "quant=keep", f"rules_file={folder / 'rules.yaml'}", *SHORT)
+    assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
+    for budget, most in (("allocate.kl=0.001", 0.001), ("allocate.bits=6", 0.003)):
+        again = run(*asked, budget)
+        assert again.results["trials"] == tried
+        assert again.results["allocate"]["kl"] <= most
+        assert len({*again.results["allocate"]["picks"].values()}) > 1
+    with pytest.raises(
+        StageError, match=r"allocate\.bits=2: nothing is as small as .* bits a weight; allocate\.quants"
+    ):
+        run(*asked, "allocate.bits=2", "allocate.keep=false")
