@@ -18,7 +18,7 @@ from pipeline.running.journal import locked
 from pipeline.running.target import read_marker, remove, strange
 from pipeline.tracing import PARTS, PROFILES
 
-PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png", "scale.png")
+PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png", "allocation.png", "scale.png")
 MORE = ("trace.json", NAME)
 STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # of a training, whose folder has a manifest of its own
 # Folders whose entries of such names go, with all that is in them.
