@@ -14,8 +14,10 @@ Exit codes: 0 done, 1 bug or unexpected error, 2 configuration, 3 plan, 4 source
 import gc
 import io
 import os
+import shlex
 import sys
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -34,7 +36,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from pipeline import backends, terminal
-from pipeline.config import line, usage, verbs
+from pipeline.config import auto, line, usage, verbs
 from pipeline.config.asked import COMMANDS
 from pipeline.config.compose import CONF, load_run, option_folders, options, register, unresolved
 from pipeline.config.families import checkpoints
@@ -264,7 +266,7 @@ def _explain(args: list[str]) -> None:
 
 
 def _run_hydra(args: list[str]) -> None:
-    global _composing, _debug, _verb
+    global _debug, _verb
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises, and the messages are ours
     if {"--shell-completion", "-sc"} & {*args}:
         register()
@@ -282,6 +284,22 @@ def _run_hydra(args: list[str]) -> None:
     if said.spelt is not None:
         terminal.say(said.spelt)
     _use_config_dir(said.options)
+    if (both := auto.two_runs(said.overrides)) is None or said.sweeps:
+        _compose(said)
+        return
+    first, then = both
+    terminal.say(f"{auto.AUTO}: {shlex.join(first)}")
+    _compose(replace(said, overrides=first))
+    if _verb != "run":
+        terminal.say(f"and then: {shlex.join(then('FOLDER'))}")
+        return
+    second = then(_outcome.run)
+    terminal.say(f"and then: {shlex.join(second)}")
+    _compose(replace(said, overrides=second))
+
+
+def _compose(said: line.Line) -> None:
+    global _composing
     _composing = Waiting("composing")
     with _composing:
         _ask_hydra(said)

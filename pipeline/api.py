@@ -36,15 +36,21 @@ def run(overrides: Sequence[str], *, config_dir: str | Path | None = None, progr
     A run that is complete already is verified and not done again, as on the command line.
 
     Args:
-        overrides: as typed, one string each: `["+model=gpt_oss", "quant=mxfp4"]`. Lists of values are for `sweep`.
+        overrides: as typed, one string each: `["+model=gpt_oss", "quant=mxfp4"]`. Lists of values are for `sweep`. Of
+            `quant=auto`, which is two runs, it is the second one's report.
         config_dir: as `--config-dir`.
         progress: say how it goes; None: where somebody looks, in a notebook or a terminal.
 
     Raises:
         ConfigError, PlanError, SourceError, StorageError, StageError: what the command line would say and exit with.
     """
+    from pipeline.config.auto import two_runs
     from pipeline.running.runner import execute
 
+    if (both := two_runs(_checked(overrides))) is not None:
+        first, then = both
+        done = run(first, config_dir=config_dir, progress=progress)
+        return run(then(done.run), config_dir=config_dir, progress=progress)
     with _composed(_checked(overrides), config_dir) as (config, settled), _events(progress, config) as events:
         return execute(config, _folder(config), settled, events)
 
@@ -60,11 +66,13 @@ def plan(overrides: Sequence[str], *, config_dir: str | Path | None = None) -> "
     Raises:
         ConfigError, PlanError: what cannot be composed.
     """
+    from pipeline.config.auto import two_runs
     from pipeline.planning.memory import plan_run
     from pipeline.reporting.planned import Planned
     from pipeline.running.attempt import obstacles_ahead
 
-    with _composed(_checked(overrides), config_dir) as (config, _):
+    both = two_runs(_checked(overrides))  # of both runs, the first: what the second takes is not known before
+    with _composed(_checked(overrides) if both is None else both[0], config_dir) as (config, _):
         found = plan_run(config, _folder(config), fetch=False)
         return Planned(found, tuple(found.problems or obstacles_ahead(config, found, _folder(config))))
 

@@ -19,7 +19,9 @@ from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 
 CONF = Path(__file__).parents[2] / "conf"
-QUANTIZING = sorted({p.stem for p in (CONF / "quant").glob("*.yaml")} - {"none", "keep"})  # options of quant= that do
+QUANTIZING = sorted(
+    {p.stem for p in (CONF / "quant").glob("*.yaml")} - {"none", "keep", "auto"}
+)  # options of quant= that do
 STAGES = "stages=[load,decode,quantize]"
 EMITTERS = "xla_cpu_use_fusion_emitters"
 KEEP = "[{match: '*', to: keep}]"
