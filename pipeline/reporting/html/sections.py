@@ -51,6 +51,7 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
         ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
         ("results", "Results", lambda: results(report) if report else ()),
         ("training", "Training", lambda: _training(run, most) if most else ()),
+        ("machine", "Machine", lambda: _machine(run, most) if most else ()),
         ("samples", "Text", lambda: samples(report) if report else ()),
         ("config", "Configuration", lambda: settings(run) if config else ()),
         ("environment", "Environment", lambda: environment(report) if report else ()),
@@ -87,7 +88,7 @@ def summary(run: Told, most: int) -> list[Part]:
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
         parts.insert(0, Command(run.run.command))
-    lines = [*attention.of_run(run), *(training.series(run, most)[2] if most else ())]
+    lines = [*attention.of_run(run), *(training.series(run, most).damaged if most else ())]
     return [Gist(gist.of_run(run, len(lines))), *([Attention(lines)] if lines else []), *parts]
 
 
@@ -136,10 +137,16 @@ def samples(report: Report) -> list[Part]:
 
 
 def _training(run: Told, most: int) -> list[Part]:
-    found, texts, _ = training.series(run, min(most, MOST_POINTS))
-    drawn = training.curves(found)
+    found = training.series(run, min(most, MOST_POINTS))
+    drawn = training.curves(found.curves)
     rest = [Side(drawn[1:])] if drawn[1:] else []
-    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
+    return [*drawn[:1], *rest, *([Folded("Texts on the way", found.texts)] if found.texts else [])]
+
+
+def _machine(run: Told, most: int) -> list[Part]:
+    """What `monitor=` saw."""
+    drawn = training.taken(training.series(run, min(most, MOST_POINTS)).machine)
+    return [Side(drawn)] if drawn else []
 
 
 def settings(run: Told) -> list[Part]:

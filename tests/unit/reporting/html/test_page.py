@@ -13,9 +13,11 @@ import pytest
 
 from pipeline import redact
 from pipeline.errors import StorageError
+from pipeline.records.points import Writer, file_of
 from pipeline.records.registry import find
 from pipeline.records.run import Run, read
 from pipeline.records.sweeps import keep
+from pipeline.records.system import TYPES
 from pipeline.reporting.html import page
 from pipeline.running.journal import locked
 from tests.cases import written_runs
@@ -335,7 +337,7 @@ def test_the_gist_and_what_needs_attention(tmp_path: Path) -> None:
     before = {"perplexity": {"value": 60.0, "unit": "", "form": ".3f"}}
     results = {
         "evaluate": {**written_runs.scored(66.0, 0.0123), "before": before},
-        "train": {"first": 5.0, "last": 4.0, "step": 20, "best_step": 10},
+        "train": {"first": 5.0, "last": 4.0, "step": 20, "best": 3.5, "best_step": 10},
     }
     over = [{"what": "memory", "unit": "bytes", "planned": 1 << 20, "measured": 1 << 21}]
     run = written_runs.write(
@@ -439,3 +441,32 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         page.write([run], tmp_path / "file/page.html")
+
+
+def test_what_the_machine_did_is_no_training_and_has_its_unit(tmp_path: Path) -> None:
+    """Of two tries and a member: seconds count from the first, and bytes are read as such."""
+    run = written_runs.write(tmp_path / "a")
+    started = run.started or 0.0
+    for process, who in (("system", {}), ("system.1", {"member": 1})):
+        writer = Writer(file_of(run.folder, process), TYPES)
+        for s in (-20, 0, 12):
+            row = {"rss": (100 + s) << 20, "cpu": 50.0 + s, "disk_free": 7}
+            writer.row("system", {"time": started + s, **who, **row})
+        writer.close()
+    root = parsed(page.html([run]))
+    assert "Training" not in [s.all("h2")[0].text for s in root.all("section")]
+    (machine,) = [s for s in root.all("section") if s.attributes["id"] == "machine"]
+    assert [f.all("h3")[0].text for f in machine.all("figure")] == ["Memory", "Processor, 100 % a core"]  # what changes
+    assert cells(tables(machine)["Memory"]) == [
+        [who, at, size]
+        for who in ("all processes", "member 1")
+        for at, size in (("0.0", "80.0 MiB"), ("20.0", "100.0 MiB"), ("32.0", "112.0 MiB"))
+    ]
+    assert "memory [MiB]" in machine.all("figure")[0].text
+    assert not [line for line in attention(root) if "metrics.system" in line]
+
+
+def test_a_training_that_held_nothing_out_has_no_best_update(tmp_path: Path) -> None:
+    result = {"train": {"first": None, "last": None, "best": None, "step": 20, "best_step": 0}}
+    run = written_runs.write(tmp_path / "a", results=result)
+    assert not [line for line in attention(parsed(page.html([run]))) if "held-out" in line]
