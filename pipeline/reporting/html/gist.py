@@ -18,7 +18,9 @@ DID = {
     "Transcode": "transcoded", "Export": "exported", "Evaluate": "evaluated", "Generate": "asked for text",
     "Histogram": "counted in histograms", "Sensitivity": "searched for what hurts most",
     "Parity": "held against transformers",
-    "Verify": "verified",
+    "Verify": "verified", "Bench": "measured in engines beside each other",
+    "BenchScale": "measured over its size", "BenchOps": "measured op by op", "BenchConvert": "measured in conversions",
+    "BenchTrain": "measured in training",
 }  # fmt: skip
 QUALITY = ("perplexity", "kl", "top_1")
 FRONT = ("perplexity", "bits_a_weight")

@@ -8,6 +8,7 @@ from pipeline.reporting.plots import MAGNITUDES
 
 LEAST, MOST = -744.0, 709.0  # whose exponentials are numbers, and not 0
 STEPS = (1, 2, 2.5, 5, 10)
+BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))  # of an axis of bytes
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ def scale(values: Iterable[float], start: float, end: float, *, log: bool | None
         away = (high - low) * pad
         low, high = low - away, high + away
     return Scale(low, high, start, end, log)
+
+
+def unit_of(unit: str, values: Iterable[float]) -> tuple[str, int]:
+    """What an axis of `values` says that it is of, and how much of `unit` that is: of bytes the largest that fits."""
+    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    return next((one for one in BINARY if one[1] <= largest), ("B", 1)) if unit == "B" else (unit, 1)
 
 
 def label(value: float, ticks: Sequence[float] = ()) -> str:

@@ -7,13 +7,14 @@ from typing import Any
 from pipeline.errors import short, some
 from pipeline.figures import Figure, cell
 from pipeline.redact import hide
-from pipeline.reporting.html import artifacts, attention, errors, gist, graph, spreads, training
+from pipeline.reporting.html import artifacts, attention, benched, errors, gist, graph, spreads, training
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parts import (
     Attention,
     Card,
     Cards,
     Command,
+    Drawn,
     Folded,
     Gist,
     Note,
@@ -49,6 +50,7 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
         ("stages", "Stages", lambda: _stages(run, report) if report else ()),
         ("errors", "Quantization error", lambda: (errors.by_tensor(report, most) or ()) if report and most else ()),
         ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
+        ("measured", "Measured", lambda: benched.charts(report) if report and most else ()),
         ("results", "Results", lambda: results(report) if report else ()),
         ("training", "Training", lambda: _training(run, most) if most else ()),
         ("machine", "Machine", lambda: _machine(run, most) if most else ()),
@@ -80,11 +82,11 @@ def summary(run: Told, most: int) -> list[Part]:
         more = gist.changes(run).get(name)
         was = f"{shown(then[name])} before, {shown(more)}" if more is not None else ""
         cards.append(Card(name, figure, was or BETTER.get(figure.better, "")))
-    if report := run.report:
-        cards += [
-            Card("as bf16", Figure(report.nbytes_bf16, "B"), f"{report.ratio:.2f}× what it takes as written"),
-            Card("read", Figure(report.nbytes_in, "B"), f"{len(report.inputs)} files"),
-        ]
+    if (report := run.report) and report.nbytes_bf16:
+        cards.append(Card("as bf16", Figure(report.nbytes_bf16, "B"), f"{report.ratio:.2f}× what it takes as written"))
+    if report and report.inputs:
+        files = f"{len(report.inputs)} file{'s' * (len(report.inputs) > 1)}"
+        cards.append(Card("read", Figure(report.nbytes_in, "B"), files))
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
         parts.insert(0, Command(run.run.command))
@@ -113,6 +115,9 @@ def results(report: Report) -> list[Part]:
         for one in given:
             if isinstance(one, Mapping) and one.get("title") != TEXT_TABLE:
                 rows = [[_plain(cell(v)) for v in row] for row in one["rows"]]
+                if not one["columns"]:  # lines below the table before it
+                    found.append(Drawn(el("pre", "\n".join(" ".join(map(shown, row)) for row in rows), class_="command")))
+                    continue
                 found.append(Table(f"{one['title']} ({stage})", [str(c) for c in one["columns"]], rows))
         if not given:
             items = result.items() if isinstance(result, Mapping) else [("", result)]

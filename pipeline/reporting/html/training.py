@@ -17,7 +17,7 @@ from pipeline.redact import hide
 from pipeline.reporting.html.drawing import colour, dash, frame, legend, line, path, says, svg
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table, Text
-from pipeline.reporting.html.scales import scale
+from pipeline.reporting.html.scales import scale, unit_of
 from pipeline.reporting.html.thinned import Thinned
 from pipeline.reporting.html.told import Told
 
@@ -29,7 +29,6 @@ TAKEN = {"rss": "memory", "cpu": "processor, 100 % a core", "disk_read": "read f
          "written to disk", "disk_free": "free on the disk", "network_received": "received by the whole machine",
          "network_sent": "sent by the whole machine"}  # fmt: skip
 ALL = "all processes"
-BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))  # of an axis of bytes
 HELD, EACH = "held out", "each update"
 UPDATE, SECONDS = "update", "seconds"
 MOST_DAMAGED = 5  # lines that are named
@@ -161,8 +160,7 @@ def chart(
         unit: of what is measured; an axis of bytes is of the largest unit that fits.
     """
     drawn = {name: t.points for name, t in lines.items()}
-    largest = max(abs(v) for some in drawn.values() for p in some for v in p[2:])
-    shown, each = next((one for one in BINARY if one[1] <= largest), ("B", 1)) if unit == "B" else (unit, 1)
+    shown, each = unit_of(unit, (v for some in drawn.values() for p in some for v in p[2:]))
     axis = f"{title.lower()} [{shown}]" if shown and shown not in title else title.lower()
     quiet = [name for name in drawn if name.startswith(EACH) and len(drawn) > 1]
     seconds = ",.1f" if x_label == SECONDS else ",.0f"
