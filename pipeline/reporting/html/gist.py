@@ -85,7 +85,7 @@ def change(now: Figure, then: Figure) -> Figure | None:
 
 
 def _did(run: Told) -> str:
-    model = run.run.model or "The model"
+    model = run.run.model or ("The model" if run.report and run.report.nbytes_bf16 else "All that was asked for")
     if run.report is None:
         return f"This run{f' of {run.run.model}' if run.run.model else ''} is not complete: {run.run.state}."
     done = []

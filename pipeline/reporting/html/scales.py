@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pipeline.reporting.plots import MAGNITUDES
 
 LEAST, MOST = -744.0, 709.0  # whose exponentials are numbers, and not 0
+NOTHING = 1e9  # times smaller than the largest is what rounding leaves
 STEPS = (1, 2, 2.5, 5, 10)
 BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))  # of an axis of bytes
 
@@ -49,12 +50,12 @@ def scale(values: Iterable[float], start: float, end: float, *, log: bool | None
     """An axis on which all of `values` lie.
 
     Args:
-        log: by magnitudes; None: where they have several, and are positive.
+        log: by magnitudes; None: where they have several, and are positive, and none is as good as nothing.
         pad: what is free at either end, as a share.
     """
     found = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(found), max(found)
-    log = (low > 0 and high > MAGNITUDES * low) if log is None else log and low > 0
+    log = (low > 0 and MAGNITUDES < high / low < NOTHING) if log is None else log and low > 0
     if low == high:
         away = abs(low) * 0.1 or 1.0
         low, high = low - away, high + away

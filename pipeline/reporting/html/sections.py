@@ -116,7 +116,9 @@ def results(report: Report) -> list[Part]:
             if isinstance(one, Mapping) and one.get("title") != TEXT_TABLE:
                 rows = [[_plain(cell(v)) for v in row] for row in one["rows"]]
                 if not one["columns"]:  # lines below the table before it
-                    found.append(Drawn(el("pre", "\n".join(" ".join(map(shown, row)) for row in rows), class_="command")))
+                    found.append(
+                        Drawn(el("pre", "\n".join(" ".join(map(shown, row)) for row in rows), class_="command"))
+                    )
                     continue
                 found.append(Table(f"{one['title']} ({stage})", [str(c) for c in one["columns"]], rows))
         if not given:
