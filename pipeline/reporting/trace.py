@@ -240,6 +240,7 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
     """Names of processes and threads, and then what they told, in time."""
     rows: list[tuple[int, int, dict[str, Any]]] = []
     threads: list[dict[int | str, int]] = [{} for _ in parts]
+    again = _done_again(parts)
     for i, part in enumerate(parts, 1):
         head, tids = part.head, threads[i - 1]
         for number, phase, name, kind, start, value, args, thread in part.events:
@@ -248,6 +249,8 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
             event: dict[str, Any] = {"ph": phase, "name": plain(name) or "?", "cat": plain(kind), "pid": i, "tid": tid}
             if number and number not in part.ended:  # killed, and what it did is done again
                 args = {**args, "unfinished": True}
+            elif any(begin <= start <= end for begin, end in again[i - 1].get((number, thread), ())):
+                args = {**args, "done_again": True}
             nanoseconds = 0
             if phase == "C":
                 event["args"] = {"bytes": int(value)}
@@ -271,6 +274,30 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
         if "dur" in event:
             event["dur"] /= 1000
         yield event
+
+
+def _done_again(parts: Sequence[Part]) -> list[dict[tuple[int, int | str], list[tuple[float, float]]]]:
+    """Of each part the chunks that ended there, and that a later try did once more, because the one that did them was
+    killed before that was noted: task and thread → from when to when.
+
+    Args:
+        parts: in the order in which they began.
+    """
+    tries = {session: n for n, session in enumerate(dict.fromkeys(part.head["session"] for part in parts))}
+    done: dict[tuple[str, str, str], list[tuple[int, int, list[Any]]]] = defaultdict(list)
+    for i, part in enumerate(parts):
+        for event in part.events:
+            number, phase, name, kind, *_, args, _ = event
+            if phase == "X" and kind == "chunk" and number in part.ended and "failed" not in args:
+                of = part.ended[number], name, str(args.get("jobs"))
+                done[of].append((tries[part.head["session"]], i, event))
+    found: list[dict[tuple[int, int | str], list[tuple[float, float]]]] = [defaultdict(list) for _ in parts]
+    for attempts in done.values():
+        last = max(n for n, *_ in attempts)
+        for n, i, (number, _, _, _, start, seconds, _, thread) in attempts:
+            if n < last:
+                found[i][number, thread].append((start, start + seconds))
+    return found
 
 
 def _flows(
