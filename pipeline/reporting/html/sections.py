@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from pipeline.errors import short, some
@@ -45,15 +46,16 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
         config: whether its settings are in it.
     """
     report = run.report
+    read = cache(lambda: training.series(run, min(most, MOST_POINTS)) if most else training.Read())
     made: list[tuple[str, str, Callable[[], Sequence[Part]]]] = [
-        ("summary", "Summary", lambda: summary(run, min(most, MOST_POINTS))),
+        ("summary", "Summary", lambda: summary(run, read())),
         ("stages", "Stages", lambda: _stages(run, report) if report else ()),
         ("errors", "Quantization error", lambda: (errors.by_tensor(report, most) or ()) if report and most else ()),
         ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
         ("measured", "Measured", lambda: benched.charts(report) if report and most else ()),
         ("results", "Results", lambda: results(report) if report else ()),
-        ("training", "Training", lambda: _training(run, most) if most else ()),
-        ("machine", "Machine", lambda: _machine(run, most) if most else ()),
+        ("training", "Training", lambda: _training(read())),
+        ("machine", "Machine", lambda: _machine(read())),
         ("samples", "Text", lambda: samples(report) if report else ()),
         ("config", "Configuration", lambda: settings(run) if config else ()),
         ("environment", "Environment", lambda: environment(report) if report else ()),
@@ -70,12 +72,8 @@ def _read(how: Callable[[], Sequence[Part]]) -> Sequence[Part]:
         return [Note(attention.unexpected(why), "problem")]
 
 
-def summary(run: Told, most: int) -> list[Part]:
-    """In words, what needs attention, as typed, and the numbers that count.
-
-    Args:
-        most: points of a line, see `of_run`.
-    """
+def summary(run: Told, read: training.Read) -> list[Part]:
+    """In words, what needs attention, as typed, and the numbers that count."""
     cards = [Card("state", run.run.state, when(run.run.started))]
     then = gist.before(run)
     for name, figure in {**run.main, **run.metrics}.items():
@@ -90,7 +88,7 @@ def summary(run: Told, most: int) -> list[Part]:
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
         parts.insert(0, Command(run.run.command))
-    lines = [*attention.of_run(run), *(training.series(run, most).damaged if most else ())]
+    lines = [*attention.of_run(run), *read.damaged]
     return [Gist(gist.of_run(run, len(lines))), *([Attention(lines)] if lines else []), *parts]
 
 
@@ -143,16 +141,15 @@ def samples(report: Report) -> list[Part]:
     return found
 
 
-def _training(run: Told, most: int) -> list[Part]:
-    found = training.series(run, min(most, MOST_POINTS))
+def _training(found: training.Read) -> list[Part]:
     drawn = training.curves(found.curves)
     rest = [Side(drawn[1:])] if drawn[1:] else []
     return [*drawn[:1], *rest, *([Folded("Texts on the way", found.texts)] if found.texts else [])]
 
 
-def _machine(run: Told, most: int) -> list[Part]:
+def _machine(found: training.Read) -> list[Part]:
     """What `monitor=` saw."""
-    drawn = training.taken(training.series(run, min(most, MOST_POINTS)).machine)
+    drawn = training.taken(found.machine)
     return [Side(drawn)] if drawn else []
 
 
