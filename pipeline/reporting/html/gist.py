@@ -8,6 +8,7 @@ from pipeline.figures import Figure, cell
 from pipeline.records.run import STATES, key_of
 from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.markup import shown
+from pipeline.reporting.html.scales import finite
 from pipeline.reporting.html.told import Told, kind
 from pipeline.reporting.manifest import Report
 from pipeline.tensors.spec import UNQUANTIZED
@@ -158,7 +159,7 @@ def _cost(run: Told, report: Report) -> Iterator[str]:
 
 def _best(runs: Sequence[Told], name: str) -> list[str]:
     """Which run has the best of a metric; nothing, where all have the same."""
-    found = [(run.metrics[name], run) for run in runs if name in run.metrics]
+    found = [(run.metrics[name], run) for run in runs if finite(run.metrics.get(name)) is not None]
     if len({figure.value for figure, _ in found}) < 2:
         return []
     figure, run = (max if found[0][0].better == "higher" else min)(found, key=lambda one: one[0].value)

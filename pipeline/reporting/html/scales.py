@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pipeline.figures import Figure
 from pipeline.reporting.plots import MAGNITUDES
 
 LEAST, MOST = -744.0, 709.0  # whose exponentials are numbers, and not 0
@@ -66,6 +67,11 @@ def scale(values: Iterable[float], start: float, end: float, *, log: bool | None
         away = (high - low) * pad
         low, high = low - away, high + away
     return Scale(low, high, start, end, log)
+
+
+def finite(value: Figure | None) -> Figure | None:
+    """What has a place on an axis."""
+    return value if value is not None and math.isfinite(value.value) else None
 
 
 def unit_of(unit: str, values: Iterable[float]) -> tuple[str, int]:

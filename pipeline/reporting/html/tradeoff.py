@@ -11,7 +11,7 @@ from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.drawing import LETTER, fitted, frame, legend, marker, path, says, svg, words
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
-from pipeline.reporting.html.scales import scale, unit_of
+from pipeline.reporting.html.scales import finite, scale, unit_of
 
 Box = tuple[float, float, float, float]
 PAID = ("bits_a_weight", "size")  # the first that differs is what others are over
@@ -44,7 +44,7 @@ def charts(names: Sequence[str], kinds: Sequence[str], metrics: Sequence[Mapping
             points = [
                 Point(name, kind, one[paid][1], one[gained][1])
                 for name, kind, one in zip(names, kinds, keyed, strict=True)
-                if paid in one and gained in one
+                if paid in one and gained in one and finite(one[paid][1]) and finite(one[gained][1])
             ]
             if len({p.y.value for p in points}) >= FEWEST:
                 heads = next((one[paid][0], one[gained][0]) for one in keyed if paid in one and gained in one)

@@ -1,6 +1,7 @@
 """A page is well-formed, says what the records say, reaches nowhere, and nothing that it shows can act."""
 
 import json
+import math
 import re
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from pipeline.records.run import Run, read
 from pipeline.records.sweeps import keep
 from pipeline.records.system import TYPES
 from pipeline.reporting.html import page
+from pipeline.reporting.html.plots import plots
 from pipeline.running.journal import locked
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
@@ -470,3 +472,28 @@ def test_a_training_that_held_nothing_out_has_no_best_update(tmp_path: Path) -> 
     result = {"train": {"first": None, "last": None, "best": None, "step": 20, "best_step": 0}}
     run = written_runs.write(tmp_path / "a", results=result)
     assert not [line for line in attention(parsed(page.html([run]))) if "held-out" in line]
+
+
+def test_what_is_not_finite_has_no_place_and_is_not_the_best(tmp_path: Path) -> None:
+    given = (math.nan, math.inf, 61.0, 62.0)
+    runs = [
+        written_runs.write(
+            tmp_path / f"r{n}", command=(f"seed={n}",), results={"evaluate": written_runs.scored(value, 0.1 * n)},
+            nbytes_out=1000 + n,
+        )
+        for n, value in enumerate(given)
+    ]  # fmt: skip
+    root = parsed(page.html(runs))
+    places = [
+        v for n in ("path", "line", "circle", "text", "rect") for one in root.all(n) for v in one.attributes.items()
+    ]
+    wrong = [
+        v
+        for k, v in places
+        if k in ("d", "x", "y", "cx", "cy", "r", "x1", "x2", "y1", "y2") and re.search("nan|inf", v)
+    ]
+    assert wrong == []
+    assert "Best perplexity: seed=2 (61.000)." in root.text
+    drawn = plots(runs)["Settings against results"].rows
+    assert [str(row["perplexity"]) for row in drawn] == ["nan", "inf", "61.0", "62.0"]
+    assert len(cells(tables(root)["perplexity over size"])) == 2
