@@ -496,4 +496,4 @@ def test_what_is_not_finite_has_no_place_and_is_not_the_best(tmp_path: Path) -> 
     assert "Best perplexity: seed=2 (61.000)." in root.text
     drawn = plots(runs)["Settings against results"].rows
     assert [str(row["perplexity"]) for row in drawn] == ["nan", "inf", "61.0", "62.0"]
-    assert len(cells(tables(root)["perplexity over size"])) == 2
+    assert len(cells(tables(root)["perplexity over bits a weight"])) == 2
