@@ -85,10 +85,12 @@ def label(value: float, ticks: Sequence[float] = ()) -> str:
     if value == 0:
         return "0"
     size = abs(value)
-    if size >= 1e6 or size < 1e-3:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     apart = min((abs(a - b) for a in ticks for b in ticks if a != b), default=size)
+    small = max(map(abs, ticks), default=size) < 1e-3 or size < apart / 2  # of magnitudes, each by itself
+    if size >= 1e6 or (size < 1e-3 and small):
+        digits = max(1, min(4, 1 + math.floor(math.log10(size)) - math.floor(math.log10(apart))))
+        mantissa, exponent = f"{value:.{digits}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     digits = max(0, min(6, 1 - math.floor(math.log10(apart))))
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -182,10 +182,7 @@ def environment(report: Report) -> list[Part]:
         if isinstance(result, Mapping) and isinstance(result.get("facts"), Mapping)
     }
     rows = [
-        (stage, name, short(str(v), 200))
-        for stage, given in facts.items()
-        for name, v in given.items()
-        if v not in ({}, "")
+        (stage, *_fact(name, v)) for stage, given in facts.items() for name, v in given.items() if v not in ({}, "")
     ]
     found += [Table("Devices and dtypes", ("stage", "", ""), rows)] if rows else []
     ran = [(op, backend) for op, backend in report.backends]
@@ -198,6 +195,15 @@ def environment(report: Report) -> list[Part]:
     ignored = [(r["stage"], r["tensor"], r["reason"]) for r in report.ignored]
     found += [_capped("Left out", ("by", "tensor", "because"), ignored)] if ignored else []
     return found
+
+
+def _fact(name: str, value: Any) -> tuple[str, Any]:
+    """What an engine says of itself, in the unit that its name ends in."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for end, unit in (("_nbytes", "B"), ("_s", "s")):
+            if name.endswith(end):
+                return name, Figure(value, unit, ".3g")
+    return name, short(str(value), 200)
 
 
 def files(run: Told, report: Report | None) -> list[Part]:

@@ -21,6 +21,7 @@ from pipeline.records.sweeps import keep
 from pipeline.records.system import TYPES
 from pipeline.reporting.html import page
 from pipeline.reporting.html.plots import plots
+from pipeline.reporting.html.scales import label
 from pipeline.running.journal import locked
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
@@ -497,3 +498,17 @@ def test_what_is_not_finite_has_no_place_and_is_not_the_best(tmp_path: Path) -> 
     drawn = plots(runs)["Settings against results"].rows
     assert [str(row["perplexity"]) for row in drawn] == ["nan", "inf", "61.0", "62.0"]
     assert len(cells(tables(root)["perplexity over bits a weight"])) == 2
+
+
+def test_ticks_are_told_apart_and_facts_have_units(tmp_path: Path) -> None:
+    fine = [0.00099, 0.000995, 0.001]
+    assert [label(v, fine) for v in fine] == ["0.00099", "0.000995", "0.001"]
+    close = [1.0001e-5, 1.0002e-5, 1.0003e-5]
+    assert len({label(v, close) for v in close}) == 3
+    assert [label(v, [1e-5, 1e-3, 0.1]) for v in (1e-5, 1e-3, 0.1)] == ["1e-5", "0.001", "0.1"]
+    assert [label(v, [1e6, 1.25e6]) for v in (1e6, 1.25e6)] == ["1e6", "1.25e6"]
+    facts = {"device": "cpu", "device_nbytes": 1 << 20, "load_s": 0.04450219899445074, "threads": 2}
+    root = parsed(page.html([written_runs.write(tmp_path / "a", results={"evaluate": {"facts": facts}})]))
+    assert [row[1:] for row in cells(tables(root)["Devices and dtypes"])] == [
+        ["device", "cpu"], ["device_nbytes", "1.0 MiB"], ["load_s", "0.0445 s"], ["threads", "2"],
+    ]  # fmt: skip
