@@ -268,3 +268,24 @@ def test_hostile_names_do_nothing(chromium: Any, pages: dict[str, Path]) -> None
     assert chromium.execute_script("return document.images.length") == 0
     assert chromium.execute_script("return document.scripts.length") == 1
     assert chromium.get_log("browser") == []
+
+
+def test_long_names_are_shortened_by_the_script_as_without_it(chromium: Any, tmp_path: Path) -> None:
+    """Their ends, which tell them apart, stay."""
+    runs = [
+        written_runs.write(
+            tmp_path / f"r{n}", command=(f"train.folder=/somewhere/that/is/far/away/and/deep/seed-{n}",),
+            results={"evaluate": written_runs.scored(60.0 + n, 0.1 + n)}, nbytes_out=1000 * (n + 1),
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    page.write(runs, tmp_path / "page.html")
+    texts = "return [...document.querySelectorAll('.choosing ~ .drawn.wide text.halo')].map((t) => t.textContent)"
+    opened(chromium, tmp_path / "page.html")
+    chromium.execute_script("dispatchEvent(new Event('pageshow'))")
+    drawn = chromium.execute_script(texts)
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    opened(chromium, tmp_path / "page.html")
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert {*chromium.execute_script(texts)} <= {*drawn}
+    assert {text[-6:] for text in drawn} == {f"seed-{n}" for n in range(3)}
