@@ -4,6 +4,7 @@ All are held against a schema of the fields that we use, and nesting is checked 
 in threads and of one on workers are read by Perfetto's own parser too.
 """
 
+import gc
 import json
 import os
 from collections import Counter
@@ -316,3 +317,18 @@ def test_text_and_numbers_that_orjson_refuses(tmp_path: Path) -> None:
     assert not merge(tmp_path, {}, {"k": "label"})
     [event] = [e for e in checked(tmp_path) if e["ph"] == "i"]
     assert event["args"]["large"] == 1 << 70
+
+
+def test_what_collects_cycles_is_as_it_was(tmp_path: Path) -> None:
+    """Also after a trace that cannot be written."""
+    parts(tmp_path, a=[HEAD, [1, "X", "a", "task", 1.0, 0.5, {}, 7], [1, "end", "k"]])
+    (tmp_path / "trace.json").mkdir()
+    for before in (gc.enable, gc.disable):
+        before()
+        try:
+            was = gc.isenabled()
+            with pytest.raises(Unwritten):
+                merge(tmp_path, {}, {})
+            assert gc.isenabled() == was
+        finally:
+            gc.enable()
