@@ -1,6 +1,7 @@
 """Several things measured in several cases, one number of each: a lane for each case, in it a mark for each thing and
 what its rounds came to, all on one scale."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,10 +11,11 @@ from pipeline.figures import Figure
 from pipeline.reporting.html.drawing import LETTER, colour, fitted, legend, line, marker, says, svg, words
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
-from pipeline.reporting.html.scales import label, scale, unit_of
+from pipeline.reporting.html.scales import finite, label, scale, unit_of
 
 MOST = 60  # lanes that are drawn
 APART = 6  # things, up to which each has a line of its own in a lane
+HIGH = 500  # from which on the scale is above as well
 STEP, GAP = 15.0, 12.0  # high: a line, and what a lane has beside its lines
 DIRECTIONS = {"lower": "Less is better", "higher": "More is better"}
 
@@ -53,21 +55,27 @@ def lanes(title: str, heads: tuple[str, str], marks: Sequence[Mark], about: str 
     def draw(width: int) -> Markup:
         room, above = (190.0, 0.0) if width > NARROW else (0.0, 18.0)
         high = above + STEP * lines + GAP
-        bottom = high * len(drawn) + 4
+        top = 18.0 if high * len(drawn) > HIGH else 0.0
+        bottom = top + high * len(drawn) + 4
         all_values = [v / each for m in marks for v in (m.value.value, *m.rounds)]
         x = scale(all_values, room + 12, width - 16, pad=0.06)
         ticks, parts = x.ticks(6 if width > NARROW else 4), []
         for value in ticks:
-            parts += [line(x(value), 4, x(value), bottom, "g"),
+            parts += [line(x(value), top + 4, x(value), bottom, "g"),
                       words(x(value), bottom + 16, label(value, ticks), "t", "middle")]  # fmt: skip
+            parts += [words(x(value), 12, label(value, ticks), "t", "middle")] if top else []
         for n, case in enumerate(drawn):
-            y = high * n + (16 if above else high / 2 + 4)
+            y = top + high * n + (16 if above else high / 2 + 4)
             parts.append(words(0, y, fitted(case, room - 8 if room else width), "l strong"))
         for mark in marks:
-            if mark.case in drawn:
+            if mark.case in drawn and finite(mark.value) is not None:
                 i = who.index(mark.who)
-                y = high * drawn.index(mark.case) + above + GAP / 2 + STEP * ((i if lines > 1 else 0) + 0.5)
-                parts.append(_mark(mark, i, [x(v / each) for v in (mark.value.value, *mark.rounds)], y, title))
+                y = top + high * drawn.index(mark.case) + above + GAP / 2 + STEP * ((i if lines > 1 else 0) + 0.5)
+                parts.append(
+                    _mark(
+                        mark, i, [x(v / each) for v in (mark.value.value, *mark.rounds) if math.isfinite(v)], y, title
+                    )
+                )
         axis = f"{title} [{shown}]" if shown and shown not in ("×",) else title
         axis += ", by magnitudes" if x.log else ""
         parts.append(words(width, bottom + 34, fitted(axis, width), "l", "end"))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.figures import Figure
 from pipeline.records.run import Run
 from pipeline.reporting.html import page
-from pipeline.reporting.html.lanes import MOST
+from pipeline.reporting.html.lanes import MOST, Mark, lanes
 from pipeline.reporting.html.plots import plots
 from pipeline.reporting.html.scales import scale
 from tests.cases import written_runs
@@ -83,7 +84,10 @@ def test_cost_over_size_and_losses_and_layers(tmp_path: Path) -> None:
     run = written_runs.write(tmp_path / "c", results={"sensitivity": {"groups": groups}})
     alone = plots([run])
     assert [r["KL of each layer"] for r in alone["KL of each layer"].rows] == [0.5 + n for n in range(MOST + 2)]
-    assert f"Drawn are the first {MOST} of {MOST + 2}." in page.html([run])
+    assert f"Drawn are the first {MOST} of {MOST + 2}." in (text := page.html([run]))
+    (figure,) = [f for f in parsed(text).all("figure") if f.all("h3")[0].text == "KL of each layer"]
+    ticks = [t.text for t in figure.all("svg")[0].all("text") if t.attributes.get("class") == "t"]
+    assert len(ticks) == 2 * len({*ticks})  # it is high: the scale stands above it and below
 
 
 def test_what_has_no_checkpoint_has_no_size_and_lines_below_a_table_are_read(tmp_path: Path) -> None:
@@ -95,6 +99,15 @@ def test_what_has_no_checkpoint_has_no_size_and_lines_below_a_table_are_read(tmp
     assert [p.text for p in root.all("pre")][-1] == "to keep them, type:\n'model.extra_rules=[]'"
     assert "bf16" not in gist(root)
     assert not [line for line in attention(root) if "not as expected" in line]
+
+
+def test_a_cell_that_is_not_finite_is_in_the_table_only() -> None:
+    marks = [Mark("a", "x", Figure(v, "s"), (v, 2.0)) for v in (float("nan"), 1.0)]
+    chart = lanes("time", ("case", "by"), marks)
+    assert len(chart.table.rows) == 2
+    drawn = chart.draw(800)
+    assert drawn.count('class="point"') == 1
+    assert "nan" not in drawn
 
 
 def test_what_is_as_good_as_nothing_makes_no_axis_by_magnitudes() -> None:
