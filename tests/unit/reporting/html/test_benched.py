@@ -84,7 +84,8 @@ def test_cost_over_size_and_losses_and_layers(tmp_path: Path) -> None:
     run = written_runs.write(tmp_path / "c", results={"sensitivity": {"groups": groups}})
     alone = plots([run])
     assert [r["KL of each layer"] for r in alone["KL of each layer"].rows] == [0.5 + n for n in range(MOST + 2)]
-    assert f"Drawn are the first {MOST} of {MOST + 2}." in (text := page.html([run]))
+    text = page.html([run])
+    assert f"Drawn are the first {MOST} of {MOST + 2}." in text
     (figure,) = [f for f in parsed(text).all("figure") if f.all("h3")[0].text == "KL of each layer"]
     ticks = [t.text for t in figure.all("svg")[0].all("text") if t.attributes.get("class") == "t"]
     assert len(ticks) == 2 * len({*ticks})  # it is high: the scale stands above it and below
