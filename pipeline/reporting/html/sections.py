@@ -35,6 +35,7 @@ MOST_POINTS = 240  # of a line
 MOST_ROWS = 400  # of a table of what was left out, or of files
 BETTER = {"lower": "less is better", "higher": "more is better"}
 MOST_KEYS = 2  # that an override says, by name
+STEPS = ".trainer.steps"  # of a stage that trains, how many updates it does
 TEXT_TABLE = "Text"  # of `generate`: shown as texts
 
 
@@ -88,8 +89,18 @@ def summary(run: Told, read: training.Read) -> list[Part]:
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
         parts.insert(0, Command(run.run.command))
-    lines = [*attention.of_run(run), *read.damaged]
+    lines = [*attention.of_run(run), *_trained(run, read), *read.damaged]
     return [Gist(gist.of_run(run, len(lines))), *([Attention(lines)] if lines else []), *parts]
+
+
+def _trained(run: Told, read: training.Read) -> list[str]:
+    """How far a training is that is not done."""
+    steps = [int(v) for key, v in run.config.items() if key.endswith(STEPS) and v.isdecimal()]
+    lines = read.curves.get(("loss", training.UPDATE), {})
+    points = [p for name, t in lines.items() if name.startswith(training.EACH) for p in t.points]
+    if run.run.state == "complete" or len(steps) != 1 or not points:
+        return []
+    return [f"Its training has done {max(p[0] for p in points):,.0f} of {steps[0]:,} updates."]
 
 
 def when(started: float | None) -> str:

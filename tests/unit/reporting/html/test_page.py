@@ -512,3 +512,13 @@ def test_ticks_are_told_apart_and_facts_have_units(tmp_path: Path) -> None:
     assert [row[1:] for row in cells(tables(root)["Devices and dtypes"])] == [
         ["device", "cpu"], ["device_nbytes", "1.0 MiB"], ["load_s", "0.0445 s"], ["threads", "2"],
     ]  # fmt: skip
+
+
+def test_a_training_on_its_way_says_how_far_it_is(tmp_path: Path) -> None:
+    config = {"stages": {"train": {"trainer": {"steps": 1200}}}}
+    for complete in (False, True):
+        run = written_runs.write(
+            tmp_path / f"{complete}", config=config, training=written_runs.updates(50), complete=complete
+        )
+        said = [line for line in attention(parsed(page.html([run]))) if "updates" in line]
+        assert said == ([] if complete else ["Its training has done 50 of 1,200 updates."])
