@@ -29,7 +29,8 @@ def ran(folder: Path, rows: Sequence[dict[str, Any]]) -> Run:
     return written_runs.write(folder, results={"bench": {"rows": rows, "figures": {}, "tables": []}})
 
 
-def test_cells_of_engines_are_drawn_with_their_rounds_and_what_is_paid_for_what(tmp_path: Path) -> None:
+def benched(folder: Path) -> Run:
+    """Three cells that were measured, of which one is wrong, and one that was not."""
     rows = [
         cell(
             engine, quant, nbytes=nbytes, quality={"kl": kl}, wrong=wrong,
@@ -41,7 +42,11 @@ def test_cells_of_engines_are_drawn_with_their_rounds_and_what_is_paid_for_what(
         )
     ]  # fmt: skip
     rows.append(cell("tinygrad", "none", state="missing", why="not installed"))
-    run = ran(tmp_path / "a", rows)
+    return ran(folder, rows)
+
+
+def test_cells_of_engines_are_drawn_with_their_rounds_and_what_is_paid_for_what(tmp_path: Path) -> None:
+    run = benched(tmp_path / "a")
     drawn = plots([run])
     assert drawn["Decode × 1"].rows == [
         {"measured": "none", "by": "jax", "decode × 1": 100.0, "least": 90.0, "largest": 120.0, "": None},
