@@ -42,7 +42,7 @@ class Tracked:
         folder: absolute.
         started: seconds since the epoch.
         config: by dotted key, what came from the environment by name.
-        tags: in words: `command`, `folder`, `version`.
+        tags: in words: `command` (of a run), `folder`, `version`.
         parent: what the tracker called the sweep that it is of; empty: it is of none.
         sweep: it is no run, but several are of it.
         token: of its record here, which was written before the tracker is told to begin: a run that was begun with it

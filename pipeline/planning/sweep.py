@@ -226,13 +226,13 @@ def _grains(
 
 
 def _above(plan: Plan, node: Node) -> Iterator[Node]:
-    """Every node that `node` rests on, once."""
+    """Every node that `node` reads through, once: not beyond one that computes, whose result has bytes of its own."""
     seen: dict[Node, None] = {}
     todo = [plan.nodes[s] for s in node.inputs.values()]
     while todo:
         if (one := todo.pop()) not in seen:
             seen[one] = None
-            todo += [plan.nodes[s] for s in one.inputs.values()]
+            todo += [] if one.computes else [plan.nodes[s] for s in one.inputs.values()]
     return iter(seen)
 
 

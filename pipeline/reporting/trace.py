@@ -12,9 +12,11 @@ move is enough, its clock runs at another rate than ours, and a line in time is 
 (`pipeline.reporting.clocks`).
 """
 
+import gc
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -90,6 +92,23 @@ def merge(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> li
         Unwritten: it cannot be written, or the files not be read.
     """
     plain.cache_clear()  # secrets may have been learned since
+    with _uncollected():
+        return _merged(folder, about, done)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """No search for cycles in the body: half of the time of a trace went into it, and events are in none."""
+    there = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if there:
+            gc.enable()
+
+
+def _merged(folder: Path, about: Mapping[str, Any], done: Mapping[str, str]) -> list[str]:
     path = folder / NAME
     lacking: list[str] = []
     parts: list[Part] = []
@@ -240,14 +259,17 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
     """Names of processes and threads, and then what they told, in time."""
     rows: list[tuple[int, int, dict[str, Any]]] = []
     threads: list[dict[int | str, int]] = [{} for _ in parts]
+    again = _done_again(parts)
     for i, part in enumerate(parts, 1):
-        head, tids = part.head, threads[i - 1]
+        head, tids, repeated = part.head, threads[i - 1], again[i - 1]
         for number, phase, name, kind, start, value, args, thread in part.events:
             tid = 0 if phase == "C" else tids.setdefault(thread, len(tids) + 1)
             at = part.at(start)
             event: dict[str, Any] = {"ph": phase, "name": plain(name) or "?", "cat": plain(kind), "pid": i, "tid": tid}
             if number and number not in part.ended:  # killed, and what it did is done again
                 args = {**args, "unfinished": True}
+            elif repeated and any(begin <= start <= end for begin, end in repeated.get((number, thread), ())):
+                args = {**args, "done_again": True}
             nanoseconds = 0
             if phase == "C":
                 event["args"] = {"bytes": int(value)}
@@ -271,6 +293,30 @@ def _events(parts: list[Part]) -> Iterator[dict[str, Any]]:
         if "dur" in event:
             event["dur"] /= 1000
         yield event
+
+
+def _done_again(parts: Sequence[Part]) -> list[dict[tuple[int, int | str], list[tuple[float, float]]]]:
+    """Of each part the chunks that ended there, and that a later try did once more, because the one that did them was
+    killed before that was noted: task and thread → from when to when.
+
+    Args:
+        parts: in the order in which they began.
+    """
+    tries = {session: n for n, session in enumerate(dict.fromkeys(part.head["session"] for part in parts))}
+    done: dict[tuple[str, str, str], list[tuple[int, int, list[Any]]]] = defaultdict(list)
+    for i, part in enumerate(parts):
+        for event in part.events:
+            number, phase, name, kind, *_, args, _ = event
+            if phase == "X" and kind == "chunk" and number in part.ended and "failed" not in args:
+                of = part.ended[number], name, str(args.get("jobs"))
+                done[of].append((tries[part.head["session"]], i, event))
+    found: list[dict[tuple[int, int | str], list[tuple[float, float]]]] = [defaultdict(list) for _ in parts]
+    for attempts in done.values():
+        last = max(n for n, *_ in attempts)
+        for n, i, (number, _, _, _, start, seconds, _, thread) in attempts:
+            if n < last:
+                found[i][number, thread].append((start, start + seconds))
+    return found
 
 
 def _flows(
@@ -327,4 +373,9 @@ def _plain(value: Any) -> Any:
         return plain(value)
     if kind is list:
         return [_plain(v) for v in value]
-    return {plain(k): _plain(v) for k, v in value.items()} if kind is dict else value
+    if kind is not dict:
+        return value
+    # Most of what spans say are numbers, and no call for each of these is half of the time.
+    return {
+        plain(k): v if type(v) is int else round(v, DIGITS) if type(v) is float else _plain(v) for k, v in value.items()
+    }

@@ -12,7 +12,7 @@ from pipeline.errors import StageError
 from pipeline.figures import Figure
 from pipeline.planning.sweep import Job
 from pipeline.records.run import MANIFEST, read
-from pipeline.reporting.manifest import Report
+from pipeline.reporting.manifest import Report, versions
 from pipeline.reporting.writing import write_manifest
 from pipeline.running.journal import locked
 from pipeline.running.tracking import FILE, Tracking, told_of
@@ -98,7 +98,8 @@ def sweep(jobs: Sequence[Job], folder: Path, say: Callable[[str], None]) -> Iter
     with ExitStack() as stack:
         if trackers:
             stack.enter_context(locked(folder / ".lock", f"{folder}: another sweep is at work in this folder"))
-        run = Tracked(identity([str(folder)]), folder.name, folder, time.time(), sweep=True)
+        tags = {"folder": str(folder), "version": versions().get("weightmill", "")}
+        run = Tracked(identity([str(folder)]), folder.name, folder, time.time(), tags=tags, sweep=True)
         yield Swept(folder, {one: stack.enter_context(Tracking(one, run, say)) for one in trackers})
 
 

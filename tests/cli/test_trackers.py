@@ -401,7 +401,9 @@ def _of_mlflow(place: Path, tracked: str) -> Sequence[tuple[str, int, float]]:
     client = MLflow(f"sqlite:///{place}/mlflow.db", "weightmill")._client
     run = client.get_run(tracked)
     assert run.info.status == "FINISHED"
-    assert client.get_run(run.data.tags["mlflow.parentRunId"]).info.run_name.startswith("sweep-")
+    above = client.get_run(run.data.tags["mlflow.parentRunId"])
+    assert above.info.run_name.startswith("sweep-")
+    assert above.data.tags["folder"].endswith(above.info.run_name)
     names = [name for name in run.data.metrics if "/" in name]
     return [(name, m.step, m.value) for name in names for m in client.get_metric_history(tracked, name)]
 

@@ -55,7 +55,7 @@ def _of_report(run: Told, report: Report) -> Iterator[str]:
         if result.get("stopped"):
             yield f"{stage} stopped early: {result['stopped']}."
         best, last = result.get("best_step"), result.get("step")
-        if isinstance(best, int) and isinstance(last, int) and best < last:
+        if result.get("best") is not None and isinstance(best, int) and isinstance(last, int) and best < last:
             yield f"{stage}: the held-out loss was least after update {best:,} of {last:,}."
     for row in report.declined[:MOST_DECLINED]:
         yield f"{row['op']}: {row['backend']} declined ({row['reason']}), {row['ran']} ran instead, {row['times']:,}×."

@@ -3,7 +3,6 @@ somebody chooses. Where values lie on an axis is computed here alone; the script
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ from pipeline.reporting.html.drawing import frame, rect, says, svg, words
 from pipeline.reporting.html.errors import STEPS
 from pipeline.reporting.html.markup import clean, el, joined, number, shown
 from pipeline.reporting.html.parts import NARROW, Chart, Table
-from pipeline.reporting.html.scales import Scale, label, scale
+from pipeline.reporting.html.scales import Scale, finite, label, scale
 from pipeline.reporting.html.tradeoff import GAINED, PAID, Box, free_place
 from pipeline.units import show_bytes
 
@@ -101,7 +100,7 @@ def chart(runs: Sequence[str], metrics: Sequence[Mapping[str, Figure]], names: S
         metrics: of each, by name.
         names: of all metrics, in order.
     """
-    found = [Measure(name, [_finite(one.get(name)) for one in metrics]) for name in names]
+    found = [Measure(name, [finite(one.get(name)) for one in metrics]) for name in names]
     found = [m for m in found if len({v.value for v in m.given}) > 1 and all(v.better for v in m.given)]
     if len(found) < FEWEST:
         return None
@@ -115,10 +114,6 @@ def chart(runs: Sequence[str], metrics: Sequence[Mapping[str, Figure]], names: S
 
     about = "Larger and stronger is more of the third. Outlined are those that no other beats in all that are chosen."
     return Chart(TITLE, draw, table, about, _legend(chosen[2]), _controls(found, chosen))
-
-
-def _finite(value: Figure | None) -> Figure | None:
-    return value if value is not None and math.isfinite(value.value) else None
 
 
 def _first(found: Sequence[Measure]) -> tuple[Measure, Measure, Measure]:

@@ -8,6 +8,7 @@ from pipeline.figures import Figure, cell
 from pipeline.records.run import STATES, key_of
 from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.markup import shown
+from pipeline.reporting.html.scales import finite
 from pipeline.reporting.html.told import Told, kind
 from pipeline.reporting.manifest import Report
 from pipeline.tensors.spec import UNQUANTIZED
@@ -18,7 +19,9 @@ DID = {
     "Transcode": "transcoded", "Export": "exported", "Evaluate": "evaluated", "Generate": "asked for text",
     "Histogram": "counted in histograms", "Sensitivity": "searched for what hurts most",
     "Parity": "held against transformers",
-    "Verify": "verified",
+    "Verify": "verified", "Bench": "measured in engines beside each other",
+    "BenchScale": "measured over its size", "BenchOps": "measured op by op", "BenchConvert": "measured in conversions",
+    "BenchTrain": "measured in training",
 }  # fmt: skip
 QUALITY = ("perplexity", "kl", "top_1")
 FRONT = ("perplexity", "bits_a_weight")
@@ -83,7 +86,7 @@ def change(now: Figure, then: Figure) -> Figure | None:
 
 
 def _did(run: Told) -> str:
-    model = run.run.model or "The model"
+    model = run.run.model or ("The model" if run.report and run.report.nbytes_bf16 else "All that was asked for")
     if run.report is None:
         return f"This run{f' of {run.run.model}' if run.run.model else ''} is not complete: {run.run.state}."
     done = []
@@ -156,7 +159,7 @@ def _cost(run: Told, report: Report) -> Iterator[str]:
 
 def _best(runs: Sequence[Told], name: str) -> list[str]:
     """Which run has the best of a metric; nothing, where all have the same."""
-    found = [(run.metrics[name], run) for run in runs if name in run.metrics]
+    found = [(run.metrics[name], run) for run in runs if finite(run.metrics.get(name)) is not None]
     if len({figure.value for figure, _ in found}) < 2:
         return []
     figure, run = (max if found[0][0].better == "higher" else min)(found, key=lambda one: one[0].value)

@@ -146,7 +146,8 @@
     return parts;
   };
   const named = (name, [x, y], taken, width, bottom) => {
-    const most = Math.floor(190 / LETTER), text = name.length > most ? `${name.slice(0, most - 1)}…` : name;
+    const most = Math.floor(190 / LETTER), head = Math.floor((most - 1) / 3);
+    const text = name.length > most ? `${name.slice(0, head)}…${name.slice(name.length - most + 1 + head)}` : name;
     const long = LETTER * text.length;
     for (const [dx, dy] of [[14, -8], [14, 16], [-14 - long, -8], [-14 - long, 16], [-long / 2, -16], [-long / 2, 26]]) {
       const box = [x + dx, y + dy - 11, x + dx + long, y + dy + 3];

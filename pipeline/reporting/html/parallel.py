@@ -10,7 +10,7 @@ from pipeline.figures import Figure
 from pipeline.reporting.html.drawing import LETTER, colour, dash, fitted, legend, line, path, says, svg, words
 from pipeline.reporting.html.markup import el, exact, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
-from pipeline.reporting.html.scales import Scale, label, scale
+from pipeline.reporting.html.scales import Scale, finite, label, scale
 from pipeline.units import show_bytes
 
 MOST_AXES, MOST_VALUES, MOST_LINES = 7, 12, 200
@@ -31,12 +31,17 @@ class Axis:
         return all(isinstance(v, Figure) for v in self.values if v is not None)
 
     @property
+    def finite(self) -> list[float]:
+        """Of numbers, those that have a place."""
+        return [v.value for v in self.values if finite(v) is not None]
+
+    @property
     def texts(self) -> list[str]:
         return list(dict.fromkeys(str(v) for v in self.values if v is not None))
 
     def places(self, start: float, end: float) -> "_Places":
         if self.numeric:
-            return _Places(self, scale([v.value for v in self.values if v is not None], start, end, pad=0.02))
+            return _Places(self, scale(self.finite, start, end, pad=0.02))
         n = len(self.texts)
         at = {t: start + (end - start) * (i + 0.5) / n for i, t in enumerate(self.texts)}
         return _Places(self, at)
@@ -48,9 +53,9 @@ class _Places:
     at: Scale | dict[str, float]
 
     def __call__(self, value: Any) -> float | None:
-        if value is None:
-            return None
-        return self.at(value.value) if isinstance(self.at, Scale) else self.at[str(value)]
+        if isinstance(self.at, Scale):
+            return None if finite(value) is None else self.at(value.value)
+        return None if value is None else self.at[str(value)]
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
@@ -69,7 +74,7 @@ def chart(names: Sequence[str], settings: Sequence[Axis], metrics: Sequence[Axis
         metrics: what was found.
     """
     usable = [a for a in settings if a.numeric or len(a.texts) <= MOST_VALUES]
-    found = [a for a in metrics if len({f.value for f in a.values if f is not None}) > 1]
+    found = [a for a in metrics if len({*a.finite}) > 1]
     few = usable[: MOST_AXES - min(len(found), 5)]
     axes = [*few, *found[: MOST_AXES - len(few)]]
     if len(axes) < 2 or len(names) < 2:
@@ -182,7 +187,7 @@ def _controls(axes: Sequence[Axis], runs: int) -> Markup:
     fields = []
     for axis in axes:
         if axis.numeric:
-            values = [v.value for v in axis.values if v is not None]
+            values = axis.finite or [0.0]
             ends = [
                 el(
                     "input",

@@ -1,5 +1,6 @@
 """The charts of a page one by one, for notebooks: what `pipeline.report.plots` gives."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -8,12 +9,14 @@ from typing import Any
 from pipeline.figures import Figure
 from pipeline.records.run import Run
 from pipeline.reporting.html.page import CLOSELY, LEAST, rendered
-from pipeline.reporting.html.parts import Chart, Folded, Part, Section, Side
+from pipeline.reporting.html.parts import WIDE, Chart, Folded, Part, Section, Side
 from pipeline.reporting.html.sections import of_run
 from pipeline.reporting.html.together import of_runs
 from pipeline.reporting.html.told import labels, told
 
-HIGH = 480  # pixels of a plot in a notebook
+AROUND = 150  # pixels in a notebook above and below a drawing: its title, how it is read, the table of its numbers
+MORE = 60  # and of what is chosen, and of what marks mean, each
+ACROSS = 860  # at most: a drawing has a pixel a unit then, and something beside it
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,16 @@ class Plot:
     def _repr_html_(self) -> str:
         """In a frame of its own, so that its style is not the notebook's."""
         return (
-            f'<iframe srcdoc="{escape(self.html)}" title="{escape(self.title)}" width="100%" height="{HIGH}" '
-            'style="border:0" sandbox="allow-scripts"></iframe>'
+            f'<iframe srcdoc="{escape(self.html)}" title="{escape(self.title)}" width="100%" height="{self._high}" '
+            f'style="border:0; max-width:{ACROSS}px" sandbox="allow-scripts"></iframe>'
         )
+
+    @property
+    def _high(self) -> int:
+        """Pixels that it takes, where there is room for the wide drawing."""
+        found = re.search(r'viewBox="0 0 \d+ ([\d.]+)"', self.chart.draw(WIDE))
+        drawn = float(found[1]) if found else 0.0
+        return int(drawn) + AROUND + MORE * (bool(self.chart.controls) + bool(self.chart.legend))
 
     def __repr__(self) -> str:
         return f"plot: {self.title}: {len(self.chart.table.rows)} rows of numbers"

@@ -4,10 +4,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from pipeline.figures import Figure
 from pipeline.reporting.plots import MAGNITUDES
 
 LEAST, MOST = -744.0, 709.0  # whose exponentials are numbers, and not 0
+NOTHING = 1e9  # times smaller than the largest is what rounding leaves
 STEPS = (1, 2, 2.5, 5, 10)
+BINARY = (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))  # of an axis of bytes
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,12 @@ def scale(values: Iterable[float], start: float, end: float, *, log: bool | None
     """An axis on which all of `values` lie.
 
     Args:
-        log: by magnitudes; None: where they have several, and are positive.
+        log: by magnitudes; None: where they have several, and are positive, and none is as good as nothing.
         pad: what is free at either end, as a share.
     """
     found = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(found), max(found)
-    log = (low > 0 and high > MAGNITUDES * low) if log is None else log and low > 0
+    log = (low > 0 and MAGNITUDES < high / low < NOTHING) if log is None else log and low > 0
     if low == high:
         away = abs(low) * 0.1 or 1.0
         low, high = low - away, high + away
@@ -66,15 +69,28 @@ def scale(values: Iterable[float], start: float, end: float, *, log: bool | None
     return Scale(low, high, start, end, log)
 
 
+def finite(value: Figure | None) -> Figure | None:
+    """What has a place on an axis."""
+    return value if value is not None and math.isfinite(value.value) else None
+
+
+def unit_of(unit: str, values: Iterable[float]) -> tuple[str, int]:
+    """What an axis of `values` says that it is of, and how much of `unit` that is: of bytes the largest that fits."""
+    largest = max((abs(v) for v in values if math.isfinite(v)), default=0.0)
+    return next((one for one in BINARY if one[1] <= largest), ("B", 1)) if unit == "B" else (unit, 1)
+
+
 def label(value: float, ticks: Sequence[float] = ()) -> str:
     """A tick's number, short: as exact as its neighbours need."""
     if value == 0:
         return "0"
     size = abs(value)
-    if size >= 1e6 or size < 1e-3:
-        mantissa, exponent = f"{value:.1e}".split("e")
-        return f"{mantissa.removesuffix('.0')}e{int(exponent)}"
     apart = min((abs(a - b) for a in ticks for b in ticks if a != b), default=size)
+    small = max(map(abs, ticks), default=size) < 1e-3 or size < apart / 2  # of magnitudes, each by itself
+    if size >= 1e6 or (size < 1e-3 and small):
+        digits = max(1, min(4, 1 + math.floor(math.log10(size)) - math.floor(math.log10(apart))))
+        mantissa, exponent = f"{value:.{digits}e}".split("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
     digits = max(0, min(6, 1 - math.floor(math.log10(apart))))
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 from pipeline.errors import short, some
 from pipeline.figures import Figure, cell
 from pipeline.redact import hide
-from pipeline.reporting.html import artifacts, attention, errors, gist, graph, spreads, training
+from pipeline.reporting.html import artifacts, attention, benched, errors, gist, graph, spreads, training
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parts import (
     Attention,
     Card,
     Cards,
     Command,
+    Drawn,
     Folded,
     Gist,
     Note,
@@ -33,6 +35,7 @@ MOST_POINTS = 240  # of a line
 MOST_ROWS = 400  # of a table of what was left out, or of files
 BETTER = {"lower": "less is better", "higher": "more is better"}
 MOST_KEYS = 2  # that an override says, by name
+STEPS = ".trainer.steps"  # of a stage that trains, how many updates it does
 TEXT_TABLE = "Text"  # of `generate`: shown as texts
 
 
@@ -44,13 +47,16 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
         config: whether its settings are in it.
     """
     report = run.report
+    read = cache(lambda: training.series(run, min(most, MOST_POINTS)) if most else training.Read())
     made: list[tuple[str, str, Callable[[], Sequence[Part]]]] = [
-        ("summary", "Summary", lambda: summary(run, min(most, MOST_POINTS))),
+        ("summary", "Summary", lambda: summary(run, read())),
         ("stages", "Stages", lambda: _stages(run, report) if report else ()),
         ("errors", "Quantization error", lambda: (errors.by_tensor(report, most) or ()) if report and most else ()),
         ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
+        ("measured", "Measured", lambda: benched.charts(report) if report and most else ()),
         ("results", "Results", lambda: results(report) if report else ()),
-        ("training", "Training", lambda: _training(run, most) if most else ()),
+        ("training", "Training", lambda: _training(read())),
+        ("machine", "Machine", lambda: _machine(read())),
         ("samples", "Text", lambda: samples(report) if report else ()),
         ("config", "Configuration", lambda: settings(run) if config else ()),
         ("environment", "Environment", lambda: environment(report) if report else ()),
@@ -67,28 +73,34 @@ def _read(how: Callable[[], Sequence[Part]]) -> Sequence[Part]:
         return [Note(attention.unexpected(why), "problem")]
 
 
-def summary(run: Told, most: int) -> list[Part]:
-    """In words, what needs attention, as typed, and the numbers that count.
-
-    Args:
-        most: points of a line, see `of_run`.
-    """
+def summary(run: Told, read: training.Read) -> list[Part]:
+    """In words, what needs attention, as typed, and the numbers that count."""
     cards = [Card("state", run.run.state, when(run.run.started))]
     then = gist.before(run)
     for name, figure in {**run.main, **run.metrics}.items():
         more = gist.changes(run).get(name)
         was = f"{shown(then[name])} before, {shown(more)}" if more is not None else ""
         cards.append(Card(name, figure, was or BETTER.get(figure.better, "")))
-    if report := run.report:
-        cards += [
-            Card("as bf16", Figure(report.nbytes_bf16, "B"), f"{report.ratio:.2f}× what it takes as written"),
-            Card("read", Figure(report.nbytes_in, "B"), f"{len(report.inputs)} files"),
-        ]
+    if (report := run.report) and report.nbytes_bf16:
+        cards.append(Card("as bf16", Figure(report.nbytes_bf16, "B"), f"{report.ratio:.2f}× what it takes as written"))
+    if report and report.inputs:
+        files = f"{len(report.inputs)} file{'s' * (len(report.inputs) > 1)}"
+        cards.append(Card("read", Figure(report.nbytes_in, "B"), files))
     parts: list[Part] = [Cards(cards[:MOST_CARDS])]
     if run.run.command:
         parts.insert(0, Command(run.run.command))
-    lines = [*attention.of_run(run), *(training.series(run, most)[2] if most else ())]
+    lines = [*attention.of_run(run), *_trained(run, read), *read.damaged]
     return [Gist(gist.of_run(run, len(lines))), *([Attention(lines)] if lines else []), *parts]
+
+
+def _trained(run: Told, read: training.Read) -> list[str]:
+    """How far a training is that is not done."""
+    steps = [int(v) for key, v in run.config.items() if key.endswith(STEPS) and v.isdecimal()]
+    lines = read.curves.get(("loss", training.UPDATE), {})
+    points = [p for name, t in lines.items() if name.startswith(training.EACH) for p in t.points]
+    if run.run.state == "complete" or len(steps) != 1 or not points:
+        return []
+    return [f"Its training has done {max(p[0] for p in points):,.0f} of {steps[0]:,} updates."]
 
 
 def when(started: float | None) -> str:
@@ -112,6 +124,11 @@ def results(report: Report) -> list[Part]:
         for one in given:
             if isinstance(one, Mapping) and one.get("title") != TEXT_TABLE:
                 rows = [[_plain(cell(v)) for v in row] for row in one["rows"]]
+                if not one["columns"]:  # lines below the table before it
+                    found.append(
+                        Drawn(el("pre", "\n".join(" ".join(map(shown, row)) for row in rows), class_="command"))
+                    )
+                    continue
                 found.append(Table(f"{one['title']} ({stage})", [str(c) for c in one["columns"]], rows))
         if not given:
             items = result.items() if isinstance(result, Mapping) else [("", result)]
@@ -135,11 +152,16 @@ def samples(report: Report) -> list[Part]:
     return found
 
 
-def _training(run: Told, most: int) -> list[Part]:
-    found, texts, _ = training.series(run, min(most, MOST_POINTS))
-    drawn = training.curves(found)
+def _training(found: training.Read) -> list[Part]:
+    drawn = training.curves(found.curves)
     rest = [Side(drawn[1:])] if drawn[1:] else []
-    return [*drawn[:1], *rest, *([Folded("Texts on the way", texts)] if texts else [])]
+    return [*drawn[:1], *rest, *([Folded("Texts on the way", found.texts)] if found.texts else [])]
+
+
+def _machine(found: training.Read) -> list[Part]:
+    """What `monitor=` saw."""
+    drawn = training.taken(found.machine)
+    return [Side(drawn)] if drawn else []
 
 
 def settings(run: Told) -> list[Part]:
@@ -171,10 +193,7 @@ def environment(report: Report) -> list[Part]:
         if isinstance(result, Mapping) and isinstance(result.get("facts"), Mapping)
     }
     rows = [
-        (stage, name, short(str(v), 200))
-        for stage, given in facts.items()
-        for name, v in given.items()
-        if v not in ({}, "")
+        (stage, *_fact(name, v)) for stage, given in facts.items() for name, v in given.items() if v not in ({}, "")
     ]
     found += [Table("Devices and dtypes", ("stage", "", ""), rows)] if rows else []
     ran = [(op, backend) for op, backend in report.backends]
@@ -187,6 +206,15 @@ def environment(report: Report) -> list[Part]:
     ignored = [(r["stage"], r["tensor"], r["reason"]) for r in report.ignored]
     found += [_capped("Left out", ("by", "tensor", "because"), ignored)] if ignored else []
     return found
+
+
+def _fact(name: str, value: Any) -> tuple[str, Any]:
+    """What an engine says of itself, in the unit that its name ends in."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        for end, unit in (("_nbytes", "B"), ("_s", "s")):
+            if name.endswith(end):
+                return name, Figure(value, unit, ".3g")
+    return name, short(str(value), 200)
 
 
 def files(run: Told, report: Report | None) -> list[Part]:

@@ -12,6 +12,7 @@ from pipeline.reporting.html.differing import differing
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parallel import Axis, chart
 from pipeline.reporting.html.parts import Attention, Card, Cards, Folded, Gist, Note, Part, Section, Side, Table
+from pipeline.reporting.html.scales import finite
 from pipeline.reporting.html.sections import when
 from pipeline.reporting.html.told import Told, kind
 from pipeline.units import show_seconds
@@ -69,8 +70,8 @@ def _cards(runs: Sequence[Told]) -> list[Card]:
     said = ", ".join(f"{n} {state}" for state, n in states.items() if n)
     cards = [Card("runs", Figure(len(runs), form=",d"), said)]
     for name in dict.fromkeys(n for r in runs for n in r.main):
-        found = [(r.metrics[name], r.label) for r in runs if name in r.metrics]
-        better = found[0][0].better
+        found = [(r.metrics[name], r.label) for r in runs if finite(r.metrics.get(name)) is not None]
+        better = found[0][0].better if found else ""
         if better and len({f.value for f, _ in found}) > 1 and len(cards) < 7:
             best = (min if better == "lower" else max)(found, key=lambda one: one[0].value)
             cards.append(Card(f"best {name}", best[0], best[1]))

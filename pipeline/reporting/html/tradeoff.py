@@ -11,7 +11,7 @@ from pipeline.reporting.compare.front import dominators
 from pipeline.reporting.html.drawing import LETTER, fitted, frame, legend, marker, path, says, svg, words
 from pipeline.reporting.html.markup import el, joined
 from pipeline.reporting.html.parts import NARROW, Chart, Table
-from pipeline.reporting.html.scales import scale
+from pipeline.reporting.html.scales import finite, scale, unit_of
 
 Box = tuple[float, float, float, float]
 PAID = ("bits_a_weight", "size")  # the first that differs is what others are over
@@ -44,7 +44,7 @@ def charts(names: Sequence[str], kinds: Sequence[str], metrics: Sequence[Mapping
             points = [
                 Point(name, kind, one[paid][1], one[gained][1])
                 for name, kind, one in zip(names, kinds, keyed, strict=True)
-                if paid in one and gained in one
+                if paid in one and gained in one and finite(one[paid][1]) and finite(one[gained][1])
             ]
             if len({p.y.value for p in points}) >= FEWEST:
                 heads = next((one[paid][0], one[gained][0]) for one in keyed if paid in one and gained in one)
@@ -71,10 +71,11 @@ def chart(heads: tuple[str, str], points: Sequence[Point], on: Sequence[int] | N
     """
     best = front(points) if on is None else list(on)
     kinds = list(dict.fromkeys(p.kind for p in points))
+    axes = [unit_of(f[0].unit, (v.value for v in f)) for f in ([p.x for p in points], [p.y for p in points])]
     units = [
-        f"{head}{f' [{f.unit}]' if f.unit not in ('', 'B', '×') else ''}"
-        for head, f in zip(heads, (points[0].x, points[0].y), strict=True)
+        f"{head}{f' [{unit}]' if unit not in ('', '×') else ''}" for head, (unit, _) in zip(heads, axes, strict=True)
     ]
+    values = [(p.x.value / axes[0][1], p.y.value / axes[1][1]) for p in points]
     table = Table(
         f"{heads[1]} over {heads[0]}",
         ("run", "as", *heads, "front"),
@@ -85,13 +86,13 @@ def chart(heads: tuple[str, str], points: Sequence[Point], on: Sequence[int] | N
     def draw(width: int) -> Markup:
         height = 290 if width <= NARROW else 340
         bottom = height - 40
-        x = scale([p.x.value for p in points], 60, width - 14, pad=0.09)
-        y = scale([p.y.value for p in points], bottom, 30, pad=0.12)
+        x = scale([a for a, _ in values], 60, width - 14, pad=0.09)
+        y = scale([b for _, b in values], bottom, 30, pad=0.12)
         titles = [t + (", by magnitudes" if s.log else "") for t, s in zip(units, (x, y), strict=True)]
         parts = [frame(x, y, titles[0], titles[1], bottom)]
+        places = [(x(a), y(b)) for a, b in values]
         if on is None:
-            parts.append(path([(x(points[i].x.value), y(points[i].y.value)) for i in best], "front", fill="none"))
-        places = [(x(p.x.value), y(p.y.value)) for p in points]
+            parts.append(path([places[i] for i in best], "front", fill="none"))
         taken = [(a - 8, b - 8, a + 8, b + 8) for a, b in places]
         for i in best:
             if (put := free_place(points[i].name, places[i], taken, width, bottom)) is not None:

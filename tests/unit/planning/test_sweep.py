@@ -171,3 +171,13 @@ def test_one_that_does_not_fit_alone_leaves_room_for_the_others() -> None:
     assert sweep.plans[0].problems == []
     [problem] = sweep.plans[1].problems
     assert "is too little: " in problem.message
+
+
+def test_exports_of_several_trainings_are_no_one_task(tmp_path: Path) -> None:
+    """Each training waits for what the job before it computes, which takes that job's export."""
+    (text := tmp_path / "text.txt").write_text("all work and no play " * 200)
+    more = ("flow=finetune", f"data.files=[{text}]", "train.steps=2", "data.length=16")
+    sweep = plan_jobs([job(*more, f"seed={seed}") for seed in (0, 1)])
+    assert sweep.sound == [0, 1], [plan.problems for plan in sweep.plans]
+    assert {m.job for g in sweep.groups for m in g.members} == {0, 1}
+    assert [len({m.job for m in g.members}) for g in sweep.groups] == [1] * len(sweep.groups)

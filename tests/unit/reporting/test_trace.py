@@ -4,6 +4,7 @@ All are held against a schema of the fields that we use, and nesting is checked 
 in threads and of one on workers are read by Perfetto's own parser too.
 """
 
+import gc
 import json
 import os
 from collections import Counter
@@ -24,7 +25,7 @@ from pipeline.reporting.trace import Unwritten, merge
 from pipeline.running.runner import execute
 from tests.cases import perfetto
 from tests.cases.runs import digests
-from tests.cases.traces import checked, spans, spent
+from tests.cases.traces import checked, end, spans, spent
 
 CLUSTER = ("dask=distributed", "dask.workers=2", "dask.dashboard=false")
 
@@ -139,6 +140,36 @@ def test_what_a_killed_try_left_is_in_the_trace_of_the_next(tmp_path: Path) -> N
     events = checked(run_dir)
     assert sum(e.get("cat") == "reused" for e in events) == report.chunks["reused"] > 0
     assert len({e["pid"] for e in events}) == 2
+
+
+def test_chunks_that_nobody_noted_are_done_again_and_say_so(tmp_path: Path) -> None:
+    """What is left is what the manifest says, of all tries together."""
+    run_dir, seen = tmp_path / "a", list[str]()
+
+    def chunk(label: str, nbytes: int, reused: bool) -> None:
+        seen.append(label)
+        if len(seen) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(run_of(run_dir, "trace=true", "dask.workers=1"), run_dir, [], Events(chunk=chunk))
+    journal = run_dir / "journal.jsonl"
+    noted = journal.read_text().splitlines(keepends=True)
+    journal.write_text("".join(noted[:-1]))  # as of a process that was killed before it wrote this one
+    report = execute(run_of(run_dir, "trace=true", "dask.workers=1"), run_dir, [], Events())
+    events = checked(run_dir)
+    chunks = [e for e in spans(events, "chunk") if "failed" not in e["args"]]
+    counted = [e for e in chunks if not {"done_again", "unfinished"} & {*e["args"]}]
+    assert report.chunks["reused"] > 0
+    assert len(counted) == report.chunks["all"] < len(chunks)
+    inside = [e for e in events if e["ph"] == "X" and not {"done_again", "unfinished"} & {*e["args"]}]
+    found: Counter[str] = Counter()
+    for span in (e for e in inside if e["cat"] == "stage"):
+        around = [c for c in counted if (c["pid"], c["tid"]) == (span["pid"], span["tid"])]
+        if any(c["ts"] <= span["ts"] and end(span) <= end(c) for c in around):
+            found[span["name"]] += span["args"]["self_s"]
+    wanted = {s["name"]: s["seconds"] for s in report.stages}
+    assert {n: found[n] for n in wanted} == pytest.approx(wanted, abs=1e-5)
 
 
 def test_a_trace_that_cannot_be_written_is_said_and_the_run_goes_on(
@@ -286,3 +317,18 @@ def test_text_and_numbers_that_orjson_refuses(tmp_path: Path) -> None:
     assert not merge(tmp_path, {}, {"k": "label"})
     [event] = [e for e in checked(tmp_path) if e["ph"] == "i"]
     assert event["args"]["large"] == 1 << 70
+
+
+def test_what_collects_cycles_is_as_it_was(tmp_path: Path) -> None:
+    """Also after a trace that cannot be written."""
+    parts(tmp_path, a=[HEAD, [1, "X", "a", "task", 1.0, 0.5, {}, 7], [1, "end", "k"]])
+    (tmp_path / "trace.json").mkdir()
+    for before in (gc.enable, gc.disable):
+        before()
+        try:
+            was = gc.isenabled()
+            with pytest.raises(Unwritten):
+                merge(tmp_path, {}, {})
+            assert gc.isenabled() == was
+        finally:
+            gc.enable()

@@ -14,6 +14,7 @@ from pipeline.reporting.compare.compared import compared
 from pipeline.reporting.html import comparison, page
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
+from tests.unit.reporting.html.test_benched import benched
 from tests.unit.reporting.html.test_page import everything
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -75,6 +76,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     ]  # fmt: skip
     given: dict[str, list[Run]] = {
         "one": [everything(folder / "one")], "sweep": written_runs.sweep(folder), "hostile": hostile,
+        "bench": [benched(folder / "bench")],
     }  # fmt: skip
     for name, runs in given.items():
         page.write(runs, folder / f"{name}.html", title=HOSTILE if name == "hostile" else "")
@@ -92,7 +94,7 @@ def opened(chromium: Any, path: Path, width: int = 1200, theme: str = "light") -
     chromium.get(path.as_uri())
 
 
-@pytest.mark.parametrize("name", ["one", "sweep", "hostile", "comparison"])
+@pytest.mark.parametrize("name", ["one", "sweep", "bench", "hostile", "comparison"])
 def test_nothing_is_wider_than_the_window_and_nothing_is_complained_of(
     chromium: Any, pages: dict[str, Path], name: str
 ) -> None:
@@ -107,7 +109,7 @@ def test_nothing_is_wider_than_the_window_and_nothing_is_complained_of(
     assert chromium.title.endswith("Weightmill")
 
 
-@pytest.mark.parametrize("name", ["one", "sweep", "comparison"])
+@pytest.mark.parametrize("name", ["one", "sweep", "bench", "comparison"])
 def test_tab_reaches_every_control_and_shows_where_it_is(chromium: Any, pages: dict[str, Path], name: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -268,3 +270,24 @@ def test_hostile_names_do_nothing(chromium: Any, pages: dict[str, Path]) -> None
     assert chromium.execute_script("return document.images.length") == 0
     assert chromium.execute_script("return document.scripts.length") == 1
     assert chromium.get_log("browser") == []
+
+
+def test_long_names_are_shortened_by_the_script_as_without_it(chromium: Any, tmp_path: Path) -> None:
+    """Their ends, which tell them apart, stay."""
+    runs = [
+        written_runs.write(
+            tmp_path / f"r{n}", command=(f"train.folder=/somewhere/that/is/far/away/and/deep/seed-{n}",),
+            results={"evaluate": written_runs.scored(60.0 + n, 0.1 + n)}, nbytes_out=1000 * (n + 1),
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    page.write(runs, tmp_path / "page.html")
+    texts = "return [...document.querySelectorAll('.choosing ~ .drawn.wide text.halo')].map((t) => t.textContent)"
+    opened(chromium, tmp_path / "page.html")
+    chromium.execute_script("dispatchEvent(new Event('pageshow'))")
+    drawn = chromium.execute_script(texts)
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    opened(chromium, tmp_path / "page.html")
+    chromium.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+    assert {*chromium.execute_script(texts)} <= {*drawn}
+    assert {text[-6:] for text in drawn} == {f"seed-{n}" for n in range(3)}

@@ -1,6 +1,7 @@
 """A page is well-formed, says what the records say, reaches nowhere, and nothing that it shows can act."""
 
 import json
+import math
 import re
 from base64 import b64encode
 from dataclasses import dataclass, field
@@ -13,10 +14,14 @@ import pytest
 
 from pipeline import redact
 from pipeline.errors import StorageError
+from pipeline.records.points import Writer, file_of
 from pipeline.records.registry import find
 from pipeline.records.run import Run, read
 from pipeline.records.sweeps import keep
+from pipeline.records.system import TYPES
 from pipeline.reporting.html import page
+from pipeline.reporting.html.plots import plots
+from pipeline.reporting.html.scales import label
 from pipeline.running.journal import locked
 from tests.cases import written_runs
 from tests.cases.written_runs import HOSTILE
@@ -335,7 +340,7 @@ def test_the_gist_and_what_needs_attention(tmp_path: Path) -> None:
     before = {"perplexity": {"value": 60.0, "unit": "", "form": ".3f"}}
     results = {
         "evaluate": {**written_runs.scored(66.0, 0.0123), "before": before},
-        "train": {"first": 5.0, "last": 4.0, "step": 20, "best_step": 10},
+        "train": {"first": 5.0, "last": 4.0, "step": 20, "best": 3.5, "best_step": 10},
     }
     over = [{"what": "memory", "unit": "bytes", "planned": 1 << 20, "measured": 1 << 21}]
     run = written_runs.write(
@@ -439,3 +444,81 @@ def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="file"):
         page.write([run], tmp_path / "file/page.html")
+
+
+def test_what_the_machine_did_is_no_training_and_has_its_unit(tmp_path: Path) -> None:
+    """Of two tries and a member: seconds count from the first, and bytes are read as such."""
+    run = written_runs.write(tmp_path / "a")
+    started = run.started or 0.0
+    for process, who in (("system", {}), ("system.1", {"member": 1})):
+        writer = Writer(file_of(run.folder, process), TYPES)
+        for s in (-20, 0, 12):
+            row = {"rss": (100 + s) << 20, "cpu": 50.0 + s, "disk_free": 7}
+            writer.row("system", {"time": started + s, **who, **row})
+        writer.close()
+    root = parsed(page.html([run]))
+    assert "Training" not in [s.all("h2")[0].text for s in root.all("section")]
+    (machine,) = [s for s in root.all("section") if s.attributes["id"] == "machine"]
+    assert [f.all("h3")[0].text for f in machine.all("figure")] == ["Memory", "Processor, 100 % a core"]  # what changes
+    assert cells(tables(machine)["Memory"]) == [
+        [who, at, size]
+        for who in ("all processes", "member 1")
+        for at, size in (("0.0", "80.0 MiB"), ("20.0", "100.0 MiB"), ("32.0", "112.0 MiB"))
+    ]
+    assert "memory [MiB]" in machine.all("figure")[0].text
+    assert not [line for line in attention(root) if "metrics.system" in line]
+
+
+def test_a_training_that_held_nothing_out_has_no_best_update(tmp_path: Path) -> None:
+    result = {"train": {"first": None, "last": None, "best": None, "step": 20, "best_step": 0}}
+    run = written_runs.write(tmp_path / "a", results=result)
+    assert not [line for line in attention(parsed(page.html([run]))) if "held-out" in line]
+
+
+def test_what_is_not_finite_has_no_place_and_is_not_the_best(tmp_path: Path) -> None:
+    given = (math.nan, math.inf, 61.0, 62.0)
+    runs = [
+        written_runs.write(
+            tmp_path / f"r{n}", command=(f"seed={n}",), results={"evaluate": written_runs.scored(value, 0.1 * n)},
+            nbytes_out=1000 + n,
+        )
+        for n, value in enumerate(given)
+    ]  # fmt: skip
+    root = parsed(page.html(runs))
+    places = [
+        v for n in ("path", "line", "circle", "text", "rect") for one in root.all(n) for v in one.attributes.items()
+    ]
+    wrong = [
+        v
+        for k, v in places
+        if k in ("d", "x", "y", "cx", "cy", "r", "x1", "x2", "y1", "y2") and re.search("nan|inf", v)
+    ]
+    assert wrong == []
+    assert "Best perplexity: seed=2 (61.000)." in root.text
+    drawn = plots(runs)["Settings against results"].rows
+    assert [str(row["perplexity"]) for row in drawn] == ["nan", "inf", "61.0", "62.0"]
+    assert len(cells(tables(root)["perplexity over bits a weight"])) == 2
+
+
+def test_ticks_are_told_apart_and_facts_have_units(tmp_path: Path) -> None:
+    fine = [0.00099, 0.000995, 0.001]
+    assert [label(v, fine) for v in fine] == ["0.00099", "0.000995", "0.001"]
+    close = [1.0001e-5, 1.0002e-5, 1.0003e-5]
+    assert len({label(v, close) for v in close}) == 3
+    assert [label(v, [1e-5, 1e-3, 0.1]) for v in (1e-5, 1e-3, 0.1)] == ["1e-5", "0.001", "0.1"]
+    assert [label(v, [1e6, 1.25e6]) for v in (1e6, 1.25e6)] == ["1e6", "1.25e6"]
+    facts = {"device": "cpu", "device_nbytes": 1 << 20, "load_s": 0.04450219899445074, "threads": 2}
+    root = parsed(page.html([written_runs.write(tmp_path / "a", results={"evaluate": {"facts": facts}})]))
+    assert [row[1:] for row in cells(tables(root)["Devices and dtypes"])] == [
+        ["device", "cpu"], ["device_nbytes", "1.0 MiB"], ["load_s", "0.0445 s"], ["threads", "2"],
+    ]  # fmt: skip
+
+
+def test_a_training_on_its_way_says_how_far_it_is(tmp_path: Path) -> None:
+    config = {"stages": {"train": {"trainer": {"steps": 1200}}}}
+    for complete in (False, True):
+        run = written_runs.write(
+            tmp_path / f"{complete}", config=config, training=written_runs.updates(50), complete=complete
+        )
+        said = [line for line in attention(parsed(page.html([run]))) if "updates" in line]
+        assert said == ([] if complete else ["Its training has done 50 of 1,200 updates."])

@@ -22,6 +22,11 @@ def test_plots_of_a_sweep(tmp_path: Path) -> None:
     inside = parsed(frame.attributes["srcdoc"])
     assert len(inside.all("figure")) == 1
     assert frame.attributes["sandbox"] == "allow-scripts"
+    drawn = [
+        float(svg.attributes["viewbox"].split()[-1]) for svg in inside.all("svg") if "aria-label" in svg.attributes
+    ]
+    assert max(drawn) + 100 < int(frame.attributes["height"]) < max(drawn) + 300  # it is seen whole
+    assert "max-width:860px" in frame.attributes["style"]
     assert "Settings against results" in found
 
 
