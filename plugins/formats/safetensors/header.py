@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,9 @@ def parse_header(raw: bytes, data_nbytes: int, path: Path) -> Header:
 
 def entry_json(name: str, spec: TensorSpec, begin: int) -> bytes:
     """One tensor's line of a header, for data at bytes `begin` on."""
-    fields = {"dtype": spec.dtype, "shape": list(spec.shape), "data_offsets": [begin, begin + spec.nbytes]}
-    return f"{_dumps(name)}:{_dumps(fields)}".encode()
+    shape = ",".join(map(str, spec.shape))  # `json.dumps` takes three times as long, and a model has a million of them
+    ends = f"{begin},{begin + spec.nbytes}"
+    return f'{encode_basestring(name)}:{{"dtype":"{spec.dtype}","shape":[{shape}],"data_offsets":[{ends}]}}'.encode()
 
 
 def metadata_json(metadata: Mapping[str, str]) -> bytes:
