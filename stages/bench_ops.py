@@ -76,7 +76,9 @@ class BenchOps:
         for name in self.backends:
             if "." not in name and name not in known:
                 raise ConfigError(f"bench.backends: there is no backend {name!r}{did_you_mean(name, known)}")
-        return {name: self.peers[name] if name in self.peers else self.ours.of(name, programs) for name in self.backends}
+        return {
+            name: self.peers[name] if name in self.peers else self.ours.of(name, programs) for name in self.backends
+        }
 
     def plan(self) -> Prediction:
         self.measuring.baseline(BENCHMARK)

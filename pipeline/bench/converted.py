@@ -41,8 +41,8 @@ class Right:
         """Why what lies below `place` is wrong; empty: it is right."""
         try:
             written = self.opener(_folder(place)).store
-        except WeightmillError as why:
-            return short(f"what it wrote cannot be opened: {why}", WHY)
+        except WeightmillError as fault:
+            return short(f"what it wrote cannot be opened: {fault}", WHY)
         if lacking := [name for name in self.source.specs if name not in written.specs]:
             return f"what it wrote lacks {some(lacking)}"
         wrong = {name: why for name in self.source.specs if (why := self._tensor(written, name))}

@@ -9,8 +9,8 @@ from pipeline.bench.fit import LEAST, Growth, fitted
 from pipeline.bench.rows import BUSY, Metric
 from pipeline.growth import GIVEN, Growing
 
-# A share of every figure that is not sure, however little its rounds lie apart, of which there may be one alone: medians
-# of one size in one suite and in the next, on an idle machine (docs/benchmarks/scale.json), lie 1 % to 3 % apart.
+# A share of every figure that is not sure, however little its rounds lie apart, of which there may be one alone: on an
+# idle machine they lie 1 % to 3 % apart (docs/benchmarks/scale.json).
 NOISE = 0.02
 GROWTH = "growth"  # of a row that is no size
 TENFOLD = "× for ten times the {}"

@@ -55,7 +55,7 @@ class Loop:
 
 @dataclass(frozen=True)
 class LlamaQuantize:
-    """See `pipeline.bench.conversion.Converter`: what llama.cpp's own program `llama-quantize` calls, on a GGUF file."""
+    """See `pipeline.bench.conversion.Converter`: what `llama-quantize` of llama.cpp calls, on a GGUF file."""
 
     @property
     def needs(self) -> Mapping[str, str]:

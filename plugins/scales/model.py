@@ -84,7 +84,7 @@ class Model:
         slots = (size if self.over in ("context", "prompt") else self.context) + self.new
         cache = 4 * 2 * batch * slots * self.hidden * self._model(size).layers
         logits = 4 * batch * (slots if self.over == "prompt" else 1) * self.vocab
-        return PROCESS_NBYTES + 3 * self._model(size).nbytes + 3 * cache + 2 * logits  # weights in bf16, here in float32
+        return PROCESS_NBYTES + 3 * self._model(size).nbytes + 3 * cache + 2 * logits
 
     def prepare(self, size: int, folder: Path) -> None:
         synthetic.write(self._model(size), folder / "source", SHARD_NBYTES, values=True)
