@@ -79,7 +79,7 @@ class TensorSpec:
         """Bytes as stored: packed codes and scales when quantized."""
         if self.scheme is not None:
             return _packed_nbytes(self.scheme, self.shape)
-        return (self.size * DTYPE_BITS[self.dtype] + 7) // 8
+        return (math.prod(self.shape) * DTYPE_BITS[self.dtype] + 7) // 8
 
     @property
     def encoding(self) -> str:

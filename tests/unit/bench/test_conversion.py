@@ -99,7 +99,7 @@ def test_every_command_is_a_row(first: tuple[Path, Any]) -> None:
     [
         ("b[-8:] = bytes(8)", "of its size, and is to be as it was"),  # the last values of the last tensor
         ("b[8:9] = b'!'", "cannot be opened"),
-        ("b[:] = b.replace(b'model.norm.weight', b'model.nOrm.weight')", "lacks model.norm.weight"),
+        ("b[:] = b.replace(b'model.norm.weight', b'model.nOrm.weight')", "model.norm.weight: missing"),
     ],
 )
 def test_what_is_quick_and_wrong_is_no_figure(acme: Path, tmp_path: Path, spoilt: str, said: str) -> None:
