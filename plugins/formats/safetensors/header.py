@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from json.encoder import encode_basestring
 from pathlib import Path
 from typing import Any
@@ -153,4 +154,10 @@ def _spec(entry: Mapping[str, Any]) -> TensorSpec:
         raise ValueError(f"{len(shape)} dimensions; at most {MAX_DIMS} are supported")
     if math.prod(d or 1 for d in shape) * DTYPE_BITS[dtype] // 8 > LARGEST:
         raise ValueError(f"shape {shape!r:.80} overflows the size of any file")
-    return TensorSpec(tuple(shape), dtype)
+    return _of(tuple(shape), dtype)
+
+
+@lru_cache(maxsize=4096)
+def _of(shape: tuple[int, ...], dtype: str) -> TensorSpec:
+    """Layers are alike, and a million tensors need no million specs."""
+    return TensorSpec(shape, dtype)
