@@ -44,7 +44,8 @@ def assigned(
         method = cut[to, shape]
         if not unfit(specs[name], method.scheme) or any(rule.about(name, roles) for rule in rules):
             found[name] = method  # and what the method's own rules would pack, and cannot, stays
-    keep = f"; {keeping([n for n, m in found.items() if unfit(specs[n], m.scheme)], roles, found, extra)}"
+    unfitting = [n for n, m in found.items() if unfit(specs[n], m.scheme)]
+    keep = f"; {keeping(unfitting, roles, found, extra)}" if unfitting else ""
     wrong = {n: why for n, m in found.items() if (why := misfit(specs[n], m.scheme, again=again, keep=keep))}
     return found, [*problems, *_summed(wrong, len(found))]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 from pipeline import meter
@@ -14,9 +14,16 @@ from pipeline.ops import Kernel
 from pipeline.tensors.blocks import block_grain, common, outward, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf, scanned
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 from pipeline.tensors.store_view import StoreView
+
+
+@lru_cache(maxsize=4096)
+def _coded(shape: tuple[int, ...], dtype: str, scheme: Scheme | None) -> TensorSpec:
+    """Layers are alike."""
+    return TensorSpec(shape, dtype, scheme)
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,12 @@ class CodedStore(StoreView):
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        plain = "F32" if self.plain == "keep" else "BF16"
+        plain, specs = "F32" if self.plain == "keep" else "BF16", self.store.specs
         coded = {
-            n: replace(self.store.specs[n], dtype="BF16" if m.scheme is not None else plain, scheme=m.scheme)
+            n: _coded(specs[n].shape, "BF16" if m.scheme is not None else plain, m.scheme)
             for n, m in self.methods.items()
         }
-        return {n: coded.get(n, spec) for n, spec in self.store.specs.items()}
+        return {n: coded.get(n, spec) for n, spec in specs.items()}
 
     def grain(self, name: str) -> tuple[int, ...]:
         """As of the source and of the scheme; whole rows, where a scale that they share wants to see them."""

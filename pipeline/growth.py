@@ -38,6 +38,9 @@ class Growing(Protocol):
     def disk_nbytes(self, size: int) -> int:
         """What preparing and measuring it write at most."""
 
+    def host_nbytes(self, size: int) -> int:
+        """Memory that the process takes at most, about."""
+
     def prepare(self, size: int, folder: Path) -> None:
         """Write what is measured into an empty folder."""
 

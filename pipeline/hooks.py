@@ -59,7 +59,7 @@ def vars_of(plugin: Any) -> set[str]:
 
 def optional(plugin: Any, hooks: type, name: str) -> Any:
     """The member `name` of `plugin`, or what `hooks` says holds where it has none."""
-    return getattr(plugin, name, vars(hooks)[name])
+    return getattr(plugin, name, hooks.__dict__[name])
 
 
 def misspelt(cls: type, contract: Any) -> tuple[str, ...]:

@@ -47,6 +47,8 @@ class Meter:
     backends: set[tuple[str, str]] = field(default_factory=set)
     declined: Counter[Declined] = field(default_factory=Counter)
     written: int = 0
+    disk_nbytes: int = 0
+    processes_nbytes: int = 0
     device_nbytes: int = 0
     took: bool = False
     repeated: tuple[float, float] = (0.0, 0.0)
@@ -65,7 +67,8 @@ class Meter:
             "errors": {name: e.to_json() for name, e in self.errors.items()},
             "backends": sorted(list(b) for b in self.backends),
             "declined": [[*what, n] for what, n in sorted(self.declined.items())],
-            "written": self.written,
+            "written": self.written + self.disk_nbytes,
+            "processes_nbytes": self.processes_nbytes,
             "device_nbytes": self.device_nbytes,
             "took": self.took,
             "repeated": list(self.repeated),
@@ -165,6 +168,20 @@ def wrote(nbytes: int) -> None:
     meter = _current.get()
     if meter is not None:
         meter.written += nbytes
+
+
+def on_disk(nbytes: int) -> None:
+    """Note that what a stage has written takes so much of the disk now; it need not stay."""
+    meter = _current.get()
+    if meter is not None:
+        meter.disk_nbytes = max(meter.disk_nbytes, nbytes)
+
+
+def in_processes(nbytes: int) -> None:
+    """Note that processes which a stage started for something of its own had so much memory at once."""
+    meter = _current.get()
+    if meter is not None:
+        meter.processes_nbytes = max(meter.processes_nbytes, nbytes)
 
 
 def on_device(nbytes: int) -> None:

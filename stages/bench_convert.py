@@ -4,21 +4,27 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.bench import conversion
 from pipeline.bench.conversion import CP, Conversion, Converter, Copy
+from pipeline.bench.converted import Right
 from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.rows import unmeasured
 from pipeline.bench.turns import Turns
 from pipeline.config import extend
 from pipeline.errors import ConfigError, StageError
+from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 
-HOST_NBYTES = 1 << 30  # of a command with its libraries
+HOST_NBYTES = 512 << 20  # of a command with its libraries, and of the process that waits for it and looks at the files
+HELD = 4  # times the source: whole tensors of a peer, in float32 beside what it makes of them (see BENCHMARKS.md)
+MOST = 1.1  # of the source: what is written of it is no larger, but for headers
+LEAST_NBYTES = 80 << 20  # of what Python keeps of modules (torch has 60 MiB), logs and records
 BENCHMARK = "convert"
 ROOM = "converted"
 
@@ -31,6 +37,7 @@ class BenchConvert:
         ours: settings of ours that are measured, by name: overrides.
         peers: other programs, by name.
         overrides: what is converted, and into what.
+        unpack: decodes what is packed, to look at what was written.
         measuring: how often, on how many cores, against what.
     """
 
@@ -38,6 +45,7 @@ class BenchConvert:
     peers: Mapping[str, Converter]
     overrides: tuple[str, ...]
     measuring: Measuring
+    unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     writes: ClassVar[tuple[str, ...]] = WRITES
 
@@ -49,7 +57,11 @@ class BenchConvert:
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         self.measuring.baseline(BENCHMARK)
         nbytes = sum(checkpoint.stored.values())
-        return Prediction(None, Footprint(host_nbytes=HOST_NBYTES + 2 * nbytes, disk_nbytes=2 * nbytes))
+        names = ",".join((*self.ours, *self.peers))
+        return Prediction(None, Footprint(
+            host_nbytes=HOST_NBYTES + HELD * nbytes, disk_nbytes=int(MOST * nbytes) + LEAST_NBYTES,
+            moved_nbytes=nbytes * (self.measuring.rounds + 1), rate=f"{self._quant} {names}",
+        ))  # fmt: skip
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Benched:
         """Every command once, so that Python has compiled its modules and files are in memory, and then in rounds.
@@ -59,8 +71,9 @@ class BenchConvert:
         """
         self.measuring.baseline(BENCHMARK)
         begun = time.perf_counter()
-        source = checkpoint.source
+        source, opener = checkpoint.source, checkpoint.opener
         assert source is not None  # it was loaded
+        assert opener is not None
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         room, nbytes = ctx.run_dir / ROOM, sum(checkpoint.stored.values())
         commands: dict[str, tuple[str, ...]] = {CP: tuple(Copy().command(source, room / "out", self._quant))}
@@ -69,10 +82,14 @@ class BenchConvert:
         for name, peer in self.peers.items():
             if name not in apart:
                 commands[name] = tuple(peer.command(source, room / "out", self._quant))
-        jobs = {name: Conversion(command, room, room / "out", nbytes) for name, command in commands.items()}
-        turns.rounds({f"warming up {name}": job for name, job in jobs.items()}, 1, conversion.said)
-        turns.rounds(jobs, self.measuring.rounds, conversion.said)
-        shutil.rmtree(ctx.run_dir / conversion.BYTECODE, ignore_errors=True)
+        right = Right(checkpoint.store, opener, self.unpack)
+        jobs = {name: Conversion(command, room, room / "out", nbytes, right) for name, command in commands.items()}
+        try:
+            turns.rounds({f"warming up {name}": job for name, job in jobs.items()}, 1, conversion.said)
+            turns.rounds(jobs, self.measuring.rounds, conversion.said)
+        finally:
+            for rest in (room, ctx.run_dir / conversion.BYTECODE):
+                shutil.rmtree(rest, ignore_errors=True)
         if CP in turns.failed:
             raise StageError(f"bench: {CP}: {turns.failed[CP]}")
         rows = [self._row(name, turns, apart) for name in (CP, *self.ours, *self.peers)]

@@ -1,9 +1,11 @@
 """Bench ops: every op with every backend that runs it here, beside peers and beside what the machine can do."""
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.bench import limits, op_rows
@@ -14,7 +16,10 @@ from pipeline.bench.turns import Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.stage import Context, Footprint, Prediction
 
-HOST_NBYTES = 1 << 30  # of a process, with its libraries, and of what a limit is measured with
+HOST_NBYTES = (1 << 30) + (96 << 20)  # of what a limit is measured with: 512 MiB of each of two threads
+PROCESS_NBYTES = 400 << 20  # of one that measures: libraries, compiled programs
+RECORD_NBYTES = 2 << 20  # of notes, bench.json and programs that are compiled
+PROGRAMS = "programs"
 BENCHMARK = "ops"
 
 
@@ -57,11 +62,13 @@ class BenchOps:
                 raise ConfigError(f"bench.ops: there is no op {op!r}{did_you_mean(op, [*self.suites])}")
         if not self.seconds > 0:
             raise ConfigError(f"bench.seconds={self.seconds}: more than 0 is allowed")
-        assert self._runners
+        assert self._runners(None)
 
-    @property
-    def _runners(self) -> dict[str, Runner]:
+    def _runners(self, programs: Path | None) -> dict[str, Runner]:
         """
+        Args:
+            programs: where ours may keep what they compile.
+
         Raises:
             ConfigError: there is no such backend.
         """
@@ -69,12 +76,17 @@ class BenchOps:
         for name in self.backends:
             if "." not in name and name not in known:
                 raise ConfigError(f"bench.backends: there is no backend {name!r}{did_you_mean(name, known)}")
-        return {name: self.peers[name] if name in self.peers else self.ours.of(name) for name in self.backends}
+        return {
+            name: self.peers[name] if name in self.peers else self.ours.of(name, programs) for name in self.backends
+        }
 
     def plan(self) -> Prediction:
         self.measuring.baseline(BENCHMARK)
-        nbytes = max(self.suites[op].nbytes for op in self.ops)
-        return Prediction(None, Footprint(host_nbytes=HOST_NBYTES + nbytes))
+        sizes = [self.suites[op].nbytes for op in self.ops]
+        return Prediction(None, Footprint(
+            host_nbytes=max(HOST_NBYTES, PROCESS_NBYTES + max(sizes)), disk_nbytes=RECORD_NBYTES,
+            moved_nbytes=self.measuring.rounds * sum(sizes), rate=f"{','.join(self.backends)} {','.join(self.ops)}",
+        ))  # fmt: skip
 
     def run(self, ctx: Context) -> Benched:
         """
@@ -84,14 +96,18 @@ class BenchOps:
         self.measuring.baseline(BENCHMARK)
         begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
-        suites = tuple(self.suites[op] for op in self.ops)
-        runners, lacking = self._runners, {}
+        suites = {op: self.suites[op] for op in self.ops}
+        programs = ctx.run_dir / PROGRAMS
+        runners, lacking = self._runners(programs), {}
         for name, runner in runners.items():
             if how := [how for module, how in runner.needs.items() if find_spec(module) is None]:
                 lacking[name] = f"not installed; {'; '.join(dict.fromkeys(how))}"
         jobs: dict[str, Any] = {limits.NAME: limits.Limit(self.limits, turns.threads)}
         jobs |= {name: Measure(suites, runner, self.seconds) for name, runner in runners.items() if name not in lacking}
-        turns.rounds(jobs, self.measuring.rounds, op_rows.said)
+        try:
+            turns.rounds(jobs, self.measuring.rounds, op_rows.said)
+        finally:
+            shutil.rmtree(programs, ignore_errors=True)
         most = limits.reached(turns)
         rows = [row for name in runners for row in self._rows(name, turns, lacking, most)]
         return self.measuring.record(

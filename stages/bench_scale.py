@@ -1,8 +1,10 @@
 """Bench scale: what things cost over their size, and how that grows."""
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from pipeline.bench import growth_picture
@@ -11,9 +13,10 @@ from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.turns import Turns
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.growth import GIVEN, Growing
+from pipeline.places import nearest_folder
 from pipeline.planning.rates import machine
 from pipeline.stage import Context, Footprint, Prediction
-from stages.bench_scale_work import Work
+from stages.bench_scale_work import Work, most_on_disk
 
 HOST_NBYTES = 128 << 20  # of this process, with what draws, beside those that measure
 BENCHMARK = "scale"
@@ -55,8 +58,14 @@ class BenchScale:
 
     def plan(self) -> Prediction:
         self.measuring.baseline(BENCHMARK)
-        disk = max(growing.disk_nbytes(growing.points[0]) for growing in self.scales.values())
-        return Prediction(None, Footprint(host_nbytes=HOST_NBYTES, disk_nbytes=disk))
+        free = shutil.disk_usage(nearest_folder(Path(self.measuring.folder))).free
+        disk = max(most_on_disk(growing, free) for growing in self.scales.values())
+        host = max(growing.host_nbytes(size) for growing in self.scales.values() for size in growing.points)
+        what = ",".join(f"{name}:{growing.show(growing.points[-1])}" for name, growing in self.scales.items())
+        return Prediction(None, Footprint(
+            host_nbytes=HOST_NBYTES + host, disk_nbytes=disk, moved_nbytes=self.measuring.rounds,
+            rate=f"{what} {self.seconds}",
+        ))  # fmt: skip
 
     def run(self, ctx: Context) -> Benched:
         """

@@ -18,6 +18,13 @@ from pipeline.units import show_bytes, show_seconds
 
 SIZES = "sizes"  # folder of what is being measured
 SPARE_NBYTES = 1 << 30  # of the disk, for everybody else
+LONG_S = 15.0  # a process that takes longer is measured once: what others are at work on is little of it
+
+
+def most_on_disk(growing: Growing, free: int) -> int:
+    """Of the largest size for which there is room; of the smallest where there is none."""
+    needed = [growing.disk_nbytes(size) for size in growing.points]
+    return max((n for n in needed if n + SPARE_NBYTES <= free), default=needed[0])
 
 
 @dataclass(frozen=True)
@@ -38,8 +45,11 @@ class Work:
         """
         shutil.rmtree(self._place, ignore_errors=True)  # of one that was killed
         found = []
-        for name, growing in self.scales.items():
-            found += growths.rows(name, growing, list(self._sizes(name, growing)), self.exponent)
+        try:
+            for name, growing in self.scales.items():
+                found += growths.rows(name, growing, list(self._sizes(name, growing)), self.exponent)
+        finally:
+            shutil.rmtree(self._place, ignore_errors=True)
         if not any(row["state"] == "measured" for row in found):
             why = next((f"{row['engine']} {row['quant']}: {row['why']}" for row in found if row["why"]), "")
             raise StageError(f"bench: nothing could be measured: {why}")
@@ -51,11 +61,12 @@ class Work:
 
     def _sizes(self, name: str, growing: Growing) -> Iterator[Size]:
         """Each in its turn; after one that failed or was left out no larger one is begun."""
-        taken, last, why = 0.0, (0, 0.0), ""
+        taken, why = 0.0, ""
+        seen: list[tuple[int, float]] = []  # sizes, and seconds of a process
         for size in growing.points:
             cell = f"{name} {growing.show(size)}"
             if not why:
-                why = self._ahead(growing, size, cell, taken, last)
+                why = self._ahead(growing, size, cell, taken, self._expected(size, seen))
             if why:
                 yield Size(size, "left out", why, (), 0.0)
                 continue
@@ -65,15 +76,24 @@ class Work:
                 yield Size(size, "failed", self.turns.failed[cell], (), 0.0)
                 continue
             rounds = self.turns.found(cell)
-            seconds = sum(r["seconds"] for r in rounds)
-            taken, last = taken + seconds, (size, seconds)
+            seconds = [r["seconds"] for r in rounds]
+            taken += sum(seconds)
+            seen.append((size, sum(seconds) / len(seconds)))
             yield Size(size, "measured", "", rounds, self.turns.others(cell))
 
-    def _ahead(self, growing: Growing, size: int, cell: str, taken: float, last: tuple[int, float]) -> str:
+    def _expected(self, size: int, seen: list[tuple[int, float]]) -> float:
+        """Seconds of all its rounds, by a line through the last two sizes, of which the first is mostly start."""
+        if not seen:
+            return 0.0
+        last, seconds = seen[-1]
+        before, less = seen[-2] if len(seen) > 1 else (0, 0.0)
+        one = seconds + max(0.0, seconds - less) / (last - before) * (size - last)
+        return one if one > LONG_S else one * self.count
+
+    def _ahead(self, growing: Growing, size: int, cell: str, taken: float, expected: float) -> str:
         """Why a size is not begun; empty: it is. What was measured already is taken as it is."""
         if self._noted(cell):
             return ""
-        expected = last[1] * size / last[0] if last[0] else 0.0  # at most: what is slow in proportion is a start's
         if self.seconds is not None and taken + expected > self.seconds:
             return (
                 f"would take about {show_seconds(expected)} after {show_seconds(taken)}; "
@@ -85,7 +105,12 @@ class Work:
         return ""
 
     def _noted(self, cell: str) -> bool:
-        return all(self.turns.notes.has(cell, round_) for round_ in range(self.count))
+        return all(self.turns.notes.has(cell, round_) for round_ in range(self._count(cell)))
+
+    def _count(self, cell: str) -> int:
+        """Of its rounds."""
+        found = self.turns.found(cell)
+        return 1 if found and found[0]["seconds"] > LONG_S else self.count
 
     def _measure(self, growing: Growing, size: int, cell: str) -> None:
         if self._noted(cell):
@@ -98,6 +123,9 @@ class Work:
                 self.turns.failed[cell] = f"could not be prepared: {self.turns.failed[prepared]}"
                 return
             job = Measured(growing, size, place, self.turns.threads)
-            self.turns.rounds({cell: job}, self.count, said(growths.units(growing)))
+            told = said(growths.units(growing))
+            self.turns.rounds({cell: job}, 1, told)
+            if cell not in self.turns.failed:
+                self.turns.rounds({cell: job}, self._count(cell), told)
         finally:
             shutil.rmtree(self._place, ignore_errors=True)

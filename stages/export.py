@@ -245,7 +245,8 @@ def _read_back(checkpoint: Checkpoint, written: Mapping[str, TensorSpec], bindin
     specs = {}
     for name, bound in binding.tensors.items():
         stored = binding.leaves[bound.parts[0].leaf].dtype
-        specs[name] = replace(bound.spec, dtype=stored) if bound.spec.scheme is None else bound.spec
+        as_it_is = bound.spec.scheme is not None or bound.spec.dtype == stored
+        specs[name] = bound.spec if as_it_is else replace(bound.spec, dtype=stored)
     why_not = ""
     if other := next((n for n, s in checkpoint.store.specs.items() if written[n] != s), None):
         was = checkpoint.store.specs[other].encoding

@@ -118,8 +118,10 @@ class ExportWork:
         found: dict[int, list[tuple[str, Box]]] = {}
         problems: dict[str, Problem] = {}
         for name, bound in self.binding.tensors.items():
+            if (shares := shares_of(self.store, name)) is None:
+                continue
             shape, sides = bound.spec.shape, common(grain(bound), grain_of(self.store, name))
-            for index, process in shares_of(self.store, name) or ():
+            for index, process in shares:
                 box = normalize(index, shape)
                 found.setdefault(process, []).append((name, box))
                 if outward(box, shape, sides) != box:

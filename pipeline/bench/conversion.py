@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any, Protocol
 
 from pipeline.bench import tables as common
+from pipeline.bench.converted import Right
 from pipeline.bench.rows import BUSY, Metric
 from pipeline.errors import StageError, short
 from pipeline.figures import Cell, Figure
@@ -57,12 +58,14 @@ class Conversion:
     Attributes:
         room: an own folder of it, which is empty before and gone afterwards; the files come to `place` in it.
         nbytes: of the source.
+        right: what is written is held to it, when the time is taken.
     """
 
     command: tuple[str, ...]
     room: Path
     place: Path
     nbytes: int
+    right: Right
 
     def __call__(self) -> Mapping[str, Any]:
         """
@@ -81,11 +84,15 @@ class Conversion:
             if seen.returncode:
                 raise StageError(f"exit {seen.returncode}: {short(' / '.join(seen.output.splitlines()[-5:]), SAID)}")
             synced, written = _synced(self.place)
+            if not written:
+                raise StageError("it ended well and wrote nothing")
+            wrong = self.right.wrong(self.place)
         finally:
             shutil.rmtree(self.room, ignore_errors=True)
-        if not written:
-            raise StageError("it ended well and wrote nothing")
-        return {"s": seen.seconds + synced, "peak": seen.tree_nbytes, "written": written, "read": self.nbytes}
+        return {
+            "s": seen.seconds + synced, "peak": seen.tree_nbytes, "written": written, "read": self.nbytes,
+            "wrong": wrong,
+        }  # fmt: skip
 
 
 def _synced(place: Path) -> tuple[float, int]:
@@ -104,12 +111,13 @@ def _synced(place: Path) -> tuple[float, int]:
 
 def said(found: Mapping[str, Any]) -> str:
     """What a round found, in a line."""
-    return f"{found['s']:.2f} s, {found['read'] / found['s'] / 1e6:.0f} MB/s, {show_bytes(found['peak'])}"
+    wrong = f"; wrong: {found['wrong']}" if found["wrong"] else ""
+    return f"{found['s']:.2f} s, {found['read'] / found['s'] / 1e6:.0f} MB/s, {show_bytes(found['peak'])}{wrong}"
 
 
 def row(name: str, quant: str, rounds: Sequence[Mapping[str, Any]], base: Sequence[Mapping[str, Any]], others: float
 ) -> dict[str, Any]:  # fmt: skip
-    """As bench.json has it.
+    """As bench.json has it. What is wrong has no figures: it is not quick, whatever it took.
 
     Args:
         rounds: what `Conversion` found.
@@ -117,9 +125,10 @@ def row(name: str, quant: str, rounds: Sequence[Mapping[str, Any]], base: Sequen
     """
     time = Metric.of([r["s"] for r in rounds], "s", "lower")
     memory = Metric.of([r["peak"] for r in rounds], "B", "lower")
+    wrong = next((r["wrong"] for r in rounds if r["wrong"]), "")
     return {
-        "engine": name, "quant": quant, "state": "measured", "why": "", "wrong": "", "others": others,
-        "busy": others > BUSY, "metrics": {"time": asdict(time), "peak memory": asdict(memory)},
+        "engine": name, "quant": quant, "state": "measured", "why": "", "wrong": wrong, "others": others,
+        "busy": others > BUSY, "metrics": {} if wrong else {"time": asdict(time), "peak memory": asdict(memory)},
         "rate": rounds[0]["read"] / time.value, "written": rounds[-1]["written"], "read": rounds[-1]["read"],
         "of_cp": median(r["s"] / cp["s"] for r, cp in zip(rounds, base, strict=True)),
     }  # fmt: skip
@@ -133,17 +142,24 @@ def figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Figure]:
 def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str | None) -> tuple[Table, ...]:
     """What was measured, what was not, and what got worse."""
     measured = [r for r in rows if r["state"] == "measured"]
-    columns = ("", "seconds", "MB/s of input", "× cp", "peak memory", "written", "others, cores")
+    columns = ("", "seconds", "MB/s of input", "× cp", "peak memory", "written", "verdict", "others, cores")
     shown = Table(common.titled("Conversion", measured), columns, tuple(tuple(_cells(r)) for r in measured))
     return (shown, *common.rest(rows, ("by", "quant"), worse, against))
 
 
 def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:
+    yield f"✗ {found['engine']}" if found["wrong"] else found["engine"]
+    if found["wrong"]:
+        yield from ("–",) * 5
+        yield f"✗ wrong: {found['wrong']}"
+        yield f"{found['others']:.1f}{common.BUSY if found['busy'] else ''}"
+        return
     time = found["metrics"]["time"]
-    yield found["engine"]
     yield f"{time['value']:.2f}{common.apart(time)}"
     yield f"{found['rate'] / 1e6:.0f}"
     yield f"{found['of_cp']:.2f}"
-    yield show_bytes(found["metrics"]["peak memory"]["value"])
+    peak = found["metrics"]["peak memory"]["value"]
+    yield show_bytes(peak) if peak else "–"  # over before it was looked at
     yield show_bytes(found["written"])
+    yield "right"
     yield f"{found['others']:.1f}{common.BUSY if found['busy'] else ''}"

@@ -57,7 +57,7 @@ def fitted(sizes: Sequence[float], costs: Sequence[float], spreads: Sequence[flo
     Args:
         sizes: ascending, above 0, `LEAST` or more.
         costs: at these, above 0.
-        spreads: standard error of each, as a share of it; 0: not known.
+        spreads: what is not sure of each, as a share of it; 0: not known.
         start: there may be one. Of what is not to grow at all there is none: a start would hide that it does.
 
     Raises:

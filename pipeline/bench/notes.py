@@ -21,6 +21,11 @@ class Notes:
             if line.get("key") == key and {"what", "round", "found", "others"} <= line.keys():
                 self._found.setdefault(line["what"], {})[line["round"]] = line
 
+    @property
+    def some(self) -> bool:
+        """Whether anything was measured already."""
+        return bool(self._found)
+
     def has(self, what: str, round_: int) -> bool:
         return round_ in self._found.get(what, {})
 

@@ -4,6 +4,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,12 +29,14 @@ class Part:
         cut: takes it out of the whole result.
         backend: that computes it: the definition, or where that would take minutes one that tests hold to it, bit for
             bit.
+        definition: that computes it in place of a backend, where the op is no room of kernels.
     """
 
     args: tuple[Any, ...]
     options: Mapping[str, Any]
     cut: Callable[[Any], Any]
     backend: str = DEFINITION
+    definition: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Case:
     """A call that is measured.
 
     Attributes:
-        op: a room of kernels.
+        op: a room of kernels, or what an engine does beside these.
         name: its sizes and formats; one of the op has it.
         args, options: NumPy arrays and QTensors.
         flops: operations that it takes, of float32.
@@ -78,6 +81,9 @@ class Runner(Protocol):
     def needs(self) -> Mapping[str, str]:
         """Modules, and what to type where they are not installed."""
 
+    def has(self, op: str) -> bool:
+        """Whether it has an op at all, so that cases of it are made."""
+
     def call(self, case: Case) -> "Callable[[], Any] | str | None":
         """What runs a case, and has its result when it returns; a text: why it cannot; None: it has no such op."""
 
@@ -97,8 +103,11 @@ class Backends(Protocol):
     @property
     def names(self) -> tuple[str, ...]: ...
 
-    def of(self, name: str) -> Runner:
+    def of(self, name: str, programs: Path | None) -> Runner:
         """
+        Args:
+            programs: where it may keep what it compiles, for the rounds to come.
+
         Raises:
             ConfigError: there is no such module.
         """
@@ -109,17 +118,18 @@ class Measure:
     """A process: every case of one runner, timed and checked.
 
     Attributes:
+        suites: by op.
         seconds: that each case is repeated for, after a call that warms up and compiles.
     """
 
-    suites: tuple[Suite, ...]
+    suites: Mapping[str, Suite]
     runner: Runner
     seconds: float
 
     def __call__(self) -> Mapping[str, Any]:
         found: dict[str, dict[str, Any]] = {}
-        for suite in self.suites:
-            for case in suite.cases():
+        for op, suite in self.suites.items():
+            for case in suite.cases() if self.runner.has(op) else ():
                 if (row := self._measured(case)) is not None:
                     about = {"op": case.op, "case": case.name, "flops": case.flops, "nbytes": case.nbytes}
                     found[f"{case.op} {case.name}"] = about | row
@@ -152,7 +162,8 @@ def wrongness(case: Case, found: Any, unit: float) -> tuple[str, float]:
     """Why a result is wrong, empty: it is right; and how far off it is, where 1 is the most that is allowed."""
     furthest = 0.0
     for part in case.parts:
-        expected = load(case.op, part.backend)(*part.args, **part.options)
+        definition = part.definition or load(case.op, part.backend)
+        expected = definition(*part.args, **part.options)
         why, off = _beside(expected, part.cut(found), unit)
         if why:
             return why, off
@@ -173,6 +184,9 @@ def _beside(expected: Any, found: Any, unit: float) -> tuple[str, float]:
     expected, found = np.asarray(expected), np.asarray(found)
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"{found.dtype} {list(found.shape)}; the definition gives {expected.dtype} {list(expected.shape)}", 0.0
+    if expected.dtype.kind in "iu":
+        many = int((expected != found).sum())
+        return (f"{many} of {expected.size} are others than the definition's" if many else ""), 0.0
     most = UNITS * max(unit, 2.0**-7 if expected.dtype.itemsize == 2 else 2.0**-19)
     wide, theirs = expected.astype(np.float64), found.astype(np.float64)
     if not np.isfinite(theirs).all():

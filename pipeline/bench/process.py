@@ -18,6 +18,7 @@ from pipeline.bench.others import Others
 from pipeline.config import extend
 from pipeline.errors import short
 
+EVERY_S = 0.5  # between two looks at its memory: seldom, as whoever looks is at work beside what is measured
 LAST_LINES = 5  # of what a process said that ended without a word to us
 # What libraries take the number of their threads from, where nobody tells them otherwise.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -32,12 +33,14 @@ class Done:
         failed: why.
         others: cores that other processes took meanwhile.
         seconds: that the process took.
+        nbytes: memory that it had at its most, with all that it started.
     """
 
     found: Mapping[str, Any]
     failed: str
     others: float
     seconds: float
+    nbytes: int
 
 
 def done(job: Job, threads: int, log: Path) -> Done:
@@ -46,6 +49,8 @@ def done(job: Job, threads: int, log: Path) -> Done:
     Args:
         log: what it says goes there.
     """
+    from pipeline.testing.peak import Tree
+
     ours = f"import {extend.NAME}; " if extend.by_name() else ""
     program = f"{ours}import runpy; runpy.run_module('pipeline.bench.cell', run_name='__main__', alter_sys=True)"
     env = {**os.environ, **dict.fromkeys(THREADS, str(threads))}
@@ -67,7 +72,8 @@ def done(job: Job, threads: int, log: Path) -> Done:
                 with suppress(BrokenPipeError):  # it has ended already
                     child.stdin.write(pickle.dumps(job))
                     child.stdin.flush()
-                child.wait()
+                with Tree(child.pid, EVERY_S) as tree:
+                    child.wait()
             finally:
                 child.kill()  # nobody waits for it any more
                 child.wait()
@@ -76,7 +82,7 @@ def done(job: Job, threads: int, log: Path) -> Done:
         told: dict[str, Any] = json.loads(answer.read_text()) if answer.is_file() else {}
         if not told:
             told = {"failed": _ended(child.returncode, log)}
-    return Done(told.get("found", {}), told.get("failed", ""), others.cores, others.seconds)
+    return Done(told.get("found", {}), told.get("failed", ""), others.cores, others.seconds, tree.highest_nbytes)
 
 
 def _ended(code: int, log: Path) -> str:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline import meter
 from pipeline.bench.cell import Job
 from pipeline.bench.notes import Notes
 from pipeline.bench.process import done
+from pipeline.places import nbytes_on_disk
 from pipeline.running import text_stream
 
 NOTES, LOGS = "rounds.jsonl", "logs"
@@ -34,6 +36,8 @@ class Turns:
     def __post_init__(self) -> None:
         (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
         object.__setattr__(self, "notes", Notes(self.folder / NOTES, self.key))
+        if self.notes.some:
+            meter.took()
 
     def rounds(self, jobs: Mapping[str, Job], count: int, told: Callable[[Mapping[str, Any]], str]) -> None:
         """Do every job `count` times, in turn. One that fails has no more turns.
@@ -51,6 +55,8 @@ class Turns:
     def once(self, name: str, job: Job, round_: int = 0) -> Mapping[str, Any] | None:
         """What a job measured; None: it failed."""
         found = done(job, self.threads, self.folder / LOGS / f"{name.replace(' ', '-').replace('/', '-')}.txt")
+        meter.in_processes(max(found.nbytes, int(found.found.get("peak", 0))))
+        meter.on_disk(nbytes_on_disk(self.folder) + int(found.found.get("written", 0)))
         if found.failed:
             self.failed[name] = found.failed
             return None

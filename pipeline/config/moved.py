@@ -45,6 +45,7 @@ FIELDS: Final = {
 """(`_target_`, field before) → the field now."""
 
 GONE: Final = {
+    ("plugins.bench.converters.LlamaQuantize", "program"): "llama.cpp's library does it, without its program",
     ("plugins.formats.safetensors.container.SafeTensors", "framework"): "files always say `pt`, which all readers take",
     ("plugins.quant.none.Unquantized", "scale_rule"): "it had no effect; quant=none is a job of its own",
 }

@@ -391,15 +391,17 @@ def _kept_to(
         workers[pid] = max(nbytes, workers.get(pid, 0))
     main = {} if conf.address else {os.getpid(): peak.nbytes()}
     found = {**workers, **main}.values()  # with `address`, a plan is of one worker
+    beside = max((r.get("processes_nbytes", 0) for r in mine), default=0)  # stages that compute come one by one
     assert plan.memory is not None
     rows: list[tuple[str, str, float | None, float]] = [
-        ("memory", "bytes", plan.memory.peak, max(found, default=0) if conf.address else sum(found)),
+        ("memory", "bytes", plan.memory.peak, (max(found, default=0) if conf.address else sum(found)) + beside),
         ("device", "bytes", max((t.device_nbytes for t in plan.takes.values()), default=0),
          max((r["device_nbytes"] for r in mine), default=0)),
         ("disk", "bytes", plan.written_nbytes + plan.kept_nbytes,
          sum(f["nbytes"] for f in report.outputs) + sum(r["written"] for r in mine)),
     ]  # fmt: skip
-    rows += [("time", "s", plan.time.seconds if plan.time is not None else None, report.seconds)] if whole else []
+    timed = whole and (plan.time is None or plan.time.parts)  # where no time is planned for anything nothing is said
+    rows += [("time", "s", plan.time.seconds if plan.time is not None else None, report.seconds)] if timed else []
     unknown = list(plan.time.unknown) if plan.time is not None else []
     return [
         {"what": what, "unit": unit, "planned": planned, "measured": measured}

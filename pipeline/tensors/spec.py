@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from pipeline.errors import SourceError, did_you_mean
@@ -78,10 +78,8 @@ class TensorSpec:
     def nbytes(self) -> int:
         """Bytes as stored: packed codes and scales when quantized."""
         if self.scheme is not None:
-            dtypes = self.scheme.dtypes
-            shapes = self.scheme.components(self.shape)
-            return sum(math.prod(s) * DTYPE_BITS[dtypes[c]] // 8 for c, s in shapes.items())
-        return (self.size * DTYPE_BITS[self.dtype] + 7) // 8
+            return _packed_nbytes(self.scheme, self.shape)
+        return (math.prod(self.shape) * DTYPE_BITS[self.dtype] + 7) // 8
 
     @property
     def encoding(self) -> str:
@@ -94,6 +92,13 @@ class TensorSpec:
             "tensor" if (s.block_elems, rows) == (0, 0) else f"{columns}" if rows == 1 else f"{rows or 'all'}x{columns}"
         )
         return "/".join(filter(None, (s.element, block, s.scale, s.zero and f"zero:{s.zero}", s.second)))
+
+
+@lru_cache(maxsize=4096)
+def _packed_nbytes(scheme: Scheme, shape: tuple[int, ...]) -> int:
+    """Layers are alike."""
+    dtypes = scheme.dtypes
+    return sum(math.prod(s) * DTYPE_BITS[dtypes[c]] // 8 for c, s in scheme.components(shape).items())
 
 
 def encodings(specs: Iterable[TensorSpec]) -> dict[str, int]:

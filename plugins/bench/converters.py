@@ -4,6 +4,8 @@ Those in Python are the main job as somebody would write it who needs the result
 tensors are held, and the result until it is saved.
 """
 
+import ctypes
+import json
 import os
 import shutil
 import sys
@@ -12,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from pipeline.errors import StageError
+from plugins.contenders.llama_cpp import PEERS, LlamaCpp
+from plugins.contenders.llama_cpp import _bindings as bindings
+
+CONFIG = "config.json"
 EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
-GGUF = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_1": "Q4_1"}  # names of quant options in llama.cpp
+GGUF = {"q8_0": 7, "q4_0": 2, "q4_1": 3}  # quant options as llama.h has them (`enum llama_ftype`)
 PROGRAM = "import sys; from plugins.bench.converters import main; main(sys.argv[1:])"
 COPIES = ("keep", "none")
 
@@ -48,34 +55,40 @@ class Loop:
 
 @dataclass(frozen=True)
 class LlamaQuantize:
-    """See `pipeline.bench.conversion.Converter`: llama.cpp's own program, on a GGUF file.
-
-    Attributes:
-        program: its name, or a path.
-    """
-
-    program: str = "llama-quantize"
+    """See `pipeline.bench.conversion.Converter`: what `llama-quantize` of llama.cpp calls, on a GGUF file."""
 
     @property
     def needs(self) -> Mapping[str, str]:
-        return {}
+        return LlamaCpp().needs
 
     def why_not(self, source: Path, quant: str, config: Mapping[str, Any]) -> str:
-        if shutil.which(self.program) is None:
-            return f"there is no {self.program} on the path; it comes with llama.cpp"
         if source.suffix != ".gguf":
             return "it reads one .gguf"
         return "" if quant in GGUF else f"of quant options it has {', '.join(GGUF)}"
 
     def command(self, source: Path, place: Path, quant: str) -> Sequence[str]:
-        threads = str(len(os.sched_getaffinity(0)))
-        return [self.program, "--allow-requantize", str(source), str(place / "model.gguf"), GGUF[quant], threads]
+        return [sys.executable, "-c", PROGRAM, f"llama_quantize {GGUF[quant]}", str(source), str(place / "model.gguf")]
+
+
+def llama_quantize(kind: int, source: Path, out: Path) -> None:
+    """By the library.
+
+    Raises:
+        StageError: it failed.
+    """
+    api = bindings(PEERS)
+    api.llama_backend_init()
+    given = api.llama_model_quantize_default_params()
+    given.ftype, given.nthread, given.allow_requantize = kind, len(os.sched_getaffinity(0)), True
+    if code := api.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(given)):
+        raise StageError(f"llama_model_quantize: code {code}; what it said stands above")
 
 
 def copy(source: Path, out: Path) -> None:
     """Every tensor as it is, by torch."""
     from safetensors.torch import load_file, save_file
 
+    shutil.copyfile(source / CONFIG, out / CONFIG)
     for file in source.glob("*.safetensors"):
         save_file(load_file(file), out / file.name)
 
@@ -119,6 +132,8 @@ def torchao(source: Path, out: Path) -> None:
 
 
 def _contend(source: Path, out: Path, experts: Callable[[Any], Any], opened: Callable[..., Any], save: Any) -> None:
+    config = json.loads((source / CONFIG).read_text())
+    (out / CONFIG).write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
     for path in source.glob("*.safetensors"):
         tensors = {}
         with opened(str(path)) as file:
@@ -137,4 +152,8 @@ LOOPS = {"copy": copy, "ml_dtypes": plain, "torchao": torchao}
 
 def main(words: Sequence[str]) -> None:
     name, source, out = words
-    LOOPS[name](Path(source), Path(out))
+    program, _, kind = name.partition(" ")
+    if program == "llama_quantize":
+        llama_quantize(int(kind), Path(source), Path(out))
+    else:
+        LOOPS[name](Path(source), Path(out))

@@ -87,6 +87,11 @@ class Blockwise:
         given = {f.name: getattr(self, f.name) for f in fields(Recipe)}
         return Recipe(**filled(self.like, given, self.scheme))
 
+    @cached_property
+    def _options(self) -> dict[str, Any]:
+        """The recipe as the op takes it."""
+        return {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
+
     @property
     def needs_extremes(self) -> bool:
         """A second-level scale, and a scale that all rows share, depend on all rows."""
@@ -121,8 +126,7 @@ class Blockwise:
         Raises:
             ValueRangeError: a NaN or an infinity, unless `nonfinite` is "poison"; a scale past its encoding.
         """
-        recipe = self.recipe
-        options = {f.name: getattr(recipe, f.name) for f in fields(recipe)}
+        options = dict(self._options)
         if self.stochastic:
             options["place"] = place or ("", x.shape, (0,) * x.ndim)
         return self.quantize(x, self.scheme, measure=measure, observed=observed, rows=rows, **options)
@@ -132,8 +136,7 @@ class Blockwise:
         if spec.scheme is not None:
             yield Call(self.dequantize, name, {"q": spec, "dtype": "F32"})
             spec = TensorSpec(spec.shape, "F32")
-        given = {f.name: getattr(self.recipe, f.name) for f in fields(Recipe)}
-        yield Call(self.quantize, name, {"x": spec, "scheme": self.scheme, **given})
+        yield Call(self.quantize, name, {"x": spec, "scheme": self.scheme, **self._options})
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` in this scheme with exactly its values; NotLossless when that cannot be."""

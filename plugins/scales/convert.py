@@ -10,6 +10,7 @@ from pipeline.units import decimal, parse_bytes
 from plugins.scales import overrides, sizes, synthetic
 
 MOST = 1.1  # of the source, what is written beside it: nothing that we export is larger but for headers
+PROCESS_NBYTES = 192 << 20  # whatever the size: 84 MiB, two tasks with their chunks, and a fifth
 LEAST_NBYTES = 1 << 20  # of logs and records
 HIDDEN, INNER, HEADS = 1024, 2816, 16  # of Qwen1.5-0.5B: as many parameters a layer as real models of this size
 VOCAB = 512  # few, so that a small one too has its bytes in layers
@@ -53,6 +54,9 @@ class Convert:
 
     def disk_nbytes(self, size: int) -> int:
         return int((1 + MOST) * size) + LEAST_NBYTES
+
+    def host_nbytes(self, size: int) -> int:
+        return PROCESS_NBYTES
 
     def prepare(self, size: int, folder: Path) -> None:
         synthetic.write(_model(size), folder / "source", parse_bytes(self.shard, "shard"), values=True)

@@ -15,6 +15,7 @@ from plugins.scales import sizes, synthetic
 
 LABELS = {"context": "tokens", "prompt": "tokens", "batch": "sequences", "layers": "layers"}
 SHARD_NBYTES = 1 << 30
+PROCESS_NBYTES = 400 << 20  # of one that has loaded JAX and compiled a model
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,13 @@ class Model:
 
     def disk_nbytes(self, size: int) -> int:
         return self._model(size).nbytes + (1 << 20)
+
+    def host_nbytes(self, size: int) -> int:
+        batch = size if self.over == "batch" else self.batch
+        slots = (size if self.over in ("context", "prompt") else self.context) + self.new
+        cache = 4 * 2 * batch * slots * self.hidden * self._model(size).layers
+        logits = 4 * batch * (slots if self.over == "prompt" else 1) * self.vocab
+        return PROCESS_NBYTES + 3 * self._model(size).nbytes + 3 * cache + 2 * logits
 
     def prepare(self, size: int, folder: Path) -> None:
         synthetic.write(self._model(size), folder / "source", SHARD_NBYTES, values=True)

@@ -12,6 +12,7 @@ from plugins.scales import overrides, sizes, synthetic
 
 OF_LAYER, OF_REST = 9, 3  # tensors of a Llama
 HIDDEN, HEADS, VOCAB = 64, 4, 256  # small: what a plan takes goes by tensors, and these fit where files have holes
+PROCESS_NBYTES, TENSOR_NBYTES = 84 << 20, 4 << 10  # as docs/bench.md has measured it
 HEADER_NBYTES = 400  # that a tensor takes in headers and index, at most
 SHARD_NBYTES = 60 << 20  # of holes: some ten thousand tensors a file
 
@@ -51,6 +52,9 @@ class Plan:
 
     def disk_nbytes(self, size: int) -> int:
         return HEADER_NBYTES * size + (1 << 20)
+
+    def host_nbytes(self, size: int) -> int:
+        return PROCESS_NBYTES + TENSOR_NBYTES * size
 
     def prepare(self, size: int, folder: Path) -> None:
         layers = max(1, round((size - OF_REST) / OF_LAYER))

@@ -25,6 +25,9 @@ class Fake:
     def show(self, size):
         return f"{size:,}"
 
+    def host_nbytes(self, size):
+        return 64 << 20
+
     def disk_nbytes(self, size):
         return self.disk
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from pipeline.bench.op import Case
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
+from plugins.bench.ops import sample
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,11 @@ class Plain:
     def given(self, result: Any) -> Any:
         return result
 
+    def has(self, op: str) -> bool:
+        return op in OPS
+
     def call(self, case: Case) -> Callable[[], Any] | str | None:
-        make = {
-            "matmul": _matmul, "softmax": _softmax, "rms_norm": _rms_norm, "quantize": _quantize,
-            "dequantize": _dequantize,
-        }.get(case.op)  # fmt: skip
-        return None if make is None else make(case)
+        return OPS[case.op](case)
 
 
 def _matmul(case: Case) -> Callable[[], Any] | None:
@@ -96,3 +96,13 @@ def _dequantize(case: Case) -> Callable[[], Any] | None:
         return out
 
     return dequantize
+
+
+def _sample(case: Case) -> Callable[[], Any]:
+    return lambda: sample.chosen(*case.args, **case.options)
+
+
+OPS: Final[dict[str, Callable[[Case], Callable[[], Any] | None]]] = {
+    "matmul": _matmul, "softmax": _softmax, "rms_norm": _rms_norm, "quantize": _quantize, "dequantize": _dequantize,
+    sample.OP: _sample,
+}  # fmt: skip

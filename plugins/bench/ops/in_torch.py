@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from pipeline.bench.op import Case
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4
+from plugins.bench.ops import sample
 
 PACKAGES = ("torch", "torchao")
 
@@ -36,11 +37,10 @@ class Torch:
 
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         torch.set_grad_enabled(False)
-        make = {
-            "matmul": _matmul, "softmax": _softmax, "rms_norm": _rms_norm, "attention": _attention, "moe": _moe,
-            "embed": _embed, "quantize": _quantize, "dequantize": _dequantize,
-        }.get(case.op)  # fmt: skip
-        return None if make is None else make(case)
+        return OPS[case.op](case)
+
+    def has(self, op: str) -> bool:
+        return op in OPS
 
     def given(self, result: Any) -> Any:
         return result if isinstance(result, QTensor) else _array(result)
@@ -159,3 +159,29 @@ def _dequantize(case: Case) -> Callable[[], Any] | None:
     codes = _tensor(q.codes)
     scales = _tensor(q.scales).view(torch.float8_e8m0fnu)
     return partial(to_dtype, codes, scales, torch.float4_e2m1fn_x2, 32, torch.bfloat16)
+
+
+def _sample(case: Case) -> Callable[[], Any]:
+    """As transformers' processors of logits filter: the likeliest k, and of these the fewest that reach p."""
+    import torch
+
+    if not case.options:
+        logits = _tensor(case.args[0])
+        return lambda: torch.argmax(logits, dim=-1).to(torch.int32)
+    logits, noise = map(_tensor, case.args)
+    top_k, top_p = int(case.options["top_k"]), case.options["top_p"]
+
+    def choose() -> Any:
+        values, tokens = torch.topk(logits, top_k, dim=-1)
+        share = torch.softmax(values, dim=-1)
+        dropped = torch.cumsum(share, dim=-1) - share >= top_p
+        best = (values + noise.gather(-1, tokens)).masked_fill(dropped, -torch.inf).argmax(dim=-1, keepdim=True)
+        return tokens.gather(-1, best)[:, 0].to(torch.int32)
+
+    return choose
+
+
+OPS: Final[dict[str, Callable[[Case], Callable[[], Any] | None]]] = {
+    "matmul": _matmul, "softmax": _softmax, "rms_norm": _rms_norm, "attention": _attention, "moe": _moe,
+    "embed": _embed, "quantize": _quantize, "dequantize": _dequantize, sample.OP: _sample,
+}  # fmt: skip

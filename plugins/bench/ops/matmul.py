@@ -34,7 +34,7 @@ class MatMul:
 
     @property
     def nbytes(self) -> int:
-        return 3 * 4 * max(map(prod, self.sizes))
+        return 2 * 4 * max(map(prod, self.sizes))
 
     def cases(self) -> Iterator[Case]:
         for (out, n), name in product(self.sizes, self.formats):

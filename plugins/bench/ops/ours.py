@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pipeline.bench.op import Case
 from pipeline.errors import ConfigError
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
+from plugins.bench.ops import sample
 
 
 @dataclass(frozen=True)
@@ -21,9 +23,11 @@ class Ours:
 
     Attributes:
         backend: its name, or the dotted name of a module.
+        programs: what it compiles is kept there, and compiled once for all rounds; None: nowhere.
     """
 
     backend: str
+    programs: Path | None = None
 
     @property
     def needs(self) -> Mapping[str, str]:
@@ -37,14 +41,18 @@ class Ours:
         return {name: version(name) for name in ("jax", "jaxlib", "numpy")}
 
     def call(self, case: Case) -> Callable[[], Any] | str | None:
-        if not self._has(case.op):
-            return None
+        if self.programs is not None:
+            _keep_programs(self.programs)
+        if case.op == sample.OP:
+            return sample.compiled(case)
         kernel = Kernel(case.op, (self.backend,))
         if reasons := kernel.resolve(*case.args, **case.options).reasons:
             return reasons
         return partial(kernel, *case.args, **case.options) if case.host else _compiled(kernel, case)
 
-    def _has(self, op: str) -> bool:
+    def has(self, op: str) -> bool:
+        if op == sample.OP:
+            return self.backend == "xla"
         if "." not in self.backend:
             return self.backend in backends.backends_of(op)
         try:
@@ -58,6 +66,17 @@ class Ours:
             parts = {name: np.asarray(array) for name, array in result.components.items()}
             return QTensor(scheme=result.scheme, **parts)
         return np.asarray(result)
+
+
+def _keep_programs(folder: Path) -> None:
+    import jax
+
+    settings = {
+        "jax_compilation_cache_dir": str(folder), "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }  # fmt: skip
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 def _compiled(kernel: Kernel, case: Case) -> Callable[[], Any]:
@@ -95,6 +114,6 @@ class Backends:
     def names(self) -> tuple[str, ...]:
         return tuple(backends.BACKENDS)
 
-    def of(self, name: str) -> Ours:
+    def of(self, name: str, programs: Path | None) -> Ours:
         backends.about(name)  # imports that of somebody else, or says that it is not there
-        return Ours(name)
+        return Ours(name, programs)

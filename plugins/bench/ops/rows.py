@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,7 @@ IDS = 64
 
 
 @dataclass(frozen=True)
-class SoftMax:
+class Rows:
     """See `pipeline.bench.op.Suite`.
 
     Attributes:
@@ -27,13 +27,22 @@ class SoftMax:
     rows: tuple[int, ...]
     width: int
 
+    WIDTH: ClassVar[str]  # setting that the width is
+
     def __post_init__(self) -> None:
         data.sizes("bench.tokens", self.rows)
-        data.sizes("bench.vocabulary", (self.width,))
+        data.sizes(self.WIDTH, (self.width,))
 
     @property
     def nbytes(self) -> int:
-        return 12 * max(self.rows) * self.width
+        return 24 * max(self.rows) * self.width  # twice in, once out, and as much again at work
+
+
+@dataclass(frozen=True)
+class SoftMax(Rows):
+    """Float32, as wide as a vocabulary."""
+
+    WIDTH = "bench.vocabulary"
 
     def cases(self) -> Iterator[Case]:
         for rows in self.rows:
@@ -42,23 +51,10 @@ class SoftMax:
 
 
 @dataclass(frozen=True)
-class RmsNorm:
-    """See `pipeline.bench.op.Suite`.
+class RmsNorm(Rows):
+    """bfloat16 and float32, as wide as a token."""
 
-    Attributes:
-        rows, width: of x.
-    """
-
-    rows: tuple[int, ...]
-    width: int
-
-    def __post_init__(self) -> None:
-        data.sizes("bench.tokens", self.rows)
-        data.sizes("bench.width", (self.width,))
-
-    @property
-    def nbytes(self) -> int:
-        return 12 * max(self.rows) * self.width
+    WIDTH = "bench.width"
 
     def cases(self) -> Iterator[Case]:
         for rows, (name, dtype) in product(self.rows, data.PLAIN.items()):

@@ -1,19 +1,25 @@
 """`flow=bench_convert`: commands are timed until files are written, beside `cp`; what fails or cannot is a row."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pipeline
 from pipeline.bench import against, turns
 from pipeline.bench.conversion import Conversion
+from pipeline.bench.converted import Right
 from pipeline.config.measuring import of_conversion
 from pipeline.errors import StageError, WeightmillError
+from pipeline.ops import Kernel
 from pipeline.records import schemas
+from pipeline.tensors.scheme import MXFP4
 from plugins.bench.converters import LlamaQuantize, Loop
 from tests.cases.guests import guest
+from tests.cases.memory_store import MemoryStore
 
 MODULE = """
 import os
@@ -88,6 +94,46 @@ def test_every_command_is_a_row(first: tuple[Path, Any]) -> None:
     assert not list(Path(first[1].run).glob("converted*")), "what was converted is no result"
 
 
+@pytest.mark.parametrize(
+    ("spoilt", "said"),
+    [
+        ("b[-8:] = bytes(8)", "of its size, and is to be as it was"),  # the last values of the last tensor
+        ("b[8:9] = b'!'", "cannot be opened"),
+        ("b[:] = b.replace(b'model.norm.weight', b'model.nOrm.weight')", "model.norm.weight: missing"),
+    ],
+)
+def test_what_is_quick_and_wrong_is_no_figure(acme: Path, tmp_path: Path, spoilt: str, said: str) -> None:
+    (tmp_path / "spoil.py").write_text(
+        "import pathlib, shutil, sys\n"
+        "shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)\n"
+        f"for path in pathlib.Path(sys.argv[2]).rglob('*.safetensors{'*' if 'replace' in spoilt else ''}'):\n"
+        f"    b = bytearray(path.read_bytes())\n    {spoilt}\n    path.write_bytes(b)\n"
+    )
+    peer = PEER.format("spoils", f", command_: '{sys.executable} {tmp_path}/spoil.py'")
+    report = bench(acme, tmp_path / "outputs", PEERLESS, peer, "bench.rounds=1")
+    found = {row["engine"]: row for row in record(report)["rows"]}
+    assert said in found["spoils"]["wrong"], found["spoils"]["why"]
+    assert found["spoils"]["metrics"] == {}
+    assert found["copies"]["wrong"] == found["cp"]["wrong"] == ""
+    assert "✗ spoils" in str(report.results["bench_convert"]["tables"][0])
+
+
+@pytest.mark.parametrize(("gain", "right"), [(1.0, True), (2.0, False), (0.0, False)])
+def test_codes_are_held_to_what_was_packed(gain: float, right: bool) -> None:
+    values = np.random.default_rng(0).standard_normal((8, 64)).astype(np.float32)
+    packed = Kernel("quantize", ("numpy",))(values * np.float32(gain), MXFP4)
+    source, written = (MemoryStore({"x": v}) for v in (values, packed))
+    why = Right(source, lambda _: None, Kernel("dequantize", ("numpy",)))._tensor(written, "x")  # type: ignore[arg-type, return-value]
+    assert (why == "") is right, why
+
+
+def test_what_the_processes_took_is_counted(first: tuple[Path, Any]) -> None:
+    measured = {row["what"]: row["measured"] for row in first[1].predicted}
+    rows = {row["engine"]: row for row in record(first[1])["rows"]}
+    assert measured["memory"] > rows["ours"]["metrics"]["peak memory"]["value"] + (32 << 20), "with whoever waits"
+    assert measured["disk"] > rows["ours"]["written"]
+
+
 def test_a_slower_command_is_caught(first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_S", "0.7")
     report = bench(acme, first[0], PEERLESS, f"bench.against='{Path(first[1].run).name}'", "bench.tolerance=100%")
@@ -140,10 +186,15 @@ def test_what_says_how_it_is_converted_goes_on_to_the_command() -> None:
     ]  # fmt: skip
 
 
+class Unread:
+    def wrong(self, place: Path) -> str:
+        return ""
+
+
 def test_a_command_is_timed_until_its_files_are_written(tmp_path: Path) -> None:
     room = tmp_path / "run" / "room"
     typed = ("sh", "-c", f"sleep 0.2; echo twelve bytes > {room}/out/file")
-    found = Conversion(typed, room, room / "out", 24)()
+    found = Conversion(typed, room, room / "out", 24, Unread())()  # type: ignore[arg-type]
     assert 0.2 < found["s"] < 5
     assert (found["written"], found["read"]) == (13, 24)
     assert not room.exists()
@@ -157,8 +208,7 @@ def test_others_say_what_they_cannot(tmp_path: Path) -> None:
     assert "gpt-oss" in Loop("torchao").why_not(tmp_path, "int8", bf16)
     assert "gpt-oss" in Loop("torchao").why_not(tmp_path, "mxfp4", packed)
     assert "no int8" in Loop("copy").why_not(tmp_path, "int8", bf16)
-    program = LlamaQuantize("sh")
+    program = LlamaQuantize()
     assert "one .gguf" in program.why_not(tmp_path, "q8_0", bf16)
     assert "q8_0" in program.why_not(Path("a.gguf"), "int8", bf16)
     assert program.why_not(Path("a.gguf"), "q8_0", bf16) == ""
-    assert "on the path" in LlamaQuantize("no-such-program").why_not(Path("a.gguf"), "q8_0", bf16)
