@@ -106,7 +106,7 @@ def _joined(parts: list[Any]) -> Any:
 
 def _weights(layout: Layout, x: Any, known: Any) -> Any:
     """Weights of errors [n, groups, group]: how far a value matters where nothing, or its importance, is known."""
-    groups = x.reshape(len(x), -1, layout.group)
+    groups = x.reshape(len(x), SUPER // layout.group, layout.group)
     if known is not None:
         spread = np.float32(2) * np.mean(x * x, axis=1, dtype=np.float32)[:, None]
         return (known * np.sqrt(spread + x * x)).reshape(groups.shape) + np.float32(1e-30)
