@@ -108,7 +108,7 @@ def _weights(layout: Layout, x: Any, known: Any) -> Any:
     """Weights of errors [n, groups, group]: how far a value matters where nothing, or its importance, is known."""
     groups = x.reshape(len(x), SUPER // layout.group, layout.group)
     if known is not None:
-        spread = np.float32(2) * np.mean(x * x, axis=1, dtype=np.float32)[:, None]
+        spread = np.float32(2) * np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
         return (known * np.sqrt(spread + x * x)).reshape(groups.shape) + np.float32(1e-30)
     if layout.minima:
         return np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True)) + np.abs(groups) + np.float32(1e-30)
@@ -173,10 +173,10 @@ def _linear(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
 
 def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
     """Integers for scales and minima, then the best of each one's neighbours, codes taken anew for every one."""
+    second: Any = None
     if low is None:
         end = np.take_along_axis(scale, np.argmax(np.abs(scale), axis=-1)[:, None], axis=-1)[:, 0]
         factor = _half(end / np.float32(layout.least_scale))
-        second = None
         tried = [(0, 0), (-1, 0), (1, 0)]
     else:
         factor = _half(scale.max(axis=-1) / np.float32(layout.most_scale))
