@@ -1,0 +1,71 @@
+"""Bytes of ggml's k-quants, the inverse of `decode`: codes and scales of super-blocks as the structs of ggml-common.h.
+
+Which codes and scales those are is `plugins.kernels.codecs.superblocks`' business.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+def blocks_of(kind: str, b: Any) -> Any:
+    """Super-blocks (`superblocks.Blocks`) as the bytes of `kind`, one of `ENCODERS`: uint8 [n, bytes of a block]."""
+    return np.concatenate(ENCODERS[kind](b), axis=1)
+
+
+def _half(factor: Any) -> Any:
+    return factor[:, None].view(np.uint8)
+
+
+def _laid(codes: Any, bits: int, unit: int) -> Any:
+    """Codes [n, k] of `bits` bits as bytes, the inverse of `decode._fields`."""
+    lanes = codes.reshape(len(codes), -1, 8 // bits, unit)
+    out = np.zeros((len(codes), lanes.shape[1], unit), np.uint8)
+    for i in range(8 // bits):
+        out |= (lanes[:, :, i] & np.uint8((1 << bits) - 1)) << np.uint8(bits * i)
+    return out.reshape(len(codes), -1)
+
+
+def _codes(b: Any, offset: int = 0) -> Any:
+    return (b.codes + np.int8(offset)).view(np.uint8)
+
+
+def _q2_k(b: Any) -> list[Any]:
+    scales = (b.scales | (b.minima << 4)).astype(np.uint8)
+    return [scales, _laid(_codes(b), 2, 32), _half(b.factor), _half(b.second)]
+
+
+def _q3_k(b: Any) -> list[Any]:
+    codes, s = _codes(b, 4), (b.scales + 32).astype(np.uint8)
+    high = np.zeros((len(s), 4), np.uint8)
+    for i in range(4):
+        high |= (s[:, 4 * i : 4 * i + 4] >> 4) << np.uint8(2 * i)
+    low = (s[:, :8] & 0x0F) | ((s[:, 8:] & 0x0F) << 4)
+    return [_laid(codes >> 2, 1, 32), _laid(codes, 2, 32), low, high, _half(b.factor)]
+
+
+def _six_bit_scales(b: Any) -> list[Any]:
+    s, m = b.scales.astype(np.uint8), b.minima.astype(np.uint8)
+    first = s[:, :4] | ((s[:, 4:] & 0x30) << 2)
+    second = m[:, :4] | ((m[:, 4:] & 0x30) << 2)
+    return [_half(b.factor), _half(b.second), first, second, (s[:, 4:] & 0x0F) | ((m[:, 4:] & 0x0F) << 4)]
+
+
+def _q4_k(b: Any) -> list[Any]:
+    return [*_six_bit_scales(b), _laid(_codes(b), 4, 32)]
+
+
+def _q5_k(b: Any) -> list[Any]:
+    return [*_six_bit_scales(b), _laid(_codes(b) >> 4, 1, 32), _laid(_codes(b), 4, 32)]
+
+
+def _q6_k(b: Any) -> list[Any]:
+    codes = _codes(b, 32)
+    scales = b.scales.astype(np.int8).view(np.uint8)
+    return [_laid(codes, 4, 64), _laid(codes >> 4, 2, 32), scales, _half(b.factor)]
+
+
+ENCODERS: dict[str, Callable[[Any], list[Any]]] = {
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+}  # fmt: skip

@@ -1,0 +1,216 @@
+"""Codes and scales of ggml's super-blocks: groups of a row whose scales are small integers under shared fp16 factors.
+
+A value decodes as factor · scale · code, or that less second factor · minimum. What is minimized is the sum of
+weight · error²: a grid of ranges is tried for every group, each candidate's scale (and minimum) being the weighted
+least-squares fit to its codes; then the groups' scales are rounded together and the codes taken once more. The grids
+and the weights that stand in for unknown importance are those of `quantize_row_…_ref` and `quantize_row_…_impl` in
+ggml-quants.c (ggml 0.9); what follows the rounding here (`_settle`) is not there.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import ValueRangeError
+
+SUPER = 256  # QK_K
+TILE = 256  # super-blocks at once: their candidates stay in the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A kind of super-block.
+
+    Attributes:
+        group: elements that share a scale.
+        least, most: codes.
+        least_scale, most_scale: the integers that scales (and minima) are.
+        minima: groups have a minimum, which is not above 0.
+        grid: factors of the range of codes that are tried.
+    """
+
+    group: int
+    least: int
+    most: int
+    least_scale: int
+    most_scale: int
+    minima: bool
+    grid: tuple[float, ...]
+
+
+def _grid(most: int, start: float, step: float, count: int) -> tuple[float, ...]:
+    """The plain range, and `count` + 1 wider or narrower ones."""
+    return (float(most), *(most + start + step * i for i in range(count + 1)))
+
+
+LAYOUTS = {
+    "Q2_K": Layout(16, 0, 3, 0, 15, True, _grid(3, -0.5, 0.1, 15)),
+    "Q3_K": Layout(16, -4, 3, -32, 31, False, _grid(4, -0.9, 0.1, 18)),
+    "Q4_K": Layout(32, 0, 15, 0, 63, True, _grid(15, -1.0, 0.1, 20)),
+    "Q5_K": Layout(32, 0, 31, 0, 63, True, _grid(31, -0.5, 0.1, 15)),
+    "Q6_K": Layout(16, -32, 31, -128, 127, False, _grid(32, -0.9, 0.1, 18)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Super-blocks: codes int8 [n, 256]; scales and minima int16 [n, groups]; factor and second fp16 [n]."""
+
+    codes: Any
+    scales: Any
+    factor: Any
+    minima: Any = None
+    second: Any = None
+
+
+def encode(kind: str, x: Any, importance: Any = None) -> Blocks:
+    """Rows `x` [..., n · 256] as super-blocks in order.
+
+    Args:
+        kind: of `LAYOUTS`.
+        importance: mean squares of the inputs that the last axis of `x` meets, [n · 256] or anything that broadcasts to
+            the shape of `x`; None: not known.
+
+    Raises:
+        ValueError: rows are no whole number of super-blocks.
+        ValueRangeError: a NaN or an infinity, or a factor past fp16; says the flat index.
+    """
+    layout = LAYOUTS[kind]
+    values = np.ascontiguousarray(x, np.float32)
+    if values.shape[-1] % SUPER:
+        raise ValueError(f"{kind} has super-blocks of {SUPER} elements, which do not divide rows of {values.shape[-1]}")
+    if not np.isfinite(values).all():
+        at = int(np.argmin(np.isfinite(values)))
+        raise ValueRangeError(f"flat index {at}: {values.flat[at]} has no code in {kind}")
+    known = None
+    if importance is not None:
+        known = np.broadcast_to(np.asarray(importance, np.float32), values.shape).reshape(-1, SUPER)
+    blocks = values.reshape(-1, SUPER)
+    parts = [
+        _tile(layout, blocks[i : i + TILE], None if known is None else known[i : i + TILE])
+        for i in range(0, max(1, len(blocks)), TILE)
+    ]
+    found = Blocks(*(_joined([getattr(p, name) for p in parts]) for name in Blocks.__slots__))
+    for name in ("factor", "second"):
+        past = getattr(found, name)
+        if past is not None and not np.isfinite(past).all():
+            at = int(np.argmin(np.isfinite(past))) * SUPER
+            raise ValueRangeError(f"flat index {at}: a super-block from there on has a factor past fp16 in {kind}")
+    return found
+
+
+def _joined(parts: list[Any]) -> Any:
+    return None if parts[0] is None else np.concatenate(parts)
+
+
+def _weights(layout: Layout, x: Any, known: Any) -> Any:
+    """Weights of errors [n, groups, group]: how far a value matters where nothing, or its importance, is known."""
+    groups = x.reshape(len(x), SUPER // layout.group, layout.group)
+    if known is not None:
+        spread = np.float32(2) * np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
+        return (known * np.sqrt(spread + x * x)).reshape(groups.shape) + np.float32(1e-30)
+    if layout.minima:
+        return np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True)) + np.abs(groups) + np.float32(1e-30)
+    return groups * groups + np.float32(1e-30)
+
+
+def _tile(layout: Layout, x: Any, known: Any) -> Blocks:
+    w = _weights(layout, x, known)
+    g = x.reshape(w.shape)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scale, low = (_affine if layout.minima else _linear)(layout, g, w)
+        return _settle(layout, g, w, scale, low)
+
+
+def _affine(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
+    """The scale and the minimum (at most 0) of every group, [n, groups]."""
+    low, high = np.minimum(g.min(axis=-1), 0), g.max(axis=-1)
+    span = np.where(high > low, high - low, np.float32(1))
+    sw, sx = w.sum(axis=-1), (w * g).sum(axis=-1)
+    best_scale, best_low, least = np.zeros_like(span), low.copy(), np.full_like(span, np.inf)
+    shifted = g - low[..., None]
+    for top in layout.grid:
+        q = np.rint(shifted * (np.float32(top) / span)[..., None])
+        np.clip(q, 0, layout.most, out=q)
+        wq = w * q
+        s1, s2, sxq = wq.sum(axis=-1), (wq * q).sum(axis=-1), (wq * g).sum(axis=-1)
+        det = sw * s2 - s1 * s1
+        scale = np.where(det > 0, (sw * sxq - sx * s1) / det, 0)
+        at = np.where(det > 0, (s2 * sx - s1 * sxq) / det, 0)
+        flat = (at > 0) | (det <= 0)  # a minimum above 0 cannot be written: the best line through 0
+        scale = np.where(flat, np.where(s2 > 0, sxq / s2, 0), scale)
+        at = np.where(flat, 0, at)
+        off = q * scale[..., None]  # from the errors themselves: the sums' difference cancels
+        off += at[..., None]
+        off -= g
+        off *= off
+        off *= w
+        loss = off.sum(axis=-1)
+        better = (loss < least) & (scale >= 0)
+        best_scale, best_low = np.where(better, scale, best_scale), np.where(better, at, best_low)
+        least = np.where(better, loss, least)
+    return best_scale, best_low
+
+
+def _linear(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
+    """The scale of every group, [n, groups]; the value of largest magnitude tends to the most negative code."""
+    at = np.argmax(np.abs(g), axis=-1)[..., None]
+    end = np.take_along_axis(g, at, axis=-1)[..., 0]
+    safe = np.where(end == 0, np.float32(1), end)
+    best, most = np.zeros_like(end), np.zeros_like(end)
+    for top in layout.grid:
+        q = np.rint(g * (np.float32(-top) / safe)[..., None])
+        np.clip(q, layout.least, layout.most, out=q)
+        wq = w * q
+        s2, sxq = (wq * q).sum(axis=-1), (wq * g).sum(axis=-1)
+        scale = np.where(s2 > 0, sxq / s2, 0)
+        gain = scale * sxq  # what the codes explain of the weighted squares
+        better = gain > most
+        best, most = np.where(better, scale, best), np.where(better, gain, most)
+    return best, None
+
+
+def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
+    """Integers for scales and minima, then the best of each one's neighbours, codes taken anew for every one."""
+    second: Any = None
+    if low is None:
+        end = np.take_along_axis(scale, np.argmax(np.abs(scale), axis=-1)[:, None], axis=-1)[:, 0]
+        factor = _half(end / np.float32(layout.least_scale))
+        tried = [(0, 0), (-1, 0), (1, 0)]
+    else:
+        factor = _half(scale.max(axis=-1) / np.float32(layout.most_scale))
+        second = _half((-low).max(axis=-1) / np.float32(layout.most_scale))
+        tried = [(0, 0), *((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)]
+    s0 = _rounded(layout, scale, factor)
+    m0 = None if low is None else _rounded(layout, -low, second)
+    best: list[Any] = [s0, m0, np.zeros(g.shape, np.int8), np.full(s0.shape, np.inf, np.float32)]
+    for i, j in tried:
+        s = np.clip(s0 + i, layout.least_scale, layout.most_scale)
+        m = None if m0 is None else np.clip(m0 + j, layout.least_scale, layout.most_scale)
+        unit = factor.astype(np.float32)[:, None] * s
+        less = np.float32(0) if m is None else (second.astype(np.float32)[:, None] * m)[..., None]
+        inverse = np.where(unit != 0, np.float32(1) / np.where(unit != 0, unit, 1), 0)[..., None]
+        q = np.rint((g + less) * inverse)
+        np.clip(q, layout.least, layout.most, out=q)
+        off = q * unit[..., None] - less - g
+        loss = (w * off * off).sum(axis=-1)
+        better = loss < best[3]
+        best[0] = np.where(better, s, best[0])
+        best[1] = None if m is None else np.where(better, m, best[1])
+        np.copyto(best[2], q.astype(np.int8), where=better[..., None])
+        best[3] = np.where(better, loss, best[3])
+    scales, minima, codes, _ = best
+    kept = None if minima is None else minima.astype(np.int16)
+    return Blocks(codes.reshape(len(g), SUPER), scales.astype(np.int16), factor, kept, second)
+
+
+def _half(factor: Any) -> Any:
+    return factor.astype(np.float16)
+
+
+def _rounded(layout: Layout, scale: Any, factor: Any) -> Any:
+    """Scales [n, groups] as integers under their fp16 factors [n], as float32."""
+    wide = factor.astype(np.float32)[:, None]
+    found = np.rint(np.where(wide != 0, scale / np.where(wide != 0, wide, 1), 0))
+    return np.clip(found, layout.least_scale, layout.most_scale)
