@@ -19,10 +19,14 @@ from pipeline.running.target import read_marker, remove, strange
 from pipeline.tracing import PARTS, PROFILES
 
 PICTURES = ("loss.png", "mesh.png", "histogram.png", "sensitivity.png", "allocation.png", "scale.png")
-MORE = ("trace.json", NAME)
+MORE = ("trace.json", "rounds.jsonl", "rules.yaml", NAME)
 STATE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")  # of a training, whose folder has a manifest of its own
 # Folders whose entries of such names go, with all that is in them.
-FOLDERS = {"states": STATE, "best": STATE, PARTS: re.compile(r".+\.jsonl"), PROFILES: re.compile(r".+-\d+-\d+")}
+FOLDERS = {
+    "states": STATE, "best": STATE, PARTS: re.compile(r".+\.jsonl"), PROFILES: re.compile(r".+-\d+-\d+"),
+    "sizes": re.compile(r".+-[\d,.]+\w*"), "converted": re.compile("out|run"),
+    "programs": re.compile(".+-(cache|atime)"), "logs": re.compile(r".+\.txt"),
+}  # fmt: skip
 TARGET_LOCK = ".*.weightmill.lock"  # what a killed process leaves beside its export
 
 
