@@ -48,6 +48,10 @@ class LinearStatistics:
 class Statistics(Protocol):
     """What a stage has found, tensor by tensor. It pickles, as stores do, and reads from disk when asked."""
 
+    def __contains__(self, name: object) -> bool:
+        """Whether the model multiplies anything by this tensor, known before anything is read."""
+        ...
+
     def of(self, name: str) -> LinearStatistics | None:
         """Those of a tensor; None: the model multiplies nothing by it, or nothing was kept."""
         ...

@@ -6,7 +6,8 @@ from functools import cached_property, partial
 from typing import Any, Literal
 
 from pipeline import meter
-from pipeline.errors import ValueRangeError
+from pipeline.calibration import Statistics
+from pipeline.errors import StageError, ValueRangeError
 from pipeline.hooks import optional
 from pipeline.measured import encoded
 from pipeline.method import Method, MethodHooks
@@ -29,6 +30,7 @@ class CodedStore(StoreView):
         measure: add up what encoding loses.
         unpack: decodes what was encoded, where that is measured.
         plain: what tensors become that are unpacked: `bf16`, or `keep`, the fp32 values that they decode to.
+        statistics: of what the tensors are multiplied by, for methods that look at that; None: there are none.
         extremes: of whole matrices and rows, for methods that need them.
     """
 
@@ -37,6 +39,7 @@ class CodedStore(StoreView):
     measure: bool
     plain: Literal["bf16", "keep"] = "bf16"
     unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
+    statistics: Statistics | None = None
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
@@ -126,6 +129,11 @@ class CodedStore(StoreView):
             more["rows"] = self.extremes.bands(self.store, name, box, rows, method.decode)
         if optional(method, MethodHooks, "needs_place"):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
+        if optional(method, MethodHooks, "needs_statistics"):
+            found = None if self.statistics is None else self.statistics.of(name)
+            if found is None:
+                raise StageError(f"{name}: was to be quantized by what it is multiplied by, of which nothing is known")
+            more["statistics"] = found.of(box[:-2], box[-1])
         return more
 
 
