@@ -64,6 +64,8 @@ class CodedStore(StoreView):
             and not optional(method, MethodHooks, "cuts_rows")
         ):
             found = (*found[:-1], max(1, shape[-1]))
+        if name in self.methods and optional(method, MethodHooks, "needs_statistics") == "hessian":
+            found = (*found[:-1], max(1, shape[-1]))  # a column makes good what others lost
         return found
 
     def scratch(self, name: str) -> int:

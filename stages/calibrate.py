@@ -3,7 +3,9 @@
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +15,6 @@ from pipeline.engine import Engine, Windows, observer, scoring
 from pipeline.errors import ConfigError
 from pipeline.running import text_stream
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
-
 
 LEAST = 32  # tokens of an expert; with fewer its statistics are those of all experts of its layer, by their tokens
 
@@ -25,10 +26,12 @@ class Folder:
     Attributes:
         place: the folder; None: a plan's, in which nothing can be read.
         files: tensor → file that has its statistics.
+        hessians: whether these are there, too.
     """
 
     place: Path | None
     files: Mapping[str, str]
+    hessians: bool = False
 
     def __contains__(self, name: object) -> bool:
         return name in self.files
@@ -51,7 +54,16 @@ class Folder:
             weights = np.maximum(tokens, 0 if tokens.any() else 1)
             mean_square[few] = np.average(mean_square, axis=0, weights=weights)
             absmax[few] = absmax.max(axis=0)
-        return LinearStatistics(tokens, mean_square, absmax)
+        return LinearStatistics(tokens, mean_square, absmax, partial(self._hessian, name) if self.hessians else None)
+
+    def _hessian(self, name: str, *expert: int) -> Any:
+        """XᵀX / tokens of a matrix, fp32; of an expert that saw too little, of all experts together."""
+        assert self.place is not None
+        with np.load(self.place / self.files[name]) as kept:
+            tokens, found = kept[f"{name}/tokens"], kept[f"{name}/hessian"]
+        if tokens.ndim and tokens[expert] < LEAST:
+            return np.average(found, axis=0, weights=tokens if tokens.any() else None).astype(np.float32)
+        return found[expert]
 
 
 @dataclass(frozen=True)
@@ -64,12 +76,14 @@ class Calibrate:
     Attributes:
         engine: runs the model, a block's weights on the device at a time.
         texts: files, UTF-8.
+        hessian: keep XᵀX as well, fp32, [in, in] of every matrix.
         windows: how they are cut; the last tokens of a text, which fill none, are left out.
     """
 
     engine: Engine
     texts: tuple[str, ...] = field(metadata=NEUTRAL)  # their content counts, which is read
     windows: Windows
+    hessian: bool = False
 
     def __post_init__(self) -> None:
         if not self.texts:
@@ -82,7 +96,7 @@ class Calibrate:
         usage = scoring([f.nbytes for f in files], self.windows, keeps=True)
         takes = self.engine.plan(checkpoint, usage=usage)
         takes = replace(takes, inputs=(*takes.inputs, *files))
-        return Prediction(replace(checkpoint, statistics=Folder(None, _likely(checkpoint))), takes)
+        return Prediction(replace(checkpoint, statistics=Folder(None, _likely(checkpoint), self.hessian)), takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
@@ -90,7 +104,8 @@ class Calibrate:
             ConfigError: no text fills a window.
             SourceError: no tokenizer; a text that is not UTF-8.
         """
-        assert ctx.folder is not None and ctx.unfinished is not None
+        assert ctx.folder is not None
+        assert ctx.unfinished is not None
         tokenizer = self.engine.tokenizer.load(checkpoint)  # type: ignore[attr-defined]
         rows = []
         for text in self.texts:
@@ -99,7 +114,7 @@ class Calibrate:
         if not rows:
             raise ConfigError(f"calibrate.texts: no text has the {self.windows.window} tokens of a window")
         text_stream.write(f"calibrating on {len(rows) * self.windows.window:,} tokens\n")
-        observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, hessian=False)
+        observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, hessian=self.hessian)
         for path in sorted(ctx.unfinished.glob("layers.*.npz")):  # copied: whoever is killed here finds them again
             meter.wrote(shutil.copyfile(path, ctx.folder / path.name).stat().st_size)
         found = self.reopen(ctx.folder, checkpoint)
@@ -118,7 +133,7 @@ class Calibrate:
                     name, _, what = key.rpartition("/")
                     if what == "tokens":
                         files[name] = path.name
-        return replace(checkpoint, statistics=Folder(folder, files))
+        return replace(checkpoint, statistics=Folder(folder, files, self.hessian))
 
 
 def _likely(checkpoint: Checkpoint) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What a model's matrices are multiplied by: its blocks one after another, one block's weights on the device.
 
 The hidden states that a block is given lie on disk, and so do those that it gives: whoever is killed goes on with the
-block that was not finished, with equal bytes. Sums are float32 in a batch and float64 over batches; Hessians are float32.
+block that was not finished, with equal bytes.
+Sums are float32 in a batch and float64 over batches, Hessians float32 always.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -43,7 +43,8 @@ def shared_of(
 ) -> Shared | None:
     """What a block's values share; None if one of them is not finite.
 
-    With a search, the candidates are tried in order and the first with the least sum of squared errors wins, each by the weight of its column where they have any.
+    With a search, the candidates are tried in order and the first with the least sum of squared errors wins,
+    each by the weight of its column where they have any.
     """
     low, high = ends
     amax = max(abs(low), abs(high))
