@@ -1,8 +1,8 @@
 """What a model's matrices are multiplied by: its blocks one after another, one block's weights on the device.
 
 The hidden states that a block is given lie on disk, and so do those that it gives: whoever is killed goes on with the
-block that was not finished, with equal bytes.
-Sums are float32 in a batch and float64 over batches, Hessians float32 always.
+block that was not finished, with equal bytes. Sums
+are float32 in a batch and float64 over batches, Hessians float32 always.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -143,7 +143,10 @@ def _program(model: Decoder, block: Any, layer: int, *, hessian: bool) -> Any:
         own: Any = nnx.merge(graph, jax.tree.unflatten(tree, leaves))
         recorder = _Recorder(list(parameters(own)), hessian)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
-        ops = replace(model.ops, matmul=_Matmul(model.ops.matmul, recorder), moe=_Moe(model.ops.moe, recorder))
+        watched: dict[str, Any] = {
+            "matmul": _Matmul(model.ops.matmul, recorder), "moe": _Moe(model.ops.moe, recorder)
+        }  # fmt: skip
+        ops = replace(model.ops, **watched)
         return own(x, layer, CacheView(None, positions, fresh=True), ops), recorder.found
 
     return run
@@ -154,7 +157,8 @@ class _Recorder:
 
     def __init__(self, params: Sequence[Any], hessian: bool):
         self.names = {id(p.get_value()): p.names for p in params}
-        self.hessian, self.found = hessian, {}
+        self.hessian = hessian
+        self.found: Found = {}
 
     def linear(self, w: Any, x: Any) -> None:
         if (names := self.names.get(id(w))) is None:
