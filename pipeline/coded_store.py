@@ -6,7 +6,8 @@ from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
 from pipeline import meter
-from pipeline.errors import ValueRangeError
+from pipeline.calibration import Statistics
+from pipeline.errors import StageError, ValueRangeError
 from pipeline.hooks import optional
 from pipeline.measured import encoded
 from pipeline.method import Method, MethodHooks
@@ -36,6 +37,7 @@ class CodedStore(StoreView):
         measure: add up what encoding loses.
         unpack: decodes what was encoded, where that is measured.
         plain: what tensors become that are unpacked: `bf16`, or `keep`, the fp32 values that they decode to.
+        statistics: of what the tensors are multiplied by, for methods that look at that; None: there are none.
         extremes: of whole matrices and rows, for methods that need them.
     """
 
@@ -44,6 +46,7 @@ class CodedStore(StoreView):
     measure: bool
     plain: Literal["bf16", "keep"] = "bf16"
     unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
+    statistics: Statistics | None = None
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
@@ -68,6 +71,8 @@ class CodedStore(StoreView):
             and not optional(method, MethodHooks, "cuts_rows")
         ):
             found = (*found[:-1], max(1, shape[-1]))
+        if name in self.methods and optional(method, MethodHooks, "needs_statistics") == "hessian":
+            found = (*found[:-1], max(1, shape[-1]))  # a column makes good what others lost
         return found
 
     def scratch(self, name: str) -> int:
@@ -133,6 +138,11 @@ class CodedStore(StoreView):
             more["rows"] = self.extremes.bands(self.store, name, box, rows, method.decode)
         if optional(method, MethodHooks, "needs_place"):
             more["place"] = (name, self.store.specs[name].shape, tuple(s.start for s in box))
+        if optional(method, MethodHooks, "needs_statistics"):
+            found = None if self.statistics is None else self.statistics.of(name)
+            if found is None:
+                raise StageError(f"{name}: was to be quantized by what it is multiplied by, of which nothing is known")
+            more["statistics"] = found.of(box[:-2], box[-1])
         return more
 
 

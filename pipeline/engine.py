@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from pipeline.errors import ConfigError
 from pipeline.hooks import hooks_of, optional
 from pipeline.mesh import Mesh, Placement
 from pipeline.ops import Call
@@ -338,10 +339,27 @@ class EngineHooks:
     gang: Gang | None = None
     """The processes that a model of its lies over; None: one."""
 
+    observe: Callable[..., None] | None = None
+    """`observe(checkpoint, rows, batch, folder, hessian=…)`: run a model over rows of token ids, `batch` at once, and
+    write what its matrices are multiplied by into `folder`, a file `layers.N.npz` a block; see
+    `plugins.engine.observe`. What an earlier call had finished there is not done again."""
+
 
 def gang_of(engine: Engine) -> Gang | None:
     """The processes in which a stage is to run that loads a model with `engine`."""
     found: Gang | None = optional(engine, EngineHooks, "gang")
+    return found
+
+
+def observer(engine: Engine) -> Callable[..., None]:
+    """`observe` of an engine.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    found: Callable[..., None] | None = optional(engine, EngineHooks, "observe")
+    if found is None:
+        raise ConfigError(f"calibrate: {type(engine).__name__} does not tell what models multiply")
     return found
 
 

@@ -57,6 +57,10 @@ class MethodHooks:
     """Of rows that share a scale it takes a part as well: `encode` takes `rows`, the Extremes of the whole rows that
     `x` is a part of, or None when `x` holds them whole."""
 
+    needs_statistics: str | None = None
+    """What of the inputs of a tensor it wants to know, `mean_square` or `hessian`: `encode` takes `statistics`, the
+    `pipeline.calibration.LinearStatistics` of the box. A Hessian is of whole matrices, which `encode` is then given."""
+
     calls: Callable[[str, TensorSpec], Iterable[Any]] | None = None
     """`calls(name, spec)`: the kernel calls (`pipeline.ops.Call`) that `encode` makes for a tensor."""
 

@@ -30,6 +30,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
+from pipeline.calibration import Statistics
 from pipeline.digest import Digested, InputFile
 from pipeline.errors import ConfigError, Problem, StageError, did_you_mean
 from pipeline.fields import CHOSEN as CHOSEN
@@ -176,6 +177,7 @@ class Checkpoint:
         may_unpack: packed tensors that nobody asked to be so: an export that cannot hold them writes their values.
         rounded: matrices that have fewer digits than in the source, and which dtype they have there.
         keeping: names of tensors → the setting to type so that they are not quantized; None: none was.
+        statistics: of what its matrices are multiplied by; None: no stage has looked.
     """
 
     store: TensorStore
@@ -194,6 +196,7 @@ class Checkpoint:
     may_unpack: frozenset[str] = frozenset()
     rounded: Mapping[str, str] = field(default_factory=dict)
     keeping: Callable[[Sequence[str]], str] | None = field(default=None, compare=False, repr=False)
+    statistics: Statistics | None = field(default=None, repr=False)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

@@ -1,5 +1,7 @@
 """Text files that a config names: checked while the config is read, and read as UTF-8."""
 
+import gzip
+import io
 import os
 from pathlib import Path
 
@@ -29,13 +31,16 @@ def input_file(name: str) -> InputFile:
 
 
 def read(name: str) -> str:
-    """The whole text.
+    """The whole text; of NAME.gz what was compressed.
 
     Raises:
         SourceError: it is gone, no regular file, too large, or not UTF-8.
     """
     path = Path(os.path.expanduser(name))
     try:
+        if path.suffix == ".gz":
+            with gzip.open(io.BytesIO(read_whole(path, MAX_NBYTES))) as file:
+                return file.read(MAX_NBYTES).decode()
         return read_whole(path, MAX_NBYTES).decode()
     except UnicodeDecodeError as why:
         raise SourceError(f"{path}: byte {why.start} is not UTF-8") from None

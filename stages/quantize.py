@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal
 
 from pipeline.assigned import assigned, keeping
+from pipeline.calibration import Calibrator, Statistics
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
@@ -28,6 +29,7 @@ class Quantize:
         extra_rules: before `rules`.
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
+        calibrate: makes methods look at what the stage `calibrate` found; None: at weights alone.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
         plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
@@ -40,6 +42,7 @@ class Quantize:
     roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     methods: Mapping[str, Method] = field(default_factory=dict)
     extra_rules: tuple[Rule, ...] = ()
+    calibrate: Calibrator | None = None
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
@@ -57,7 +60,7 @@ class Quantize:
             checkpoint = replace(checkpoint, may_unpack=frozenset(packed) - self._kept(checkpoint))
         if not todo:
             return checkpoint
-        store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack)
+        store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics)
         kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
         return replace(checkpoint, store=store, keeping=kept)
 
@@ -85,7 +88,17 @@ class Quantize:
         problems += [] if problems else self._nothing(m.scheme for m in found.values())
         if problems:
             raise PlanError(problems)
-        return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
+        todo = {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
+        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics)
+
+    def _calibrated(self, todo: dict[str, Method], statistics: Statistics | None) -> dict[str, Method]:
+        """`todo` with methods that look at activations, for the tensors that have any: an embedding is looked up."""
+        assert self.calibrate is not None
+        if statistics is None:
+            text = "has no statistics to look at; the stage calibrate, before quantize, makes them"
+            raise PlanError([Problem("calibrate", text)])
+        by = {m: self.calibrate.calibrated(m) for m in dict.fromkeys(todo.values()) if m.scheme is not None}
+        return {n: by.get(m, m) if n in statistics else m for n, m in todo.items()}
 
     @property
     def _rules(self) -> tuple[Rule, ...]:

@@ -69,7 +69,7 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     resolver = Resolver(allowed_packages())
     spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
     spine = resolver.typed(spine_keys, Spine, "config")
-    nodes = tree.get("stages") or {}
+    nodes = _wanted(tree)
     if tree.get("zip"):
         resolver.note("zip", "says which lists of a sweep go together, and this is one job; -m makes it a sweep")
     stages = {}
@@ -92,6 +92,15 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     given["kernels"] = chosen
     identity = {name: redact.identified(given["stages"][name], node) for name, node in nodes.items()}
     return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built, tracker)
+
+
+def _wanted(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The nodes of the stages; without `calibrate` where no method looks at what that would find."""
+    nodes = dict(tree.get("stages") or {})
+    asked = tree.get("calibrate")
+    if isinstance(asked, Mapping) and asked.get("method") is None:
+        nodes.pop("calibrate", None)
+    return nodes
 
 
 def _plain(node: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from pipeline import backends
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
-from pipeline.errors import PlanError, Problem, SourceError
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError
 from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
@@ -80,6 +80,12 @@ class Loader(Protocol):
             address: HOST:PORT of the first.
             alone: it takes all devices that it sees; else its share of them.
         """
+        ...
+
+    def observe(
+        self, engine: "Engine", checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, *, hessian: bool
+    ) -> None:
+        """See `pipeline.engine.EngineHooks.observe`."""
         ...
 
     def load(self, engine: "Engine", checkpoint: Checkpoint) -> Any:
@@ -300,6 +306,16 @@ class Engine:
             ConfigError: no such device.
         """
         return self.loader.load(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)
+
+    def observe(self, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, *, hessian: bool) -> None:
+        """See `pipeline.engine.EngineHooks.observe`.
+
+        Raises:
+            ConfigError: the engine has several devices.
+        """
+        if self.mesh.size > 1:
+            raise ConfigError("calibrate runs on one device, and the engine has several; mesh=single")
+        self.loader.observe(self, checkpoint, rows, batch, folder, hessian=hessian)
 
 
 def _alone(rank: int, address: str, *, alone: bool) -> None:

@@ -1,7 +1,8 @@
 """How an engine comes to a model: a plugin node that imports JAX when it is used, and not while a run is planned."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine, Resolved
@@ -26,6 +27,14 @@ class JaxLoader:
         from plugins.mesh.processes import join
 
         join(engine.mesh, rank, address, engine.platform, alone=alone)
+
+    def observe(
+        self, engine: Engine, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, *, hessian: bool
+    ) -> None:
+        """See `pipeline.engine.EngineHooks.observe`."""
+        from plugins.engine.observe import observe
+
+        observe(engine, checkpoint, rows, batch, folder, hessian=hessian)
 
     def load(self, engine: Engine, checkpoint: Checkpoint) -> "Model":
         """See `Engine.load`."""

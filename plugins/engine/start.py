@@ -28,7 +28,7 @@ from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
-_DTYPES = {"bf16": "bfloat16", "f32": "float32"}
+DTYPES = {"bf16": "bfloat16", "f32": "float32"}
 
 
 def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None = None) -> Model:
@@ -58,7 +58,7 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     ops = engine.ops.on(device.platform)
     eager = is_eager(ops)
     ops = on_arrays(ops) if eager else ops
-    model: Decoder = family.build(checkpoint.config, weights, ops, _DTYPES[dtype])
+    model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
     ignored = weights.check()
     where = device if spread is None else spread.devices
     fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)

@@ -36,7 +36,7 @@ class _Whole:
 
 def quantized(
     fn: Callable[..., Any], x: Any, scheme: Scheme, most: int, *, cuts_rows: bool, measure: bool, observed: Any,
-    rows: Any, place: Any, **options: Any,
+    rows: Any, place: Any, importance: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
     """`fn(x, scheme, …)`, the `quantize` op, over pieces of at most `most` elements where blocks are no larger.
 
@@ -49,7 +49,8 @@ def quantized(
         grain = (*grain[:-1], max(1, spec.shape[-1]))
     pieces = [p.index for p in cut("", spec.shape, most, grain)]
     if len(pieces) < 2:
-        return fn(x, scheme, measure=measure, observed=observed, rows=rows, place=place, **options)
+        weights = {} if importance is None else {"importance": importance}
+        return fn(x, scheme, measure=measure, observed=observed, rows=rows, place=place, **weights, **options)
     dtypes = scheme.dtypes
     out: dict[str, Any] = {c: np.empty(s, numpy_dtype(dtypes[c])) for c, s in scheme.components(spec.shape).items()}
     store, found, stats = _Whole(x, {"": spec}), ExtremesOf(), ErrorStats()
@@ -62,8 +63,9 @@ def quantized(
             bands = found.bands(store, "", box, scheme.block_rows, _never)
         at = None if place is None else (*place[:2], tuple(p + s.start for p, s in zip(place[2], box, strict=True)))
         part = _placed(
-            spec.shape, box, fn, x[box], scheme, measure=measure, observed=of, rows=bands, place=at, **options
-        )
+            spec.shape, box, fn, x[box], scheme, measure=measure, observed=of, rows=bands, place=at,
+            **({} if importance is None else {"importance": importance[(*box[:-2], box[-1])]}), **options,
+        )  # fmt: skip
         if measure:
             part, more = part
             stats += more

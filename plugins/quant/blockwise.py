@@ -113,8 +113,9 @@ class Blockwise:
         return scratch_nbytes(self.scheme, shape, self.quantize.backends, cuts_rows=self.cuts_rows, searches=searches)
 
     def encode(
-        self, x: Any, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None
-    ) -> Any:
+        self, x: Any, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
+        importance: Any = None,
+    ) -> Any:  # fmt: skip
         """`x` `[..., n]` as a QTensor; with `measure`, which `pipeline.measured` asks of this class alone,
         (QTensor, ErrorStats): the kernels measure in the same pass.
 
@@ -122,6 +123,7 @@ class Blockwise:
             observed: Extremes of the matrices that `x` is a part of; None when it holds them whole.
             rows: Extremes of the bands of `block_rows` rows that `x` is a part of; None when it holds them whole.
             place: (name, shape of the tensor, where `x` starts in it), for stochastic rounding; None: `x` is all of it.
+            importance: fp32 `[..., n]`, what squared errors of columns count in a search; None: all the same.
 
         Raises:
             ValueRangeError: a NaN or an infinity, unless `nonfinite` is "poison"; a scale past its encoding.
@@ -129,6 +131,8 @@ class Blockwise:
         options = dict(self._options)
         if self.stochastic:
             options["place"] = place or ("", x.shape, (0,) * x.ndim)
+        if importance is not None:
+            options["importance"] = importance
         return self.quantize(x, self.scheme, measure=measure, observed=observed, rows=rows, **options)
 
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:

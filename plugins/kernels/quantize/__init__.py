@@ -1,6 +1,6 @@
 """quantize: an array becomes a QTensor, one shared scale a block.
 
-    quantize(x, scheme, *, measure=False, observed=None, rows=None, place=None, **recipe)
+    quantize(x, scheme, *, measure=False, observed=None, rows=None, place=None, importance=None, **recipe)
         -> QTensor, or (QTensor, ErrorStats)
 
 `x` is an array `[..., n]` of bfloat16 (ml_dtypes), float32 or float16, contiguous or not. The recipe is the *method*
@@ -33,7 +33,8 @@
 - tiny: E8M0 blocks whose scale clamps to byte 0, i.e. 2^-127. `spec` divides by 2^-127, as the decoder multiplies.
   `torchao` reproduces its codes, which decode wrong: it divides by 2^-126 (rceil: by 1, so all codes are 0).
 - search: `mse` tries other scales and keeps the one with the least sum of squared errors, the earlier of equals: the
-  bytes ±1 … ±search_steps, or the real scale times each factor of search_grid.
+  bytes ±1 … ±search_steps, or the real scale times each factor of search_grid. With `importance`, fp32 `[..., n]`
+  without the dimension of rows, of the sum in which each square is multiplied by that of its column.
 - stochastic: round up or down with probabilities that make the mean right, from numbers that depend on `seed` and on
   the value's `place` = (tensor name, its shape, where x starts in it) only: chunks and threads change nothing.
 

@@ -59,7 +59,7 @@ class _Call(ctypes.Structure):
 
 def quantize(
     x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
-    **options: Any,
+    importance: None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)

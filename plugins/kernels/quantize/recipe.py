@@ -159,6 +159,16 @@ def checked(shape: tuple[int, ...], scheme: Scheme, options: dict[str, Any]) -> 
     return recipe
 
 
+def weighed(shape: tuple[int, ...], importance: Any, recipe: Recipe) -> None:
+    """Raise ConfigError where `importance` is given and is not of the columns of a searched-for `shape`."""
+    if importance is None:
+        return
+    if recipe.search != "mse":
+        raise ConfigError("quantize importance: weighs the errors of a search, and search=none makes none")
+    if (wanted := (*shape[:-2], shape[-1])) != tuple(importance.shape):
+        raise ConfigError(f"quantize importance: of shape {[*importance.shape]}, where columns have {[*wanted]}")
+
+
 def is_fast(scheme: Scheme, recipe: Recipe) -> bool:
     """Whether the tile codec of MXFP4 knows this: e2m1 in one row, e8m0, the rules it has thresholds for."""
     return (

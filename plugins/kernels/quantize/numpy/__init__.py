@@ -33,20 +33,21 @@ from plugins.kernels.quantize import mxfp4
 from plugins.kernels.quantize.mxfp4.errors import compared
 from plugins.kernels.quantize.numpy.scale import Found, block_scales, quotients
 from plugins.kernels.quantize.reach import refuse_infinities, unstorable
-from plugins.kernels.quantize.recipe import Recipe, checked, is_fast
+from plugins.kernels.quantize.recipe import Recipe, checked, is_fast, weighed
 
 
 def quantize(
     x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
-    **options: Any,
+    importance: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
+    weighed(x.shape, importance, recipe)
     if is_fast(scheme, recipe):
         names = ("scale_rule", "ties", "zero", "nonfinite", "overflow", "tiny")
         return mxfp4.quantize(x, scheme, measure=measure, **{k: getattr(recipe, k) for k in names})
     q = empty(x.shape, scheme)
-    coder = _Coder(scheme, recipe, x, q, observed, rows, place)
+    coder = _Coder(scheme, recipe, x, q, observed, rows, place, importance)
     for lead, matrix in as_matrices(x):
         coder.matrix(lead, matrix)
     if scheme.second == "dynamic8":
@@ -77,6 +78,7 @@ class _Coder:
     observed: Any
     bands: Any
     place: Any
+    importance: Any
 
     def matrix(self, lead: tuple[int, ...], matrix: Any) -> None:
         scheme, q = self.scheme, self.q
@@ -129,7 +131,7 @@ class _Coder:
         if self.recipe.nonfinite == "error":
             self._finite(largest)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            found = block_scales(blocks, ends, self.scheme, self.recipe, second)
+            found = block_scales(blocks, ends, self.scheme, self.recipe, second, self._weights(lead, cols, shape))
         refuse_unstorable(found, largest, self.scheme)
         scale[...] = found.stored[:, 0, :, 0]
         if zeros is not None:
@@ -179,6 +181,13 @@ class _Coder:
         if s.second in ("f32", "inverse_f32") or (s.block_rows, s.block_elems) == (0, 0):
             return matrix_extremes(matrix)
         return None
+
+    def _weights(self, lead: tuple[int, ...], cols: slice, shape: tuple[int, ...]) -> Any:
+        """What the squared errors of a tile's columns are multiplied by, `[1, 1, across, e]`; None: by nothing."""
+        if self.importance is None:
+            return None
+        row = np.asarray(self.importance, np.float64)[lead if self.x.ndim > 1 else ()]
+        return row[cols].reshape(1, 1, shape[2], shape[3])
 
     def _bands(self, lead: tuple[int, ...], down: slice) -> Any:
         """(low, high) `[down, 1, 1, 1]` of the whole rows that these bands of a matrix are a part of."""

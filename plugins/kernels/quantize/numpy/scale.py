@@ -37,13 +37,14 @@ class Found:
     poisoned: Any = None
 
 
-def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> Found:
+def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second: Any, weights: Any = None) -> Found:
     """The scales of a `[down, r, across, e]` tile with these extremes.
 
     Args:
         blocks: its values; None for one block that is too large to hold, whose rule needs extremes only.
         ends: (low, high), and without blocks for `signed` the first value of largest magnitude.
         second: the matrix's stored second-level scale, or None.
+        weights: float64 that the squared errors of columns are multiplied by in a search, `[1, 1, across, e]`, or None.
     """
     amax = np.maximum(np.abs(ends[0]), np.abs(ends[1]))
     finite = np.isfinite(amax)
@@ -72,7 +73,7 @@ def block_scales(blocks: Any, ends: Any, scheme: Scheme, recipe: Recipe, second:
             raw = np.where(poisoned, np.float32(np.nan), raw)
         factors = (1.0, *recipe.search_grid) if recipe.search != "none" else (1.0,)
         options = [_real(raw if f == 1 else raw * np.float32(f), ends, scheme, recipe, second) for f in factors]
-    best = options[0] if len(options) == 1 else _least_error(blocks, options, scheme, recipe)
+    best = options[0] if len(options) == 1 else _least_error(blocks, options, scheme, recipe, weights)
     best.poisoned = poisoned
     if poisoned is not None and best.zeros is not None:
         best.zeros = np.where(poisoned, best.zeros.dtype.type(0), best.zeros)
@@ -170,7 +171,7 @@ def _first_largest(blocks: Any, ends: Any) -> Any:
     return np.take_along_axis(flat, at, axis=-1).reshape(down, 1, across, 1)
 
 
-def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Recipe) -> Found:
+def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Recipe, weights: Any) -> Found:
     """For each block the option with the least sum of squared errors; the earlier of equals."""
     e = element(scheme.element)
     best, least = options[0], None
@@ -178,7 +179,8 @@ def _least_error(blocks: Any, options: list[Found], scheme: Scheme, recipe: Reci
         codes = encode(e, quotients(blocks.copy(), option, scheme, recipe), recipe.ties, recipe.zero, recipe.is_narrow)
         error = blocks.astype(np.float64) - decoded(codes, option.total, option.zeros, scheme)
         down, r, across, n = error.shape
-        flat = np.square(error).transpose(0, 2, 1, 3).reshape(down, across, r * n)
+        square = np.square(error) if weights is None else np.square(error) * weights
+        flat = square.transpose(0, 2, 1, 3).reshape(down, across, r * n)
         # A running sum adds in order, whatever the array's shape: the same block always has the same error.
         total = np.cumsum(flat, axis=-1)[..., -1].reshape(down, 1, across, 1)
         if least is None:

@@ -22,7 +22,7 @@ from plugins.kernels.codecs.mx import E8M0_NAN
 from plugins.kernels.dequantize.reference import dequantize
 from plugins.kernels.pieces import quantized
 from plugins.kernels.quantize.reach import may_overflow, refuse
-from plugins.kernels.quantize.recipe import Recipe, checked
+from plugins.kernels.quantize.recipe import Recipe, checked, weighed
 from plugins.kernels.quantize.reference.block import code_of, shared_of
 
 F32: Any = np.float32
@@ -31,20 +31,29 @@ PIECE = 1 << 14  # elements: numbers of Python's, some 150 bytes for each
 
 def quantize(
     x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
-    **options: Any,
+    importance: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
+    weighed(x.shape, importance, recipe)
     if recipe.stochastic and place is None:
         raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")
     return quantized(
         _quantize, x, scheme, PIECE, cuts_rows=recipe.cuts_rows(scheme), measure=measure, observed=observed, rows=rows,
-        place=place, recipe=recipe,
+        place=place, importance=importance, recipe=recipe,
     )  # fmt: skip
 
 
 def _quantize(  # noqa: C901  the definition, in one piece
-    x: Any, scheme: Scheme, *, measure: bool, observed: Any, rows: Any, place: Any, recipe: Recipe
+    x: Any,
+    scheme: Scheme,
+    *,
+    measure: bool,
+    observed: Any,
+    rows: Any,
+    place: Any,
+    recipe: Recipe,
+    importance: Any = None,
 ) -> Any:
     e = element(scheme.element)
     with np.errstate(invalid="ignore"):  # a signalling NaN is a value like any other here
@@ -75,8 +84,12 @@ def _quantize(  # noqa: C901  the definition, in one piece
                     ends = _observed(matrix, bands, m * down + i)
                 else:
                     ends = _least(block), _most(block)
+                weights = None
+                if importance is not None:
+                    columns = np.asarray(importance, np.float32).reshape(-1, n)[m, at[1]]
+                    weights = np.broadcast_to(columns, matrix[at].shape).ravel().tolist()
                 with np.errstate(all="ignore"):
-                    shared = shared_of(block, ends, scheme, recipe, second)
+                    shared = shared_of(block, ends, scheme, recipe, second, weights)
                 if shared is None:
                     scale.append(E8M0_NAN if scheme.scale == "e8m0" else math.nan)
                     zero.append(0)

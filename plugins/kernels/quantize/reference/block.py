@@ -38,10 +38,13 @@ class Shared:
     minimum: Any = None
 
 
-def shared_of(block: list[float], ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> Shared | None:
+def shared_of(
+    block: list[float], ends: Any, scheme: Scheme, recipe: Recipe, second: Any, weights: list[float] | None = None
+) -> Shared | None:
     """What a block's values share; None if one of them is not finite.
 
-    With a search, the candidates are tried in order and the first with the least sum of squared errors wins.
+    With a search, the candidates are tried in order and the first with the least sum of squared errors wins,
+    each by the weight of its column where they have any.
     """
     low, high = ends
     amax = max(abs(low), abs(high))
@@ -66,9 +69,9 @@ def shared_of(block: list[float], ends: Any, scheme: Scheme, recipe: Recipe, sec
     errors = []
     for option in options:
         error = 0.0
-        for v in block:
+        for v, weight in zip(block, weights or [1.0] * len(block), strict=True):
             y = value_of(code_of(v, option, scheme, recipe), option.total, option.zero, scheme)
-            error += (v - float(y)) ** 2
+            error += (v - float(y)) ** 2 * weight
         errors.append(error)
     return options[errors.index(min(errors))]
 

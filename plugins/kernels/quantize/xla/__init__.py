@@ -32,7 +32,7 @@ PIECE = 1 << 18  # elements: some forty bytes for each are a task's scratch
 
 def quantize(
     x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
-    **options: Any,
+    importance: None = None, **options: Any,
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)

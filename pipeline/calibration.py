@@ -1,0 +1,74 @@
+"""What a model's activations were, as methods are told of it: statistics of what each matrix is multiplied by.
+
+A stage gathers them (`stages/calibrate.py`) by running the model as it was on texts; a method says that it wants them
+(`pipeline.method.MethodHooks.needs_statistics`), and is given those of the box that it encodes.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class LinearStatistics:
+    """What the inputs x `[tokens, in]` of one tensor `[..., out, in]` were. Leading dimensions are experts.
+
+    Attributes:
+        tokens: how many inputs there were, int64 `[...]`; of a plain matrix a number of no dimensions.
+        mean_square: mean of x² of each column, fp32 `[..., in]`, what llama.cpp calls an importance matrix.
+        absmax: largest |x| of each column, fp32 `[..., in]`.
+        hessian: `hessian(*expert)`: XᵀX / tokens of one matrix, fp32 `[in, in]`, read when asked; None: not kept.
+    """
+
+    tokens: Any
+    mean_square: Any
+    absmax: Any
+    hessian: Callable[..., Any] | None = None
+
+    def of(self, lead: tuple[slice, ...], columns: slice) -> "LinearStatistics":
+        """Those of a part: some experts, some columns; Hessians, which are of whole matrices, by the part's experts."""
+        first = tuple(s.start for s in lead)
+        whole = self.hessian
+
+        def hessian(*expert: int) -> Any:
+            assert whole is not None
+            return whole(*(f + e for f, e in zip(first, expert, strict=True)))
+
+        return replace(
+            self,
+            tokens=np.asarray(self.tokens)[lead],
+            mean_square=self.mean_square[(*lead, columns)],
+            absmax=self.absmax[(*lead, columns)],
+            hessian=None if whole is None else hessian,
+        )
+
+
+class Statistics(Protocol):
+    """What a stage has found, tensor by tensor. It pickles, as stores do, and reads from disk when asked."""
+
+    def __contains__(self, name: object) -> bool:
+        """Whether the model multiplies anything by this tensor, known before anything is read."""
+        ...
+
+    def of(self, name: str) -> LinearStatistics | None:
+        """Those of a tensor; None: the model multiplies nothing by it, or nothing was kept."""
+        ...
+
+
+class Calibrator(Protocol):
+    """A plugin node under `calibrate`: what makes a method one that looks at activations."""
+
+    @property
+    def needs_hessian(self) -> bool:
+        """Whether XᵀX is to be kept, beside mean squares and largest values."""
+        ...
+
+    def calibrated(self, method: Any) -> Any:
+        """The method (`pipeline.method.Method`) that makes codes of the same scheme with statistics.
+
+        Raises:
+            ConfigError: it does nothing for this scheme; says why.
+        """
+        ...

@@ -1,0 +1,162 @@
+"""GPTQ: what rounding one column loses is made good by the columns that are not rounded yet (Frantar et al. 2022).
+
+Of a matrix W with inputs of second moments H = E[xxᵀ] columns are rounded in order; the error of each, divided by its
+entry in the upper Cholesky factor of H⁻¹, is taken off all later columns. The rounding under a block's scale is that of
+the scheme's own codec, so any scheme of blocks in a row will do.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+import numpy as np
+
+from pipeline.errors import ConfigError
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from plugins.kernels.codecs import bits, scales
+from plugins.kernels.codecs.blocks import matrix_extremes
+from plugins.kernels.codecs.elements import element
+from plugins.kernels.codecs.rounding import encode
+from plugins.kernels.quantize.numpy import empty, refuse_unstorable
+from plugins.kernels.quantize.numpy.scale import Found, block_scales, decoded, quotients
+from plugins.kernels.quantize.recipe import Recipe
+from plugins.quant.blockwise import Blockwise
+
+LAZY = 128  # columns after which all later ones are brought up to date, by one product of matrices
+
+
+@dataclass(frozen=True)
+class Corrected(Blockwise):
+    """A method whose columns make good what earlier ones lost.
+
+    Attributes:
+        damping: of the mean of H's diagonal, what is added to that.
+        act_order: columns of the largest inputs first, under scales of the weights as they were.
+    """
+
+    damping: float = 0.01
+    act_order: bool = True
+
+    needs_statistics: ClassVar[str] = "hessian"
+
+    def encode(
+        self, x: Any, *, statistics: Any = None, measure: bool = False, observed: Any = None, **more: Any
+    ) -> Any:
+        """See `Blockwise.encode`.
+
+        Args:
+            x: whole rows.
+            statistics: the `pipeline.calibration.LinearStatistics` of `x`, with Hessians.
+        """
+        if statistics is None:
+            return super().encode(x, measure=measure, observed=observed, **more)
+        q = empty(x.shape, self.scheme)
+        for lead in np.ndindex(*x.shape[:-2]):
+            second = None
+            if self.scheme.second is not None:
+                ends = matrix_extremes(x[lead]) if observed is None else (observed.low[lead], observed.high[lead])
+                second = scales.matrix_scale(np.maximum(*map(np.abs, ends)).astype(np.float32), self.scheme)
+                q.second[lead] = second
+            part = corrected(
+                np.asarray(x[lead], np.float32), statistics.hessian(*lead), self.scheme, self.recipe, second,
+                damping=self.damping, act_order=self.act_order,
+            )  # fmt: skip
+            q.codes[lead], q.scales[lead] = part.codes, part.scales
+            if q.zeros is not None:
+                q.zeros[lead] = part.zeros
+        return q
+
+
+def factor(hessian: Any, damping: float) -> Any:
+    """The upper Cholesky factor of the inverse of a damped Hessian, fp64; of a column without inputs as if it had 1."""
+    h = np.array(hessian, np.float64)
+    dead = np.diag(h) <= 0
+    h[dead, :], h[:, dead] = 0, 0
+    h[dead, dead] = 1
+    h[np.diag_indices_from(h)] += damping * np.mean(np.diag(h))
+    low = np.linalg.inv(np.linalg.cholesky(h))
+    return np.linalg.cholesky(low.T @ low).T
+
+
+def corrected(
+    matrix: Any, hessian: Any, scheme: Scheme, recipe: Recipe, second: Any, *, damping: float, act_order: bool
+) -> QTensor:
+    """Codes of `matrix` [out, in], float32.
+
+    Args:
+        hessian: [in, in].
+        second: the stored second-level scale, or None.
+        damping, act_order: see `Corrected`.
+    """
+    rows, n = matrix.shape
+    size, e = scheme.block_elems, element(scheme.element)
+    q, codes = empty(matrix.shape, scheme), np.empty((rows, n), np.uint8)
+    order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(n)
+    upper = factor(np.asarray(hessian)[np.ix_(order, order)], damping)
+    w = matrix.astype(np.float64)[:, order]
+
+    def shared(columns: Any, block: int) -> Found:
+        values = np.ascontiguousarray(columns, np.float32).reshape(rows, 1, 1, size)
+        ends = values.min(axis=(1, 3), keepdims=True), values.max(axis=(1, 3), keepdims=True)
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            found = block_scales(values, ends, scheme, recipe, second)
+        refuse_unstorable(found, np.maximum(*map(np.abs, ends)), scheme)
+        q.scales[:, block] = found.stored[:, 0, 0, 0]
+        if q.zeros is not None:
+            q.zeros[:, block] = found.zeros[:, 0, 0, 0]
+        return found
+
+    blocks = [shared(matrix[:, b * size : (b + 1) * size], b) for b in range(n // size)] if act_order else []
+    for start in range(0, n, LAZY):
+        stop = min(start + LAZY, n)
+        errors = np.empty((rows, stop - start))
+        for k in range(start, stop):
+            at = int(order[k])
+            if not act_order and k % size == 0:
+                # A block may reach past the columns that are up to date.
+                ahead = w[:, k : k + size].copy()
+                if k + size > stop:
+                    ahead[:, stop - k :] -= errors[:, : k - start] @ upper[start:k, stop : k + size]
+                blocks.append(shared(ahead, k // size))
+            found, column = blocks[at // size], w[:, k]
+            v = np.ascontiguousarray(column, np.float32).reshape(rows, 1, 1, 1)
+            with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
+                code = encode(e, quotients(v, found, scheme, recipe), recipe.ties, recipe.zero, recipe.is_narrow)
+                y = decoded(code, found.total, found.zeros, scheme)
+            codes[:, at] = code.reshape(rows)
+            errors[:, k - start] = (column - y.reshape(rows).astype(np.float64)) / upper[k, k]
+            w[:, k + 1 : stop] -= np.outer(errors[:, k - start], upper[k, k + 1 : stop])
+        w[:, stop:] -= errors @ upper[start:stop, stop:]
+    q.codes[...] = bits.pack(codes, e.bits)
+    return q
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """See `pipeline.calibration.Calibrator`.
+
+    Attributes:
+        damping, act_order: see `Corrected`.
+    """
+
+    damping: float = 0.01
+    act_order: bool = True
+
+    needs_hessian: ClassVar[bool] = True
+
+    def calibrated(self, method: Any) -> Corrected:
+        """
+        Raises:
+            ConfigError: the method has no blocks in a row, or rounds otherwise than to the nearest.
+        """
+        if type(method) is not Blockwise:
+            raise ConfigError(f"calibrate=gptq: {type(method).__name__} rounds in no blocks")
+        s = method.scheme
+        if s.block_rows != 1 or s.block_elems == 0 or s.second not in (None, "f32", "inverse_f32"):
+            raise ConfigError(
+                "calibrate=gptq: is for blocks of columns in one row, with one more scale a matrix at most"
+            )
+        if method.stochastic or method.nonfinite != "error" or method.zero == "minus":
+            raise ConfigError("calibrate=gptq: rounds finite values to the nearest, and nothing at random")
+        given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}
+        return Corrected(**given, damping=self.damping, act_order=self.act_order)

@@ -1,0 +1,51 @@
+"""Importance: scales searched for so that columns count as much as the model multiplies by them.
+
+For each block the scale, of a few near the usual one, with the least Σ E[x²]·(w-ŵ)²: the expected square of what the
+block adds to an output, where columns are taken to be independent. llama.cpp calls E[x²] the importance matrix.
+"""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from pipeline.errors import ConfigError
+from plugins.quant.blockwise import Blockwise
+
+
+@dataclass(frozen=True)
+class Weighted(Blockwise):
+    """A method whose search weighs columns by what is known of them."""
+
+    needs_statistics: ClassVar[str] = "mean_square"
+
+    def encode(self, x: Any, *, statistics: Any = None, **more: Any) -> Any:
+        """See `Blockwise.encode`.
+
+        Args:
+            statistics: the `pipeline.calibration.LinearStatistics` of `x`; None: all columns count the same.
+        """
+        return super().encode(x, importance=None if statistics is None else statistics.mean_square, **more)
+
+
+@dataclass(frozen=True)
+class Imatrix:
+    """See `pipeline.calibration.Calibrator`.
+
+    Attributes:
+        grid: factors of real scales that are tried beside 1.
+        steps: neighbours of a power of two that are tried, to each side.
+    """
+
+    grid: tuple[float, ...]
+    steps: int = 1
+
+    needs_hessian: ClassVar[bool] = False
+
+    def calibrated(self, method: Any) -> Weighted:
+        """
+        Raises:
+            ConfigError: the method searches for no scale.
+        """
+        if type(method) is not Blockwise:
+            raise ConfigError(f"calibrate=imatrix: {type(method).__name__} searches for no scale of blocks")
+        searching = replace(method, search="mse", search_grid=self.grid, search_steps=self.steps)
+        return Weighted(**{f.name: getattr(searching, f.name) for f in fields(Blockwise)})

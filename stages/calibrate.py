@@ -1,0 +1,142 @@
+"""Calibrate: what a model's matrices are multiplied by, for methods that look at it when they quantize."""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline import meter, texts
+from pipeline.calibration import LinearStatistics
+from pipeline.engine import Engine, Windows, observer, scoring
+from pipeline.errors import ConfigError
+from pipeline.running import text_stream
+from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
+
+LEAST = 32  # tokens of an expert; with fewer its statistics are those of all experts of its layer, by their tokens
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Statistics on disk, as `pipeline.engine.EngineHooks.observe` writes them: a file a block.
+
+    Attributes:
+        place: the folder; None: a plan's, in which nothing can be read.
+        files: tensor → file that has its statistics.
+        hessians: whether these are there, too.
+    """
+
+    place: Path | None
+    files: Mapping[str, str]
+    hessians: bool = False
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.files
+
+    def few(self) -> Iterator[str]:
+        """The experts that saw fewer than `LEAST` tokens, for people."""
+        for name, file in self.files.items():
+            assert self.place is not None
+            with np.load(self.place / file) as kept:
+                tokens = kept[f"{name}/tokens"]
+            yield from (f"{name}[{e}] ({tokens[e]})" for e in (np.flatnonzero(tokens < LEAST) if tokens.ndim else ()))
+
+    def of(self, name: str) -> LinearStatistics | None:
+        """See `pipeline.calibration.Statistics`."""
+        if self.place is None or name not in self.files:
+            return None
+        with np.load(self.place / self.files[name]) as kept:
+            tokens, mean_square, absmax = (kept[f"{name}/{what}"] for what in ("tokens", "mean_square", "absmax"))
+        if tokens.ndim and (few := tokens < LEAST).any():
+            weights = np.maximum(tokens, 0 if tokens.any() else 1)
+            mean_square[few] = np.average(mean_square, axis=0, weights=weights)
+            absmax[few] = absmax.max(axis=0)
+        return LinearStatistics(tokens, mean_square, absmax, partial(self._hessian, name) if self.hessians else None)
+
+    def _hessian(self, name: str, *expert: int) -> Any:
+        """XᵀX / tokens of a matrix, fp32; of an expert that saw too little, of all experts together."""
+        assert self.place is not None
+        with np.load(self.place / self.files[name]) as kept:
+            tokens, found = kept[f"{name}/tokens"], kept[f"{name}/hessian"]
+        if tokens.ndim and tokens[expert] < LEAST:
+            return np.average(found, axis=0, weights=tokens if tokens.any() else None).astype(np.float32)
+        return found[expert]
+
+
+@dataclass(frozen=True)
+class Calibrate:
+    """Run the model, as it is, on texts, and keep statistics of what every matrix is multiplied by.
+
+    They belong to the stage's key: whatever run needs the same finds them, and the jobs of a sweep share them. One that
+    was killed goes on with the block that was not finished.
+
+    Attributes:
+        engine: runs the model, a block's weights on the device at a time.
+        texts: files, UTF-8.
+        hessian: keep XᵀX as well, fp32, [in, in] of every matrix.
+        windows: how they are cut; the last tokens of a text, which fill none, are left out.
+    """
+
+    engine: Engine
+    texts: tuple[str, ...] = field(metadata=NEUTRAL)  # their content counts, which is read
+    windows: Windows
+    hessian: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.texts:
+            raise ConfigError("calibrate.texts: at least one text file is needed")
+        for text in self.texts:
+            texts.check(text, "calibrate.texts")
+
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        files = [texts.input_file(text) for text in self.texts]
+        usage = scoring([f.nbytes for f in files], self.windows, keeps=True)
+        takes = self.engine.plan(checkpoint, usage=usage)
+        takes = replace(takes, inputs=(*takes.inputs, *files))
+        return Prediction(replace(checkpoint, statistics=Folder(None, _likely(checkpoint), self.hessian)), takes)
+
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
+        """
+        Raises:
+            ConfigError: no text fills a window.
+            SourceError: no tokenizer; a text that is not UTF-8.
+        """
+        assert ctx.folder is not None
+        assert ctx.unfinished is not None
+        tokenizer = self.engine.tokenizer.load(checkpoint)  # type: ignore[attr-defined]
+        rows = []
+        for text in self.texts:
+            ids, size = tokenizer.encode(texts.read(text))[: self.windows.limit], self.windows.window
+            rows += [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
+        if not rows:
+            raise ConfigError(f"calibrate.texts: no text has the {self.windows.window} tokens of a window")
+        text_stream.write(f"calibrating on {len(rows) * self.windows.window:,} tokens\n")
+        observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, hessian=self.hessian)
+        for path in sorted(ctx.unfinished.glob("layers.*.npz")):  # copied: whoever is killed here finds them again
+            meter.wrote(shutil.copyfile(path, ctx.folder / path.name).stat().st_size)
+        found = self.reopen(ctx.folder, checkpoint)
+        assert isinstance(found.statistics, Folder)
+        if few := list(found.statistics.few()):
+            said = f"saw fewer than {LEAST} tokens and take the mean of their layer's"
+            text_stream.write(f"{len(few)} matrices of experts {said}: {', '.join(few)}\n")
+        return found
+
+    def reopen(self, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
+        """See `pipeline.stage.StageHooks`."""
+        files = {}
+        for path in sorted(folder.glob("layers.*.npz")):
+            with np.load(path) as kept:
+                for key in kept.files:
+                    name, _, what = key.rpartition("/")
+                    if what == "tokens":
+                        files[name] = path.name
+        return replace(checkpoint, statistics=Folder(folder, files, self.hessian))
+
+
+def _likely(checkpoint: Checkpoint) -> dict[str, str]:
+    """The tensors that a plan takes to be multiplied by: matrices of blocks."""
+    specs = checkpoint.store.specs.items()
+    return {n: "" for n, s in specs if ".layers." in f".{n}" and len(s.shape) > 1 and not n.endswith("bias")}
