@@ -1,8 +1,7 @@
 """What a model's matrices are multiplied by: its blocks one after another, one block's weights on the device.
 
 The hidden states that a block is given lie on disk, and so do those that it gives: whoever is killed goes on with the
-block that was not finished, with equal bytes. Sums
-are float32 in a batch and float64 over batches, Hessians float32 always.
+block that was not finished, with equal bytes. Sums are float32 in a batch and float64 over batches, Hessians float32.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -217,7 +216,7 @@ class _Moe:
             inside = []
             for w, b in zip(plain, b_in, strict=True):
                 y = jnp.matmul(x.astype(jnp.float32), w[e].T, precision=jax.lax.Precision.HIGHEST)
-                inside.append((y if b is None else y + b[e].astype(jnp.float32)).astype(x.dtype))
+                inside.append((y if b is None else y + b[e][None].astype(jnp.float32)).astype(x.dtype))
             h = activation(*inside).astype(jnp.float32)
             return self.recorder.sums(x.astype(jnp.float32), live[e]), self.recorder.sums(h, live[e])
 
