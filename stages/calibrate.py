@@ -12,7 +12,7 @@ import numpy as np
 from pipeline import meter, texts
 from pipeline.calibration import LinearStatistics
 from pipeline.engine import Engine, Windows, observer, scoring
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, StageError, some
 from pipeline.running import text_stream
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
 
@@ -96,12 +96,13 @@ class Calibrate:
         usage = scoring([f.nbytes for f in files], self.windows, keeps=True)
         takes = self.engine.plan(checkpoint, usage=usage)
         takes = replace(takes, inputs=(*takes.inputs, *files))
-        return Prediction(replace(checkpoint, statistics=Folder(None, _likely(checkpoint), self.hessian)), takes)
+        return Prediction(replace(checkpoint, statistics=Folder(None, likely(checkpoint), self.hessian)), takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
         Raises:
             ConfigError: no text fills a window.
+            StageError: of a matrix of a block nothing was found.
             SourceError: no tokenizer; a text that is not UTF-8.
         """
         assert ctx.folder is not None
@@ -119,6 +120,8 @@ class Calibrate:
             meter.wrote(shutil.copyfile(path, ctx.folder / path.name).stat().st_size)
         found = self.reopen(ctx.folder, checkpoint)
         assert isinstance(found.statistics, Folder)
+        if missing := [name for name in likely(checkpoint) if name not in found.statistics]:
+            raise StageError(f"calibrate: the model multiplies nothing by {some(missing)}, which was not foreseen")
         if few := list(found.statistics.few()):
             said = f"saw fewer than {LEAST} tokens and take the mean of their layer's"
             text_stream.write(f"{len(few)} matrices of experts {said}: {', '.join(few)}\n")
@@ -136,7 +139,7 @@ class Calibrate:
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian))
 
 
-def _likely(checkpoint: Checkpoint) -> dict[str, str]:
+def likely(checkpoint: Checkpoint) -> dict[str, str]:
     """The tensors that a plan takes to be multiplied by: matrices of blocks."""
     specs = checkpoint.store.specs.items()
     return {n: "" for n, s in specs if ".layers." in f".{n}" and len(s.shape) > 1 and not n.endswith("bias")}

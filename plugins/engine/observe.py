@@ -155,13 +155,12 @@ class _Recorder:
     """What was multiplied by which parameter, inside one trace."""
 
     def __init__(self, params: Sequence[Any], hessian: bool):
-        self.names = {id(p.get_value()): p.names for p in params}
+        self.names = {_known_by(p.get_value()): p.names for p in params}
         self.hessian = hessian
         self.found: Found = {}
 
     def linear(self, w: Any, x: Any) -> None:
-        if (names := self.names.get(id(w))) is None:
-            return
+        names = self.names[_known_by(w)]
         x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
         self.found[names[0]] = self.sums(x, jnp.ones(len(x), jnp.float32))
 
@@ -175,12 +174,17 @@ class _Recorder:
 
     def experts(self, w: Any, sums: Any) -> None:
         """`sums` with a leading dimension of experts, which may be one tensor or one each."""
-        names = self.names[id(w)]
+        names = self.names[_known_by(w)]
         if len(names) == 1:
             self.found[names[0]] = sums
             return
         for e, name in enumerate(names):
             self.found[name] = jax.tree.map(lambda a, e=e: a[e], sums)
+
+
+def _known_by(w: Any) -> int:
+    """The same of a parameter wherever a trace has it; packed ones are put together anew, out of the same arrays."""
+    return id(w.codes if isinstance(w, QTensor) else w)
 
 
 @dataclass(frozen=True)

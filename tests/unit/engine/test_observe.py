@@ -1,5 +1,6 @@
 """What is said of a model's inputs: against NumPy, and equal bytes after a kill."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from pipeline.api import quant_method
+from pipeline.coded_store import CodedStore
 from plugins.engine import observe
+from stages.calibrate import likely
 from tests.cases import model_runs, two_layers
+from tests.sharding import models
 
 
 def test_sums_of_batches_are_those_of_all():
@@ -70,3 +75,22 @@ def test_statistics_are_those_of_the_inputs(tmp_path: Path) -> None:
             assert tokens.sum() > 0
             diagonal = np.diagonal(found[f"{experts}.{name}/hessian"], axis1=1, axis2=2)
             np.testing.assert_allclose(diagonal, found[f"{experts}.{name}/mean_square"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", [*models.CONFIGS])
+def test_of_every_matrix_of_every_family_packed_or_not(kind: str, tmp_path: Path) -> None:
+    plain = models.checkpoint(kind, layers=1)
+    names = [*likely(plain)]
+    method = quant_method("int8")
+    packed = replace(plain, store=CodedStore(plain.store, dict.fromkeys(names, method), measure=False))
+    found = {}
+    for what, checkpoint in (("plain", plain), ("packed", packed)):
+        (tmp_path / what).mkdir()
+        rows = np.random.default_rng(2).integers(0, models.VOCAB, (2, models.LENGTH))
+        model_runs.engine().observe(checkpoint, rows, 2, tmp_path / what, hessian=False)
+        with np.load(tmp_path / what / "layers.0.npz") as kept:
+            found[what] = {n: kept[n] for n in kept.files}
+    assert {n.rpartition("/")[0] for n in found["plain"]} == {*names}
+    assert found["packed"].keys() == found["plain"].keys()
+    first = "model.layers.0.self_attn.q_proj.weight/mean_square"
+    np.testing.assert_array_equal(found["packed"][first], found["plain"][first])
