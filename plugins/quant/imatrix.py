@@ -43,9 +43,12 @@ class Imatrix:
     def calibrated(self, method: Any) -> Weighted:
         """
         Raises:
-            ConfigError: the method searches for no scale.
+            ConfigError: the method cannot search for scales; says why.
         """
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate=imatrix: {type(method).__name__} searches for no scale of blocks")
-        searching = replace(method, search="mse", search_grid=self.grid, search_steps=self.steps)
+        try:
+            searching = replace(method, search="mse", search_grid=self.grid, search_steps=self.steps)
+        except ConfigError as why:
+            raise ConfigError(f"calibrate=imatrix searches for scales, as search=mse does: {why}") from None
         return Weighted(**{f.name: getattr(searching, f.name) for f in fields(Blockwise)})
