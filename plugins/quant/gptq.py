@@ -5,14 +5,17 @@ entry in the upper Cholesky factor of H⁻¹, is taken off all later columns. Th
 the scheme's own codec, so any scheme of blocks in a row will do.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import numpy as np
 
 from pipeline.errors import ConfigError
+from pipeline.ops import Call
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.spec import TensorSpec
 from plugins.kernels.codecs import bits, scales
 from plugins.kernels.codecs.blocks import matrix_extremes
 from plugins.kernels.codecs.elements import element
@@ -65,6 +68,10 @@ class Corrected(Blockwise):
             if q.zeros is not None:
                 q.zeros[lead] = part.zeros
         return q
+
+    def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
+        """As of `Blockwise`, but codes are made here and by no backend of `quantize`."""
+        return (call for call in super().calls(name, spec) if call.kernel is not self.quantize)
 
 
 def factor(hessian: Any, damping: float) -> Any:
