@@ -75,14 +75,21 @@ class Corrected(Blockwise):
 
 
 def factor(hessian: Any, damping: float) -> Any:
-    """The upper Cholesky factor of the inverse of a damped Hessian, fp64; of a column without inputs as if it had 1."""
+    """The upper Cholesky factor of the inverse of a damped Hessian, fp64; of a column without inputs as if it had 1.
+
+    It is R⁻¹ of H = RRᵀ with R upper, and that is the lower factor of H with rows and columns in reverse.
+    """
+    from scipy.linalg import lapack
+
     h = np.array(hessian, np.float64)
     dead = np.diag(h) <= 0
     h[dead, :], h[:, dead] = 0, 0
     h[dead, dead] = 1
     h[np.diag_indices_from(h)] += damping * np.mean(np.diag(h))
-    low = np.linalg.inv(np.linalg.cholesky(h))
-    return np.linalg.cholesky(low.T @ low).T
+    low = np.linalg.cholesky(h[::-1, ::-1])
+    found, wrong = lapack.dtrtri(np.asfortranarray(low[::-1, ::-1]))
+    assert not wrong
+    return np.ascontiguousarray(found)
 
 
 def corrected(
@@ -97,10 +104,10 @@ def corrected(
     """
     rows, n = matrix.shape
     size, e = scheme.block_elems, element(scheme.element)
-    q, codes = empty(matrix.shape, scheme), np.empty((rows, n), np.uint8)
+    q, codes = empty(matrix.shape, scheme), np.empty((n, rows), np.uint8)
     order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(n)
     upper = factor(np.asarray(hessian)[np.ix_(order, order)], damping)
-    w = matrix.astype(np.float64)[:, order]
+    w = np.ascontiguousarray(matrix.T[order], np.float64)  # a column after the other
 
     def shared(columns: Any, block: int) -> Found:
         values = np.ascontiguousarray(columns, np.float32).reshape(rows, 1, 1, size)
@@ -116,25 +123,25 @@ def corrected(
     blocks = [shared(matrix[:, b * size : (b + 1) * size], b) for b in range(n // size)] if act_order else []
     for start in range(0, n, LAZY):
         stop = min(start + LAZY, n)
-        errors = np.empty((rows, stop - start))
+        errors = np.empty((stop - start, rows))
         for k in range(start, stop):
             at = int(order[k])
             if not act_order and k % size == 0:
                 # A block may reach past the columns that are up to date.
-                ahead = w[:, k : k + size].copy()
+                ahead = w[k : k + size].copy()
                 if k + size > stop:
-                    ahead[:, stop - k :] -= errors[:, : k - start] @ upper[start:k, stop : k + size]
-                blocks.append(shared(ahead, k // size))
-            found, column = blocks[at // size], w[:, k]
-            v = np.ascontiguousarray(column, np.float32).reshape(rows, 1, 1, 1)
+                    ahead[stop - k :] -= upper[start:k, stop : k + size].T @ errors[: k - start]
+                blocks.append(shared(ahead.T, k // size))
+            found = blocks[at // size]
+            v = w[k].astype(np.float32).reshape(rows, 1, 1, 1)
             with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
                 code = encode(e, quotients(v, found, scheme, recipe), recipe.ties, recipe.zero, recipe.is_narrow)
                 y = decoded(code, found.total, found.zeros, scheme)
-            codes[:, at] = code.reshape(rows)
-            errors[:, k - start] = (column - y.reshape(rows).astype(np.float64)) / upper[k, k]
-            w[:, k + 1 : stop] -= np.outer(errors[:, k - start], upper[k, k + 1 : stop])
-        w[:, stop:] -= errors @ upper[start:stop, stop:]
-    q.codes[...] = bits.pack(codes, e.bits)
+            codes[at] = code.reshape(rows)
+            error = errors[k - start] = (w[k] - y.reshape(rows)) / upper[k, k]
+            w[k + 1 : stop] -= upper[k, k + 1 : stop, None] * error
+        w[stop:] -= upper[start:stop, stop:].T @ errors
+    q.codes[...] = bits.pack(codes.T, e.bits)
     return q
 
 
