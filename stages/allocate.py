@@ -10,7 +10,7 @@ import yaml
 from pipeline import allocation
 from pipeline.allocation import Picks
 from pipeline.engine import Engine, Windows, gang_of
-from pipeline.errors import ConfigError, StageError
+from pipeline.errors import ConfigError, PlanError, Problem, StageError
 from pipeline.figures import Cell, Figure
 from pipeline.method import fitted
 from pipeline.reporting.plots import Point, tradeoff
@@ -88,6 +88,15 @@ class Allocate:
         return gang_of(self.engine)
 
     def plan(self, decode: Checkpoint, tried: Tried) -> Prediction:
+        """
+        Raises:
+            PlanError: nothing is as small as is asked.
+        """
+        least, values = self.options.least(decode)
+        if self.bits is not None and self.bits * values / 8 < least:
+            bits = 8 * least / values
+            text = f"{self.bits:g}: the smallest that the tensors can be is {bits:.3f} bits a weight; "
+            raise PlanError([Problem("allocate.bits", f"{text}allocate.quants has what may be chosen")])
         takes, _ = alone.footprint(self.engine, decode, self.text, self.windows, 2, WINDOWS)
         return Prediction(None, takes)
 
@@ -149,9 +158,7 @@ class Allocate:
                 aim *= NEARER * wanted / measured["kl"]
             return picks, measured
         except StageError as why:
-            low = 8 * sum(min(c.nbytes for c in of.values()) for of in costs.values()) / values
-            asked = f"allocate.bits={self.bits:g}" if self.bits is not None else f"allocate.kl={self.kl:g}"
-            text = f"{asked}: {why}, {low:.3f} bits a weight; allocate.quants has what may be chosen"
+            text = f"allocate.{'kl' if self.bits is None else 'bits'}: {why}; allocate.quants has what may be chosen"
             raise StageError(text) from None
 
 

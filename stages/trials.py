@@ -79,6 +79,16 @@ class Options:
             found[name] = [*able], with_methods(decode, took)
         return found
 
+    def least(self, decode: Checkpoint) -> tuple[int, int]:
+        """Bytes that the tensors take at least, and how many numbers they have."""
+        groups, found = self.groups(decode), dict[str, list[int]]()
+        for group, names in groups.items() if self.keep else ():
+            found[group] = [sum(decode.store.specs[n].nbytes for n in names)]
+        for able, variant in self.variants(decode, groups).values():
+            for group in able:
+                found.setdefault(group, []).append(sum(variant.store.specs[n].nbytes for n in groups[group]))
+        return sum(map(min, found.values())), sum(decode.store.specs[n].size for of in groups.values() for n in of)
+
 
 def with_methods(decode: Checkpoint, methods: Mapping[str, Method]) -> Checkpoint:
     """`decode` with tensors quantized by these methods where they are read."""

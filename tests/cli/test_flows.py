@@ -421,7 +421,14 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path) -> None:
         assert again.results["trials"] == tried
         assert again.results["allocate"]["kl"] <= most
         assert len({*again.results["allocate"]["picks"].values()}) > 1
-    with pytest.raises(
-        StageError, match=r"allocate\.bits=2: nothing is as small as .* bits a weight; allocate\.quants"
-    ):
+    both = run("quant=auto", "quant.bits=6", "quant.quants=[int3,mxfp4,int8]", "flow=evaluate", *SHORT)
+    kl = again.results["allocate"]["kl"]
+    assert both.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(kl, rel=1e-3)
+    said = pipeline("plan", "+model=gpt_oss", "quant=auto", "quant.bits=6", *SHORT)
+    assert said.code == 0
+    assert "and then: +model=gpt_oss" in said.err
+    assert "quant=auto is two runs" in pipeline("-m", "+model=gpt_oss", "quant=auto,int8", "quant.bits=6").err
+    with pytest.raises(PlanError, match=r"allocate\.bits: 2: the smallest .* bits a weight; allocate\.quants"):
         run(*asked, "allocate.bits=2", "allocate.keep=false")
+    with pytest.raises(StageError, match=r"allocate\.kl: nothing loses as little as 1e-09 nats"):
+        run(*asked, "allocate.kl=1e-9", "allocate.keep=false")
