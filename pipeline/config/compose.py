@@ -39,6 +39,8 @@ ENTRY_POINTS = "weightmill.plugins"
 CONF = Path(__file__).parents[2] / "conf"
 _REFERENCE = re.compile(r"\$\{(?:oc\.select:)?([\w.]+)(?:,[^{}]*)?\}")  # to what people set, and nothing else
 
+_WITH_FILE = re.compile(r"\$\{rules_with:\$\{rules_file\},(.+)\}")  # rules, and those of a file behind them
+
 
 def search_override(config_dir: Path | None) -> list[str]:
     """The override that does what `--config-dir` does, for `compose`."""
@@ -61,15 +63,15 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
     folders = option_folders(None)
-    tree = with_exports(joined(tree, folders), folders)
-    by_name = with_exports(joined(_by_name(cfg), folders), folders) if _env_asked else tree
+    tree = _wanted(with_exports(joined(tree, folders), folders))
+    by_name = _wanted(with_exports(joined(_by_name(cfg), folders), folders)) if _env_asked else tree
     given = redact.tree(by_name, redact.without_credentials)  # not what earlier runs of this process have learned
     places = tree.get("paths", {}).values() if isinstance(tree.get("paths"), Mapping) else ()
     redact.learn(_environment, [str(place) for place in places])
     resolver = Resolver(allowed_packages())
     spine_keys = {f: tree.pop(f) for f in list(Spine.__dataclass_fields__) if f in tree}
     spine = resolver.typed(spine_keys, Spine, "config")
-    nodes = _wanted(tree)
+    nodes = tree.get("stages") or {}
     if tree.get("zip"):
         resolver.note("zip", "says which lists of a sweep go together, and this is one job; -m makes it a sweep")
     stages = {}
@@ -94,13 +96,12 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     return RunConfig(spine, stages, identity, {key: given[key] for key in (*spine_keys, *tree)}, built, tracker)
 
 
-def _wanted(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The nodes of the stages; without `calibrate` where no method looks at what that would find."""
-    nodes = dict(tree.get("stages") or {})
-    asked = tree.get("calibrate")
-    if isinstance(asked, Mapping) and asked.get("method") is None:
-        nodes.pop("calibrate", None)
-    return nodes
+def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
+    """`tree` without the stage `calibrate` where no method looks at what that would find."""
+    asked, nodes = tree.get("calibrate"), tree.get("stages")
+    if isinstance(asked, Mapping) and asked.get("method") is None and isinstance(nodes, Mapping):
+        return {**tree, "stages": {name: node for name, node in nodes.items() if name != "calibrate"}}
+    return tree
 
 
 def _plain(node: Any) -> Any:
@@ -157,7 +158,7 @@ def _aliases(cfg: DictConfig) -> dict[str, str]:
     found = {"config.": ""}
     for where, node in nodes.items():
         for name, value in node.items() if isinstance(node, Mapping) else ():
-            if isinstance(value, str) and (match := _REFERENCE.fullmatch(value)):
+            if isinstance(value, str) and (match := _REFERENCE.fullmatch(_WITH_FILE.sub(r"\1", value))):
                 found[f"{where}.{name}"] = match[1]
     return found
 
@@ -316,6 +317,8 @@ def unfollowed(why: OmegaConfBaseException, key: str = "", cfg: DictConfig | Non
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
     if (rule := re.match(r"(rule .+?): ", text)) is not None:
         return Problem(rule[1], text.removeprefix(rule[0]))
+    if text.startswith("rules_file: "):
+        return Problem("rules_file", text.removeprefix("rules_file: "))
     if (found := re.search(r"node `([\w.]+)` is not a container", text)) is not None:
         from pipeline.config.reference import below
 

@@ -118,7 +118,7 @@ def test_a_request_has_shapes_dtypes_schemes_and_options_by_name(monkeypatch: py
     assert (seen[0].op, seen[0].platform) == ("quantize", "cpu")
     assert seen[0].given == {
         "x": TensorSpec((2, 64), "F16"), "scheme": MXFP4, "scale_rule": "rceil", "measure": False, "observed": None,
-        "rows": None, "place": None,
+        "rows": None, "place": None, "importance": None,
     }  # fmt: skip
 
 
