@@ -65,7 +65,7 @@ class Bench:
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         vocab = vocabulary(checkpoint)
-        self.measuring.baseline(BENCHMARK)
+        self.measuring.baseline(BENCHMARK, asdict(self.workload))
         nbytes = sum(checkpoint.stored.values())
         forms = [c.form for c in cases(self.engines, self.quants, checkpoint.config) if c.state == "measured"]
         exports, own = {(form.quant, form.export) for form in forms}, sum(form.own != "" for form in forms)
@@ -82,9 +82,10 @@ class Bench:
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Benched:
         """
         Raises:
+            ConfigError: the baseline asked something else.
             StageError: the reference failed, or no cell could be measured.
         """
-        self.measuring.baseline(BENCHMARK)
+        self.measuring.baseline(BENCHMARK, asdict(self.workload), ctx.run_dir)
         begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         work = Work(

@@ -16,7 +16,7 @@ from pipeline.units import show_bytes
 
 LAST = 5  # that are shown before the newest
 WEIGHTS = ("model", "quant", "hub", "seed")  # roots of what says which weights
-HOW_OFTEN = ("repeats", "seconds")  # of a workload: more of the same
+HOW_OFTEN = ("repeats", "seconds", "leak")  # of a workload: more of the same, or measured in processes of its own
 NOT_THERE = "–"
 
 Rows = Sequence[Mapping[str, Any]]
@@ -56,17 +56,48 @@ class Trend:
 
 
 def question(record: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a benchmark asked: figures of equal questions may stand in one line. Checkpoints are called as their files
-    are, wherever these lie."""
-    weights = []
+    """What a benchmark asked: figures of equal questions may stand in one line."""
+    machine = record["machine"]
+    of_machine = (machine["kind"], machine["threads"]) if isinstance(machine, Mapping) else (machine, None)
+    return record["benchmark"], of_machine, _weights(record), _workload(record)
+
+
+def differing(now: Mapping[str, Any], before: Mapping[str, Any]) -> list[str]:
+    """Settings in which two benchmarks of one kind asked different things, in words; a setting that one of both did not
+    have yet is none.
+
+    Args:
+        now, before: records. `now` is of one that has not begun: what it lacks yet is not compared.
+    """
+    pairs: list[tuple[str, Any, Any]] = []
+    if "command" in now and "command" in before:
+        a, b = _weights(now), _weights(before)
+        pairs += [(key, a.get(key), b.get(key)) for key in sorted({*a, *b})]
+    a, b = _workload(now), _workload(before)
+    pairs += [(f"bench.{key}", a[key], b[key]) for key in a if key in b]
+    if isinstance(was := before["machine"], Mapping) and "threads" in was:
+        pairs.append(("bench.threads", now["machine"]["threads"], was["threads"]))
+    return [f"{key}={_said(a)}, which was {_said(b)}" for key, a, b in pairs if a != b]
+
+
+def _weights(record: Mapping[str, Any]) -> dict[str, str]:
+    """What says which weights. Checkpoints are called as their files are, wherever these lie."""
+    found = {}
     for override in record.get("command", ()):
         key, _, value = override.lstrip("+~").partition("=")
         if key.partition(".")[0] in WEIGHTS:
-            weights.append(f"{key}={place_name(value) if key == 'model.source' else value}")
-    machine = record["machine"]
-    of_machine = (machine["kind"], machine["threads"]) if isinstance(machine, Mapping) else (machine, None)
-    asked = {key: value for key, value in record.get("workload", {}).items() if key not in HOW_OFTEN}
-    return record["benchmark"], of_machine, sorted(weights), asked
+            found[key] = place_name(value) if key == "model.source" else value
+    return found
+
+
+def _workload(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a record that was not read back too, where tuples are no lists yet."""
+    asked = record.get("workload", {}).items()
+    return {key: [*value] if isinstance(value, tuple) else value for key, value in asked if key not in HOW_OFTEN}
+
+
+def _said(value: Any) -> str:
+    return "nothing" if value is None else str(value).replace(" ", "")
 
 
 def earlier(outputs: Path, run: Path, record: Mapping[str, Any]) -> list[Earlier]:

@@ -73,16 +73,33 @@ class Measuring:
     def cores(self) -> int:
         return self.threads or cores()
 
-    def baseline(self, benchmark: str) -> dict[str, Any] | None:
+    def baseline(
+        self, benchmark: str, workload: Mapping[str, Any] | None = None, run: Path | None = None
+    ) -> dict[str, Any] | None:
         """What the earlier one wrote; None: there is none to be held against.
 
+        Args:
+            workload: what this one asks, which that one has to have asked too.
+            run: folder of the run, whose command says which weights; None: not begun yet, and not compared.
+
         Raises:
-            ConfigError: it is of another kind of machine, or of another benchmark.
+            ConfigError: it is of another kind of machine, of another benchmark, or asked something else.
             SourceError: there is no such run, or it is no benchmark.
         """
         if self.against is None:
             return None
-        return against.baseline(self.against, self._outputs, machine(), benchmark)
+        found = against.baseline(self.against, self._outputs, machine(), benchmark)
+        if workload is None:
+            return found
+        now: dict[str, Any] = {"machine": {"threads": self.cores}, "workload": workload}
+        if run is not None:
+            now["command"] = schemas.read("run", run / DESCRIPTION)["command"]
+        if other := history.differing(now, found):
+            raise ConfigError(
+                f"bench.against={self.against}: asked something else; here is {'; '.join(other)}. Ask the same, or "
+                "measure without --against"
+            )
+        return found
 
     def record(
         self,

@@ -12,6 +12,7 @@ from pipeline.figures import Better
 
 BUSY = 0.1  # cores that others took: a figure beside so much is marked
 PERCENTILES = (50, 90, 99)
+AT_ONCE_S = 1e-4  # tokens that came together lie 2 to 9 µs apart, for as long as Python takes to count them
 MOST_NLL = 700.0  # nats: e to more of them is no float
 DECODE = "decode × 1"
 OWN = 2.0  # times what our quantization costs: as much may that of another program, of as many bits
@@ -79,13 +80,30 @@ def said(found: Mapping[str, Any]) -> str:
 
 
 def latencies(rounds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Milliseconds between one token and the next as somebody sees them, by batch and percentile. An engine that makes
-    several tokens at once shows none, and then all."""
+    """Milliseconds that a token takes, by batch and percentile; `even` has them."""
     found = {}
     for batch in rounds[0]["decode"]:
-        times = sorted(t for r in rounds for repeat in r["decode"][batch] for t in repeat)
+        times = sorted(t for r in rounds for repeat in r["decode"][batch] for t in even(repeat))
         found[batch] = {f"p{p}": 1e3 * times[min(len(times) - 1, len(times) * p // 100)] for p in PERCENTILES}
     return found
+
+
+def even(gaps: Sequence[float]) -> list[float]:
+    """What each token took: of those that came together, as an engine makes them that runs several steps in one
+    program, each an equal share of the wait for all of them. Their sum stays what it was.
+
+    Args:
+        gaps: seconds between one token and the next. One is nothing but counting when it is less than `AT_ONCE_S` and
+            than a tenth of what a token takes on average: of a small model a step may be as quick as the first.
+    """
+    most = min(AT_ONCE_S, sum(gaps) / len(gaps) / 10)
+    together: list[list[float]] = []
+    for gap in gaps:
+        if gap < most and together:
+            together[-1].append(gap)
+        else:
+            together.append([gap])
+    return [sum(some) / len(some) for some in together for _ in some]
 
 
 def shares(found: Mapping[str, Metric], takes: PerToken, limits: Mapping[str, float]) -> dict[str, float]:

@@ -239,6 +239,38 @@ def test_another_machine_is_not_compared(tmp_path: Path) -> None:
         against.baseline(str(file), tmp_path, "A × 2", "scale")
 
 
+@pytest.mark.parametrize(
+    ("gaps", "each"),
+    [
+        ([0.08, 2e-6, 3e-6, 2e-6, 0.04, 2e-6], [0.02000175] * 4 + [0.020001] * 2),  # four at once, then two
+        ([2e-6, 0.03, 0.03], [2e-6, 0.03, 0.03]),  # nothing came before it that it could be a part of
+        ([0.01, 0.012, 0.3], [0.01, 0.012, 0.3]),  # one at a time, and one stall: a stall stays one
+        ([4e-5, 6e-5, 5e-5], [4e-5, 6e-5, 5e-5]),  # a model whose steps are as quick as counting is
+        ([0.001, 2e-4, 0.5], [0.001, 2e-4, 0.5]),  # a step beside a stall is no counting
+    ],
+)
+def test_tokens_that_come_together_share_the_wait(gaps: list[float], each: list[float]) -> None:
+    assert rows.even(gaps) == pytest.approx(each)
+    assert sum(rows.even(gaps)) == pytest.approx(sum(gaps))
+
+
+def test_percentiles_of_chunks_are_those_of_one_token_after_another() -> None:
+    chunked, single = [*[0.04, 1e-6, 1e-6, 1e-6] * 8], [0.01] * 32
+    for gaps in (chunked, single):
+        found = rows.latencies([{"decode": {"1": [gaps]}}])["1"]
+        assert found == {name: pytest.approx(10, rel=1e-3) for name in ("p50", "p90", "p99")}
+
+
+def test_a_baseline_that_asked_something_else_is_refused(fakes: Path, first: tuple[Path, Any], tmp_path: Path) -> None:
+    """Of another workload by the plan, of other weights by the run, and nothing is measured."""
+    typed = ("engines=[fake]", f"bench.against={first[1].run}")
+    with pytest.raises(WeightmillError, match=r"here is bench\.new=5, which was 4\. Ask the same"):
+        bench(fakes, tmp_path / "workload", *typed, "bench.new=5")
+    with pytest.raises(WeightmillError, match="here is seed=7, which was nothing"):
+        bench(fakes, tmp_path / "weights", *typed, "seed=7")
+    assert not [*tmp_path.glob("*/*/rounds.jsonl")]
+
+
 def test_a_median_and_how_far_rounds_lie_apart() -> None:
     found = rows.Metric.of([90, 100, 110], "tokens/s", "higher")
     assert (found.value, found.spread) == (100, 0.1)

@@ -92,3 +92,16 @@ def test_the_picture_has_the_line_where_the_value_is(tmp_path: Path) -> None:
     blue = [(p[..., 2] - p[..., 0] > 0.4) for p in pictures]
     heights = [np.ptp(np.nonzero(b[: len(b) * 3 // 4].any(axis=1))[0]) for b in blue]  # above the legend
     assert heights[1] > 3 * heights[0], heights
+
+
+def test_a_baseline_that_asked_something_else_says_what() -> None:
+    was = record("2026-01-01", 1, workload={"new": 4, "prefill": [8], "repeats": 1, "leak": 0})
+    same = {"machine": MACHINE, "command": ["+model=llama", "model.source=/there/tiny"]}
+    asked = {"new": 4, "prefill": (8,), "repeats": 3, "leak": 200, "later": 1}
+    assert not history.differing(same | {"workload": asked}, was)
+    assert history.differing(
+        {"machine": {"threads": 1}, "command": ["+model=gpt_oss"], "workload": {"new": 4, "prefill": (8, 16)}}, was
+    ) == [
+        "model=gpt_oss, which was llama", "model.source=nothing, which was tiny",
+        "bench.prefill=[8,16], which was [8]", "bench.threads=1, which was 2",
+    ]  # fmt: skip
