@@ -4,7 +4,8 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 from pipeline import texts
 from pipeline.bench import picture
@@ -14,6 +15,7 @@ from pipeline.bench.tables import figures, tables
 from pipeline.bench.turns import Turns
 from pipeline.bench.workload import Workload
 from pipeline.contender import Contender
+from pipeline.digest import digest
 from pipeline.errors import ConfigError
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.bench_work import EXPORTS, Tokenizers, Work, cases, vocabulary
@@ -65,7 +67,7 @@ class Bench:
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         vocab = vocabulary(checkpoint)
-        self.measuring.baseline(BENCHMARK, asdict(self.workload))
+        self.measuring.baseline(BENCHMARK, self._asked)
         nbytes = sum(checkpoint.stored.values())
         forms = [c.form for c in cases(self.engines, self.quants, checkpoint.config) if c.state == "measured"]
         exports, own = {(form.quant, form.export) for form in forms}, sum(form.own != "" for form in forms)
@@ -85,7 +87,7 @@ class Bench:
             ConfigError: the baseline asked something else.
             StageError: the reference failed, or no cell could be measured.
         """
-        self.measuring.baseline(BENCHMARK, asdict(self.workload), ctx.run_dir)
+        self.measuring.baseline(BENCHMARK, self._asked, ctx.run_dir)
         begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         work = Work(
@@ -98,5 +100,10 @@ class Bench:
             shutil.rmtree(ctx.run_dir / EXPORTS, ignore_errors=True)
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
-            limits=reached(turns), workload=asdict(self.workload),
+            limits=reached(turns), workload=self._asked,
         )  # fmt: skip
+
+    @property
+    def _asked(self) -> dict[str, Any]:
+        """What makes figures comparable: the workload, and of the text what it says, wherever it lies."""
+        return {**asdict(self.workload), "text": f"{Path(self.text).name}, {digest(texts.read(self.text).encode())}"}

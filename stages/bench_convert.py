@@ -67,9 +67,10 @@ class BenchConvert:
         """Every command once, so that Python has compiled its modules and files are in memory, and then in rounds.
 
         Raises:
+            ConfigError: the baseline is of other weights.
             StageError: `cp` failed.
         """
-        self.measuring.baseline(BENCHMARK)
+        self.measuring.baseline(BENCHMARK, run=ctx.run_dir)
         begun = time.perf_counter()
         source, opener = checkpoint.source, checkpoint.opener
         assert source is not None  # it was loaded

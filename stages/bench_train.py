@@ -70,16 +70,17 @@ class BenchTrain:
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         vocabulary(checkpoint)
-        self.measuring.baseline(BENCHMARK)
+        self.measuring.baseline(BENCHMARK, self._workload)
         values = sum(spec.size for spec in checkpoint.store.specs.values())
         return Prediction(None, Footprint(host_nbytes=HOST_NBYTES + MASTERS * values))
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Benched:
         """
         Raises:
+            ConfigError: the baseline asked something else.
             StageError: the limits could not be measured.
         """
-        self.measuring.baseline(BENCHMARK)
+        self.measuring.baseline(BENCHMARK, self._workload, ctx.run_dir)
         begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         given = replace(checkpoint, opener=None, keeping=None)  # which no other process needs
@@ -97,8 +98,12 @@ class BenchTrain:
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, rows, training.tables, training.figures(rows), limits={"multiply_add": limit},
             seconds=time.perf_counter() - begun, reference=self._reference(turns),
-            workload={"rows": self.rows, "length": self.length, "steps": self.steps, "rate": self.rate},
+            workload=self._workload,
         )  # fmt: skip
+
+    @property
+    def _workload(self) -> dict[str, Any]:
+        return {"rows": self.rows, "length": self.length, "steps": self.steps, "rate": self.rate}
 
     def _apart(self, trainer: Trainer, checkpoint: Checkpoint) -> tuple[str, str]:
         """State and reason of one that is not measured; empty: it is."""

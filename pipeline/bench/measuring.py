@@ -79,7 +79,7 @@ class Measuring:
         """What the earlier one wrote; None: there is none to be held against.
 
         Args:
-            workload: what this one asks, which that one has to have asked too.
+            workload: what this one asks, which that one has to have asked too; None: cells say what they are of.
             run: folder of the run, whose command says which weights; None: not begun yet, and not compared.
 
         Raises:
@@ -89,9 +89,7 @@ class Measuring:
         if self.against is None:
             return None
         found = against.baseline(self.against, self._outputs, machine(), benchmark)
-        if workload is None:
-            return found
-        now: dict[str, Any] = {"machine": {"threads": self.cores}, "workload": workload}
+        now: dict[str, Any] = {"machine": {"threads": self.cores}, "workload": workload or {}}
         if run is not None:
             now["command"] = schemas.read("run", run / DESCRIPTION)["command"]
         if other := history.differing(now, found):

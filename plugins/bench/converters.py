@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline.errors import StageError
-from plugins.contenders.llama_cpp import PEERS, LlamaCpp
-from plugins.contenders.llama_cpp import _bindings as bindings
+from plugins.contenders.llama_cpp import PEERS, LlamaCpp, bindings
 
 CONFIG = "config.json"
 EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")

@@ -48,7 +48,7 @@ class LlamaCpp:
 
     def load(self, place: Path, threads: int) -> "LoadedLlamaCpp":
         (file, *_) = sorted(place.glob("*.gguf"))
-        return LoadedLlamaCpp(_bindings(self._peers), file, threads)
+        return LoadedLlamaCpp(bindings(self._peers), file, threads)
 
     def versions(self) -> Mapping[str, str]:
         built = _built(self._peers)
@@ -75,7 +75,7 @@ def _built(peers: Path) -> tuple[Path, Path] | None:
     return sources[-1], libraries
 
 
-def _bindings(peers: Path) -> Any:
+def bindings(peers: Path) -> Any:
     """The module `llama_cpp.llama_cpp`. What is around it, which has needs of its own, is not run."""
     built = _built(peers)
     if built is None:

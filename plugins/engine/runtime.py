@@ -95,7 +95,7 @@ class Runtime:
         """
         if self.eager:
             with jax.disable_jit():
-                return fn(self._model(self._leaves), *args)
+                return fn(self.model(), *args)
         if self.spread is not None and self.spread.mesh.processes > 1:
             args = tuple(self.spread.placed(args, whole))
         shapes = tuple((a.shape, a.dtype) for a in jax.tree.leaves(args))  # looked up each step
@@ -143,7 +143,7 @@ class Runtime:
     @contextmanager
     def changed(self, change: Callable[[Decoder], None]) -> Iterator[None]:
         """With other weights of the same shapes and dtypes, so that nothing recompiles."""
-        model = self._model(self._leaves)
+        model = self.model()
         change(model)
         before, self._leaves = self._leaves, jax.tree.leaves(nnx.split(model)[1])
         try:
@@ -151,13 +151,17 @@ class Runtime:
         finally:
             self._leaves = before
 
+    def model(self) -> Decoder:
+        """The model with its weights, to be looked into."""
+        return self._model(self._leaves)
+
     def tensors(self, order: Iterable[str] = ()) -> DeviceStore:
         """What the devices hold, as a store; see `plugins.engine.load.on_devices`."""
-        return on_devices(self._model(self._leaves), order)
+        return on_devices(self.model(), order)
 
     def head(self) -> tuple[Any, float | None]:
         """The output matrix [V, D], unpacked, and the cap of logits: what turns hidden states into logits."""
-        model = self._model(self._leaves)
+        model = self.model()
         head = (model.embed_tokens if model.lm_head is None else model.lm_head).get_value()
         if self.spread is not None and self.spread.mesh.processes > 1:
             head = jax.tree.map(lambda part: jnp.asarray(self.fetched(part)), head)

@@ -266,6 +266,10 @@ def test_a_baseline_that_asked_something_else_is_refused(fakes: Path, first: tup
     typed = ("engines=[fake]", f"bench.against={first[1].run}")
     with pytest.raises(WeightmillError, match=r"here is bench\.new=5, which was 4\. Ask the same"):
         bench(fakes, tmp_path / "workload", *typed, "bench.new=5")
+    other = tmp_path / "other.txt"
+    other.write_text("of something else, and long enough " * 40)
+    with pytest.raises(WeightmillError, match=r"here is bench\.text=other\.txt,\w{32}, which was \w+"):
+        bench(fakes, tmp_path / "text", *typed, f"bench.text={other}")
     with pytest.raises(WeightmillError, match="here is seed=7, which was nothing"):
         bench(fakes, tmp_path / "weights", *typed, "seed=7")
     assert not [*tmp_path.glob("*/*/rounds.jsonl")]

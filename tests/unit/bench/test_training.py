@@ -103,6 +103,12 @@ def test_a_slower_one_is_caught(first: tuple[Path, Any], acme: Path, monkeypatch
     assert any(text.startswith("fake 2 × 8: step") for text in record(report)["regressions"])
 
 
+def test_a_baseline_of_other_steps_is_refused(first: tuple[Path, Any], acme: Path) -> None:
+    typed = ("bench.trainers=[fake]", f"bench.against='{Path(first[1].run).name}'")
+    with pytest.raises(WeightmillError, match=r"here is bench\.steps=3, which was 2\. Ask the same"):
+        bench(acme, first[0], *CHOSEN, *typed, "bench.steps=3")
+
+
 @pytest.mark.parametrize(
     ("override", "said"),
     [
