@@ -1,7 +1,6 @@
 """Bench: engines on the same weights, in turn, each in a process of its own: how quick, and how right."""
 
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -88,7 +87,6 @@ class Bench:
             StageError: the reference failed, or no cell could be measured.
         """
         self.measuring.baseline(BENCHMARK, self._asked, ctx.run_dir)
-        begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         work = Work(
             tuple(cases(self.engines, self.quants, checkpoint.config)), self.reference, self.tokenizer, self.text,
@@ -99,7 +97,7 @@ class Bench:
         if not self.keep_exports:
             shutil.rmtree(ctx.run_dir / EXPORTS, ignore_errors=True)
         return self.measuring.record(
-            ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun,
+            ctx.run_dir, BENCHMARK, found, tables, figures(found), **turns.took,
             limits=reached(turns), workload=self._asked,
         )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 import shutil
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -71,7 +70,6 @@ class BenchConvert:
             StageError: `cp` failed.
         """
         self.measuring.baseline(BENCHMARK, run=ctx.run_dir)
-        begun = time.perf_counter()
         source, opener = checkpoint.source, checkpoint.opener
         assert source is not None  # it was loaded
         assert opener is not None
@@ -96,7 +94,7 @@ class BenchConvert:
         rows = [self._row(name, turns, apart) for name in (CP, *self.ours, *self.peers)]
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, rows, conversion.tables, conversion.figures(rows),
-            seconds=time.perf_counter() - begun,
+            **turns.took,
         )  # fmt: skip
 
     @property

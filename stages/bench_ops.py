@@ -1,7 +1,6 @@
 """Bench ops: every op with every backend that runs it here, beside peers and beside what the machine can do."""
 
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -94,7 +93,6 @@ class BenchOps:
             StageError: the limits could not be measured, or nothing could.
         """
         self.measuring.baseline(BENCHMARK)
-        begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         suites = {op: self.suites[op] for op in self.ops}
         programs = ctx.run_dir / PROGRAMS
@@ -112,7 +110,7 @@ class BenchOps:
         rows = [row for name in runners for row in self._rows(name, turns, lacking, most)]
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, rows, op_rows.tables, op_rows.figures(rows), limits=most,
-            seconds=time.perf_counter() - begun, workload={"ops": self.ops, "seconds": self.seconds},
+            **turns.took, workload={"ops": self.ops, "seconds": self.seconds},
         )  # fmt: skip
 
     def _rows(

@@ -1,6 +1,5 @@
 """Bench parts: a step of a model beside its ops, each measured alone: where its time goes."""
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -66,7 +65,6 @@ class BenchParts:
             StageError: the limits, or the model, could not be measured.
         """
         self.measuring.baseline(BENCHMARK, run=ctx.run_dir)
-        begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         given = replace(checkpoint, opener=None, keeping=None)  # which no other process needs
         jobs: dict[str, Any] = {
@@ -80,5 +78,5 @@ class BenchParts:
         rows = parts.rows(turns.found(JOB), most["read"], turns.others(JOB))
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, rows, parts.tables, parts.figures(rows), limits=most,
-            seconds=time.perf_counter() - begun, workload={"prompts": self.prompts, "contexts": self.contexts},
+            **turns.took, workload={"prompts": self.prompts, "contexts": self.contexts},
         )  # fmt: skip

@@ -1,7 +1,6 @@
 """Bench scale: what things cost over their size, and how that grows."""
 
 import shutil
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,11 +72,8 @@ class BenchScale:
             StageError: nothing could be measured.
         """
         self.measuring.baseline(BENCHMARK)
-        begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         found = Work(self.scales, self.seconds, self.exponent, self.measuring.rounds, turns).rows()
         if any(row.get("fits") for row in found):
             growth_picture.draw(ctx.run_dir / growth_picture.NAME, machine(), found)
-        return self.measuring.record(
-            ctx.run_dir, BENCHMARK, found, tables, figures(found), seconds=time.perf_counter() - begun
-        )
+        return self.measuring.record(ctx.run_dir, BENCHMARK, found, tables, figures(found), **turns.took)

@@ -1,6 +1,5 @@
 """Bench train: an update of a model by our training, beside others from the same weights with the same tokens."""
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -81,7 +80,6 @@ class BenchTrain:
             StageError: the limits could not be measured.
         """
         self.measuring.baseline(BENCHMARK, self._workload, ctx.run_dir)
-        begun = time.perf_counter()
         turns = Turns(ctx.run_dir, ctx.key, self.measuring.cores)
         given = replace(checkpoint, opener=None, keeping=None)  # which no other process needs
         apart = {name: why for name in self.trainers if (why := self._apart(self.known[name], checkpoint))[0]}
@@ -97,7 +95,7 @@ class BenchTrain:
         rows = [self._row(name, turns, apart, limit) for name in self.trainers]
         return self.measuring.record(
             ctx.run_dir, BENCHMARK, rows, training.tables, training.figures(rows), limits={"multiply_add": limit},
-            seconds=time.perf_counter() - begun, reference=self._reference(turns),
+            **turns.took, reference=self._reference(turns),
             workload=self._workload,
         )  # fmt: skip
 

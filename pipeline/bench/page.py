@@ -86,7 +86,9 @@ def _about(record: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for name, limit in record.get("limits", {}).items():
         yield f"limit: {name.replace('_', ' ')}, G a second", number(limit / 1e9)
     if "seconds" in record:
-        yield "took", show_seconds(record["seconds"])
+        own = record.get("own_seconds")
+        beside = "" if own is None else f", {show_seconds(own)} of that beside what is measured"
+        yield "took", f"{show_seconds(record['seconds'])}{beside}"
 
 
 def _versions(rows: Iterable[Row]) -> list[str]:

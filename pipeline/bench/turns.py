@@ -1,5 +1,6 @@
 """Jobs of a benchmark, each in a process of its own: once, or in rounds in which every one has its turn."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ class Turns:
         key: of the benchmark; what another one noted there does not count.
         threads: cores that each process has.
         failed: what failed, and why; it is not tried again in this run.
+        begun: when, by the clock of `time.perf_counter`.
+        inside: seconds of every process.
     """
 
     folder: Path
@@ -32,6 +35,8 @@ class Turns:
     threads: int
     failed: dict[str, str] = field(default_factory=dict)
     notes: Notes = field(init=False)
+    begun: float = field(default_factory=time.perf_counter)
+    inside: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         (self.folder / LOGS).mkdir(parents=True, exist_ok=True)
@@ -55,6 +60,7 @@ class Turns:
     def once(self, name: str, job: Job, round_: int = 0) -> Mapping[str, Any] | None:
         """What a job measured; None: it failed."""
         found = done(job, self.threads, self.folder / LOGS / f"{name.replace(' ', '-').replace('/', '-')}.txt")
+        self.inside.append(found.seconds)
         meter.in_processes(max(found.nbytes, int(found.found.get("peak", 0))))
         meter.on_disk(nbytes_on_disk(self.folder) + int(found.found.get("written", 0)))
         if found.failed:
@@ -62,6 +68,12 @@ class Turns:
             return None
         self.notes.add(name, round_, found.found, found.others)
         return found.found
+
+    @property
+    def took(self) -> dict[str, float]:
+        """`seconds` so far, of this try, and `own_seconds`: those of them in which no process measured."""
+        seconds = time.perf_counter() - self.begun
+        return {"seconds": seconds, "own_seconds": seconds - sum(self.inside)}
 
     def found(self, name: str) -> Sequence[Mapping[str, Any]]:
         """What its rounds measured."""

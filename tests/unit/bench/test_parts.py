@@ -57,6 +57,10 @@ def test_a_step_is_its_ops(record: dict[str, Any]) -> None:
     assert token[parts.WHOLE]["nbytes"] == sum(row["nbytes"] for row in token.values()) / 2
 
 
+def test_what_the_benchmark_itself_took_is_said(record: dict[str, Any]) -> None:
+    assert 0 < record["own_seconds"] < record["seconds"] / 2
+
+
 def test_what_is_left_is_between_them() -> None:
     part = {"op": "matmul", "label": "2 → 3", "calls": 4, "nbytes": 1000, "s": 2e-6}
     rounds = [
