@@ -7,7 +7,7 @@ from gguf import GGMLQuantizationType
 
 from pipeline.errors import ValueRangeError
 from plugins.formats.gguf.decode import decode
-from plugins.formats.gguf.encode import ENCODERS, blocks_of
+from plugins.kernels.codecs.ggml_bytes import ENCODERS, blocks_of
 from plugins.kernels.codecs.superblocks import LAYOUTS, SUPER, TILE, encode
 
 KINDS = sorted(ENCODERS)
