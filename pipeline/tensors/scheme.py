@@ -36,8 +36,8 @@ class Scheme:
     Invariants: `codes` is uint8 `[..., rows, n * element_bits / 8]`, a little-endian bit stream along the last axis
     (the first of two 4-bit elements lies in the low nibble), whatever order a file uses; rows fill whole bytes; the
     other components have the shapes of `components` and the dtypes of `dtypes`; decoding needs nothing else. Two
-    tensors with equal schemes and equal bytes hold equal values. Of a block that is a struct of ggml (`STRUCTS`) `codes`
-    has the bytes, uint8 `[..., rows, n / block_elems * bytes of a block]`, as files have them too, and there is no other
+    tensors with equal schemes and equal bytes hold equal values. Of blocks that are structs of ggml (`STRUCTS`) `codes`
+    has the bytes, uint8 `[..., rows, n / block_elems * bytes of a block]`, as files have them too; there is no other
     component.
 
     Attributes:

@@ -20,7 +20,7 @@ from plugins.quant.exact import recode_exactly
 
 BAND = 1 << 20  # elements: what is made float32 at once
 
-# What rows get that a super-block does not divide: `tensor_type_fallback` in llama-quant.cpp (llama.cpp with ggml 0.25).
+# What rows get that a super-block does not divide: `tensor_type_fallback` in llama-quant.cpp of llama.cpp (ggml 0.25).
 FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
 SIMPLE = {"q4_0": "int4", "q8_0": "int8"}  # those of them that are no structs: blocks of 32 under an fp16 scale
 

@@ -1,5 +1,5 @@
-"""Codes and scales of ggml's structs: of super-blocks, groups of a row whose scales are small integers under shared fp16
-factors; and of blocks of 32 with an fp16 scale of their own, which rows get that no super-block divides.
+"""Codes and scales of ggml's structs: of super-blocks, groups of a row whose scales are small integers under shared
+fp16 factors; and of blocks of 32 with an fp16 scale of their own, which rows get that no super-block divides.
 
 A value decodes as factor · scale · code, or that less second factor · minimum. What is minimized is the sum of
 weight · error²: a grid of ranges is tried for every group, each candidate's scale (and minimum) being the weighted
@@ -27,7 +27,7 @@ class Layout:
     Attributes:
         group: elements that share a scale.
         least, most: codes.
-        least_scale, most_scale: the integers that scales (and minima) are; 0 where groups have fp16 scales, one a block.
+        least_scale, most_scale: the integers that scales (and minima) are; 0: a block is one group, its scale in fp16.
         minima: groups have a minimum, which is not above 0.
         grid: factors of the range of codes that are tried.
         book: int8 `[16]`, ascending, what codes stand for; None: for themselves.

@@ -13,8 +13,8 @@ v1.0, section 5.1). Under any other scale the value is a float32, each operation
 A block that is a struct of ggml (`STRUCTS`) has float32 values too, each operation rounded once, as `dequantize_row_…`
 of ggml-quants.c computes them: factor · scale · code, less second factor · minimum where it has minima.
 
-All of that then is rounded to `dtype`, to nearest even. Past the range of BF16 and F32 the result is the IEEE infinity: that
-is what multiplying gives, and what transformers' decoder does.
+All of that then is rounded to `dtype`, to nearest even. Past the range of BF16 and F32 the result is the IEEE infinity:
+that is what multiplying gives, and what transformers' decoder does.
 
 F16 rounds to nearest even below its normal range. Past 65504, `overflow` decides: "error" raises ValueRangeError with
 the first flat index; "clamp" gives ±65504. A finite value never becomes an infinity in F16.

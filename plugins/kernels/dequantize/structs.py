@@ -15,7 +15,7 @@ from pipeline.tensors.scheme import STRUCTS
 from plugins.facts.ggml_blocks import IQ4_VALUES
 
 Codes = tuple[Any, Any, Any]
-"""Codes [..., elems] as float32 or integers, their factors [..., groups] and what is subtracted, [..., groups] or None."""
+"""Integers [..., elems], their factors [..., groups] and what is subtracted, [..., groups] or None."""
 
 
 def decode(kind: str, packed: Any) -> Any:

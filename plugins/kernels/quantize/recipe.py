@@ -75,8 +75,6 @@ class Recipe:
 
     def problem(self, scheme: Scheme) -> str | None:
         """Why this recipe and `scheme` make no codec, or None."""
-        if scheme.is_struct:
-            return f"{scheme.element} is a struct of ggml, which plugins.quant.structs makes"
         e, rule = element(scheme.element), self.scale_rule
         if scheme.scale == "e8m0":
             if scheme.zero is not None or scheme.second is not None:
