@@ -1,6 +1,6 @@
 """ggml's blocks that are structs, as llama.cpp has them: the k-quants Q2_K to Q6_K, and IQ4_NL, Q5_0 and Q5_1."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ from plugins.kernels.codecs.ggml_bytes import blocks_of
 from plugins.kernels.codecs.superblocks import encode
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.exact import recode_exactly
+from plugins.quant.mixes import MIXES, mixed
 
 BAND = 1 << 20  # elements: what is made float32 at once
 
@@ -31,12 +32,14 @@ class Structs:
 
     Attributes:
         kind: a key of `pipeline.tensors.scheme.STRUCTS`.
+        mix: some matrices get other kinds: a key of `plugins.quant.mixes.MIXES`; None: none do.
         rules: see `pipeline.method.MethodHooks`.
         quantize: for what a `FALLBACK` makes that is no struct.
         dequantize: decodes.
     """
 
     kind: str
+    mix: str | None = None
     rules: tuple[Rule, ...] = ()
     quantize: Kernel = field(default_factory=partial(Kernel, "quantize", ("numpy", "reference")))
     dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
@@ -44,6 +47,8 @@ class Structs:
     def __post_init__(self) -> None:
         if self.kind not in STRUCTS:
             raise ConfigError(f"kind {self.kind!r} is unknown{did_you_mean(self.kind, STRUCTS)}")
+        if self.mix is not None and self.mix not in MIXES:
+            raise ConfigError(f"mix {self.mix!r} is unknown{did_you_mean(self.mix, MIXES)}")
 
     @cached_property
     def scheme(self) -> Scheme:
@@ -61,9 +66,15 @@ class Structs:
         found: Structs | Blockwise = self._other(other)
         return self if found.scheme.problem(shape) else found
 
+    def mixed(self, names: Iterable[str], specs: Mapping[str, TensorSpec]) -> Mapping[str, Any]:
+        """See `pipeline.method.MethodHooks`."""
+        found = {} if self.mix is None else mixed(self.mix, self.kind, names, specs)
+        methods = {kind: self._other(kind) for kind in set(found.values())}
+        return {name: methods[kind] for name, kind in found.items()}
+
     def _other(self, kind: str) -> "Structs | Blockwise":
         if kind in STRUCTS:
-            return Structs(kind, self.rules, self.quantize, self.dequantize)
+            return Structs(kind, rules=self.rules, quantize=self.quantize, dequantize=self.dequantize)
         return Blockwise(
             SIMPLE[kind], 32, "f16", like="ggml", rules=self.rules, quantize=self.quantize, dequantize=self.dequantize
         )
