@@ -18,6 +18,8 @@ from plugins.facts.ggml_blocks import IQ4_VALUES
 
 SUPER = 256  # QK_K
 TILE = 1 << 16  # elements at once: their candidates stay in the cache
+REFITS = (None, None)  # after the grid: codes of the best fit so far, and their own fit
+SETTLED = 2  # times that the factors of super-blocks are fitted to what they gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +62,8 @@ LAYOUTS = {
     "Q5_K": Layout(32, 0, 31, 0, 63, True, _grid(31, -0.5, 0.1, 15)),
     "Q6_K": Layout(16, -32, 31, -128, 127, False, _grid(32, -0.9, 0.1, 18)),
     "Q5_0": Layout(32, -16, 15, 0, 0, False, _grid(16, -0.9, 0.1, 18)),
-    "Q5_1": Layout(32, 0, 31, 0, 0, True, _grid(31, -0.5, 0.1, 15)),
-    "IQ4_NL": Layout(32, 0, 15, 0, 0, False, _grid(127, -7.0, 1.0, 14), IQ4_VALUES),
+    "Q5_1": Layout(32, 0, 31, 0, 0, True, _grid(31, -0.9, 0.1, 20)),
+    "IQ4_NL": Layout(32, 0, 15, 0, 0, False, (*_grid(127, -21.0, 3.0, 14), *range(-134, -91, 3)), IQ4_VALUES),
 }
 
 
@@ -142,10 +144,14 @@ def _affine(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
     span = np.where(high > low, high - low, np.float32(1))
     sw, sx = w.sum(axis=-1), (w * g).sum(axis=-1)
     best_scale, best_low, least = np.zeros_like(span), low.copy(), np.full_like(span, np.inf)
-    shifted = g - low[..., None]
-    for top in layout.grid:
-        q = np.rint(shifted * (np.float32(top) / span)[..., None])
-        np.clip(q, 0, layout.most, out=q)
+    for top in (*layout.grid, *REFITS):
+        if top is None:  # the codes of the best line so far
+            inverse, start = np.where(best_scale > 0, 1 / np.where(best_scale > 0, best_scale, 1), 0), best_low
+        else:
+            inverse, start = np.float32(top) / span, low
+        q = g - start[..., None]
+        q *= inverse[..., None]
+        np.clip(np.rint(q, out=q), 0, layout.most, out=q)
         wq = w * q
         s1, s2, sxq = wq.sum(axis=-1), (wq * q).sum(axis=-1), (wq * g).sum(axis=-1)
         det = sw * s2 - s1 * s1
@@ -172,8 +178,9 @@ def _linear(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
     end = np.take_along_axis(g, at, axis=-1)[..., 0]
     safe = np.where(end == 0, np.float32(1), end)
     best, most = np.zeros_like(end), np.zeros_like(end)
-    for top in layout.grid:
-        q = _values(layout, g * (np.float32(-top) / safe)[..., None])
+    for top in (*layout.grid, *REFITS):
+        inverse = np.where(best != 0, 1 / np.where(best != 0, best, 1), 0) if top is None else np.float32(-top) / safe
+        q = _values(layout, g * inverse[..., None])
         wq = w * q
         s2, sxq = (wq * q).sum(axis=-1), (wq * g).sum(axis=-1)
         scale = np.where(s2 > 0, sxq / s2, 0)
@@ -211,15 +218,34 @@ def _alone(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
 
 
 def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
-    """Integers for scales and minima, then the best of each one's neighbours, codes taken anew for every one."""
+    """Integers for scales and minima, and codes, of the factors that hold the largest ones; then of those that fit these
+    best, where that is better."""
     second: Any = None
     if low is None:
         end = np.take_along_axis(scale, np.argmax(np.abs(scale), axis=-1)[:, None], axis=-1)[:, 0]
         factor = _half(end / np.float32(layout.least_scale))
-        tried = [(0, 0), (-1, 0), (1, 0)]
     else:
         factor = _half(scale.max(axis=-1) / np.float32(layout.most_scale))
         second = _half((-low).max(axis=-1) / np.float32(layout.most_scale))
+    found, loss = _under(layout, g, w, scale, low, factor, second)
+    for _ in range(SETTLED):
+        again, less = _under(layout, g, w, scale, low, *_fitted(layout, g, w, found))
+        better = less < loss
+        loss = np.where(better, less, loss)
+        found = Blocks(*(_chosen(better, getattr(again, n), getattr(found, n)) for n in Blocks.__slots__))
+    return found
+
+
+def _chosen(better: Any, a: Any, b: Any) -> Any:
+    """`a` of the blocks that are `better`, of others `b`."""
+    return None if a is None else np.where(better.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+
+def _under(layout: Layout, g: Any, w: Any, scale: Any, low: Any, factor: Any, second: Any) -> tuple[Blocks, Any]:
+    """The best integers near `scale` and `low` under these factors, codes taken anew for every one; and the loss [n]."""
+    if low is None:
+        tried = [(0, 0), (-1, 0), (1, 0)]
+    else:
         tried = [(0, 0), *((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)]
     s0 = _rounded(layout, scale, factor)
     m0 = None if low is None else _rounded(layout, -low, second)
@@ -239,9 +265,32 @@ def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
         best[1] = None if m is None else np.where(better, m, best[1])
         np.copyto(best[2], q.astype(np.int8), where=better[..., None])
         best[3] = np.where(better, loss, best[3])
-    scales, minima, codes, _ = best
+    scales, minima, codes, loss = best
     kept = None if minima is None else minima.astype(np.int16)
-    return Blocks(codes.reshape(len(g), SUPER), scales.astype(np.int16), factor, kept, second)
+    return Blocks(codes.reshape(len(g), SUPER), scales.astype(np.int16), factor, kept, second), loss.sum(axis=-1)
+
+
+def _fitted(layout: Layout, g: Any, w: Any, b: Blocks) -> tuple[Any, Any]:
+    """The factors, fp16, that fit the integers and codes of `b` best: weighted least squares over all of a block."""
+    x, y = b.codes.reshape(g.shape) * b.scales[..., None].astype(np.float32), None
+    wx = w * x
+    xx, xg = _summed(wx * x), _summed(wx * g)
+    if b.minima is None:
+        return _half(np.where(xx > 0, xg / np.where(xx > 0, xx, 1), b.factor)), None
+    y = b.minima[..., None].astype(np.float32)
+    wy = w * y
+    xy, yy, yg = _summed(wx * y), _summed(wy * y), _summed(wy * g)
+    det = xx * yy - xy * xy
+    fits = det > 1e-6 * xx * yy
+    safe = np.where(fits, det, 1)
+    factor = np.where(fits, (xg * yy - xy * yg) / safe, b.factor)
+    second = np.where(fits, (xg * xy - xx * yg) / safe, b.second)
+    fits = (factor > 0) & (second >= 0)
+    return _half(np.where(fits, factor, b.factor)), _half(np.where(fits, second, b.second))
+
+
+def _summed(terms: Any) -> Any:
+    return terms.sum(axis=(-2, -1), dtype=np.float64)
 
 
 def _half(factor: Any) -> Any:
