@@ -35,13 +35,17 @@ def assigned(
     rules = (*extra, *rules)
     own = _own_rules(optional(methods["quant"], MethodHooks, "rules"), roles, specs, tied=tied)
     chosen, problems = choose((*rules, *own), roles, methods, specs)
-    cut: dict[tuple[str, tuple[int, ...]], Method] = {}
+    takes = {name: methods[to] for name, to in chosen.items()}
+    for to in dict.fromkeys(chosen.values()):
+        if (mixed := optional(methods[to], MethodHooks, "mixed")) is not None:
+            takes |= mixed([name for name, t in chosen.items() if t == to], specs)
+    cut: dict[tuple[Method, tuple[int, ...]], Method] = {}
     found = {}
-    for name, to in chosen.items():
+    for name, whole in takes.items():
         shape = specs[name].shape
-        if (to, shape) not in cut:
-            cut[to, shape] = fitted(methods[to], shape)
-        method = cut[to, shape]
+        if (whole, shape) not in cut:
+            cut[whole, shape] = fitted(whole, shape)
+        method = cut[whole, shape]
         if not unfit(specs[name], method.scheme) or any(rule.about(name, roles) for rule in rules):
             found[name] = method  # and what the method's own rules would pack, and cannot, stays
     unfitting = [n for n, m in found.items() if unfit(specs[n], m.scheme)]

@@ -64,6 +64,9 @@ class DialectHooks:
     """Schemes that its format brought into the world: of all dialects that could hold them it is then the first to be
     asked (`pipeline.planning.holding`)."""
 
+    reads_as_values: tuple[Scheme, ...] = ()
+    """Schemes that it writes and does not read: tensors come back as the F32 values that they decode to."""
+
     peeks: tuple[str, ...] = ()
     """Small leaves that say what the others mean (a shape, a code book), patterns as of `fnmatch`: `decode` finds their
     arrays in `config` under the key `PEEKED`, leaf → array."""

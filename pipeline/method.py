@@ -1,6 +1,6 @@
 """What a quantization method is: how codes are made. What they mean is its scheme's business."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from pipeline.hooks import hooks_of, optional
@@ -70,6 +70,10 @@ class MethodHooks:
 
     fitted: Callable[[tuple[int, ...]], Any] | None = None
     """`fitted(shape)`: the method that tensors of this shape take, where no block fits all tensors."""
+
+    mixed: Callable[[Iterable[str], Mapping[str, TensorSpec]], Mapping[str, Any]] | None = None
+    """`mixed(names, specs)`: tensor → method, for those of `names`, which are to take this one, that take another;
+    `specs` are those of all tensors of the model."""
 
     rules: tuple[Rule, ...] = ()
     """What becomes of tensors that the model's rules say nothing of, as readers of such files are used to it. Roles

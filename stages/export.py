@@ -19,6 +19,7 @@ from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context, Exported, ReadB
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, group_of
 from pipeline.tensors.store import Index
 from pipeline.tensors.views import MappedStore
@@ -109,7 +110,7 @@ class Export:
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
             chosen=chosen,
-            read_back=_read_back(checkpoint, store.specs, binding),
+            read_back=_read_back(checkpoint, store.specs, binding, optional(dialect, DialectHooks, "reads_as_values")),
             made_by={"dialect": dialect, "container": container, "max_shard_nbytes": max_shard},
         )
 
@@ -237,13 +238,19 @@ def _encoder(checkpoint: Checkpoint) -> Encode:
     return encode
 
 
-def _read_back(checkpoint: Checkpoint, written: Mapping[str, TensorSpec], binding: Binding) -> ReadBack:
+def _read_back(
+    checkpoint: Checkpoint, written: Mapping[str, TensorSpec], binding: Binding, as_values: Collection[Scheme]
+) -> ReadBack:
     """What the export holds, and why it does not stand for the checkpoint where it does not.
 
-    Plain tensors may come back wider than they were (norms in GGUF), packed ones in nothing but their scheme.
+    Plain tensors may come back wider than they were (norms in GGUF), packed ones in nothing but their scheme, or as
+    exactly its values where the dialect says so.
     """
     specs = {}
     for name, bound in binding.tensors.items():
+        if bound.spec.scheme in as_values:
+            specs[name] = TensorSpec(bound.spec.shape, "F32")
+            continue
         stored = binding.leaves[bound.parts[0].leaf].dtype
         as_it_is = bound.spec.scheme is not None or bound.spec.dtype == stored
         specs[name] = bound.spec if as_it_is else replace(bound.spec, dtype=stored)

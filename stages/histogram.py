@@ -145,6 +145,8 @@ class _Packed:
         self.found: dict[str, dict[str, int]] = {}
 
     def count(self, value: QTensor) -> None:
+        if value.scheme.is_struct:  # neither codes nor scales lie there as numbers
+            return
         bits = value.scheme.element_bits
         if bits <= WIDEST_CODE:
             flat = np.ascontiguousarray(value.codes).view(np.uint8).reshape(-1)

@@ -74,7 +74,8 @@ class Right:
 def _most(spec: TensorSpec) -> float:
     if spec.scheme is None:
         return PLAIN
-    return next(most for bits, most in MOST if spec.scheme.element_bits >= bits)
+    columns, nbytes = spec.scheme.period
+    return next(most for bits, most in MOST if 8 * nbytes / columns >= bits)
 
 
 def _ends(shape: tuple[int, ...], grain: tuple[int, ...]) -> Iterator[Box]:

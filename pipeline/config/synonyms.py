@@ -7,7 +7,6 @@ A dtype may be spelt as elsewhere. Nothing else works under another name: `quant
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-K_QUANTS: Final = "; K-quants are read and not written"
 # What people write → what to write here; by config group, in small letters.
 CHOICES: Mapping[str, Mapping[str, str]] = {
     "quant": {
@@ -15,8 +14,8 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
         "gptq": "int4, rounded to nearest", "awq": "int4, rounded to nearest", "bnb": "nf4",
         "w4a16": "int4", "w8a16": "int8",
         "hqq": "int4, rounded to nearest", "mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3",
-        "q4": "q4_0", "q8": "q8_0", **dict.fromkeys(("q4_k", "q4_k_s", "q4_k_m"), f"q4_0 or q4_1{K_QUANTS}"),
-        **dict.fromkeys(("q5_k_m", "q6_k"), f"q8_0{K_QUANTS}"),
+        "q4": "q4_0", "q8": "q8_0", "q2_k_s": "q2_k with quant.mix=q2_k_s", "q3_k_s": "q3_k", "q5_k_s": "q5_k",
+        **{k: k for k in ("q2_k", "q3_k", "q3_k_m", "q3_k_l", "q4_k", "q4_k_s", "q4_k_m", "q5_k", "q5_k_m", "q6_k", "iq4_nl")},
         "bf16": "none", "f16": "none with export.dtype=fp16", "fp16": "none with export.dtype=fp16",
         "fp32": "none with export.dtype=fp32", "no": "none",
     },

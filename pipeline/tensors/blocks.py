@@ -32,8 +32,8 @@ def component_box(spec: TensorSpec, component: str, index: Index) -> Box:
     whole_blocks(scheme, spec.shape, box)
     *lead, last = box
     if component == "codes":
-        bits = scheme.element_bits
-        return (*lead, slice(last.start * bits // 8, last.stop * bits // 8))
+        columns, nbytes = scheme.period
+        return (*lead, slice(last.start * nbytes // columns, last.stop * nbytes // columns))
     shape = scheme.components(spec.shape)[component]
     if scheme.whole_only or (len(shape) == 1 and component == "second"):
         return tuple(slice(0, n) for n in shape)
@@ -62,7 +62,7 @@ def whole_blocks(scheme: Scheme, shape: tuple[int, ...], box: Box) -> None:
     for s, n, block in zip(box[-2:], shape[-2:], blocks, strict=False):
         if block and (s.start % block or (s.stop % block and s.stop != n)):
             raise IndexError(f"{s.start}:{s.stop} cuts a block of {block} in a dimension of {n}")
-    if box[-1].start * scheme.element_bits % 8 or box[-1].stop * scheme.element_bits % 8:
+    if box[-1].start % scheme.period[0] or box[-1].stop % scheme.period[0]:
         raise IndexError(f"{box[-1].start}:{box[-1].stop} cuts a byte of {scheme.element_bits}-bit elements")
     if scheme.whole_only and box != tuple(slice(0, n) for n in shape):
         raise IndexError("scales coded across the whole tensor: it can only be read and written whole")
@@ -141,8 +141,8 @@ def tensor_grain(spec: TensorSpec, component: str, grain: tuple[int, ...]) -> tu
     if component == "second":  # one a matrix, or read whole
         return ones
     if component == "codes":
-        bits, whole = scheme.element_bits, 8 * grain[-1]
-        return (*grain[:-1], 1 if grain[-1] == 1 else whole // math.gcd(bits, whole))
+        columns, nbytes = scheme.period
+        return (*grain[:-1], 1 if grain[-1] == 1 else columns * grain[-1] // math.gcd(nbytes, grain[-1]))
     sides = (scheme.block_rows or spec.shape[-2:][0], scheme.block_elems or spec.shape[-1])[-len(grain) :]
     blocks = (*ones[: len(grain) - len(sides)], *sides)
     return tuple(1 if g == 1 else g * block for g, block in zip(grain, blocks, strict=True))

@@ -17,8 +17,8 @@ class QTensor:
     """
 
     codes: Any
-    scales: Any
-    scheme: Scheme
+    scales: Any = None  # of structs, which have theirs in the codes
+    scheme: Scheme = None  # type: ignore[assignment]  # is given always, and stands behind what may be left out
     zeros: Any = None
     second: Any = None
 
@@ -26,7 +26,8 @@ class QTensor:
     def shape(self) -> tuple[int, ...]:
         """Logical shape."""
         *lead, packed = self.codes.shape
-        return (*lead, packed * 8 // self.scheme.element_bits)
+        columns, nbytes = self.scheme.period
+        return (*lead, packed * columns // nbytes)
 
     @property
     def components(self) -> Mapping[str, Any]:

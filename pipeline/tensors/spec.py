@@ -83,10 +83,12 @@ class TensorSpec:
 
     @property
     def encoding(self) -> str:
-        """For people: `BF16`, or `e2m1/32/e8m0`: element, block, scale and what else there is."""
+        """For people: `BF16`, or `e2m1/32/e8m0`: element, block, scale and what else there is; or `q4_k`."""
         s = self.scheme
         if s is None:
             return self.dtype
+        if s.is_struct:
+            return s.element
         columns, rows = s.block_elems or "row", s.block_rows
         block = (
             "tensor" if (s.block_elems, rows) == (0, 0) else f"{columns}" if rows == 1 else f"{rows or 'all'}x{columns}"

@@ -65,6 +65,8 @@ class Blockwise:
     dequantize: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
     def __post_init__(self) -> None:
+        if self.scheme.is_struct:
+            raise ConfigError(f"element {self.element} is a struct of ggml, which plugins.quant.structs.Structs makes")
         if problem := self.recipe.problem(self.scheme):
             raise ConfigError(problem)
         for elems in self.narrower:

@@ -43,9 +43,11 @@ def recode_exactly(method: Any, q: QTensor) -> QTensor:
 def with_its_scales(q: QTensor, wanted: Scheme) -> QTensor | None:
     """`q` with the scales it has, for blocks that `wanted` cuts into whole ones; None where codes or scales do not fit.
 
-    Not for scales that are codes themselves. Whether values are the same is for the caller to see: a scale that rounds
-    to itself may still give another product.
+    Not for scales that are codes themselves, nor for structs. Whether values are the same is for the caller to see: a
+    scale that rounds to itself may still give another product.
     """
+    if q.scheme.is_struct or wanted.is_struct:
+        return None
     given, (*lead, rows, n) = q.scheme, (1, *q.shape)[-max(2, len(q.shape)) :]
     if (given.zero, given.second) != (wanted.zero, wanted.second) or given.second == "dynamic8" or not q.codes.size:
         return None

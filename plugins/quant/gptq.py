@@ -163,6 +163,9 @@ class Gptq:
         Raises:
             ConfigError: the method has no blocks in a row, or rounds otherwise than to the nearest.
         """
+        if method.scheme.is_struct:
+            text = f"{method.scheme.element} has scales that are coded together, and no column is rounded alone"
+            raise ConfigError(f"calibrate=gptq: {text}; calibrate=imatrix weighs its errors")
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate=gptq: {type(method).__name__} rounds in no blocks")
         s = method.scheme

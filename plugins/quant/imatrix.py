@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pipeline.errors import ConfigError
 from plugins.quant.blockwise import Blockwise
+from plugins.quant.structs import Structs, WeightedStructs
 
 
 @dataclass(frozen=True)
@@ -40,11 +41,13 @@ class Imatrix:
 
     needs_hessian: ClassVar[bool] = False
 
-    def calibrated(self, method: Any) -> Weighted:
+    def calibrated(self, method: Any) -> Weighted | WeightedStructs:
         """
         Raises:
             ConfigError: the method cannot search for scales; says why.
         """
+        if type(method) is Structs:  # which searches anyway
+            return WeightedStructs.of(method)
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate=imatrix: {type(method).__name__} searches for no scale of blocks")
         try:

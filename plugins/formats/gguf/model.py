@@ -1,7 +1,7 @@
 """GGUF as a dialect: llama.cpp's names, its order of rows, its metadata for config.json, its tokenizer inside.
 
-Types that are schemes (MXFP4, NVFP4, Q8_0, Q4_0, Q4_1) go both ways without touching a value. Any other type (Q4_K, …)
-is read as the F32 values it decodes to, and is not written.
+Types that are schemes (MXFP4, NVFP4, Q8_0, Q4_0, Q4_1) go both ways without touching a value. Any other type is read as
+the F32 values it decodes to; those that are structs (Q4_K, …) are written, byte for byte.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,10 +22,10 @@ from plugins.formats.gguf.config import ROPE_FREQS, sizes_of, to_config, to_kv, 
 from plugins.formats.gguf.general import METADATA
 from plugins.formats.gguf.general import from_kv as metadata_file
 from plugins.formats.gguf.general import to_kv as kept_metadata
-from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix
+from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix, Structs
 from plugins.formats.gguf.table import Arch, Entry, entries
 from plugins.formats.gguf.tokenizer import GENERATION, NO_TOKENIZER, TAKES, from_kv, tokenizer_kv
-from plugins.formats.gguf.types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of
+from plugins.formats.gguf.types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, WRITTEN, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
 FLOATS = ("BF16", "F16", "F32")
@@ -46,7 +46,8 @@ class GgufDialect:
     companions: ClassVar[tuple[str, ...]] = ()
     peeks: ClassVar[tuple[str, ...]] = (ROPE_FREQS, "*_exps.scale")
     takes: ClassVar[tuple[str, ...]] = (*TAKES, METADATA)
-    own: ClassVar[tuple[Scheme, ...]] = tuple(SCHEMES[kind] for kind in ("Q8_0", "Q4_0", "Q4_1"))
+    own: ClassVar[tuple[Scheme, ...]] = (*(SCHEMES[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")), *WRITTEN.values())
+    reads_as_values: ClassVar[tuple[Scheme, ...]] = tuple(WRITTEN.values())
 
     pre: str | None = None
 
@@ -189,7 +190,7 @@ def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> 
         return None
     kind = type_of(spec)
     if kind is None or (spec.scheme is None and kind not in FLOATS):
-        can = f"plain {', '.join(FLOATS)}, and {', '.join(SCHEMES)}"
+        can = f"plain {', '.join(FLOATS)}, and {', '.join((*SCHEMES, *WRITTEN))}"
         problems.append(Problem(where, f"is {spec.encoding}; a GGUF file can be written with {can}"))
         return None
     if spec.scheme is not None and not entry.packs:
@@ -202,14 +203,15 @@ def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> 
         return None
     if not entry.packs and kind != "F32":
         return Bound(spec, _parts(entry, "F32", kind))
-    parts = _parts(entry, kind, "")
+    parts = _parts(entry, kind, "", writes=kind in WRITTEN)
     return _scaled(entry, spec, parts) if spec.scheme is not None and spec.scheme.second else Bound(spec, parts)
 
 
-def _parts(entry: Entry, kind: str, given: str) -> tuple[Part, ...]:
-    whole = Ggml(kind, given, entry.head, entry.plus)
+def _parts(entry: Entry, kind: str, given: str, *, writes: bool = False) -> tuple[Part, ...]:
+    """Where a tensor lies in its leaves; `writes`: as the bytes of a struct, which is read as values."""
+    whole = Structs(kind, entry.head) if writes else Ggml(kind, given, entry.head, entry.plus)
     packing = whole if entry.expert is None else OfStack(entry.expert, whole)
-    component = "*" if kind in SCHEMES else "values"
+    component = "codes" if writes else "*" if kind in SCHEMES else "values"
     step = len(entry.leaves)
     return tuple(
         Part(leaf, component, (packing,), (Lane(entry.lane_dim, i, step),) if step > 1 else ())
@@ -221,7 +223,7 @@ def _kind(part: Part) -> str:
     """The ggml type of a leaf."""
     (packing,) = part.steps
     packing = packing.of if isinstance(packing, OfStack) else packing
-    return packing.kind if isinstance(packing, Ggml) else "F32"
+    return packing.kind if isinstance(packing, Ggml | Structs) else "F32"
 
 
 def _scale_leaf(leaf: str) -> str:

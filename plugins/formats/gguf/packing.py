@@ -6,7 +6,7 @@ block is taken apart and put together again without touching a value.
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -57,10 +57,7 @@ class Ggml:
             IndexError: the box cuts a block, or a head of a reordered tensor.
         """
         *lead, last = box
-        if self.head:
-            rows = box[-2] if lead else last
-            if rows.start % self.head or rows.stop % self.head:
-                raise IndexError(f"{rows.start}:{rows.stop} cuts a head of {self.head} rows, whose rows are reordered")
+        whole_heads(box[-2] if lead else last, self.head)
         if self.kind in PLAIN:
             return box
         t = GGML[self.kind]
@@ -98,11 +95,49 @@ class Ggml:
 
 
 @dataclass(frozen=True, slots=True)
+class Structs:
+    """The packing of codes that are bytes of ggml's blocks already, a `pipeline.tensors.steps.Step`.
+
+    Attributes:
+        kind: ggml type of the leaf.
+        head: see `Ggml`.
+    """
+
+    kind: str
+    head: int = 0
+    dtype: ClassVar[str] = "U8"
+
+    def grain(self, inner: Grain) -> Grain:
+        return (*inner[:-2], self.head or 1, inner[-1])
+
+    def box(self, box: Box) -> Box:
+        """
+        Raises:
+            IndexError: the box cuts a head of a reordered tensor.
+        """
+        whole_heads(box[-2], self.head)
+        return box
+
+    def unpack(self, array: Any) -> Any:
+        return _reorder(array, self.head, to_halves=True) if self.head else array
+
+    def pack(self, value: Any) -> Any:
+        array = np.asarray(value)
+        return _reorder(array, self.head, to_halves=False) if self.head else array
+
+
+def whole_heads(rows: slice, head: int) -> None:
+    """Raises IndexError where `rows` cut a head of `head` rows, or of 0: of none."""
+    if head and (rows.start % head or rows.stop % head):
+        raise IndexError(f"{rows.start}:{rows.stop} cuts a head of {head} rows, whose rows are reordered")
+
+
+@dataclass(frozen=True, slots=True)
 class OfStack:
     """A matrix that is number `index` of those stacked in the leaf: experts that are tensors of their own outside."""
 
     index: int
-    of: Ggml
+    of: Ggml | Structs
 
     @property
     def dtype(self) -> str:

@@ -1,12 +1,12 @@
 """The tensor types of ggml: their numbers and sizes, and the schemes that some of them are.
 
-The other types (Q4_K, IQ2_XS, …) have no scheme: they are read as the values they decode to (`gguf_decode`), and not
-written.
+All others are read as the values they decode to (`decode`); those that are a struct of `pipeline.tensors.scheme` (Q4_K,
+…) can be written, their bytes as they are, the rest (IQ2_XS, …) cannot.
 """
 
 from dataclasses import dataclass
 
-from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.tensors.scheme import INSIDE, MXFP4, STRUCTS, Scheme
 from pipeline.tensors.spec import TensorSpec
 
 
@@ -43,9 +43,13 @@ SCHEMES = {
     "Q4_0": Scheme("int4", 32, "f16"),
     "Q4_1": Scheme("uint4", 32, "f16", zero="min_f16"),
 }
+WRITTEN = {name.upper(): Scheme(name, elems, INSIDE) for name, (elems, _) in STRUCTS.items()}
 UNREADABLE = frozenset({"Q8_1", "Q1_0"})  # no decoder in the gguf package (0.19), nor here; Q8_1 is transient in ggml
 # llama_ftype of llama.h, for a file whose matrices are mostly of a type.
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32, "MXFP4": 38, "NVFP4": 39}
+FILE_TYPES = {
+    "F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "Q5_0": 8, "Q5_1": 9, "Q2_K": 10, "Q3_K": 11, "Q4_K": 14,
+    "Q5_K": 16, "Q6_K": 18, "IQ4_NL": 25, "BF16": 32, "MXFP4": 38, "NVFP4": 39,
+}  # fmt: skip
 
 
 def type_of(spec: TensorSpec) -> str | None:
@@ -53,6 +57,8 @@ def type_of(spec: TensorSpec) -> str | None:
     if spec.scheme is None:
         return spec.dtype if spec.dtype in PLAIN else None
     scheme = spec.scheme
+    if scheme.is_struct:
+        return scheme.element.upper()
     if scheme.second == "f32":
         scheme = Scheme(scheme.element, scheme.block_elems, scheme.scale, scheme.block_rows, scheme.zero)
     if spec.scheme.second is not None and scheme != NVFP4:

@@ -125,7 +125,8 @@ def _quantized(name: str, scheme: Scheme, dtype: str, leaves: Mapping[str, Tenso
     if codes is None or not codes.shape:
         return Problem(f"{name}.codes", "missing or a scalar; custom_metadata says that it is quantized")
     *lead, packed = codes.shape
-    spec = TensorSpec((*lead, packed * 8 // scheme.element_bits), dtype, scheme)
+    columns, nbytes = scheme.period
+    spec = TensorSpec((*lead, packed * columns // nbytes), dtype, scheme)
     reason = scheme.problem(spec.shape)
     return Problem(f"{name}.codes", reason) if reason else Bound(spec, _parts(name, scheme))
 

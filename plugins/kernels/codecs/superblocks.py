@@ -1,4 +1,5 @@
-"""Codes and scales of ggml's super-blocks: groups of a row whose scales are small integers under shared fp16 factors.
+"""Codes and scales of ggml's structs: of super-blocks, groups of a row whose scales are small integers under shared
+fp16 factors; and of blocks of 32 with an fp16 scale of their own, which rows get that no super-block divides.
 
 A value decodes as factor · scale · code, or that less second factor · minimum. What is minimized is the sum of
 weight · error²: a grid of ranges is tried for every group, each candidate's scale (and minimum) being the weighted
@@ -13,9 +14,12 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ValueRangeError
+from plugins.facts.ggml_blocks import IQ4_VALUES
 
 SUPER = 256  # QK_K
-TILE = 256  # super-blocks at once: their candidates stay in the cache
+TILE = 1 << 16  # elements at once: their candidates stay in the cache
+REFITS = (None, None)  # after the grid: codes of the best fit so far, and their own fit
+SETTLED = 2  # times that the factors of super-blocks are fitted to what they gave
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +29,10 @@ class Layout:
     Attributes:
         group: elements that share a scale.
         least, most: codes.
-        least_scale, most_scale: the integers that scales (and minima) are.
+        least_scale, most_scale: the integers that scales (and minima) are; 0: a block is one group, its scale in fp16.
         minima: groups have a minimum, which is not above 0.
         grid: factors of the range of codes that are tried.
+        book: int8 `[16]`, ascending, what codes stand for; None: for themselves.
     """
 
     group: int
@@ -37,6 +42,12 @@ class Layout:
     most_scale: int
     minima: bool
     grid: tuple[float, ...]
+    book: Any = None
+
+    @property
+    def size(self) -> int:
+        """Elements of a block."""
+        return SUPER if self.most_scale else self.group
 
 
 def _grid(most: int, start: float, step: float, count: int) -> tuple[float, ...]:
@@ -50,12 +61,15 @@ LAYOUTS = {
     "Q4_K": Layout(32, 0, 15, 0, 63, True, _grid(15, -1.0, 0.1, 20)),
     "Q5_K": Layout(32, 0, 31, 0, 63, True, _grid(31, -0.5, 0.1, 15)),
     "Q6_K": Layout(16, -32, 31, -128, 127, False, _grid(32, -0.9, 0.1, 18)),
+    "Q5_0": Layout(32, -16, 15, 0, 0, False, _grid(16, -0.9, 0.1, 18)),
+    "Q5_1": Layout(32, 0, 31, 0, 0, True, _grid(31, -0.9, 0.1, 20)),
+    "IQ4_NL": Layout(32, 0, 15, 0, 0, False, (*_grid(127, -21.0, 3.0, 14), *range(-134, -91, 3)), IQ4_VALUES),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Super-blocks: codes int8 [n, 256]; scales and minima int16 [n, groups]; factor and second fp16 [n]."""
+    """Codes int8 [n, elements of a block]; scales and minima int16 [n, groups]; factor and second fp16 [n]."""
 
     codes: Any
     scales: Any
@@ -64,39 +78,40 @@ class Blocks:
     second: Any = None
 
 
-def encode(kind: str, x: Any, importance: Any = None) -> Blocks:
-    """Rows `x` [..., n · 256] as super-blocks in order.
+def encode(kind: str, x: Any, importance: Any = None, first: int = 0) -> Blocks:
+    """Rows `x` [..., n · elements of a block] as blocks in order.
 
     Args:
         kind: of `LAYOUTS`.
-        importance: mean squares of the inputs that the last axis of `x` meets, [n · 256] or anything that broadcasts to
-            the shape of `x`; None: not known.
+        importance: mean squares of the inputs that the last axis of `x` meets, [n · elements of a block] or anything
+            that broadcasts to the shape of `x`; None: not known.
+        first: the flat index of the first value, in what is said of errors.
 
     Raises:
-        ValueError: rows are no whole number of super-blocks.
+        ValueError: rows are no whole number of blocks.
         ValueRangeError: a NaN or an infinity, or a factor past fp16; says the flat index.
     """
     layout = LAYOUTS[kind]
-    values = np.ascontiguousarray(x, np.float32)
-    if values.shape[-1] % SUPER:
-        raise ValueError(f"{kind} has super-blocks of {SUPER} elements, which do not divide rows of {values.shape[-1]}")
+    size, values = layout.size, np.ascontiguousarray(x, np.float32)
+    if values.shape[-1] % size:
+        raise ValueError(f"{kind} has blocks of {size} elements, which do not divide rows of {values.shape[-1]}")
     if not np.isfinite(values).all():
         at = int(np.argmin(np.isfinite(values)))
-        raise ValueRangeError(f"flat index {at}: {values.flat[at]} has no code in {kind}")
+        raise ValueRangeError(f"flat index {first + at}: {values.flat[at]} has no code in {kind}")
     known = None
     if importance is not None:
-        known = np.broadcast_to(np.asarray(importance, np.float32), values.shape).reshape(-1, SUPER)
-    blocks = values.reshape(-1, SUPER)
+        known = np.broadcast_to(np.asarray(importance, np.float32), values.shape).reshape(-1, size)
+    blocks, many = values.reshape(-1, size), TILE // size
     parts = [
-        _tile(layout, blocks[i : i + TILE], None if known is None else known[i : i + TILE])
-        for i in range(0, max(1, len(blocks)), TILE)
+        _tile(layout, blocks[i : i + many], None if known is None else known[i : i + many])
+        for i in range(0, max(1, len(blocks)), many)
     ]
     found = Blocks(*(_joined([getattr(p, name) for p in parts]) for name in Blocks.__slots__))
     for name in ("factor", "second"):
         past = getattr(found, name)
         if past is not None and not np.isfinite(past).all():
-            at = int(np.argmin(np.isfinite(past))) * SUPER
-            raise ValueRangeError(f"flat index {at}: a super-block from there on has a factor past fp16 in {kind}")
+            at = first + int(np.argmin(np.isfinite(past))) * size
+            raise ValueRangeError(f"flat index {at}: a block from there on has a factor past fp16 in {kind}")
     return found
 
 
@@ -106,7 +121,7 @@ def _joined(parts: list[Any]) -> Any:
 
 def _weights(layout: Layout, x: Any, known: Any) -> Any:
     """Weights of errors [n, groups, group]: how far a value matters where nothing, or its importance, is known."""
-    groups = x.reshape(len(x), SUPER // layout.group, layout.group)
+    groups = x.reshape(len(x), layout.size // layout.group, layout.group)
     if known is not None:
         spread = np.float32(2) * np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
         return (known * np.sqrt(spread + x * x)).reshape(groups.shape) + np.float32(1e-30)
@@ -120,7 +135,7 @@ def _tile(layout: Layout, x: Any, known: Any) -> Blocks:
     g = x.reshape(w.shape)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scale, low = (_affine if layout.minima else _linear)(layout, g, w)
-        return _settle(layout, g, w, scale, low)
+        return (_settle if layout.most_scale else _alone)(layout, g, w, scale, low)
 
 
 def _affine(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
@@ -129,10 +144,14 @@ def _affine(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
     span = np.where(high > low, high - low, np.float32(1))
     sw, sx = w.sum(axis=-1), (w * g).sum(axis=-1)
     best_scale, best_low, least = np.zeros_like(span), low.copy(), np.full_like(span, np.inf)
-    shifted = g - low[..., None]
-    for top in layout.grid:
-        q = np.rint(shifted * (np.float32(top) / span)[..., None])
-        np.clip(q, 0, layout.most, out=q)
+    for top in (*layout.grid, *REFITS):
+        if top is None:  # the codes of the best line so far
+            inverse, start = np.where(best_scale > 0, 1 / np.where(best_scale > 0, best_scale, 1), 0), best_low
+        else:
+            inverse, start = np.float32(top) / span, low
+        q = g - start[..., None]
+        q *= inverse[..., None]
+        np.clip(np.rint(q, out=q), 0, layout.most, out=q)
         wq = w * q
         s1, s2, sxq = wq.sum(axis=-1), (wq * q).sum(axis=-1), (wq * g).sum(axis=-1)
         det = sw * s2 - s1 * s1
@@ -159,9 +178,9 @@ def _linear(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
     end = np.take_along_axis(g, at, axis=-1)[..., 0]
     safe = np.where(end == 0, np.float32(1), end)
     best, most = np.zeros_like(end), np.zeros_like(end)
-    for top in layout.grid:
-        q = np.rint(g * (np.float32(-top) / safe)[..., None])
-        np.clip(q, layout.least, layout.most, out=q)
+    for top in (*layout.grid, *REFITS):
+        inverse = np.where(best != 0, 1 / np.where(best != 0, best, 1), 0) if top is None else np.float32(-top) / safe
+        q = _values(layout, g * inverse[..., None])
         wq = w * q
         s2, sxq = (wq * q).sum(axis=-1), (wq * g).sum(axis=-1)
         scale = np.where(s2 > 0, sxq / s2, 0)
@@ -171,16 +190,62 @@ def _linear(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
     return best, None
 
 
+def _values(layout: Layout, scaled: Any) -> Any:
+    """What the codes nearest to `scaled`, which is overwritten, stand for, float32."""
+    if layout.book is None:
+        return np.clip(np.rint(scaled, out=scaled), layout.least, layout.most, out=scaled)
+    return layout.book.astype(np.float32)[_in_book(layout.book, scaled)]
+
+
+def _in_book(book: Any, scaled: Any) -> Any:
+    """The code nearest to each value, the lower of two."""
+    middles = (book[1:].astype(np.float32) + book[:-1].astype(np.float32)) / 2
+    return np.searchsorted(middles, scaled)
+
+
+def _alone(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
+    """Blocks with fp16 scales of their own: the same codes again, of the rounded scale and minimum."""
+    factor = _half(scale[:, 0])
+    second = None if low is None else _half(-low[:, 0])
+    unit = factor.astype(np.float32)[:, None]
+    less = np.float32(0) if second is None else second.astype(np.float32)[:, None]
+    scaled = (g[:, 0] + less) * np.where(unit != 0, 1 / np.where(unit != 0, unit, 1), 0)
+    if layout.book is not None:
+        codes = _in_book(layout.book, scaled)
+    else:
+        codes = np.clip(np.rint(scaled), layout.least, layout.most)
+    return Blocks(codes.astype(np.int8), None, factor, None, second)
+
+
 def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
-    """Integers for scales and minima, then the best of each one's neighbours, codes taken anew for every one."""
+    """Integers for scales and minima, and codes, of the factors that hold the largest ones; then of those that fit these
+    best, where that is better."""
     second: Any = None
     if low is None:
         end = np.take_along_axis(scale, np.argmax(np.abs(scale), axis=-1)[:, None], axis=-1)[:, 0]
         factor = _half(end / np.float32(layout.least_scale))
-        tried = [(0, 0), (-1, 0), (1, 0)]
     else:
         factor = _half(scale.max(axis=-1) / np.float32(layout.most_scale))
         second = _half((-low).max(axis=-1) / np.float32(layout.most_scale))
+    found, loss = _under(layout, g, w, scale, low, factor, second)
+    for _ in range(SETTLED):
+        again, less = _under(layout, g, w, scale, low, *_fitted(layout, g, w, found))
+        better = less < loss
+        loss = np.where(better, less, loss)
+        found = Blocks(*(_chosen(better, getattr(again, n), getattr(found, n)) for n in Blocks.__slots__))
+    return found
+
+
+def _chosen(better: Any, a: Any, b: Any) -> Any:
+    """`a` of the blocks that are `better`, of others `b`."""
+    return None if a is None else np.where(better.reshape(-1, *[1] * (a.ndim - 1)), a, b)
+
+
+def _under(layout: Layout, g: Any, w: Any, scale: Any, low: Any, factor: Any, second: Any) -> tuple[Blocks, Any]:
+    """The best integers near `scale` and `low` under these factors, codes taken anew for every one; and the loss [n]."""
+    if low is None:
+        tried = [(0, 0), (-1, 0), (1, 0)]
+    else:
         tried = [(0, 0), *((i, j) for i in (-1, 0, 1) for j in (-1, 0, 1) if i or j)]
     s0 = _rounded(layout, scale, factor)
     m0 = None if low is None else _rounded(layout, -low, second)
@@ -200,9 +265,32 @@ def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
         best[1] = None if m is None else np.where(better, m, best[1])
         np.copyto(best[2], q.astype(np.int8), where=better[..., None])
         best[3] = np.where(better, loss, best[3])
-    scales, minima, codes, _ = best
+    scales, minima, codes, loss = best
     kept = None if minima is None else minima.astype(np.int16)
-    return Blocks(codes.reshape(len(g), SUPER), scales.astype(np.int16), factor, kept, second)
+    return Blocks(codes.reshape(len(g), SUPER), scales.astype(np.int16), factor, kept, second), loss.sum(axis=-1)
+
+
+def _fitted(layout: Layout, g: Any, w: Any, b: Blocks) -> tuple[Any, Any]:
+    """The factors, fp16, that fit the integers and codes of `b` best: weighted least squares over all of a block."""
+    x, y = b.codes.reshape(g.shape) * b.scales[..., None].astype(np.float32), None
+    wx = w * x
+    xx, xg = _summed(wx * x), _summed(wx * g)
+    if b.minima is None:
+        return _half(np.where(xx > 0, xg / np.where(xx > 0, xx, 1), b.factor)), None
+    y = b.minima[..., None].astype(np.float32)
+    wy = w * y
+    xy, yy, yg = _summed(wx * y), _summed(wy * y), _summed(wy * g)
+    det = xx * yy - xy * xy
+    fits = det > 1e-6 * xx * yy
+    safe = np.where(fits, det, 1)
+    factor = np.where(fits, (xg * yy - xy * yg) / safe, b.factor)
+    second = np.where(fits, (xg * xy - xx * yg) / safe, b.second)
+    fits = (factor > 0) & (second >= 0)
+    return _half(np.where(fits, factor, b.factor)), _half(np.where(fits, second, b.second))
+
+
+def _summed(terms: Any) -> Any:
+    return terms.sum(axis=(-2, -1), dtype=np.float64)
 
 
 def _half(factor: Any) -> Any:

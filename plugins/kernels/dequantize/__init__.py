@@ -10,8 +10,11 @@ v1.0, section 5.1). Under any other scale the value is a float32, each operation
                                           or map[scale] · second[block of 256] + offset (dynamic8)
     value  = element · factor             or (element - zero) · factor, or element · factor + minimum
 
-which then is rounded to `dtype`, to nearest even. Past the range of BF16 and F32 the result is the IEEE infinity: that
-is what multiplying gives, and what transformers' decoder does.
+A block that is a struct of ggml (`STRUCTS`) has float32 values too, each operation rounded once, as `dequantize_row_…`
+of ggml-quants.c computes them: factor · scale · code, less second factor · minimum where it has minima.
+
+All of that then is rounded to `dtype`, to nearest even. Past the range of BF16 and F32 the result is the IEEE infinity:
+that is what multiplying gives, and what transformers' decoder does.
 
 F16 rounds to nearest even below its normal range. Past 65504, `overflow` decides: "error" raises ValueRangeError with
 the first flat index; "clamp" gives ±65504. A finite value never becomes an infinity in F16.

@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 
 from pipeline.errors import ValueRangeError
+from pipeline.tensors.scheme import STRUCTS
 from pipeline.tensors.spec import numpy_dtype
+from plugins.facts import ggml_blocks
 from plugins.kernels.cast.numpy import cast
 from plugins.kernels.codecs import scales, scratch
 from plugins.kernels.codecs.blocks import TILE, as_matrices, pieces, shape_in_blocks, spread, tiles
@@ -20,6 +22,9 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     check(q.scheme, dtype, overflow)
     if is_mxfp4(q.scheme):
         return mxfp4.dequantize(q, dtype, overflow=overflow)
+    if q.scheme.is_struct:
+        values = ggml_blocks.decode(q.scheme.element.upper(), q.codes, *STRUCTS[q.scheme.element])
+        return cast(values, dtype, overflow=overflow if dtype == "F16" else "inf")
     out = np.empty(q.shape, numpy_dtype(dtype))
     # 2^100 under any nonzero element is past F16 but not past float32: saturation stays apart from infinity.
     most = 2.0**100 if dtype == "F16" else np.inf

@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.scheme import STRUCTS, Scheme
+from plugins.facts import ggml_blocks
 from plugins.kernels.cast.reference import cast
 from plugins.kernels.codecs import dynamic8
 from plugins.kernels.codecs.elements import element
@@ -24,6 +25,9 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
 
 def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
     scheme: Scheme = q.scheme
+    if scheme.is_struct:  # what its bytes are is defined there
+        values = ggml_blocks.decode(scheme.element.upper(), q.codes, *STRUCTS[scheme.element])
+        return cast(values, dtype, overflow=overflow if dtype == "F16" else "inf")
     bits, n = scheme.element_bits, q.shape[-1]
     packed = np.ascontiguousarray(q.codes)
     stream = np.unpackbits(packed, axis=-1, bitorder="little").reshape(*packed.shape[:-1], n, bits).astype(np.uint8)

@@ -26,6 +26,7 @@ from plugins.facts.codebooks import dynamic8
 from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import added, bits_of, divided, float_of, multiplied
 from plugins.kernels.codecs.mx import E8M0_BIAS, E8M0_NAN
+from plugins.kernels.dequantize import structs
 from plugins.kernels.gradients import given, wanted
 
 _DTYPES = {"float32": "F32", "bfloat16": "BF16"}
@@ -53,7 +54,10 @@ def decode(q: Any, dtype: Any = jnp.bfloat16, exact: bool = False) -> Any:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _decode(q: Any, name: str, exact: bool) -> Any:
-    y = scaled(unpacked(q.codes, q.scheme.element_bits), q, exact)
+    if q.scheme.is_struct:
+        y = structs.decode(q.scheme.element, q.codes)
+    else:
+        y = scaled(unpacked(q.codes, q.scheme.element_bits), q, exact)
     return y if name == "float32" else to_bfloat16(y)
 
 

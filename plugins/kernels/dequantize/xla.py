@@ -45,7 +45,7 @@ def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
 
 def _has_subnormals(q: Any) -> bool:
     """Whether the smallest value under the smallest real scale is no normal float32."""
-    if q.scheme.scale == "e8m0":  # the decoder's powers of two are exact everywhere
+    if q.scheme.scale == "e8m0" or q.scheme.is_struct:  # the decoder is exact everywhere
         return False
     e = element(q.scheme.element)
     magnitudes = np.abs(e.values)

@@ -21,7 +21,9 @@ from plugins.kernels.dequantize.traced import to_bfloat16, values
 
 
 def count(q: Any) -> int | None:
-    """How many planes a QTensor has; None when its codes straddle bytes, or its blocks do."""
+    """How many planes a QTensor has; None when its codes straddle bytes, or its blocks do, or are structs."""
+    if q.scheme.is_struct:
+        return None
     bits = q.scheme.element_bits
     return 8 // bits if 8 % bits == 0 and q.scheme.block_elems * bits % 8 == 0 else None
 

@@ -104,6 +104,8 @@ def _pick(w: QTensor, codes: Any, scales: Any, second: Any = lambda a: a) -> QTe
 
     Scales that are coded across the whole tensor are decoded where they are picked, into float32 scales.
     """
+    if w.scheme.is_struct:
+        return replace(w, codes=codes(w.codes))
     picked, scheme, other = scales(w.scales), w.scheme, w.second
     if scheme.second == "dynamic8":
         flat = jnp.arange(w.scales.size, dtype=jnp.int32).reshape(w.scales.shape)

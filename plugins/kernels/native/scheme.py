@@ -28,6 +28,8 @@ def unknown(w: TensorSpec) -> str | None:
     """Why the C++ has no numbers for weights, None when it has."""
     if w.scheme is None and w.dtype not in ELEMENTS[:3]:
         return f"{w.dtype} weights are not among {', '.join(ELEMENTS[:3])}"
+    if w.scheme is not None and w.scheme.is_struct:
+        return f"{w.encoding} is a struct of ggml, which the C++ does not take apart"
     return None
 
 

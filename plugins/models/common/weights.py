@@ -35,7 +35,7 @@ def abstract(spec: TensorSpec) -> Any:
         return _shape(spec.shape, spec.dtype)
     dtypes = spec.scheme.dtypes
     parts = {c: _shape(shape, dtypes[c]) for c, shape in spec.scheme.components(spec.shape).items()}
-    return QTensor(parts["codes"], parts["scales"], spec.scheme, parts.get("zeros"), parts.get("second"))
+    return QTensor(parts["codes"], parts.get("scales"), spec.scheme, parts.get("zeros"), parts.get("second"))
 
 
 def _shape(shape: tuple[int, ...], dtype: str) -> Any:

@@ -16,7 +16,8 @@ from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec, dtype_name, numpy_dtype
 from pipeline.tensors.views import JoinedStore, leaf_box, split, stored_leaves
 from pipeline.testing.memory import MemoryStore, same
-from plugins.formats.gguf.decode import DECODERS, TILE_ELEMS, decode
+from plugins.facts.ggml_blocks import DECODERS, TILE_ELEMS
+from plugins.formats.gguf.decode import decode
 from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix, pack, unpack
 from plugins.formats.gguf.types import FILE_TYPES, GGML, NVFP4, SCHEMES, UNREADABLE, type_of
 from tests.cases.quantized import quantized

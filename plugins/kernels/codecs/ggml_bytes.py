@@ -1,4 +1,4 @@
-"""Bytes of ggml's k-quants, the inverse of `decode`: codes and scales of super-blocks as the structs of ggml-common.h.
+"""Bytes of ggml's structs (ggml-common.h), the inverse of `plugins.facts.ggml_blocks`: of codes, scales and minima.
 
 Which codes and scales those are is `plugins.kernels.codecs.superblocks`' business.
 """
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def blocks_of(kind: str, b: Any) -> Any:
-    """Super-blocks (`superblocks.Blocks`) as the bytes of `kind`, one of `ENCODERS`: uint8 [n, bytes of a block]."""
+    """Blocks (`superblocks.Blocks`) as the bytes of `kind`, one of `ENCODERS`: uint8 [n, bytes of a block]."""
     return np.concatenate(ENCODERS[kind](b), axis=1)
 
 
@@ -19,7 +19,7 @@ def _half(factor: Any) -> Any:
 
 
 def _laid(codes: Any, bits: int, unit: int) -> Any:
-    """Codes [n, k] of `bits` bits as bytes, the inverse of `decode._fields`."""
+    """Codes [n, k] of `bits` bits as bytes, the inverse of `ggml_blocks._fields`."""
     lanes = codes.reshape(len(codes), -1, 8 // bits, unit)
     out = np.zeros((len(codes), lanes.shape[1], unit), np.uint8)
     for i in range(8 // bits):
@@ -66,6 +66,24 @@ def _q6_k(b: Any) -> list[Any]:
     return [_laid(codes, 4, 64), _laid(codes >> 4, 2, 32), scales, _half(b.factor)]
 
 
+def _five_bits(codes: Any) -> list[Any]:
+    """The fifth bits of 32 codes in a word, then nibbles."""
+    return [np.packbits(codes >> 4 & 1, axis=-1, bitorder="little"), _laid(codes, 4, 16)]
+
+
+def _q5_0(b: Any) -> list[Any]:
+    return [_half(b.factor), *_five_bits(_codes(b, 16))]
+
+
+def _q5_1(b: Any) -> list[Any]:
+    return [_half(b.factor), _half(-b.second), *_five_bits(_codes(b))]
+
+
+def _iq4_nl(b: Any) -> list[Any]:
+    return [_half(b.factor), _laid(_codes(b), 4, 16)]
+
+
 ENCODERS: dict[str, Callable[[Any], list[Any]]] = {
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q5_0": _q5_0, "Q5_1": _q5_1, "IQ4_NL": _iq4_nl,
 }  # fmt: skip
