@@ -283,6 +283,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("run_name", lambda overrides: run_name(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("quants_by_name", quants_by_name, replace=True)
+    OmegaConf.register_new_resolver("quant_by_name", quant_by_name, replace=True)
     OmegaConf.register_new_resolver("rules_with", rules_with, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("quant_options", quant_options, replace=True)
@@ -317,8 +318,8 @@ def unfollowed(why: OmegaConfBaseException, key: str = "", cfg: DictConfig | Non
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
     if (rule := re.match(r"(rule .+?): ", text)) is not None:
         return Problem(rule[1], text.removeprefix(rule[0]))
-    if text.startswith("rules_file: "):
-        return Problem("rules_file", text.removeprefix("rules_file: "))
+    if (found := re.match(r"(rules_file|activations): ", text)) is not None:
+        return Problem(found[1], text.removeprefix(found[0]))
     if (found := re.search(r"node `([\w.]+)` is not a container", text)) is not None:
         from pipeline.config.reference import below
 
@@ -358,6 +359,21 @@ def quants_by_name(names: Any, *, _root_: DictConfig) -> dict[str, Any]:
         ConfigError: there is no such option, or it is no list.
     """
     return {name: _quant_node(name, _root_) for name in quant_options(names)}
+
+
+def quant_by_name(name: Any, *, _root_: DictConfig) -> Any:
+    """The node of a quant option; None of none and keep.
+
+    Raises:
+        ConfigError: there is no such option.
+    """
+    if name in (None, "none", "keep"):
+        return None
+    if not isinstance(name, str):
+        raise ConfigError(f"activations: {name}: the name of a quant option is expected, such as int8")
+    if name not in (known := options("quant")):
+        raise ConfigError(f"activations: there is no quant option {name!r}{did_you_mean(name, known, 30)}")
+    return _quant_node(name, _root_)
 
 
 def _quant_node(name: str, root: DictConfig) -> Any:

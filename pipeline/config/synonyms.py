@@ -12,7 +12,7 @@ CHOICES: Mapping[str, Mapping[str, str]] = {
     "quant": {
         "4bit": "int4, nf4 or mxfp4", "8bit": "int8", "fp8": "fp8_e4m3", "fp4": "mxfp4 or nvfp4", "f8": "fp8_e4m3",
         "gptq": "int4, rounded to nearest", "awq": "int4, rounded to nearest", "bnb": "nf4",
-        "w4a16": "int4", "w8a16": "int8",
+        "w4a16": "int4", "w8a16": "int8", "w8a8": "int8 with activations=int8",
         "hqq": "int4, rounded to nearest", "mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3",
         "q4": "q4_0", "q8": "q8_0", "q2_k_s": "q2_k with quant.mix=q2_k_s", "q3_k_s": "q3_k", "q5_k_s": "q5_k",
         **{k: k for k in ("q2_k", "q3_k", "q3_k_m", "q3_k_l", "q4_k", "q4_k_s", "q4_k_m", "q5_k", "q5_k_m", "q6_k", "iq4_nl")},

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -12,7 +12,9 @@ from pipeline import backends
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Mesh, Placement
+from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
 from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.running import gang
@@ -105,6 +107,9 @@ class Engine:
         tokenizer: finds the checkpoint's.
         loader: puts the model on the device.
         mesh: how devices are arranged, and what is divided over them; by default one.
+        activations: what inputs of packed weights are rounded to, as a method: W8A8, W4A4. Each row has scales of its
+            own, made when it is seen. None: they stay as they are.
+        rounding: the op `quantize_dequantize`, which does it.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
         weights_dtype: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
         cache: dtype of the KV cache; `auto`: as activations.
@@ -122,6 +127,8 @@ class Engine:
     tokenizer: Tokenizers
     loader: Loader
     mesh: Mesh = SINGLE
+    activations: Method | None = None
+    rounding: Kernel = field(default_factory=partial(Kernel, "quantize_dequantize", ("xla",)))
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     weights_dtype: WeightsDtype = "keep"
     cache: Literal["auto", "bf16", "f32", "fp8", "int8"] = "auto"
@@ -131,6 +138,18 @@ class Engine:
 
     def __post_init__(self) -> None:
         parse_bytes(self.programs_most, "engine.programs_most", bare=1 << 20)
+        if self.activations is not None and (why := self._unrounded(self.activations)):
+            raise ConfigError(f"activations: {why}")
+
+    def _unrounded(self, method: Method) -> str:
+        """Why activations cannot be rounded by a method; empty: they can."""
+        recipe = optional(method, MethodHooks, "recipe")
+        if method.scheme is None or recipe is None:
+            return f"{type(method).__name__} has no scheme and recipe of its own"
+        shape = (1, method.scheme.block_elems or 8)
+        given = {"x": TensorSpec(shape, "F32"), "scheme": method.scheme, **asdict(recipe)}
+        choice = self.rounding.choose(given)
+        return "" if choice.backend else choice.reasons
 
     def plan(
         self, checkpoint: Checkpoint, *, text: bool = True, plain: bool = False, usage: Usage = NOTHING
@@ -153,6 +172,8 @@ class Engine:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
                 problems.append(Problem("tokenizer", str(why)))
+        if not problems:
+            problems += self._of_activations(checkpoint)
         if problems := [*problems, *mute]:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
         placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
@@ -161,6 +182,20 @@ class Engine:
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
         running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host, native)
         return replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
+
+    def _of_activations(self, checkpoint: Checkpoint) -> Iterator[Problem]:
+        """Packed weights whose inputs cannot be cut into blocks, and meshes."""
+        if self.activations is None or (scheme := self.activations.scheme) is None:
+            return
+        if self.mesh.size > 1:
+            yield Problem("activations", "are rounded on one device so far; mesh=single")
+        unfit: dict[str, list[str]] = {}
+        for name, spec in self._held(checkpoint, self.weights_dtype).items():
+            if spec.scheme is not None and (why := scheme.problem((1, spec.shape[-1]))):
+                unfit.setdefault(why, []).append(name)
+        for why, names in unfit.items():
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            yield Problem("activations", f"before {names[0]}{more}: {why}")
 
     def _mute(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         """A problem where the model knows no words."""

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,6 +11,8 @@ import jax
 from pipeline import meter, tracing
 from pipeline.errors import ConfigError, PlanError, Problem, did_you_mean
 from pipeline.files import cache_folder
+from pipeline.hooks import optional
+from pipeline.method import MethodHooks
 from pipeline.planning.mesh_costs import weights_nbytes
 from pipeline.running import text_stream
 from pipeline.stage import Checkpoint
@@ -25,6 +28,8 @@ from plugins.mesh.devices import arrange
 from plugins.mesh.processes import check
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
+from plugins.models.common.ops import Ops
+from plugins.models.common.rounding import MatMul, MoE, Rounder
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
@@ -56,8 +61,9 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     family = family_of(checkpoint.config, engine.families)
     _all_run(engine, checkpoint, device.platform)
     ops = engine.ops.on(device.platform)
-    eager = is_eager(ops)
+    eager = is_eager(ops) or (engine.activations is not None and not engine.rounding.traced)
     ops = on_arrays(ops) if eager else ops
+    ops = rounding(ops, engine)
     model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
     ignored = weights.check()
     where = device if spread is None else spread.devices
@@ -70,6 +76,15 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     if tracing.active:
         tracing.done("load the weights", "execute", began, runtime.load_s, nbytes=runtime.device_nbytes)
     return Model(runtime, checkpoint, engine, planned, ignored)
+
+
+def rounding(ops: Ops, engine: Engine) -> Ops:
+    """`ops` that round the inputs of packed weights, where the engine is to do so."""
+    if engine.activations is None:
+        return ops
+    scheme, recipe = engine.activations.scheme, optional(engine.activations, MethodHooks, "recipe")
+    rounder = Rounder(engine.rounding.on(ops.matmul.platform), scheme, recipe)  # type: ignore[arg-type]
+    return replace(ops, matmul=MatMul(ops.matmul, rounder), moe=MoE(ops.moe, rounder))  # type: ignore[arg-type]
 
 
 def _all_run(engine: Engine, checkpoint: Checkpoint, platform: str) -> None:

@@ -22,7 +22,8 @@ from pipeline.errors import StageError
 from pipeline.ops import Kernel
 from plugins.kernels.moe.grouped import grouped
 from plugins.models.common.ops import Ops
-from plugins.train.rounding import Rounding, Then
+from plugins.models.common.rounding import Then
+from plugins.train.rounding import Rounding
 from plugins.train.stand_in import StandIn
 
 
@@ -97,7 +98,7 @@ class MoE(Kernel):
         activation: Callable[..., Any], out_dtype: Any = None,
     ) -> Any:  # fmt: skip
         if isinstance(w_out, Rounding):
-            activation, w_out = Then(activation, w_out.kernel, w_out.scheme, w_out.recipe), w_out.base
+            activation, w_out = Then(activation, w_out.rounder), w_out.base
         if any(isinstance(w, Rounding) for w in w_in):
             if not all(isinstance(w, Rounding) for w in w_in):
                 raise StageError("moe: experts round their input for all projections into them, or for none")

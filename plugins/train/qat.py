@@ -111,6 +111,7 @@ class Qat:
         self, bound: Any, parameters: Sequence[Parameter], specs: Mapping[str, TensorSpec]
     ) -> Callable[..., Any]:
         """See `Transform.leaves`."""
+        from plugins.models.common.rounding import Rounder
         from plugins.train.rounding import Hosted, Rounding, as_written, through_host
 
         methods, _ = self.packing.chosen(specs)
@@ -121,7 +122,7 @@ class Qat:
             if (method := of[p.name][1]) is not None and self._obstacle(method, specs[p.names[0]]) is not None
         }
         x = self.activations
-        options: Any = None if x is None else (x.scheme, optional(x, MethodHooks, "recipe"))
+        rounder: Any = None if x is None else Rounder(self.kernel, x.scheme, optional(x, MethodHooks, "recipe"))  # type: ignore[arg-type]
 
         def leaves(trained: Mapping[str, Any], frozen: Mapping[str, Any], key: Any) -> dict[str, Any]:
             seen = {name: as_written(w, of[name][0]) for name, w in trained.items()}
@@ -132,9 +133,9 @@ class Qat:
                     recipe = asdict(optional(method, MethodHooks, "recipe"))
                     seen[name] = self.kernel(seen[name], method.scheme, **recipe)
             found: dict[str, Any] = bound.leaves(seen, frozen, key)
-            if options is not None:
+            if rounder is not None:
                 packed = [name for name, (_, method) in of.items() if method is not None]
-                found |= {name: Rounding(found[name], self.kernel, *options) for name in packed}
+                found |= {name: Rounding(found[name], rounder) for name in packed}
             return found
 
         return leaves

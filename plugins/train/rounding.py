@@ -1,7 +1,6 @@
 """Rounding inside a compiled program, which gradients go straight through."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,10 +10,8 @@ import numpy as np
 
 from pipeline.errors import ValueRangeError
 from pipeline.method import Method
-from pipeline.ops import Kernel
-from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import numpy_dtype
-from plugins.kernels.quantize.recipe import Recipe
+from plugins.models.common.rounding import Rounder
 from plugins.train.stand_in import StandIn
 
 
@@ -78,20 +75,18 @@ def _from_host(by: Hosted, kept: None, dy: Any) -> tuple[Any]:
 through_host.defvjp(_to_host, _from_host)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["base"], meta_fields=["kernel", "scheme", "recipe"])
+@partial(jax.tree_util.register_dataclass, data_fields=["base"], meta_fields=["rounder"])
 @dataclass(frozen=True, slots=True)
 class Rounding(StandIn):
     """What a parameter holds whose input is to be rounded.
 
     Attributes:
         base: the weights.
-        kernel, scheme, recipe: the op `quantize_dequantize`, and what it is to do.
+        rounder: rounds the input.
     """
 
     base: Any
-    kernel: Kernel
-    scheme: Scheme
-    recipe: Recipe
+    rounder: Rounder
 
     def around(self, base: Any) -> "Rounding":
         """See `plugins.mesh.collectives.Around`."""
@@ -99,18 +94,4 @@ class Rounding(StandIn):
 
     def seen(self, x: Any) -> Any:
         """x `[…, n]`, each row rounded by itself."""
-        rounded = self.kernel(x.astype(jnp.float32), self.scheme, **asdict(self.recipe))
-        return rounded.astype(x.dtype)
-
-
-@dataclass(frozen=True)
-class Then:
-    """An activation, and rounding after it; equal ones are equal."""
-
-    activation: Callable[..., Any]
-    kernel: Kernel
-    scheme: Scheme
-    recipe: Recipe
-
-    def __call__(self, *hidden: Any) -> Any:
-        return Rounding(None, self.kernel, self.scheme, self.recipe).seen(self.activation(*hidden))
+        return self.rounder(x)

@@ -32,6 +32,7 @@ def engine() -> Engine:
     """conf/engine/jax.yaml with conf/kernels/xla.yaml, in float32."""
     options = {"kernels": "xla", "tokenizer": "auto", "mesh": "single", "engine": "jax"}
     node = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in options.items()})
+    node.engine.activations = None
     nodes, problems = kernels.nodes(OmegaConf.to_container(node.kernels), OWN_PACKAGES)
     assert not problems, problems
     OmegaConf.update(node, "kernels", nodes, merge=False)

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from pipeline.api import quant_method
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
@@ -117,6 +118,19 @@ def test_words_are_those_of_pack_to_int32(bits: int, columns: int) -> None:
         if not signed:
             zeros = torch.from_numpy((q.zeros.astype(np.int16) - half).astype(np.int8))
             assert torch.equal(pack_to_int32(zeros, bits, packed_dim=0), leaves["weight_zero_point"])
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "mxfp8_e4m3", "mxfp4"])
+def test_arguments_of_activations_are_what_the_library_serializes(name: str) -> None:
+    from compressed_tensors.quantization import QuantizationConfig
+
+    method = quant_method(name)
+    config = CompressedTensors(activations=method).encode(specs_of(model(method.scheme)), CONFIG).config
+    [group] = QuantizationConfig.model_validate(config["quantization_config"]).config_groups.values()
+    dumped = group.input_activations.model_dump(mode="json")
+    [written] = config["quantization_config"]["config_groups"].values()
+    assert {k: v for k, v in dumped.items() if k in written["input_activations"]} == written["input_activations"]
+    assert dumped["dynamic"] is True
 
 
 @pytest.mark.parametrize("case", [*CASES, "mixed"])

@@ -117,8 +117,11 @@ def _patterns(node: Mapping[str, Any], key: str, problems: list[Problem], within
     return tuple(given)
 
 
-def write_groups(modules: Mapping[str, tuple[Scheme, str] | None]) -> dict[str, Any]:
-    """`quantization_config` for linear modules and their (scheme, format), None for those that are kept.
+def write_groups(
+    modules: Mapping[str, tuple[Scheme, str] | None], inputs: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """`quantization_config` for linear modules and their (scheme, format), None for those that are kept; `inputs`: the
+    arguments of their activations, None: these stay as they are.
 
     The commonest scheme gets the class `Linear` as target, embeddings and every other scheme their modules' names. It
     comes last: the library takes the first target that a module has for the one that it was meant for, and warns of
@@ -135,7 +138,7 @@ def write_groups(modules: Mapping[str, tuple[Scheme, str] | None]) -> dict[str, 
         groups[f"group_{i}"] = {
             "targets": [*patterns(named, modules), *(["Linear"] if commonest else [])],
             "weights": arguments(kind[0]),
-            "input_activations": None,
+            "input_activations": None if inputs is None else dict(inputs),
             "output_activations": None,
             "format": kind[1],
         }

@@ -2,8 +2,9 @@
 
 Every quantized module is a few leaves `MODULE.weight…`, and config.json says in groups how modules are quantized (see
 `compressed_tensors_schemes` and `compressed_tensors_config`). The library knows 2-D weights only, so stacks of experts
-are written one by one, gate and up apart (see `experts`). Weights alone are described: written groups quantize no
-activations, and what a source says about activations and the KV cache is left out by name.
+are written one by one, gate and up apart (see `experts`). Written groups quantize activations where that is asked for,
+with scales that readers make when they see them; what a source says about activations and the KV cache is left out by
+name.
 """
 
 from collections.abc import Mapping
@@ -14,13 +15,14 @@ import numpy as np
 
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.formats import PEEKED
+from pipeline.method import Method
 from pipeline.tensors.binding import Binding, Bound, Part
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.common import linears
 from plugins.formats.common.experts import EXPERT
 from plugins.formats.compressed_tensors.config import METHOD, Groups, read_groups, write_groups
-from plugins.formats.compressed_tensors.schemes import format_of, parts_of, scheme_of, shape_from
+from plugins.formats.compressed_tensors.schemes import format_of, input_arguments, parts_of, scheme_of, shape_from
 
 # Parameters that describe activations or caches, and the zero points of symmetric weights, which are all zero.
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
@@ -38,10 +40,12 @@ class CompressedTensors:
 
     Attributes:
         int8: the format in which 8-bit integers are written: packed in words, which readers run with activations as
-            they are, or one byte each.
+            they are, or one byte each, as it is with activations that are quantized.
+        activations: what readers quantize activations to, as a method; None: nothing.
     """
 
     int8: Literal["pack-quantized", "int-quantized"] = "pack-quantized"
+    activations: Method | None = None
 
     companions: ClassVar[tuple[str, ...]] = ()
     peeks: ClassVar[tuple[str, ...]] = ("*.weight_shape",)
@@ -80,25 +84,38 @@ class CompressedTensors:
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Tensors may differ in scheme: each scheme is a config group."""
         constants: dict[str, bytes] = {}
+        int8, inputs, problem = self._inputs()
 
         def parts(module: str, spec: TensorSpec) -> tuple[Part, ...]:
             assert spec.scheme is not None
-            fmt = format_of(spec.scheme, self.int8)
+            fmt = format_of(spec.scheme, int8)
             if fmt == "pack-quantized":
                 constants[f"{module}.weight_shape"] = np.array(spec.shape, "<i8").tobytes()
             return parts_of(module, spec, fmt)
 
         bounds, modules, problems = linears.express(tensors, config, parts)
         dtype, more = linears.dtype_problems(tensors)
-        if problems := [*problems, *more]:
+        if problems := [*problem, *problems, *more]:
             raise PlanError(problems)
         out = linears.with_dtype(config, dtype)
         if not any(m.rpartition(".")[2] == "lm_head" for m in modules):
             modules["lm_head"] = None  # tied: a module without weights of its own, which `Linear` matches all the same
-        kinds = {m: None if s is None else (s, format_of(s, self.int8)) for m, s in modules.items()}
-        out["quantization_config"] = write_groups(kinds)
+        kinds = {m: None if s is None else (s, format_of(s, int8)) for m, s in modules.items()}
+        out["quantization_config"] = write_groups(kinds, inputs)
         shapes = {n: TensorSpec((2,), "I64") for n in constants}
         return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants, notes=_notes(tensors))
+
+    def _inputs(self) -> tuple[str, dict[str, Any] | None, list[Problem]]:
+        """The format of 8-bit integers, arguments of activations, and what is wrong with these."""
+        if self.activations is None:
+            return self.int8, None, []
+        scheme = self.activations.scheme
+        try:
+            if scheme is None:
+                raise ValueError(f"{type(self.activations).__name__} has no scheme of its own")
+            return "int-quantized", input_arguments(scheme), []
+        except ValueError as why:
+            return self.int8, None, [Problem("activations", str(why))]
 
 
 def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:

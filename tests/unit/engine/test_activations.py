@@ -1,0 +1,103 @@
+"""Activations rounded before packed weights: each row by itself, as the definition rounds it, and before no others."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pipeline
+from pipeline.api import quant_method
+from pipeline.errors import WeightmillError
+from pipeline.hooks import optional
+from pipeline.method import MethodHooks
+from pipeline.ops import Kernel
+from pipeline.tensors.scheme import MXFP4
+from pipeline.testing.memory import quantized
+from plugins.kernels.quantize_dequantize.reference import quantize_dequantize
+from plugins.models.common.rounding import MatMul, MoE, Rounder
+
+XLA = Kernel("quantize_dequantize", ("xla",))
+
+
+def rounder(name: str) -> Rounder:
+    method = quant_method(name)
+    return Rounder(XLA, method.scheme, optional(method, MethodHooks, "recipe"))  # type: ignore[arg-type]
+
+
+X = (np.random.default_rng(0).standard_normal((3, 5, 64)) * np.geomspace(0.01, 100, 5)[:, None]).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2", "mxfp4", "mxfp8_e4m3", "nvfp4"])
+def test_each_row_is_rounded_by_itself(name: str) -> None:
+    """Scales of a matrix are of a row here: what else is in a batch changes nothing."""
+    method = quant_method(name)
+    found = np.asarray(rounder(name)(X))
+    assert found.dtype == np.float32
+    for place in np.ndindex(3, 5):
+        alone = quantize_dequantize(X[place][None], method.scheme, **asdict(rounder(name).recipe))[0]
+        np.testing.assert_array_equal(found[place], alone)
+    assert (found != X).mean() > 0.5
+
+
+def test_no_row_is_rounded_before_plain_weights() -> None:
+    seen: list[Any] = []
+
+    class Seen:
+        def __call__(self, x: Any, w: Any, *rest: Any, **options: Any) -> None:
+            seen.append(x)
+
+        def together(self, *calls: tuple[Any, ...]) -> list[Any]:
+            seen.extend(x for x, *_ in calls)
+            return []
+
+    by = rounder("int8")
+    matmul, packed, plain = MatMul(Seen(), by), quantized(MXFP4, (8, 64)), np.zeros((8, 64), np.float32)
+    x = jnp.asarray(X)
+    matmul(x, plain)
+    matmul(x, packed)
+    matmul.together((x, packed), (x, plain), (x, packed, None))
+    assert [bool((y == x).all()) for y in seen] == [True, False, False, True, False]
+    assert seen[2] is seen[4], "rounded once"
+    np.testing.assert_array_equal(seen[1], by(x))
+
+
+def test_experts_round_what_they_are_given_and_what_they_hand_on() -> None:
+    by, kernel = rounder("int8"), Kernel("moe", ("xla",))
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 64)).astype(np.float32)
+    chosen, weights = np.array([[0, 2], [1, 0], [2, 1]], np.int32), rng.random((3, 2)).astype(np.float32)
+    w_in, w_out = quantized(MXFP4, (3, 32, 64), seed=2), quantized(MXFP4, (3, 64, 32), seed=3)
+
+    def activation(h: Any) -> Any:
+        return jnp.maximum(h, 0)
+
+    rest = (chosen, weights, (w_in,), (None,), w_out, None)
+    found = np.asarray(MoE(kernel, by)(x, *rest, activation=activation))
+    wanted = kernel(by(x), *rest, activation=lambda h: by(activation(h)))
+    np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-6, atol=1e-6 * np.abs(found).max())
+    assert np.abs(found - np.asarray(kernel(x, *rest, activation=activation))).max() > 1e-3 * np.abs(found).max()
+
+
+TYPED = ("+model=gpt_oss", "quant=int8", "flow=generate", "prompt=a")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("activations=int9",), "activations: there is no quant option 'int9'; did you mean 'int8'"),
+        (("activations=[int8]",), "activations: .*: the name of a quant option is expected"),
+        (("activations=int4",), r"before model\.layers.* and 3 more: last dimension 160 is not a multiple"),
+        (("activations=auto",), "activations: "),
+        (("activations=q4_k",), "activations: "),
+        (("activations=int8", "mesh=tensor", "mesh.axes.tensor=2"), "activations: are rounded on one device"),
+        (("activations=nvfp4", "flow=convert", "export=compressed_tensors"), "activations: .*input_global_scale"),
+        (("activations=mxint8", "flow=convert", "export=compressed_tensors"), "activations are int8, fp8_e4m3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_said_before_anything_runs(more: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(WeightmillError, match=said):
+        pipeline.run([*TYPED, *more, f"paths.outputs={tmp_path}"], progress=False)
+    assert not [*tmp_path.iterdir()]
