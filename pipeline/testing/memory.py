@@ -165,7 +165,7 @@ def quantized(scheme: Scheme, shape: tuple[int, ...], seed: int = 0) -> QTensor:
 
 
 # Where the fp16 numbers of a struct lie: block_q…_K of ggml-common.h.
-_HALVES = {
+HALVES = {
     "q2_k": (80, 82), "q3_k": (108,), "q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,),
     "q5_0": (0,), "q5_1": (0, 2), "iq4_nl": (0,),
 }  # fmt: skip
@@ -174,5 +174,5 @@ _HALVES = {
 def _finite_factors(scheme: Scheme, codes: Any, rng: np.random.Generator) -> None:
     """Factors near 1 in place of those of random bytes."""
     blocks = codes.reshape(-1, STRUCTS[scheme.element][1])
-    for at in _HALVES[scheme.element]:
+    for at in HALVES[scheme.element]:
         blocks[:, at : at + 2] = rng.uniform(0.25, 4, (len(blocks), 1)).astype(np.float16).view(np.uint8)

@@ -19,9 +19,10 @@ from pipeline.stage import Checkpoint
 from plugins.engine.engine import Engine
 
 CONF = Path(__file__).parents[2] / "conf"
+STRUCTS = sorted(p.stem for p in (CONF / "quant").glob("*.yaml") if "quant.structs" in p.read_text())  # of ggml
 QUANTIZING = sorted(
-    {p.stem for p in (CONF / "quant").glob("*.yaml")} - {"none", "keep", "auto"}
-)  # options of quant= that do
+    {p.stem for p in (CONF / "quant").glob("*.yaml")} - {"none", "keep", "auto", *STRUCTS}
+)  # options of quant= that do, in blocks with scales beside them
 STAGES = "stages=[load,decode,quantize]"
 EMITTERS = "xla_cpu_use_fusion_emitters"
 KEEP = "[{match: '*', to: keep}]"

@@ -3,6 +3,7 @@
 from pipeline.method import Method
 from pipeline.testing.method import MethodContract
 from plugins.quant.none import Unquantized
+from plugins.quant.structs import Structs
 from tests.cases.mx import mx_method
 
 
@@ -14,6 +15,11 @@ class TestMX(MethodContract):
 class TestMXOtherRules(MethodContract):
     def method(self) -> Method:
         return mx_method(scale_rule="rceil", ties="zero", zero="positive")
+
+
+class TestStructs(MethodContract):
+    def method(self) -> Method:
+        return Structs("q4_k")
 
 
 class TestUnquantized(MethodContract):

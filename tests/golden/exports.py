@@ -8,19 +8,19 @@ from tempfile import TemporaryDirectory
 from pipeline.api import compose_run
 from pipeline.planning.memory import plan_run
 from tests.cases import my_llama
-from tests.cases.model_runs import QUANTIZING
+from tests.cases.model_runs import QUANTIZING, STRUCTS
 
 PAGE = Path(__file__).parents[2] / "README.md"
 BEGIN, END = "<!-- begin: make golden -->\n", "<!-- end: make golden -->\n"
 EXPORTS = ("hf", "compressed_tensors", "modelopt", "bitsandbytes", "gguf", "orbax")  # those that keep what is packed
-AS_EXPORTED = ("nvfp4", "q4_0", "q4_1", "q8_0")  # whose second scale, or embedding, is as the export has it
+AS_EXPORTED = ("nvfp4", "q4_0", "q4_1", "q8_0", *STRUCTS)  # whose second scale, or embedding, is as the export has it
 YES, GPT_OSS, NO = "●", "○", ""
 
 
 def table() -> str:
     """A row for each scheme. ● a Llama's weights stay packed, and most often gpt-oss's too, ○ gpt-oss's only."""
     heads = [("`quant=`", *(f"`{export}`" for export in EXPORTS)), ("---", *(":-:" for _ in EXPORTS))]
-    return "".join(f"| {' | '.join(line)} |\n" for line in heads) + "".join(rows(QUANTIZING))
+    return "".join(f"| {' | '.join(line)} |\n" for line in heads) + "".join(rows([*QUANTIZING, *STRUCTS]))
 
 
 def rows(quants: Sequence[str]) -> list[str]:

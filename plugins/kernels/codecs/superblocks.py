@@ -218,8 +218,8 @@ def _alone(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
 
 
 def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
-    """Integers for scales and minima, and codes, of the factors that hold the largest ones; then of those that fit these
-    best, where that is better."""
+    """Integers for scales and minima, and codes, under the factors that hold the largest ones; then under those that
+    fit these best, where that is better."""
     second: Any = None
     if low is None:
         end = np.take_along_axis(scale, np.argmax(np.abs(scale), axis=-1)[:, None], axis=-1)[:, 0]
@@ -242,7 +242,7 @@ def _chosen(better: Any, a: Any, b: Any) -> Any:
 
 
 def _under(layout: Layout, g: Any, w: Any, scale: Any, low: Any, factor: Any, second: Any) -> tuple[Blocks, Any]:
-    """The best integers near `scale` and `low` under these factors, codes taken anew for every one; and the loss [n]."""
+    """The best integers near `scale` and `low` under these factors, codes taken anew for each; and the losses [n]."""
     if low is None:
         tried = [(0, 0), (-1, 0), (1, 0)]
     else:

@@ -41,7 +41,7 @@ def _half(blocks: Any, at: int) -> Any:
 def _fields(raw: Any, bits: int, unit: int) -> Any:
     """As `plugins.facts.ggml_blocks`: all lowest fields of `unit` bytes, then all their next ones; [..., codes]."""
     lanes = raw.reshape(*raw.shape[:-1], raw.shape[-1] // unit, 1, unit)
-    places = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    places = np.arange(0, 8, bits, dtype=np.uint8).reshape(*[1] * raw.ndim, -1, 1)
     return ((lanes >> places) & np.uint8((1 << bits) - 1)).reshape(*raw.shape[:-1], raw.shape[-1] * 8 // bits)
 
 
@@ -54,10 +54,8 @@ def _scaled(factor: Any, scales: Any) -> Any:
 
 
 def _five_bits(blocks: Any, at: int) -> Any:
-    high = ((blocks[..., at : at + 4, None] >> np.arange(8, dtype=np.uint8)) & np.uint8(1)).reshape(
-        *blocks.shape[:-1], 32
-    )
-    return _fields(blocks[..., at + 4 : at + 20], 4, 16) | high << np.uint8(4)
+    """Four bytes of fifth bits, then sixteen of nibbles."""
+    return _fields(blocks[..., at + 4 : at + 20], 4, 16) | _fields(blocks[..., at : at + 4], 1, 1) << np.uint8(4)
 
 
 def _q5_0(b: Any) -> Codes:
