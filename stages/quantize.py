@@ -6,7 +6,7 @@ from functools import partial
 from typing import Literal
 
 from pipeline.assigned import assigned, keeping
-from pipeline.calibration import Calibrator, Statistics
+from pipeline.calibration import Calibrator, Smoother, Statistics
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
@@ -30,6 +30,7 @@ class Quantize:
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
         calibrate: makes methods look at what the stage `calibrate` found; None: at weights alone.
+        smooth: what scales channels in the stage `smooth`, which has to be there then; None: nothing.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
         plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
@@ -43,6 +44,7 @@ class Quantize:
     methods: Mapping[str, Method] = field(default_factory=dict)
     extra_rules: tuple[Rule, ...] = ()
     calibrate: Calibrator | None = None
+    smooth: Smoother | None = None
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
@@ -54,6 +56,9 @@ class Quantize:
             PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
                 quantization is asked for, and no tensor would have any.
         """
+        if self.smooth is not None and checkpoint.folded is None:
+            text = "scales channels before they are quantized; the stage smooth, before quantize, does that"
+            raise PlanError([Problem("calibrate", text)])
         todo = self._todo(checkpoint)
         if optional(self.method, MethodHooks, "keeps"):
             packed = (n for n, s in checkpoint.store.specs.items() if s.scheme is not None and n not in todo)
@@ -71,7 +76,12 @@ class Quantize:
                 yield from ask(name, checkpoint.store.specs[name])
 
     def _todo(self, checkpoint: Checkpoint) -> dict[str, Method]:
-        """Tensor → the method that it is to take."""
+        """Tensor → the method that it is to take, with what that is told of activations."""
+        todo = self._assigned(checkpoint)
+        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics)
+
+    def _assigned(self, checkpoint: Checkpoint) -> dict[str, Method]:
+        """Tensor → the method that it is to take, of weights alone."""
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
         keeps = optional(self.method, MethodHooks, "keeps")
@@ -88,8 +98,7 @@ class Quantize:
         problems += [] if problems else self._nothing(m.scheme for m in found.values())
         if problems:
             raise PlanError(problems)
-        todo = {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
-        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics)
+        return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
 
     def _calibrated(self, todo: dict[str, Method], statistics: Statistics | None) -> dict[str, Method]:
         """`todo` with methods that look at activations, for the tensors that have any: an embedding is looked up."""
@@ -120,3 +129,12 @@ class Quantize:
             f"'{EXTRA}=[{{match: PATTERN, to: quant}}]' adds a rule, quant=none is for none"
         )
         return [Problem("quant", text)]
+
+
+def to_be(quantize: Quantize, checkpoint: Checkpoint) -> dict[str, Method]:
+    """Tensor → the method that `quantize` would have it take, of weights alone, for a stage before that one.
+
+    Raises:
+        PlanError: as `Quantize.run`.
+    """
+    return quantize._assigned(checkpoint)
