@@ -80,9 +80,8 @@ def apart(checkpoint: Checkpoint, verb: str) -> None:
     Raises:
         ConfigError: tensors of the checkpoint are only together what they were, and are to be looked at one by one.
     """
-    if checkpoint.folded:
-        name = min(checkpoint.folded)
-        text = f"has its factors folded into tensors that belong together ({name}, {len(checkpoint.folded)} in all)"
+    if names := frozenset().union(*checkpoint.folded.values()):
+        text = f"has {len(names)} tensors that only together are what they were, such as {min(names)}"
         raise ConfigError(f"calibrate: {verb} looks at tensors one by one, and this {text}; calibrate=gptq or imatrix")
 
 

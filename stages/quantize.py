@@ -12,6 +12,7 @@ from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
+from pipeline.rotated import Rotation
 from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
@@ -30,7 +31,8 @@ class Quantize:
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
         calibrate: makes methods look at what the stage `calibrate` found; None: at weights alone.
-        smooth: what scales channels in the stage `smooth`, which has to be there then; None: nothing.
+        smooth, rotate: what scales channels and rotates hidden states in the stages of these names, which have to be
+            there then; None: nothing.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
         plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
@@ -45,6 +47,7 @@ class Quantize:
     extra_rules: tuple[Rule, ...] = ()
     calibrate: Calibrator | None = None
     smooth: Smoother | None = None
+    rotate: Rotation | None = None
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
@@ -56,9 +59,10 @@ class Quantize:
             PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
                 quantization is asked for, and no tensor would have any.
         """
-        if self.smooth is not None and checkpoint.folded is None:
-            text = "scales channels before they are quantized; the stage smooth, before quantize, does that"
-            raise PlanError([Problem("calibrate", text)])
+        for stage, asked, does in (("smooth", self.smooth, "scales channels"), ("rotate", self.rotate, "rotates")):
+            if asked is not None and stage not in checkpoint.folded:
+                text = f"{does} before anything is quantized; the stage {stage}, before quantize, does that"
+                raise PlanError([Problem("calibrate", text)])
         todo = self._todo(checkpoint)
         if optional(self.method, MethodHooks, "keeps"):
             packed = (n for n, s in checkpoint.store.specs.items() if s.scheme is not None and n not in todo)

@@ -109,7 +109,7 @@ class Smooth:
         if family is None or not feeds:
             text = f"knows nothing that scales what matrices multiply in a model of model_type {kind!r}: its family's "
             raise PlanError([Problem("calibrate.smooth", f"{text}`feeds` say so")])
-        coded = {n: m for n, m in todo.items() if m.scheme is not None}
+        coded = {n: m for n, m in todo.items() if m.scheme is not None and n in checkpoint.statistics}
         fixed = {n for n, s in specs.items() if s.scheme is not None and n not in todo}
         found = channels(feeds, specs, family.parameters(checkpoint.config))
         return coded, tuple(
@@ -124,7 +124,7 @@ class Smooth:
             checkpoint,
             store=MappedStore(checkpoint.store, scaled),
             statistics=ScaledStatistics(checkpoint.statistics, scaled),
-            folded=names | (checkpoint.folded or frozenset()),
+            folded={**checkpoint.folded, "smooth": names},
         )
 
     def _search(self, checkpoint: Checkpoint, todo: Mapping[str, Method], one: Channels, kept: Path) -> None:

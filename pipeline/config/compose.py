@@ -97,12 +97,16 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
 
 
 def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` without the stages `calibrate` and `smooth` where nothing looks at what these would find."""
+    """`tree` without the stages `rotate`, `calibrate` and `smooth` where none of what they do was asked for."""
     asked, nodes = tree.get("calibrate"), tree.get("stages")
     if not isinstance(asked, Mapping) or not isinstance(nodes, Mapping):
         return tree
     smooths = asked.get("smooth") is not None
-    left = {"calibrate": not smooths and asked.get("method") is None, "smooth": not smooths}
+    left = {
+        "calibrate": not smooths and asked.get("method") is None,
+        "smooth": not smooths,
+        "rotate": asked.get("rotate") is None,
+    }
     return {**tree, "stages": {name: node for name, node in nodes.items() if not left.get(name)}}
 
 

@@ -17,4 +17,5 @@ def feeds(source: str, consumers: Sequence[str], *, plus_one: bool = False) -> F
 
 # Attention adds values up: a factor of their rows is one of its outputs.
 ATTENTION: Final = (feeds("input_layernorm.weight", QKV), feeds("self_attn.v_proj.weight", ["self_attn.o_proj.weight"]))
+FINAL: Final = Feeds("model.norm.weight", ("lm_head.weight",))
 MLP: Final = feeds("mlp.up_proj.weight", ["mlp.down_proj.weight"])

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pipeline.mesh import Parameter
 from pipeline.topology import Feeds
-from plugins.models.common.feeds import ATTENTION, GATE_UP, MLP, feeds
+from plugins.models.common.feeds import ATTENTION, FINAL, GATE_UP, MLP, feeds
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Gemma:
     published: ClassVar[Path] = Path(__file__).with_name("published")
     # The other two norms of a layer give what is added to hidden states, which no factor can be taken out of.
     feeds: ClassVar[tuple[Feeds, ...]] = (
-        *(replace(feed, plus_one="norm" in feed.source) for feed in ATTENTION),
+        *(replace(feed, plus_one="norm" in feed.source) for feed in (*ATTENTION, FINAL)),
         feeds("pre_feedforward_layernorm.weight", GATE_UP, plus_one=True),
         MLP,
     )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pipeline.mesh import Parameter
 from pipeline.topology import Feeds
 from plugins.facts.gpt_oss import FAMILY
-from plugins.models.common.feeds import ATTENTION, feeds
+from plugins.models.common.feeds import ATTENTION, FINAL, feeds
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class GptOss:
     # What experts make of gate and up is clamped, and 1 is added to it: no factor goes through that to `down_proj`.
     feeds: ClassVar[tuple[Feeds, ...]] = (
         *ATTENTION,
+        FINAL,
         feeds("post_attention_layernorm.weight", ["mlp.router.weight", "mlp.experts.gate_up_proj"]),
     )
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pipeline.mesh import Parameter
 from pipeline.topology import Feeds
-from plugins.models.common.feeds import ATTENTION, GATE_UP, MLP, feeds
+from plugins.models.common.feeds import ATTENTION, FINAL, GATE_UP, MLP, feeds
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Qwen:
     # A layer is dense or sparse; a sparse one's router, `mlp.gate`, multiplies what its experts do.
     feeds: ClassVar[tuple[Feeds, ...]] = (
         *ATTENTION,
+        FINAL,
         feeds(
             "post_attention_layernorm.weight",
             (*GATE_UP, "mlp.gate.weight", "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
