@@ -2,7 +2,7 @@
 
 Factors lie in a file, one array a source; the tensors that they change are changed where they are read. A norm keeps
 its dtype: its new weights are rounded first, and the factors are what that makes of them, so nothing is lost. All other
-tensors become fp32.
+tensors become fp32, so that what is quantized is rounded once.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.calibration import LinearStatistics, Statistics
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.store import Index
 from pipeline.topology import Channels
 
@@ -101,6 +101,23 @@ class Scaled:
         if (into := self.columns.get(name)) is not None:
             value = value * into.spread(self.array(f"{into.source}/factors"))[index[-1]]
         return value
+
+
+@dataclass(frozen=True)
+class Narrowed:
+    """The lazy transform of fp32 tensors into bf16, rounded to nearest even: of what was folded and stays plain.
+
+    Attributes:
+        names: which.
+    """
+
+    names: frozenset[str]
+
+    def spec(self, name: str, spec: TensorSpec) -> TensorSpec:
+        return replace(spec, dtype="BF16") if name in self.names else spec
+
+    def apply(self, name: str, value: Any, index: Index) -> Any:
+        return value.astype(numpy_dtype("BF16")) if name in self.names else value
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -9,6 +9,7 @@ from pipeline.assigned import assigned, keeping
 from pipeline.calibration import Calibrator, Smoother, Statistics
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
+from pipeline.folded import Narrowed
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
@@ -17,6 +18,7 @@ from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.views import MappedStore
 
 
 @dataclass(frozen=True)
@@ -35,8 +37,8 @@ class Quantize:
             there then; None: nothing.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
-        plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
-            that they decode to.
+        plain: what tensors become that are unpacked (by a method without a scheme), or were scaled or rotated and stay
+            plain: `bf16`, or `keep`, the fp32 values that they decode to.
         unpack: decodes what was encoded, to measure the error of methods that are not ours.
     """
 
@@ -67,11 +69,20 @@ class Quantize:
         if optional(self.method, MethodHooks, "keeps"):
             packed = (n for n, s in checkpoint.store.specs.items() if s.scheme is not None and n not in todo)
             checkpoint = replace(checkpoint, may_unpack=frozenset(packed) - self._kept(checkpoint))
+        checkpoint = self._narrowed(checkpoint, todo)
         if not todo:
             return checkpoint
         store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics)
         kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
         return replace(checkpoint, store=store, keeping=kept)
+
+    def _narrowed(self, checkpoint: Checkpoint, todo: Collection[str]) -> Checkpoint:
+        """What was folded in fp32, and is not to be quantized, as whatever else is plain."""
+        specs, folded = checkpoint.store.specs, frozenset().union(*checkpoint.folded.values())
+        wide = frozenset(n for n in folded if n in specs and specs[n].dtype == "F32" and n not in todo)
+        if self.plain == "keep" or not wide:
+            return checkpoint
+        return replace(checkpoint, store=MappedStore(checkpoint.store, Narrowed(wide)))
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""

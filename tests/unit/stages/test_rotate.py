@@ -12,6 +12,7 @@ from pipeline.coded_store import CodedStore
 from pipeline.errors import ConfigError, PlanError
 from pipeline.rules import Rule
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.spec import numpy_dtype
 from plugins.quant.hadamard import Hadamard
 from stages.quantize import Quantize
 from stages.rotate import Rotate
@@ -84,6 +85,11 @@ def test_what_is_quantized_is_what_is_rotated(tmp_path: Path) -> None:
     codes = quantize.run(Context(tmp_path), found).store.read(name, (slice(8, 24), slice(32, 96)))
     wanted = quant_method("mxfp4").encode(found.store.read(name)[8:24, 32:96])
     np.testing.assert_array_equal(codes.codes, wanted.codes)
+    kept = "lm_head.weight"  # as every other tensor that is not packed
+    narrow, wide = (replace(quantize, plain=p).run(Context(tmp_path), found).store.read(kept) for p in ("bf16", "keep"))
+    np.testing.assert_array_equal(wide, found.store.read(kept))
+    assert narrow.dtype == numpy_dtype("BF16")
+    np.testing.assert_array_equal(narrow, wide.astype(narrow.dtype))
     with pytest.raises(PlanError, match="the stage rotate, before quantize, does that"):
         quantize.run(Context(tmp_path), plain)
 
