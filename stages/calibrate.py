@@ -1,6 +1,6 @@
 """Calibrate: what a model's matrices are multiplied by, for methods that look at it when they quantize."""
 
-import shutil
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +13,7 @@ from pipeline import meter, texts
 from pipeline.calibration import LinearStatistics
 from pipeline.engine import Engine, Windows, observer, scoring
 from pipeline.errors import ConfigError, StageError, some
+from pipeline.files import clone
 from pipeline.running import text_stream
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
 
@@ -21,7 +22,7 @@ LEAST = 32  # tokens of an expert; with fewer its statistics are those of all ex
 
 @dataclass(frozen=True)
 class Folder:
-    """Statistics on disk, as `pipeline.engine.EngineHooks.observe` writes them: a file a block.
+    """Statistics on disk, as `pipeline.engine.EngineHooks.observe` writes them: a file a block, and Hessians beside it.
 
     Attributes:
         place: the folder; None: a plan's, in which nothing can be read.
@@ -60,10 +61,15 @@ class Folder:
         """XᵀX / tokens of a matrix, fp32; of an expert that saw too little, of all experts together."""
         assert self.place is not None
         with np.load(self.place / self.files[name]) as kept:
-            tokens, found = kept[f"{name}/tokens"], kept[f"{name}/hessian"]
+            tokens, file, part = kept[f"{name}/tokens"], str(kept[f"{name}/hessian"]), kept[f"{name}/part"]
+        found = np.load(self.place / file, mmap_mode="r")
         if tokens.ndim and tokens[expert] < LEAST:
-            return np.average(found, axis=0, weights=tokens if tokens.any() else None).astype(np.float32)
-        return found[expert]
+            weights = tokens / tokens.sum() if tokens.any() else np.full(len(tokens), 1 / len(tokens))
+            mean = np.zeros(found.shape[1:], np.float64)
+            for weight, one in zip(weights, found, strict=True):  # one at a time
+                mean += weight * one
+            return mean.astype(np.float32)
+        return np.array(found[(*part, *expert)])
 
 
 @dataclass(frozen=True)
@@ -116,8 +122,9 @@ class Calibrate:
             raise ConfigError(f"calibrate.texts: no text has the {self.windows.window} tokens of a window")
         text_stream.write(f"calibrating on {len(rows) * self.windows.window:,} tokens\n")
         observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, hessian=self.hessian)
-        for path in sorted(ctx.unfinished.glob("layers.*.npz")):  # copied: whoever is killed here finds them again
-            meter.wrote(shutil.copyfile(path, ctx.folder / path.name).stat().st_size)
+        for path in sorted(ctx.unfinished.glob("layers.*.np[yz]")):  # in both: whoever is killed here finds them again
+            meter.wrote(path.stat().st_size)
+            _in_both(path, ctx.folder / path.name)
         found = self.reopen(ctx.folder, checkpoint)
         assert isinstance(found.statistics, Folder)
         if missing := [name for name in likely(checkpoint) if name not in found.statistics]:
@@ -137,6 +144,15 @@ class Calibrate:
                     if what == "tokens":
                         files[name] = path.name
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian))
+
+
+def _in_both(path: Path, other: Path) -> None:
+    """A file under another name as well; copied, where file systems have no links."""
+    other.unlink(missing_ok=True)
+    try:
+        os.link(path, other)
+    except OSError:
+        clone(path, other)
 
 
 def likely(checkpoint: Checkpoint) -> dict[str, str]:
