@@ -41,6 +41,9 @@ class FamilyHooks:
     constants: Mapping[str, float] = MappingProxyType({"*norm.weight": 1.0, "*bias": 0.0})
     """Pattern of tensors' names → the number that all of their values are before any training; others are random."""
 
+    tied: bool = False
+    """Whether the embedding is the head as well where config.json does not say (tie_word_embeddings)."""
+
     feeds: tuple[Feeds, ...] = ()
     """Which matrices multiply what a norm, or the rows of another matrix, scale."""
 

@@ -48,7 +48,7 @@ class Rotate:
             text = f"knows nothing of who reads hidden states in a model of model_type {kind!r}: its family's `feeds` "
             raise PlanError([Problem("calibrate.rotate", f"{text}say so")])
         specs = dict(checkpoint.store.specs)
-        tied = config.get(TIED, family.tied)
+        tied = bool(config.get(TIED, optional(family, FamilyHooks, "tied")))
         if tied:
             specs[HEAD], config[TIED] = specs[EMBEDDING], False
         stream, problems = self._stream(family, feeds, specs, config, tied=tied)

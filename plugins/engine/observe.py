@@ -286,9 +286,8 @@ class Sums:
             many = max(1, int(sums["tokens"]))
             file = ""
             if hessians is not None:
-                file, room = hessians.room(sums["hessian"].shape)
-                room[...] = sums["hessian"] / np.float32(many)
-                room.flush()
+                with hessians.another(sums["hessian"].shape) as (file, into):
+                    into.write((sums["hessian"] / np.float32(many)).data)
             for name in (first, *(n for n, of in alike.items() if of == first)):
                 found[f"{name}/tokens"] = np.asarray(sums["tokens"]).astype(np.int64)
                 found[f"{name}/mean_square"] = (sums["square"] / many).astype(np.float32)

@@ -3,7 +3,8 @@
 A block's experts are never decoded together, and XᵀX of one is all that is held of these: the others lie on disk.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,37 +43,44 @@ class Hessians:
     def __init__(self, folder: Path, stem: str):
         self._folder, self._stem, self._count = folder, stem, 0
 
-    def room(self, shape: tuple[int, ...]) -> tuple[str, Any]:
-        """The name of another file, and its array."""
+    @contextmanager
+    def another(self, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+        """The name of another file, and the file, into which the values of `shape` are to be written in order: a
+        mapping would keep all of it in memory until the system wants that."""
         name = f"{self._stem}.hessian.{self._count}.npy"
         self._count += 1
-        return name, np.lib.format.open_memmap(self._folder / name, "w+", np.dtype(np.float32), shape)
+        with (self._folder / name).open("wb") as file:
+            head = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, head)
+            yield name, file
 
 
 class _Side:
-    """Statistics of the inputs of one matrix of every expert."""
+    """Statistics of the inputs of one matrix of every expert.
 
-    def __init__(self, experts: int, width: int, hessians: Hessians | None):
+    Attributes:
+        file: where their XᵀX lie; empty: nowhere.
+    """
+
+    def __init__(self, experts: int, width: int, file: str, into: Any):
         self.tokens = np.zeros(experts, np.int64)
         self.square = np.zeros((experts, width), np.float64)
         self.absmax = np.zeros((experts, width), np.float32)
-        self.file, self.hessian = ("", None) if hessians is None else hessians.room((experts, width, width))
+        self.file, self._into = file, into
+        self._sums = np.zeros((width, width), np.float32) if file else None  # of the expert that is looked at
 
-    def add(self, expert: int, x: Any, sums: Any) -> None:
-        """Rows x [n, in], fp32; `sums` [in, in] of the expert, to which they are added."""
+    def add(self, expert: int, x: Any) -> None:
+        """Rows x [n, in], fp32."""
         self.tokens[expert] += len(x)
         self.square[expert] += np.square(x, dtype=np.float64).sum(0)
         np.maximum(self.absmax[expert], np.abs(x).max(0, initial=0), out=self.absmax[expert])
-        if sums is not None:
-            sums += x.T @ x
+        if self._sums is not None:
+            self._sums += x.T @ x
 
-    def room(self) -> Any:
-        """Zeros for the sums of one expert."""
-        return None if self.hessian is None else np.zeros(self.hessian.shape[1:], np.float32)
-
-    def done(self, expert: int, sums: Any) -> None:
-        if sums is not None:
-            self.hessian[expert] = sums / np.float32(max(1, self.tokens[expert]))
+    def done(self, expert: int) -> None:
+        if self._sums is not None:
+            self._into.write((self._sums / np.float32(max(1, self.tokens[expert]))).data)
+            self._sums[...] = 0
 
     def told(self, names: Sequence[str]) -> dict[str, Any]:
         """NAME/statistic → array; see `plugins.engine.observe`."""
@@ -82,11 +90,9 @@ class _Side:
             own: Any = slice(None) if len(names) == 1 else e
             found[f"{name}/tokens"] = self.tokens[own]
             found[f"{name}/mean_square"], found[f"{name}/absmax"] = square[own], self.absmax[own]
-            if self.hessian is not None:
+            if self.file:
                 found[f"{name}/hessian"] = np.asarray(self.file)
                 found[f"{name}/part"] = np.asarray([] if len(names) == 1 else [e], np.int64)
-        if self.hessian is not None:
-            self.hessian.flush()
         return found
 
 
@@ -102,21 +108,25 @@ def experts(
     """
     count = live.shape[1]
     widths = (x.shape[1], held[seen.out].shape[-1])
-    into, out = (_Side(count, width, hessians) for width in widths)
-    act = jax.jit(lambda *inside: seen.activation(*inside))
-    for e in range(count):
-        rows, sums = np.flatnonzero(live[:, e]), (into.room(), out.room())
-        weights = [np.asarray(_taken(held[names], e)) for names in seen.into] if len(rows) else []
-        biases = [None if names is None else np.asarray(_taken(held[names], e)) for names in seen.biases]
-        for at in range(0, len(rows), ROWS):
-            part = np.asarray(x[rows[at : at + ROWS]])
-            wide = part.astype(np.float32)
-            inside = [wide @ w.T + (0 if b is None else b) for w, b in zip(weights, biases, strict=True)]
-            padded = [np.pad(y.astype(part.dtype), ((0, ROWS - len(y)), (0, 0))) for y in inside]
-            into.add(e, wide, sums[0])
-            out.add(e, np.asarray(act(*padded)).astype(np.float32)[: len(part)], sums[1])
-        into.done(e, sums[0])
-        out.done(e, sums[1])
+    with ExitStack() as stack:
+        files = [
+            ("", None) if hessians is None else stack.enter_context(hessians.another((count, n, n))) for n in widths
+        ]
+        into, out = (_Side(count, n, *file) for n, file in zip(widths, files, strict=True))
+        act = jax.jit(lambda *inside: seen.activation(*inside))
+        for e in range(count):
+            rows = np.flatnonzero(live[:, e])
+            weights = [np.asarray(_taken(held[names], e)) for names in seen.into] if len(rows) else []
+            biases = [None if names is None else np.asarray(_taken(held[names], e)) for names in seen.biases]
+            for at in range(0, len(rows), ROWS):
+                part = np.asarray(x[rows[at : at + ROWS]])
+                wide = part.astype(np.float32)
+                inside = [wide @ w.T + (0 if b is None else b) for w, b in zip(weights, biases, strict=True)]
+                padded = [np.pad(y.astype(part.dtype), ((0, ROWS - len(y)), (0, 0))) for y in inside]
+                into.add(e, wide)
+                out.add(e, np.asarray(act(*padded)).astype(np.float32)[: len(part)])
+            into.done(e)
+            out.done(e)
     found = out.told(seen.out)
     for names in seen.into:
         found |= into.told(names)
