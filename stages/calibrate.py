@@ -116,6 +116,7 @@ class Calibrate:
             inputs=(*takes.inputs, *files),
             device_nbytes=device,
             host_nbytes=host,
+            rate=f"{takes.rate} hessian" if self.hessian else takes.rate,
             disk_nbytes=states + (hessians if self.hessian else 0),
         )
         return Prediction(replace(checkpoint, statistics=Folder(None, likely(checkpoint), self.hessian)), takes)
