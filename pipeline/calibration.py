@@ -4,7 +4,7 @@ A stage gathers them (`stages/calibrate.py`) by running the model as it was on t
 (`pipeline.method.MethodHooks.needs_statistics`), and is given those of the box that it encodes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -71,4 +71,52 @@ class Calibrator(Protocol):
         Raises:
             ConfigError: it does nothing for this scheme; says why.
         """
+        ...
+
+
+@dataclass(frozen=True)
+class Multiplied:
+    """A matrix that is to be quantized, for whoever scales its columns first.
+
+    Attributes:
+        matrix: some of its rows, fp32 `[rows, in]`, which the method takes as a matrix.
+        method: the `pipeline.method.Method` that it is to take.
+        statistics: of its inputs; of no expert but this one.
+    """
+
+    matrix: Any
+    method: Any
+    statistics: LinearStatistics
+
+
+@dataclass(frozen=True)
+class Smoothing:
+    """Factors of channels.
+
+    Attributes:
+        factors: what columns are multiplied by and inputs divided by, fp32 `[channels]`, positive.
+        loss: what rounding then loses of outputs, as a share of what it would without factors.
+        said: what else is to be told of them, JSON-able.
+    """
+
+    factors: Any
+    loss: float
+    said: Mapping[str, Any]
+
+
+class Smoother(Protocol):
+    """A plugin node under `calibrate.smooth`: factors that go from a tensor into those that multiply what it gives."""
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows of a matrix it looks at; None: all."""
+        ...
+
+    @property
+    def passes(self) -> int:
+        """How often it rounds each of them, for the plan."""
+        ...
+
+    def factors(self, consumers: Sequence[Multiplied], channels: Any) -> Smoothing:
+        """Of one `pipeline.topology.Channels`, whose quantized `consumers` are those, an expert each."""
         ...

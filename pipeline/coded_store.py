@@ -72,7 +72,8 @@ class CodedStore(StoreView):
         ):
             found = (*found[:-1], max(1, shape[-1]))
         if name in self.methods and optional(method, MethodHooks, "needs_statistics") == "hessian":
-            found = (*found[:-1], max(1, shape[-1]))  # a column makes good what others lost
+            # A column makes good what others lost; and what is made of a Hessian first, is made once a matrix.
+            found = (*found[:-2], *(max(1, n) for n in shape[-2:]))
         return found
 
     def scratch(self, name: str) -> int:

@@ -341,7 +341,8 @@ class EngineHooks:
 
     observe: Callable[..., None] | None = None
     """`observe(checkpoint, rows, batch, folder, hessian=…)`: run a model over rows of token ids, `batch` at once, and
-    write what its matrices are multiplied by into `folder`, a file `layers.N.npz` a block; see
+    write what its matrices are multiplied by into `folder`, a file `layers.N.npz` a block and with `hessian` others
+    beside it, `layers.N.*.npy`; see
     `plugins.engine.observe`. What an earlier call had finished there is not done again."""
 
 

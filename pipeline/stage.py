@@ -178,6 +178,7 @@ class Checkpoint:
         rounded: matrices that have fewer digits than in the source, and which dtype they have there.
         keeping: names of tensors → the setting to type so that they are not quantized; None: none was.
         statistics: of what its matrices are multiplied by; None: no stage has looked.
+        folded: stage → tensors that it changed so that only together they are what they were.
     """
 
     store: TensorStore
@@ -197,6 +198,7 @@ class Checkpoint:
     rounded: Mapping[str, str] = field(default_factory=dict)
     keeping: Callable[[Sequence[str]], str] | None = field(default=None, compare=False, repr=False)
     statistics: Statistics | None = field(default=None, repr=False)
+    folded: Mapping[str, frozenset[str]] = field(default_factory=dict, repr=False)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

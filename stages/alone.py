@@ -9,6 +9,7 @@ from typing import Any
 from pipeline import meter, scored, texts
 from pipeline.coded_store import Unpacked
 from pipeline.engine import Against, Engine, Score, Session, Windows, scoring
+from pipeline.errors import ConfigError
 from pipeline.ops import Kernel
 from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Footprint
@@ -72,6 +73,16 @@ def compared(
         for path in (against.states, against.head):
             meter.wrote(path.stat().st_size)
             path.unlink()
+
+
+def apart(checkpoint: Checkpoint, verb: str) -> None:
+    """
+    Raises:
+        ConfigError: tensors of the checkpoint are only together what they were, and are to be looked at one by one.
+    """
+    if names := frozenset().union(*checkpoint.folded.values()):
+        text = f"has {len(names)} tensors that only together are what they were, such as {min(names)}"
+        raise ConfigError(f"calibrate: {verb} looks at tensors one by one, and this {text}; calibrate=gptq or imatrix")
 
 
 def files(kept: str) -> tuple[str, ...]:

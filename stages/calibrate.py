@@ -1,9 +1,11 @@
 """Calibrate: what a model's matrices are multiplied by, for methods that look at it when they quantize."""
 
-import shutil
+import os
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,17 @@ from pipeline import meter, texts
 from pipeline.calibration import LinearStatistics
 from pipeline.engine import Engine, Windows, observer, scoring
 from pipeline.errors import ConfigError, StageError, some
+from pipeline.files import clone
 from pipeline.running import text_stream
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
 
+CHARS, MARGIN = 8, 64  # of a text for each token that is wanted, first; tokens behind, which a cut may have changed
 LEAST = 32  # tokens of an expert; with fewer its statistics are those of all experts of its layer, by their tokens
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Statistics on disk, as `pipeline.engine.EngineHooks.observe` writes them: a file a block.
+    """Statistics on disk, as `pipeline.engine.EngineHooks.observe` writes them: a file a block, and Hessians beside it.
 
     Attributes:
         place: the folder; None: a plan's, in which nothing can be read.
@@ -60,10 +64,15 @@ class Folder:
         """XᵀX / tokens of a matrix, fp32; of an expert that saw too little, of all experts together."""
         assert self.place is not None
         with np.load(self.place / self.files[name]) as kept:
-            tokens, found = kept[f"{name}/tokens"], kept[f"{name}/hessian"]
+            tokens, file, part = kept[f"{name}/tokens"], str(kept[f"{name}/hessian"]), kept[f"{name}/part"]
+        found = np.load(self.place / file, mmap_mode="r")
         if tokens.ndim and tokens[expert] < LEAST:
-            return np.average(found, axis=0, weights=tokens if tokens.any() else None).astype(np.float32)
-        return found[expert]
+            weights = tokens / tokens.sum() if tokens.any() else np.full(len(tokens), 1 / len(tokens))
+            mean = np.zeros(found.shape[1:], np.float64)
+            for weight, one in zip(weights, found, strict=True):  # one at a time
+                mean += weight * one
+            return mean.astype(np.float32)
+        return np.array(found[(*part, *expert)])
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,23 @@ class Calibrate:
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         files = [texts.input_file(text) for text in self.texts]
-        usage = scoring([f.nbytes for f in files], self.windows, keeps=True)
+        usage = scoring([f.nbytes for f in files], self.windows)
+        if self.windows.limit is not None:
+            usage = replace(usage, text_nbytes=min(usage.text_nbytes, 4 * CHARS * self.windows.limit))
         takes = self.engine.plan(checkpoint, usage=usage)
-        takes = replace(takes, inputs=(*takes.inputs, *files))
+        block, width, hessians, largest = _sizes(checkpoint)
+        # One block's weights in place of all; of XᵀX what a batch gives, its copy and the sum; an expert in fp32.
+        device = round(takes.device_nbytes * block)
+        host = takes.host_nbytes - takes.device_nbytes + device + (3 * largest if self.hessian else largest)
+        states = 3 * 4 * width * usage.tokens  # of a block what goes in, what comes out, and what is routed
+        takes = replace(
+            takes,
+            inputs=(*takes.inputs, *files),
+            device_nbytes=device,
+            host_nbytes=host,
+            rate=f"{takes.rate} hessian" if self.hessian else takes.rate,
+            disk_nbytes=states + (hessians if self.hessian else 0),
+        )
         return Prediction(replace(checkpoint, statistics=Folder(None, likely(checkpoint), self.hessian)), takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
@@ -110,14 +133,15 @@ class Calibrate:
         tokenizer = self.engine.tokenizer.load(checkpoint)  # type: ignore[attr-defined]
         rows = []
         for text in self.texts:
-            ids, size = tokenizer.encode(texts.read(text))[: self.windows.limit], self.windows.window
+            ids, size = beginning(tokenizer, texts.read(text), self.windows.limit), self.windows.window
             rows += [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
         if not rows:
             raise ConfigError(f"calibrate.texts: no text has the {self.windows.window} tokens of a window")
         text_stream.write(f"calibrating on {len(rows) * self.windows.window:,} tokens\n")
         observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, hessian=self.hessian)
-        for path in sorted(ctx.unfinished.glob("layers.*.npz")):  # copied: whoever is killed here finds them again
-            meter.wrote(shutil.copyfile(path, ctx.folder / path.name).stat().st_size)
+        for path in sorted(ctx.unfinished.glob("layers.*.np[yz]")):  # in both: whoever is killed here finds them again
+            meter.wrote(path.stat().st_size)
+            _in_both(path, ctx.folder / path.name)
         found = self.reopen(ctx.folder, checkpoint)
         assert isinstance(found.statistics, Folder)
         if missing := [name for name in likely(checkpoint) if name not in found.statistics]:
@@ -137,6 +161,42 @@ class Calibrate:
                     if what == "tokens":
                         files[name] = path.name
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian))
+
+
+def _in_both(path: Path, other: Path) -> None:
+    """A file under another name as well; copied, where file systems have no links."""
+    other.unlink(missing_ok=True)
+    try:
+        os.link(path, other)
+    except OSError:
+        clone(path, other)
+
+
+def beginning(tokenizer: Any, text: str, limit: int | None) -> list[int]:
+    """The first `limit` tokens of a text, of which no more is encoded than these need; None: all."""
+    if limit is None:
+        return list(tokenizer.encode(text))
+    most = CHARS * limit
+    while True:
+        ids = tokenizer.encode(text[:most])
+        if len(ids) >= limit + MARGIN or most >= len(text):
+            return list(ids[:limit])
+        most *= 2
+
+
+def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int]:
+    """Of the largest block's weights the share of all; how wide hidden states are; bytes of all XᵀX, at most, and of
+    the largest, or of the matrix that it is of, in fp32."""
+    specs = checkpoint.store.specs
+    blocks: Counter[str] = Counter()
+    for name, spec in specs.items():
+        blocks[".".join(name.split(".")[:3]) if ".layers." in f".{name}" else name] += spec.nbytes
+    share = max(blocks.values(), default=0) / max(1, sum(blocks.values()))
+    shapes = [specs[n].shape for n in likely(checkpoint)]
+    hessians = sum(4 * prod(s[:-2]) * s[-1] ** 2 for s in shapes)
+    largest = max((4 * s[-1] * max(s[-2:]) for s in shapes), default=0)
+    norms = [s.shape[0] for n, s in specs.items() if n.endswith("layernorm.weight") and len(s.shape) == 1]
+    return share, max(norms, default=0), hessians, largest
 
 
 def likely(checkpoint: Checkpoint) -> dict[str, str]:

@@ -18,6 +18,7 @@ from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from pipeline.tensors.stats import ErrorStats
 from pipeline.tensors.store import Index, TensorStore
+from stages.alone import apart
 
 BINS = 120
 STEP_NBYTES = 64 << 20  # of float32 values at once, as far as rows divide a tensor
@@ -62,6 +63,7 @@ class Histogram:
     writes: ClassVar[tuple[str, ...]] = ("histogram.png",)
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
+        apart(checkpoint, "histogram")
         these = [checkpoint.store.specs[n] for n in self._chosen(checkpoint, decode)]
         host = max(4 * _step(s) * prod(s.shape[1:]) for s in these) * 6  # both sides, the error, and counting them
         return Prediction(None, Footprint(host_nbytes=host, moved_nbytes=sum(4 * s.size for s in these)))

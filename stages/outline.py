@@ -17,6 +17,7 @@ from pipeline.hooks import hooks_of, optional
 from pipeline.mesh import Parameter
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index
+from pipeline.topology import Feeds
 
 
 class Family(Protocol):
@@ -39,6 +40,12 @@ class FamilyHooks:
 
     constants: Mapping[str, float] = MappingProxyType({"*norm.weight": 1.0, "*bias": 0.0})
     """Pattern of tensors' names → the number that all of their values are before any training; others are random."""
+
+    tied: bool = False
+    """Whether the embedding is the head as well where config.json does not say (tie_word_embeddings)."""
+
+    feeds: tuple[Feeds, ...] = ()
+    """Which matrices multiply what a norm, or the rows of another matrix, scale."""
 
 
 @dataclass(frozen=True)

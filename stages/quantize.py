@@ -1,21 +1,24 @@
 """Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
 from pipeline.assigned import assigned, keeping
-from pipeline.calibration import Calibrator, Statistics
+from pipeline.calibration import Calibrator, Smoother, Statistics
 from pipeline.coded_store import CodedStore
 from pipeline.errors import PlanError, Problem
+from pipeline.folded import Narrowed
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
+from pipeline.rotated import Rotation
 from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.views import MappedStore
 
 
 @dataclass(frozen=True)
@@ -30,10 +33,12 @@ class Quantize:
         roles: role → name patterns.
         methods: the methods that rules name, beside `quant`.
         calibrate: makes methods look at what the stage `calibrate` found; None: at weights alone.
+        smooth, rotate: what scales channels and rotates hidden states in the stages of these names, which have to be
+            there then; None: nothing.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
-        plain: what tensors become that are unpacked (by a method without a scheme): `bf16`, or `keep`, the fp32 values
-            that they decode to.
+        plain: what tensors become that are unpacked (by a method without a scheme), or were scaled or rotated and stay
+            plain: `bf16`, or `keep`, the fp32 values that they decode to.
         unpack: decodes what was encoded, to measure the error of methods that are not ours.
     """
 
@@ -43,6 +48,8 @@ class Quantize:
     methods: Mapping[str, Method] = field(default_factory=dict)
     extra_rules: tuple[Rule, ...] = ()
     calibrate: Calibrator | None = None
+    smooth: Smoother | None = None
+    rotate: Rotation | None = None
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
@@ -54,15 +61,28 @@ class Quantize:
             PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
                 quantization is asked for, and no tensor would have any.
         """
+        for stage, asked, does in (("smooth", self.smooth, "scales channels"), ("rotate", self.rotate, "rotates")):
+            if asked is not None and stage not in checkpoint.folded:
+                text = f"{does} before anything is quantized; the stage {stage}, before quantize, does that"
+                raise PlanError([Problem("calibrate", text)])
         todo = self._todo(checkpoint)
         if optional(self.method, MethodHooks, "keeps"):
             packed = (n for n, s in checkpoint.store.specs.items() if s.scheme is not None and n not in todo)
             checkpoint = replace(checkpoint, may_unpack=frozenset(packed) - self._kept(checkpoint))
+        checkpoint = self._narrowed(checkpoint, todo)
         if not todo:
             return checkpoint
         store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics)
         kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
         return replace(checkpoint, store=store, keeping=kept)
+
+    def _narrowed(self, checkpoint: Checkpoint, todo: Collection[str]) -> Checkpoint:
+        """What was folded in fp32, and is not to be quantized, as whatever else is plain."""
+        specs, folded = checkpoint.store.specs, frozenset().union(*checkpoint.folded.values())
+        wide = frozenset(n for n in folded if n in specs and specs[n].dtype == "F32" and n not in todo)
+        if self.plain == "keep" or not wide:
+            return checkpoint
+        return replace(checkpoint, store=MappedStore(checkpoint.store, Narrowed(wide)))
 
     def calls(self, checkpoint: Checkpoint) -> Iterator[Call]:
         """The kernel calls that reading the result makes."""
@@ -71,7 +91,12 @@ class Quantize:
                 yield from ask(name, checkpoint.store.specs[name])
 
     def _todo(self, checkpoint: Checkpoint) -> dict[str, Method]:
-        """Tensor → the method that it is to take."""
+        """Tensor → the method that it is to take, with what that is told of activations."""
+        todo = self._assigned(checkpoint)
+        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics)
+
+    def _assigned(self, checkpoint: Checkpoint) -> dict[str, Method]:
+        """Tensor → the method that it is to take, of weights alone."""
         specs = checkpoint.store.specs
         known = {"quant": self.method, **self.methods}
         keeps = optional(self.method, MethodHooks, "keeps")
@@ -88,8 +113,7 @@ class Quantize:
         problems += [] if problems else self._nothing(m.scheme for m in found.values())
         if problems:
             raise PlanError(problems)
-        todo = {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
-        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics)
+        return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
 
     def _calibrated(self, todo: dict[str, Method], statistics: Statistics | None) -> dict[str, Method]:
         """`todo` with methods that look at activations, for the tensors that have any: an embedding is looked up."""
@@ -120,3 +144,12 @@ class Quantize:
             f"'{EXTRA}=[{{match: PATTERN, to: quant}}]' adds a rule, quant=none is for none"
         )
         return [Problem("quant", text)]
+
+
+def to_be(quantize: Quantize, checkpoint: Checkpoint) -> dict[str, Method]:
+    """Tensor → the method that `quantize` would have it take, of weights alone, for a stage before that one.
+
+    Raises:
+        PlanError: as `Quantize.run`.
+    """
+    return quantize._assigned(checkpoint)

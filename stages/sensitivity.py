@@ -90,6 +90,7 @@ class Sensitivity:
         return gang_of(self.engine)
 
     def plan(self, checkpoint: Checkpoint, decode: Checkpoint) -> Prediction:
+        alone.apart(checkpoint, "sensitivity")
         groups = self._groups(checkpoint, decode)
         plain = alone.unpacked(decode, changed(groups), self.unpack)
         passes = len(groups) + 2  # the model as it was, and all of them together

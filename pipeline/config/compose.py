@@ -97,11 +97,17 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
 
 
 def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` without the stage `calibrate` where no method looks at what that would find."""
+    """`tree` without the stages `rotate`, `calibrate` and `smooth` where none of what they do was asked for."""
     asked, nodes = tree.get("calibrate"), tree.get("stages")
-    if isinstance(asked, Mapping) and asked.get("method") is None and isinstance(nodes, Mapping):
-        return {**tree, "stages": {name: node for name, node in nodes.items() if name != "calibrate"}}
-    return tree
+    if not isinstance(asked, Mapping) or not isinstance(nodes, Mapping):
+        return tree
+    smooths = asked.get("smooth") is not None
+    left = {
+        "calibrate": not smooths and asked.get("method") is None,
+        "smooth": not smooths,
+        "rotate": asked.get("rotate") is None,
+    }
+    return {**tree, "stages": {name: node for name, node in nodes.items() if not left.get(name)}}
 
 
 def _plain(node: Any) -> Any:

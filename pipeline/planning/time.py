@@ -174,7 +174,8 @@ def _has_own_store(plan: Plan, node: Node) -> bool:
 
 
 def _kind(plan: Plan, node: Node) -> str:
-    """What the rate of a lazy stage, or of work, goes by: its class, what becomes of what, its switches and kernels."""
+    """What the rate of a lazy stage, or of work, goes by: its class, what becomes of what, its switches, the plugins
+    that are none unless they are asked for, and kernels."""
     before: dict[str, Any] = {}
     for source in node.inputs.values():
         if (store := store_of(plan.nodes[source])) is not None:
@@ -184,7 +185,9 @@ def _kind(plan: Plan, node: Node) -> str:
     changed = sorted({f"{before[n].encoding}→{s.encoding}" for n, s in after.items() if n in before and before[n] != s})
     if not changed:
         changed = sorted({s.encoding for s in (after or before).values()})
-    on = [f.name for f in fields(node.stage) if getattr(node.stage, f.name) is True] if is_dataclass(node.stage) else []
+    given = [(f, getattr(node.stage, f.name)) for f in fields(node.stage)] if is_dataclass(node.stage) else []
+    on = [f.name for f, value in given if value is True]
+    on += [type(value).__qualname__ for f, value in given if f.default is None and is_dataclass(value)]
     return " ".join(filter(None, (_class(node.stage), ",".join(changed), *on, _backends(node.stage))))
 
 

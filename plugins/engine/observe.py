@@ -6,7 +6,7 @@ block that was not finished, with equal bytes. Sums are float32 in a batch and f
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill, parameters
+from plugins.engine.routed import Hessians, Routed, experts
 from plugins.engine.start import DTYPES, resolved
-from plugins.kernels.dequantize.traced import decode
 from plugins.models.common.cache import CacheView
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -36,8 +36,9 @@ def observe(
 ) -> None:
     """Run the model over `rows` of token ids and write `layers.N.npz` into `folder` for each block.
 
-    Of every tensor NAME that something is multiplied by there are arrays NAME/tokens, NAME/mean_square, NAME/absmax and
-    with `hessian` NAME/hessian; see `pipeline.calibration.LinearStatistics`.
+    Of every tensor NAME that something is multiplied by there are arrays NAME/tokens, NAME/mean_square and NAME/absmax;
+    see `pipeline.calibration.LinearStatistics`. With `hessian` there are NAME/hessian, the name of a file beside it,
+    `layers.N.hessian.K.npy`, and NAME/part, the index in that; what is multiplied by the same has one file.
 
     Args:
         rows: of equal length.
@@ -59,21 +60,33 @@ def observe(
         with _held(model.embed_tokens, load):
             embed = jax.jit(lambda leaf, part: _embedded(model, leaf, part))
             leaf = model.embed_tokens.get_value()
-            _save(_hidden(folder, 0), [np.asarray(embed(leaf, tokens[i : i + batch])) for i in _starts(tokens, batch)])
+            shape, kind = (*tokens.shape, leaf.shape[-1]), np.float32 if model.dtype == "float32" else np.uint16
+            with _saved(_hidden(folder, 0), shape, kind) as into:
+                for at in _starts(tokens, batch):
+                    into[at : at + batch] = _bits(embed(leaf, tokens[at : at + batch]))
         done = 0
     for i in range(done, len(blocks)):
         before = np.load(_hidden(folder, i), mmap_mode="r")
         with _held(blocks[i], load):
-            step = _program(model, blocks[i], i, hessian=hessian)
-            sums, after = Sums(), []
+            step, told = _program(model, blocks[i], i, hessian=hessian)
+            sums, spilled = Sums(), list[_Spilled]()
             leaves = jax.tree.leaves(nnx.split(blocks[i])[1])
-            for at in _starts(tokens, batch):
-                y, found = step(leaves, jnp.asarray(before[at : at + batch]).view(model.dtype))
-                sums.add(found)
-                after.append(_bits(y))
-                going.add(y.shape[0] * y.shape[1])
-        _save_arrays(folder / f"{STEM}.{i}.npz", sums.statistics)
-        _save(_hidden(folder, i + 1), after)
+            with _saved(_hidden(folder, i + 1), before.shape, before.dtype) as after:
+                for at in _starts(tokens, batch):
+                    y, found, routed = step(leaves, jnp.asarray(before[at : at + batch]).view(model.dtype))
+                    sums.add(found)
+                    after[at : at + batch] = _bits(y)
+                    spilled = spilled or [_Spilled(folder, k, tokens.size, *of) for k, of in enumerate(routed)]
+                    for into, of in zip(spilled, routed, strict=True):
+                        into.add(*of)
+                    going.add(y.shape[0] * y.shape[1])
+                hessians = Hessians(folder, f"{STEM}.{i}") if hessian else None
+                statistics = sums.statistics(told.alike, hessians)
+                held = {p.names: p.get_value() for p in parameters(blocks[i])}
+                for seen, of in zip(told.routed, spilled, strict=True):
+                    statistics |= experts(seen, of.x, of.live, held, hessians)
+                    of.gone()
+                _save_arrays(folder / f"{STEM}.{i}.npz", statistics)
         _hidden(folder, i).unlink()
 
 
@@ -94,17 +107,32 @@ def _bits(array: Any) -> Any:
     return array if array.dtype == np.float32 else array.view(np.uint16)
 
 
-def _save(path: Path, parts: Sequence[Any]) -> None:
-    """Write parts one after another as one array: a file that is there is whole."""
+@contextmanager
+def _saved(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Any]:
+    """An array to be filled: a file that is there is whole."""
     partial_path = path.with_suffix(".partial")
-    shape = (sum(len(p) for p in parts), *parts[0].shape[1:])
-    with partial_path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(
-            file, {"descr": _bits(parts[0]).dtype.str, "fortran_order": False, "shape": shape}
-        )
-        for part in parts:
-            file.write(np.ascontiguousarray(_bits(part)).data)
+    array = np.lib.format.open_memmap(partial_path, "w+", dtype, shape)
+    yield array
+    array.flush()
     partial_path.replace(path)
+
+
+class _Spilled:
+    """What one mixture of a block is given, on disk until its experts are looked at."""
+
+    def __init__(self, folder: Path, number: int, rows: int, x: Any, live: Any):
+        self._path, self._at = folder / f"routed.{number}.npy", 0
+        self._bits = np.lib.format.open_memmap(self._path, "w+", _bits(x).dtype, (rows, x.shape[1]))
+        self.x, self.live = self._bits.view(x.dtype), np.zeros((rows, live.shape[1]), np.bool_)
+
+    def add(self, x: Any, live: Any) -> None:
+        """Rows x [n, in], and which experts these are for, [n, experts]."""
+        stop = self._at + len(x)
+        self._bits[self._at : stop], self.live[self._at : stop] = _bits(x), np.asarray(live)
+        self._at = stop
+
+    def gone(self) -> None:
+        self._path.unlink()
 
 
 def _save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
@@ -132,54 +160,69 @@ def _embedded(model: Decoder, leaf: Any, tokens: Any) -> Any:
     return x if model.embed_scale is None else x * jnp.asarray(model.embed_scale, x.dtype)
 
 
-def _program(model: Decoder, block: Any, layer: int, *, hessian: bool) -> Any:
-    """`(leaves, x [B, T, D]) → (x, tensor → statistic → sums)` of one block."""
+@dataclass
+class _Told:
+    """What the trace of a block has said, beside arrays.
+
+    Attributes:
+        alike: tensor → the one that is multiplied by the same, and stands for it.
+        routed: its mixtures of experts.
+    """
+
+    alike: dict[str, str] = field(default_factory=dict)
+    routed: list[Routed] = field(default_factory=list)
+
+
+def _program(model: Decoder, block: Any, layer: int, *, hessian: bool) -> tuple[Any, _Told]:
+    """`(leaves, x [B, T, D]) → (x, tensor → statistic → sums, what each mixture is given)` of one block; and what its
+    first call will have said."""
     graph, state = nnx.split(block)
-    tree = jax.tree.structure(state)
+    tree, told = jax.tree.structure(state), _Told()
 
     @jax.jit
     def run(leaves: Any, x: Any) -> Any:
         own: Any = nnx.merge(graph, jax.tree.unflatten(tree, leaves))
-        recorder = _Recorder(list(parameters(own)), hessian)
+        recorder = _Recorder(list(parameters(own)), hessian, told)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
         watched: dict[str, Any] = {
             "matmul": _Matmul(model.ops.matmul, recorder), "moe": _Moe(model.ops.moe, recorder)
         }  # fmt: skip
         ops = replace(model.ops, **watched)
-        return own(x, layer, CacheView(None, positions, fresh=True), ops), recorder.found
+        return own(x, layer, CacheView(None, positions, fresh=True), ops), recorder.found, recorder.given
 
-    return run
+    return run, told
 
 
 class _Recorder:
     """What was multiplied by which parameter, inside one trace."""
 
-    def __init__(self, params: Sequence[Any], hessian: bool):
+    def __init__(self, params: Sequence[Any], hessian: bool, told: _Told):
         self.names = {_known_by(p.get_value()): p.names for p in params}
-        self.hessian = hessian
+        self.hessian, self.told = hessian, told
         self.found: Found = {}
+        self.given: list[tuple[Any, Any]] = []
+        self._first: dict[int, tuple[str, Any]] = {}  # by identity; the array is held, or another could have its own
 
     def linear(self, w: Any, x: Any) -> None:
-        names = self.names[_known_by(w)]
-        x = x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-        self.found[names[0]] = self.sums(x, jnp.ones(len(x), jnp.float32))
+        name = self.names[_known_by(w)][0]
+        first, _ = self._first.setdefault(id(x), (name, x))
+        if first != name:
+            self.told.alike[name] = first
+            return
+        self.found[name] = self.sums(x.reshape(-1, x.shape[-1]).astype(jnp.float32))
 
-    def sums(self, x: Any, live: Any) -> dict[str, Any]:
-        """Sums over the rows of x [N, in] that are live [N]."""
-        x = x * live[:, None]
-        found = {"tokens": jnp.sum(live), "square": jnp.sum(x * x, 0), "absmax": jnp.max(jnp.abs(x), 0)}
+    def sums(self, x: Any) -> dict[str, Any]:
+        """Sums over the rows of x [N, in], fp32."""
+        found = {"tokens": jnp.float32(len(x)), "square": jnp.sum(x * x, 0), "absmax": jnp.max(jnp.abs(x), 0)}
         if self.hessian:
             found["hessian"] = jnp.matmul(x.T, x, precision=jax.lax.Precision.HIGHEST)
         return found
 
-    def experts(self, w: Any, sums: Any) -> None:
-        """`sums` with a leading dimension of experts, which may be one tensor or one each."""
-        names = self.names[_known_by(w)]
-        if len(names) == 1:
-            self.found[names[0]] = sums
-            return
-        for e, name in enumerate(names):
-            self.found[name] = jax.tree.map(lambda a, e=e: a[e], sums)
+    def experts(self, x: Any, live: Any, w_in: Any, b_in: Any, w_out: Any, activation: Any) -> None:
+        into, out = (tuple(self.names[_known_by(w)] for w in ws) for ws in (w_in, (w_out,)))
+        biases = tuple(None if b is None else self.names[_known_by(b)] for b in b_in)
+        self.told.routed.append(Routed(into, biases, out[0], activation))
+        self.given.append((x, live))
 
 
 def _known_by(w: Any) -> int:
@@ -211,23 +254,10 @@ class _Moe:
         self, x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any, *, activation: Any,
         **options: Any,
     ) -> Any:  # fmt: skip
-        """Experts one after another, each with all tokens, of which those count that chose it."""
+        """See `plugins.kernels.moe`. Rows count for the experts that they chose."""
         count = w_out.shape[0]
-        plain = [decode(w, jnp.float32) if isinstance(w, QTensor) else w.astype(jnp.float32) for w in w_in]
-        live = jnp.stack([jnp.any((chosen == e) & (weights != 0), -1) for e in range(count)]).astype(jnp.float32)
-
-        def one(e: Any) -> Any:
-            inside = []
-            for w, b in zip(plain, b_in, strict=True):
-                y = jnp.matmul(x.astype(jnp.float32), w[e].T, precision=jax.lax.Precision.HIGHEST)
-                inside.append((y if b is None else y + b[e][None].astype(jnp.float32)).astype(x.dtype))
-            h = activation(*inside).astype(jnp.float32)
-            return self.recorder.sums(x.astype(jnp.float32), live[e]), self.recorder.sums(h, live[e])
-
-        into, out = jax.lax.map(one, jnp.arange(count))
-        for w in w_in:
-            self.recorder.experts(w, into)
-        self.recorder.experts(w_out, out)
+        live = jnp.stack([jnp.any((chosen == e) & (weights != 0), -1) for e in range(count)], -1)
+        self.recorder.experts(x, live, w_in, b_in, w_out, activation)
         return self.kernel(x, chosen, weights, w_in, b_in, w_out, b_out, activation=activation, **options)
 
 
@@ -249,15 +279,19 @@ class Sums:
                 else:
                     into[what] = into[what] + new
 
-    @property
-    def statistics(self) -> dict[str, Any]:
+    def statistics(self, alike: Mapping[str, str], hessians: Hessians | None) -> dict[str, Any]:
+        """NAME/statistic → array, of what was added and of what is `alike`; XᵀX go into files."""
         found: dict[str, Any] = {}
-        for name, sums in self._of.items():
-            tokens = np.asarray(sums["tokens"])
-            many = np.maximum(tokens, 1)
-            found[f"{name}/tokens"] = tokens.astype(np.int64)
-            found[f"{name}/mean_square"] = (sums["square"] / many[..., None]).astype(np.float32)
-            found[f"{name}/absmax"] = sums["absmax"]
-            if "hessian" in sums:
-                found[f"{name}/hessian"] = sums["hessian"] / many[..., None, None].astype(np.float32)
+        for first, sums in self._of.items():
+            many = max(1, int(sums["tokens"]))
+            file = ""
+            if hessians is not None:
+                with hessians.another(sums["hessian"].shape) as (file, into):
+                    into.write((sums["hessian"] / np.float32(many)).data)
+            for name in (first, *(n for n, of in alike.items() if of == first)):
+                found[f"{name}/tokens"] = np.asarray(sums["tokens"]).astype(np.int64)
+                found[f"{name}/mean_square"] = (sums["square"] / many).astype(np.float32)
+                found[f"{name}/absmax"] = sums["absmax"]
+                if hessians is not None:
+                    found[f"{name}/hessian"], found[f"{name}/part"] = np.asarray(file), np.zeros(0, np.int64)
         return found

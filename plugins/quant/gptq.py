@@ -69,6 +69,11 @@ class Corrected(Blockwise):
                 q.zeros[lead] = part.zeros
         return q
 
+    def scratch(self, shape: tuple[int, ...]) -> int:
+        """See `pipeline.method.MethodHooks`: a matrix in fp64 twice, its codes, its Hessian, and three such in fp64."""
+        rows, n = shape[-2:]
+        return 8 * (2 * rows + rows // 8) * n + (4 + 3 * 8) * n * n
+
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
         """As of `Blockwise`, but codes are made here and by no backend of `quantize`."""
         return (call for call in super().calls(name, spec) if call.kernel is not self.quantize)

@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.mesh import Parameter
+from pipeline.topology import Feeds
+from plugins.models.common.feeds import ATTENTION, FINAL, GATE_UP, MLP, feeds
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,7 @@ class Llama:
     tied: ClassVar[bool] = False
 
     published: ClassVar[Path] = Path(__file__).with_name("published")
+    feeds: ClassVar[tuple[Feeds, ...]] = (*ATTENTION, FINAL, feeds("post_attention_layernorm.weight", GATE_UP), MLP)
 
     def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
         from plugins.models.llama.parameters import parameters

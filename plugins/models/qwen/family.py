@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.mesh import Parameter
+from pipeline.topology import Feeds
+from plugins.models.common.feeds import ATTENTION, FINAL, GATE_UP, MLP, feeds
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,17 @@ class Qwen:
     tied: ClassVar[bool] = False
 
     published: ClassVar[Path] = Path(__file__).with_name("published")
+    # A layer is dense or sparse; a sparse one's router, `mlp.gate`, multiplies what its experts do.
+    feeds: ClassVar[tuple[Feeds, ...]] = (
+        *ATTENTION,
+        FINAL,
+        feeds(
+            "post_attention_layernorm.weight",
+            (*GATE_UP, "mlp.gate.weight", "mlp.experts.*.gate_proj.weight", "mlp.experts.*.up_proj.weight"),
+        ),
+        MLP,
+        feeds("mlp.experts.*.up_proj.weight", ["mlp.experts.*.down_proj.weight"]),
+    )
 
     def parameters(self, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
         from plugins.models.qwen.parameters import parameters

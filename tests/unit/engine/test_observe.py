@@ -10,23 +10,29 @@ from safetensors.numpy import load_file
 
 from pipeline.api import quant_method
 from pipeline.coded_store import CodedStore
-from plugins.engine import observe
+from plugins.engine import observe, routed
 from stages.calibrate import likely
 from tests.cases import model_runs, two_layers
 from tests.sharding import models
 
 
-def test_sums_of_batches_are_those_of_all():
+def hessian_of(folder: Path, found: Any, name: str) -> Any:
+    return np.load(folder / str(found[f"{name}/hessian"]))[tuple(found[f"{name}/part"])]
+
+
+def test_sums_of_batches_are_those_of_all(tmp_path):
     x = np.random.default_rng(0).standard_normal((96, 5)).astype(np.float32)
     sums = observe.Sums()
-    recorder = observe._Recorder([], hessian=True)
+    recorder = observe._Recorder([], True, observe._Told())
     for part in np.split(x, 3):
-        sums.add({"w": {k: np.asarray(v) for k, v in recorder.sums(part, np.ones(32, np.float32)).items()}})
-    found = sums.statistics
+        sums.add({"w": {k: np.asarray(v) for k, v in recorder.sums(part).items()}})
+    found = sums.statistics({"v": "w"}, observe.Hessians(tmp_path, "layers.0"))
     assert found["w/tokens"] == 96
     np.testing.assert_allclose(found["w/mean_square"], np.square(x).mean(0), rtol=1e-5)
     np.testing.assert_array_equal(found["w/absmax"], np.abs(x).max(0))
-    np.testing.assert_allclose(found["w/hessian"], x.T @ x / 96, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(hessian_of(tmp_path, found, "w"), x.T @ x / 96, rtol=1e-4, atol=1e-5)
+    assert found["v/hessian"] == found["w/hessian"]
+    np.testing.assert_array_equal(found["v/mean_square"], found["w/mean_square"])
 
 
 ROWS = np.random.default_rng(1).integers(0, 200, (4, 24))
@@ -35,12 +41,16 @@ ROWS = np.random.default_rng(1).integers(0, 200, (4, 24))
 def observed(folder: Path) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)
     model_runs.engine().observe(model_runs.checkpoint(two_layers.folder()), ROWS, 2, folder, hessian=True)
-    return {p.name: p.read_bytes() for p in sorted(folder.glob("layers.*.npz"))}
+    assert not [*folder.glob("routed.*")]
+    return {p.name: p.read_bytes() for p in sorted(folder.glob("layers.*.np[yz]"))}
 
 
 def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = observed(tmp_path / "whole")
-    assert [*whole] == ["layers.0.npz", "layers.1.npz"]
+    # What q, k and v are multiplied by lies there once; the others are of o, the router, and experts twice.
+    assert [*whole] == [
+        f"layers.{i}.{what}" for i in (0, 1) for what in (*(f"hessian.{k}.npy" for k in range(5)), "npz")
+    ]
     save, saved = observe._save_arrays, []
 
     def killed(path: Path, arrays: Any) -> None:
@@ -67,13 +77,13 @@ def test_statistics_are_those_of_the_inputs(tmp_path: Path) -> None:
             assert found[f"{of}/tokens"] == ROWS.size
             np.testing.assert_allclose(found[f"{of}/mean_square"], np.square(x).mean(0), rtol=1e-4)
             np.testing.assert_allclose(found[f"{of}/absmax"], np.abs(x).max(0), rtol=1e-5)
-            np.testing.assert_allclose(found[f"{of}/hessian"], x.T @ x / len(x), rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(hessian_of(tmp_path, found, of), x.T @ x / len(x), rtol=1e-3, atol=1e-3)
         experts = "model.layers.0.mlp.experts"
         for name in ("gate_up_proj", "down_proj"):
             tokens = found[f"{experts}.{name}/tokens"]
             assert tokens.sum() % ROWS.size == 0
             assert tokens.sum() > 0
-            diagonal = np.diagonal(found[f"{experts}.{name}/hessian"], axis1=1, axis2=2)
+            diagonal = np.diagonal(hessian_of(tmp_path, found, f"{experts}.{name}"), axis1=1, axis2=2)
             np.testing.assert_allclose(diagonal, found[f"{experts}.{name}/mean_square"], rtol=1e-4, atol=1e-6)
 
 
@@ -94,3 +104,31 @@ def test_of_every_matrix_of_every_family_packed_or_not(kind: str, tmp_path: Path
     assert found["packed"].keys() == found["plain"].keys()
     first = "model.layers.0.self_attn.q_proj.weight/mean_square"
     np.testing.assert_array_equal(found["packed"][first], found["plain"][first])
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> None:
+    """Of one tensor each, or of all; more rows than go through at once; and an expert that nobody chose."""
+    rng, n = np.random.default_rng(0), routed.ROWS + 70
+    x, live = rng.standard_normal((n, 8)).astype(np.float32), rng.random((n, 3)) < np.array([1, 0.3, 0])
+    gate, up, out = (rng.standard_normal(s).astype(np.float32) for s in ((3, 6, 8), (3, 6, 8), (3, 8, 6)))
+    bias = rng.standard_normal((3, 6)).astype(np.float32)
+
+    def names(what: str) -> tuple[str, ...]:
+        return tuple(f"{e}.{what}" for e in range(3)) if apart else (what,)
+
+    held = {names("gate"): gate, names("up"): up, names("out"): out, ("bias",): bias}
+    seen = routed.Routed((names("gate"), names("up")), (("bias",), None), names("out"), lambda g, u: abs(g) * u)
+    found = routed.experts(seen, x, live, held, routed.Hessians(tmp_path, "layers.0"))
+    for e in range(3):
+        into = x[live[:, e]]
+        inner = abs(into @ gate[e].T + bias[e]) * (into @ up[e].T)
+        for what, rows in (("gate", into), ("up", into), ("out", inner)):
+            name, own = (f"{e}.{what}", ()) if apart else (what, (e,))
+            many = max(1, len(rows))
+            assert found[f"{name}/tokens"][own] == len(rows)
+            np.testing.assert_allclose(found[f"{name}/mean_square"][own], np.square(rows).sum(0) / many, rtol=1e-4)
+            np.testing.assert_allclose(found[f"{name}/absmax"][own], np.abs(rows).max(0, initial=0), rtol=1e-5)
+            h = hessian_of(tmp_path, found, name)[own]
+            np.testing.assert_allclose(h, rows.T @ rows / many, rtol=1e-3, atol=1e-4)
+    assert len([*tmp_path.glob("*.npy")]) == 2  # gate and up are multiplied by the same

@@ -1,7 +1,7 @@
 """Time: nothing is known of what was never measured; what was is at its own rate, by size, on this machine."""
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,6 +140,25 @@ def test_kinds_differ_by_what_a_stage_computes_on() -> None:
     assert len(kinds ^ {p.kind for p in parts(plan, 1)}) == 2
     wide = make_plan({"load": Wide(), "view": View(), "write": Write()}, CTX)
     assert not {p.kind for p in parts(wide, 1)} & kinds  # float64 is not float32
+
+
+@dataclass(frozen=True)
+class Slowly:
+    """A plugin that a stage may be given."""
+
+
+@dataclass(frozen=True)
+class With(View):
+    by: Slowly | None = None
+
+
+def test_what_is_asked_for_beside_has_a_rate_of_its_own() -> None:
+    plain, asked = (
+        {p.kind for p in parts(make_plan({"load": Source(("v",)), "view": With(by), "write": Write()}, CTX), 1)}
+        for by in (None, Slowly())
+    )
+    assert len(asked - plain) == 1
+    assert "Slowly" in min(asked - plain)
 
 
 class Wide:

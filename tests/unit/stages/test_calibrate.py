@@ -1,0 +1,54 @@
+"""What calibrating reads of a text, and what its plan counts."""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.engine import Windows
+from stages.calibrate import CHARS, MARGIN, Calibrate, beginning
+from tests.sharding import models
+
+
+@dataclass
+class Words:
+    """A tokenizer whose tokens are words; `wide` letters each."""
+
+    asked: list[int] = field(default_factory=list)
+
+    def encode(self, text: str) -> list[str]:
+        self.asked.append(len(text))
+        return text.split()
+
+
+@pytest.mark.parametrize("letters", [3, 40])
+def test_no_more_of_a_text_is_encoded_than_is_needed(letters: int) -> None:
+    text = " ".join(f"{i:0{letters}}" for i in range(20_000))
+    words = Words()
+    assert beginning(words, text, 500) == text.split()[:500]
+    assert max(words.asked) <= 2 * max(CHARS * 500, (500 + MARGIN + 1) * (letters + 1))
+    assert beginning(words, text, None) == text.split()
+    assert beginning(words, "a b", 500) == ["a", "b"]
+
+
+def test_one_block_is_planned_and_not_all(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("a text " * 100)
+    stage = Calibrate(replace(models.engine(), tokenizer=_Any()), (str(text),), Windows(8, None, 64, 2), hessian=True)
+    two, eight = (stage.plan(models.checkpoint("llama", layers=n)).takes for n in (2, 8))
+    assert eight.device_nbytes == pytest.approx(two.device_nbytes, rel=0.02)
+    bare = replace(stage, hessian=False).plan(models.checkpoint("llama", layers=2)).takes
+    assert two.disk_nbytes - bare.disk_nbytes == 2 * 4 * (5 * 64**2 + 128**2 + 256**2)
+    assert two.host_nbytes > bare.host_nbytes
+
+
+class _Any:
+    """A tokenizer of whatever."""
+
+    def exists(self, checkpoint: object) -> bool:
+        return True
+
+    def check(self, checkpoint: object) -> None: ...
+
+    def inputs(self, checkpoint: object) -> tuple[()]:
+        return ()
