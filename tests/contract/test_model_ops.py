@@ -11,8 +11,8 @@ from tests.cases.model_runs import quick_compilation
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
     """Values of XLA's are those of optimized programs; gradients are the same without, and are most to compile."""
-    native = request.node.callspec.params["backend"].startswith("native")
-    with quick_compilation(native or "gradient" in request.function.__name__):
+    quickly = request.node.callspec.params["backend"].startswith(("native", "pallas"))
+    with quick_compilation(quickly or "gradient" in request.function.__name__):
         yield
 
 
