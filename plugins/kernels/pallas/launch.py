@@ -1,11 +1,12 @@
-"""A Pallas kernel on whatever device a program is compiled for: lowered for GPUs and TPUs, interpreted on CPUs.
+"""Pallas kernels on whatever device a program is compiled for: lowered for GPUs and TPUs, interpreted on CPUs.
 
-Which of them is decided when the program is lowered (`lax.platform_dependent`), so that one program can be lowered for a
-device that is not here, and is (tests/unit/kernels/test_pallas_lowering.py). Interpreting computes what the kernel says,
-block after block, as a loop of ordinary XLA: slow, and there to be checked.
+Which of them is decided when the program is lowered (`lax.platform_dependent`), so that one program can be lowered for
+a device that is not here, and is (tests/unit/kernels/test_pallas_lowering.py). Interpreting computes what the kernel
+says, block after block, as a loop of ordinary XLA: slow, and there to be checked.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -19,42 +20,60 @@ from pipeline.errors import Unsupported
 from plugins.kernels.pallas import triton
 from plugins.kernels.varying import along, axes_of, typed
 
-PLATFORMS: Final = (triton.PLATFORM, "tpu", "cpu")
+
+@dataclass(frozen=True)
+class Device:
+    """What kernels are told of a device.
+
+    Attributes:
+        platform: as JAX names it.
+        lanes: what blocks have along the last axis, at least and in multiples, unless they have all of it.
+        overhangs: blocks may reach past the end of an array: what is read there is anything, what is written is lost.
+    """
+
+    platform: str
+    lanes: int
+    overhangs: bool
+
+    def call(
+        self, body: Callable[..., None], results: Sequence[Any], args: Sequence[Any], *, grid: tuple[int, ...],
+        in_specs: Sequence[Any], out_specs: Sequence[Any], warps: int = 4, stages: int = 2,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """What `body(*refs)` writes, once for every point of `grid`, whose points know nothing of each other.
+
+        Args:
+            results: (shape, dtype) of each.
+            in_specs, out_specs: the block of each argument and result that a point is given, a `pl.BlockSpec`.
+            warps, stages: see `triton.parameters`.
+        """
+        axes = axes_of(*args)
+        shapes = [typed(jax.ShapeDtypeStruct(shape, dtype), axes) for shape, dtype in results]  # type: ignore[no-untyped-call]
+        call = pl.pallas_call(
+            body, out_shape=shapes, grid=grid, in_specs=list(in_specs), out_specs=list(out_specs),
+            compiler_params=triton.parameters(warps, stages) if self.platform == triton.PLATFORM else None,
+            interpret=self.platform == "cpu",
+        )  # fmt: skip
+        return tuple(call(*along(axes, tuple(args))))
 
 
-def launch(
-    body: Callable[..., None], results: Sequence[Any], args: Sequence[Any], *, grid: tuple[int, ...],
-    in_specs: Sequence[Any], out_specs: Sequence[Any], warps: int = 4, stages: int = 2,
-) -> list[Any]:  # fmt: skip
-    """What `body(*refs)` writes, once for every point of `grid`, whose points know nothing of each other.
+DEVICES: Final = (Device(triton.PLATFORM, 16, False), Device("tpu", 128, True), Device("cpu", 16, False))
 
-    Args:
-        results: a `jax.ShapeDtypeStruct` of each result.
-        in_specs, out_specs: the block of each argument and result that a point is given, a `pl.BlockSpec`.
-        warps, stages: see `triton.parameters`.
+
+def everywhere(f: Callable[..., Any], *args: Any) -> Any:
+    """`f(device, *args)`, a tuple of arrays, for the device that is compiled for.
 
     Raises:
-        Unsupported: while lowering for a platform that is none of `PLATFORMS`.
+        Unsupported: while lowering for a platform that none of `DEVICES` is of.
     """
-    axes = axes_of(*args)
-    args = along(axes, tuple(args))
-    shapes = [typed(result, axes) for result in results]
-
-    def on(parameters: Any, interpret: bool, *args: Any) -> Any:
-        return tuple(pl.pallas_call(
-            body, out_shape=shapes, grid=grid, in_specs=list(in_specs), out_specs=list(out_specs),
-            compiler_params=parameters, interpret=interpret,
-        )(*args))  # fmt: skip
-
-    return list(
-        lax.platform_dependent(
-            *args,
-            cuda=partial(on, triton.parameters(warps, stages), False),
-            tpu=partial(on, None, False),
-            cpu=partial(on, None, True),
-            default=lambda *args: tuple(_nowhere.bind(*args, results=tuple(shapes))),
-        )
+    here = {device.platform: partial(f, device) for device in DEVICES}
+    shapes = tuple(jax.eval_shape(here["cpu"], *args))
+    return lax.platform_dependent(
+        *args, **here, default=lambda *args: tuple(_nowhere.bind(*_leaves(args), results=shapes))
     )
+
+
+def _leaves(args: Any) -> list[Any]:
+    return jax.tree.leaves(args)
 
 
 _nowhere = Primitive("pallas_nowhere")
@@ -68,9 +87,10 @@ def _(*args: Any, results: tuple[Any, ...]) -> list[Any]:
 
 def _refuse(ctx: Any, *args: Any, results: Any) -> Any:
     platforms = ctx.platforms or ctx.module_context.platforms
+    *lowered, interpreted = (device.platform for device in DEVICES)
     raise Unsupported(
-        f"no Pallas kernels for {', '.join(platforms)}: they are lowered for {', '.join(PLATFORMS[:-1])}, "
-        f"and interpreted on {PLATFORMS[-1]}; kernels=xla runs there"
+        f"no Pallas kernels for {', '.join(platforms)}: they are lowered for {', '.join(lowered)}, and interpreted on "
+        f"{interpreted}; kernels=xla runs there"
     )
 
 

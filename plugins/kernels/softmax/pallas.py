@@ -21,7 +21,7 @@ from jax.experimental import pallas as pl
 
 from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.pallas.blocks import padded, power
-from plugins.kernels.pallas.launch import launch
+from plugins.kernels.pallas.launch import Device, everywhere
 from plugins.kernels.varying import alike
 
 ROWS = 8  # of a block
@@ -82,9 +82,11 @@ def _over_rows(body: Any, wide: Sequence[Filled], narrow: Sequence[Filled], dtyp
     `sums`. It is handed a reference for each of `wide`, `[R, C]`, and of `narrow`, `[R, 1]`, or None."""
     rows, columns = wide[0][0].shape
     step = min(COLUMNS, max(LANES, power(columns)))
-    made = [padded(_stored(a), {0: ROWS, 1: step}, fill) for a, fill in wide if a is not None]
-    made += [padded(a, {0: ROWS}, fill) for a, fill in narrow if a is not None]
-    across = made[0].shape[1]
+    given = [(a, fill, step) for a, fill in wide if a is not None] + [
+        (a, fill, 1) for a, fill in narrow if a is not None
+    ]
+    made = [padded(_stored(a), {0: ROWS, 1: across}, fill) for a, fill, across in given]
+    long, across = made[0].shape
     there = [a is not None for a, _ in (*wide, *narrow)]
 
     def kernel(*refs: Any) -> None:
@@ -92,14 +94,17 @@ def _over_rows(body: Any, wide: Sequence[Filled], narrow: Sequence[Filled], dtyp
         found = [next(left) if some else None for some in there]
         body(step, found[: len(wide)], found[len(wide) :], *left)
 
-    def block(width: int) -> Any:
-        return pl.BlockSpec((ROWS, width), lambda i: (i, 0))
+    def call(device: Device, *made: Any) -> tuple[Any, ...]:
+        def block(width: int) -> Any:
+            return pl.BlockSpec((ROWS, width), lambda i: (i, 0))
 
-    kinds = [(across, dtype), *[(1, jnp.float32)] * sums]
-    results = launch(
-        kernel, [jax.ShapeDtypeStruct((made[0].shape[0], w), kind) for w, kind in kinds], made,  # type: ignore[no-untyped-call]
-        grid=(made[0].shape[0] // ROWS,), in_specs=[block(a.shape[1]) for a in made], out_specs=[block(w) for w, _ in kinds],
-    )  # fmt: skip
+        kinds = [(across, dtype), *[(1, jnp.float32)] * sums]
+        return device.call(
+            kernel, [((long, width), kind) for width, kind in kinds], made, grid=(long // ROWS,),
+            in_specs=[block(a.shape[1]) for a in made], out_specs=[block(width) for width, _ in kinds],
+        )  # fmt: skip
+
+    results = everywhere(call, *made)
     return [results[0][:rows, :columns], *(r[:rows] for r in results[1:])]
 
 
