@@ -9,7 +9,8 @@ of one token beside each other: keys are read once for all of them, and their gr
 
 Going back, with p = exp(logit - m) / l, δ = Σ do · o over a row, and slope the growth of a logit with q · k:
 
-    dv = pᵀ · do      ds = p · (do · vᵀ - δ) · slope      dq = ds · k      dk = dsᵀ · q      dsink = -exp(sink - m) / l · δ
+    dv = pᵀ · do      ds = p · (do · vᵀ - δ) · slope      dq = ds · k      dk = dsᵀ · q
+    dsink = -exp(sink - m) / l · δ
 
 Where a row sees one slot, dp - δ is 0, which Σ do · o in another order is not: with float32 queries δ is Σ p · dp, by a
 kernel of its own.
@@ -69,7 +70,7 @@ def _found(options: Options, *args: Any) -> tuple[Any, Any, Any]:
     if not args[0].size or not args[1].shape[1]:  # no query, or no slot: a sink takes everything
         nothing = jnp.zeros(args[0].shape[:-1], jnp.float32)
         return jnp.zeros((*nothing.shape, args[2].shape[-1]), jnp.float32), nothing, nothing + 1
-    out, m, total = everywhere(partial(_forward_on, options), *args)
+    out, m, total = everywhere(_forward_on, options, *args)
     return out, m, total
 
 
@@ -88,15 +89,13 @@ def _backward(options: Options, kept: Any, dy: Any) -> tuple[Any, ...]:
     there = q.size and k.shape[1]
     share = jnp.sum(out * do.astype(jnp.float32), axis=-1)
     if q.dtype == jnp.float32 and there:
-        (share,) = everywhere(partial(_shares_on, options), *args, do, m, total, share)
+        (share,) = everywhere(_shares_on, options, *args, do, m, total, share)
     for_q, for_k, for_v, for_sinks = asked.flags
     dq = dk = dv = d_sinks = None
     if for_q:
-        dq = everywhere(partial(_queries_on, options), *args, do, m, total, share)[0] if there else jnp.zeros(q.shape)
+        dq = everywhere(_queries_on, options, *args, do, m, total, share)[0] if there else jnp.zeros(q.shape)
     if for_k or for_v:
-        both = (
-            everywhere(partial(_keys_on, options), *args, do, m, total, share) if there else map(jnp.zeros_like, (k, v))
-        )
+        both = everywhere(_keys_on, options, *args, do, m, total, share) if there else map(jnp.zeros_like, (k, v))
         dk, dv = (d.astype(a.dtype) if f else None for d, a, f in zip(both, (k, v), (for_k, for_v), strict=True))
     if for_sinks:
         lost = jnp.exp(sinks.astype(jnp.float32)[None, None] - m) / total * share
@@ -175,8 +174,8 @@ class _Laid:
         return pl.BlockSpec((None, held, 1), lambda b, h, i: (b, i if mine else 0, 0))
 
     def reach(self, over: int) -> Any:
-        """int32 `[B, blocks, 1, 2]`: of a block of rows (`over` 0) which blocks of slots any row of it may see, the first
-        and after the last; of a block of slots (1) which blocks of rows. None where all are read."""
+        """int32 `[B, blocks, 1, 2]`: of a block of rows (`over` 0) which blocks of slots any row of it may see, the
+        first and after the last; of a block of slots (1) which blocks of rows. None where all are read."""
         if self.device.overhangs:
             return None
         o = self.options

@@ -35,10 +35,10 @@ def product(x: Any, w: Any) -> Any:
     """float32 `[N, out]`: `x` `[N, in]` times an array or QTensor `[out, in]`, transposed."""
     if not x.size or not w.shape[-2]:
         return jnp.zeros((len(x), w.shape[-2]), jnp.float32)
-    return everywhere(_product, x, w)[0]
+    return everywhere(_product, None, x, w)[0]
 
 
-def _product(device: Device, x: Any, w: Any) -> tuple[Any]:
+def _product(how: None, device: Device, x: Any, w: Any) -> tuple[Any]:
     rows, n_out = len(x), w.shape[-2]
     high = min(ROWS, max(FEW, power(rows)))
     wide = max(device.lanes, FEW if rows <= FEW else min(OUT, power(n_out)))

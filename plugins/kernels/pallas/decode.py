@@ -1,9 +1,9 @@
 """Packed weights as kernels read them: tiles of bytes, decoded in registers, and never written anywhere.
 
-Codes of 4 bits are not put back in order: the low halves of a tile's bytes are one plane and the high halves another, and
-activations are taken apart the same way beforehand (`Tiles.planes`), so that a product is the sum of those of the planes
-(as in `plugins/kernels/matmul/planes.py`). Arithmetic is in 32-bit integers and floats, which every device has; code books
-are chains of selections, as Triton has no look-up.
+Codes of 4 bits are not put back in order: the low halves of a tile's bytes are one plane and the high halves another,
+and activations are taken apart the same way beforehand (`Tiles.planes`), so that a product is the sum of those of the
+planes (as in `plugins/kernels/matmul/planes.py`). Arithmetic is in 32-bit integers and floats, which every device has;
+code books are chains of selections, as Triton has no look-up.
 """
 
 from dataclasses import dataclass, replace

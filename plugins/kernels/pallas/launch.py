@@ -5,7 +5,7 @@ a device that is not here, and is (tests/unit/kernels/test_pallas_lowering.py). 
 says, block after block, as a loop of ordinary XLA: slow, and there to be checked.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -59,21 +59,21 @@ class Device:
 DEVICES: Final = (Device(triton.PLATFORM, 16, False), Device("tpu", 128, True), Device("cpu", 16, False))
 
 
-def everywhere(f: Callable[..., Any], *args: Any) -> Any:
-    """`f(device, *args)`, a tuple of arrays, for the device that is compiled for.
+@partial(jax.jit, static_argnums=(0, 1))
+def everywhere(f: Callable[..., Any], how: Hashable, *args: Any) -> Any:
+    """`f(how, device, *args)`, a tuple of arrays, for the device that is compiled for; traced once for all calls that
+    are alike, such as those of the layers of a model.
 
     Raises:
         Unsupported: while lowering for a platform that none of `DEVICES` is of.
     """
-    here = {device.platform: partial(f, device) for device in DEVICES}
+    here = {device.platform: partial(f, how, device) for device in DEVICES}
     shapes = tuple(jax.eval_shape(here["cpu"], *args))
-    return lax.platform_dependent(
-        *args, **here, default=lambda *args: tuple(_nowhere.bind(*_leaves(args), results=shapes))
-    )
 
+    def nowhere(*args: Any) -> tuple[Any, ...]:
+        return tuple(_nowhere.bind(*jax.tree.leaves(args), results=shapes))
 
-def _leaves(args: Any) -> list[Any]:
-    return jax.tree.leaves(args)
+    return lax.platform_dependent(*args, **here, default=nowhere)
 
 
 _nowhere = Primitive("pallas_nowhere")

@@ -1,16 +1,18 @@
 """softmax as a Pallas kernel: online (Milakov and Gimelshein, arXiv 1805.02867), and its gradient as another.
 
-Of a row, the maximum m and the sum l = Σ exp(x - m) are found together, in one pass: columns with maximum m' make of them
+Of a row, the maximum m and the sum l = Σ exp(x - m) are found together, in one pass: columns with maximum m' make of
+them
 
     m ← max(m, m')        l ← l · exp(m_before - m) + Σ exp(x - m)
 
-A sink is a logit that is there from the start: m = sink, l = 1. Then the row, which is in cache, becomes exp(x - m) / l;
-for the gradient m and l are kept, and no probability is. With δ = Σ p · dy over a row:
+A sink is a logit that is there from the start: m = sink, l = 1. Then the row, which is in cache, becomes exp(x - m) /
+l; for the gradient m and l are kept, and no probability is. With δ = Σ p · dy over a row:
 
     dx = p · (dy - δ)        dsink = -exp(sink - m) / l · δ, summed over the rows that share it
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -26,7 +28,6 @@ from plugins.kernels.varying import alike
 
 ROWS = 8  # of a block
 COLUMNS = 1024  # of a step along a row, at most
-LANES = 128  # at least: the width of a TPU's registers
 
 
 def softmax(x: Any, *, axis: int = -1, sinks: Any = None, where: Any = None) -> Any:
@@ -49,9 +50,9 @@ def _softmax(x: Any, seen: Any, sinks: Any) -> Any:
     return _found(x, seen, sinks)[0]
 
 
-def _found(x: Any, seen: Any, sinks: Any) -> list[Any]:
+def _found(x: Any, seen: Any, sinks: Any) -> Any:
     """Probabilities `[R, C]` of x's dtype, and float32 m and l `[R, 1]`."""
-    return _over_rows(_rows, [(x, -jnp.inf), (seen, 0)], [(sinks, 0)], x.dtype, 2)
+    return everywhere(_over_rows, _How(_rows, ((-jnp.inf, 0), (0,)), 2), (x, seen), (sinks,))
 
 
 def _forward(x: Any, seen: Any, sinks: Any) -> tuple[Any, Any]:
@@ -65,47 +66,51 @@ def _forward(x: Any, seen: Any, sinks: Any) -> tuple[Any, Any]:
 def _turned(how: None, kept: Any, dy: Any) -> tuple[Any, Any, Any]:
     x, seen, sinks, m, total, asked = kept
     for_x, for_sinks = asked.flags
-    wide = [(x, -jnp.inf), (seen, 0), (cotangent(dy), 0)]
-    dx, gain = _over_rows(_rows_back, wide, [(m, 0), (total, 1)], x.dtype, 1)
+    how = _How(_rows_back, ((-jnp.inf, 0, 0), (0, 1)), 1)
+    dx, gain = everywhere(_over_rows, how, (x, seen, cotangent(dy)), (m, total))
     d_sinks = -jnp.exp(sinks - m) / total * gain if for_sinks else None
     return dx if for_x else None, None, d_sinks
 
 
 _softmax.defvjp(_forward, partial(_turned, None), symbolic_zeros=True)
 
-Filled = tuple[Any, float]
-"""An array or None, and what it is made longer with."""
+
+@dataclass(frozen=True)
+class _How:
+    """A kernel over rows: `body(step, wide, narrow, *results)` is handed a reference for each array, or None, and
+    gives `[R, C]` of x's dtype and as many float32 `[R, 1]` as `sums`. `fills` are what wide and narrow arrays are
+    made longer with."""
+
+    body: Callable[..., None]
+    fills: tuple[tuple[float, ...], tuple[float, ...]]
+    sums: int
 
 
-def _over_rows(body: Any, wide: Sequence[Filled], narrow: Sequence[Filled], dtype: Any, sums: int) -> list[Any]:
-    """`body(step, wide, narrow, …)` on blocks of rows: gives `[R, C]` of `dtype` and as many float32 `[R, 1]` as
-    `sums`. It is handed a reference for each of `wide`, `[R, C]`, and of `narrow`, `[R, 1]`, or None."""
-    rows, columns = wide[0][0].shape
-    step = min(COLUMNS, max(LANES, power(columns)))
-    given = [(a, fill, step) for a, fill in wide if a is not None] + [
-        (a, fill, 1) for a, fill in narrow if a is not None
-    ]
+def _over_rows(how: _How, device: Device, wide: Sequence[Any], narrow: Sequence[Any]) -> tuple[Any, ...]:
+    """Over blocks of rows of arrays `[R, C]`, the first of which is x, and `[R, 1]`; any but x may be None."""
+    rows, columns = wide[0].shape
+    step = min(COLUMNS, max(device.lanes, power(columns)))
+    of_wide, of_narrow = how.fills
+    given = [(a, fill, step) for a, fill in zip(wide, of_wide, strict=True) if a is not None]
+    given += [(a, fill, 1) for a, fill in zip(narrow, of_narrow, strict=True) if a is not None]
     made = [padded(_stored(a), {0: ROWS, 1: across}, fill) for a, fill, across in given]
     long, across = made[0].shape
-    there = [a is not None for a, _ in (*wide, *narrow)]
+    there = [a is not None for a in (*wide, *narrow)]
 
     def kernel(*refs: Any) -> None:
         left = iter(refs)
         found = [next(left) if some else None for some in there]
-        body(step, found[: len(wide)], found[len(wide) :], *left)
+        how.body(step, found[: len(wide)], found[len(wide) :], *left)
 
-    def call(device: Device, *made: Any) -> tuple[Any, ...]:
-        def block(width: int) -> Any:
-            return pl.BlockSpec((ROWS, width), lambda i: (i, 0))
+    def block(width: int) -> Any:
+        return pl.BlockSpec((ROWS, width), lambda i: (i, 0))
 
-        kinds = [(across, dtype), *[(1, jnp.float32)] * sums]
-        return device.call(
-            kernel, [((long, width), kind) for width, kind in kinds], made, grid=(long // ROWS,),
-            in_specs=[block(a.shape[1]) for a in made], out_specs=[block(width) for width, _ in kinds],
-        )  # fmt: skip
-
-    results = everywhere(call, *made)
-    return [results[0][:rows, :columns], *(r[:rows] for r in results[1:])]
+    kinds = [(across, wide[0].dtype), *[(1, jnp.float32)] * how.sums]
+    first, *others = device.call(
+        kernel, [((long, width), kind) for width, kind in kinds], made, grid=(long // ROWS,),
+        in_specs=[block(a.shape[1]) for a in made], out_specs=[block(width) for width, _ in kinds],
+    )  # fmt: skip
+    return first[:rows, :columns], *(a[:rows] for a in others)
 
 
 def _stored(array: Any) -> Any:
