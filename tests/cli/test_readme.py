@@ -29,7 +29,7 @@ GUIDE = (
     "docs/running.md", "docs/training.md", "docs/devices.md", "docs/memory.md", "docs/records.md", "docs/backends.md",
     "docs/extending.md", "docs/bench.md",
 )  # fmt: skip
-ELSEWHERE = ("docs/mesh.md", "docs/live.md", "docs/runs.md")  # run by tests of their own, `tests.cases.pages`
+ELSEWHERE = tuple(f"docs/{page}" for page in pages.NOTEBOOKS.values())  # run by tests of their own
 
 
 def blocks(page: str) -> list[tuple[str, str, str | None]]:

@@ -25,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental import pallas as pl
 
 from pipeline.tensors.qtensor import QTensor
@@ -181,7 +182,7 @@ class _Laid:
         o = self.options
         at = self.rows_of["at"].reshape(-1, self.blocks[0], 1, o.rows)
         slot = self.slots_of["slot"].reshape(-1, 1, self.blocks[1], o.slots)
-        least = jnp.where(slot < 0, jnp.iinfo(jnp.int32).max, slot).min(axis=-1)
+        least = jnp.where(slot < 0, np.iinfo(np.int32).max, slot).min(axis=-1)
         most = slot.max(axis=-1)
         seen = jnp.broadcast_to(most >= 0, (len(at), *self.blocks))
         seen = seen & (least <= at.max(axis=-1)) if o.causal else seen
@@ -213,7 +214,7 @@ def _laid(device: Device, options: Options, args: tuple[Any, ...], more: dict[st
     wide = max(LEAST, divisor(slots, SLOTS)) if slots > LEAST else LEAST
     if device.overhangs:
         wide = max(wide, device.lanes)
-    dims = tuple(max(LEAST, power(a.shape[-1])) for a in (k, v))
+    dims = max(LEAST, power(k.shape[-1])), max(LEAST, power(v.shape[-1]))
 
     def rows(a: Any, width: int) -> Any:
         apart = a.reshape(batch, queries, key_heads, group, -1)

@@ -71,7 +71,7 @@ def everywhere(f: Callable[..., Any], how: Hashable, *args: Any) -> Any:
     shapes = tuple(jax.eval_shape(here["cpu"], *args))
 
     def nowhere(*args: Any) -> tuple[Any, ...]:
-        return tuple(_nowhere.bind(*jax.tree.leaves(args), results=shapes))
+        return tuple(_nowhere.bind(*jax.tree.leaves(args), results=shapes))  # type: ignore[no-untyped-call]
 
     return lax.platform_dependent(*args, **here, default=nowhere)
 
@@ -80,8 +80,7 @@ _nowhere = Primitive("pallas_nowhere")
 _nowhere.multiple_results = True
 
 
-@_nowhere.def_abstract_eval
-def _(*args: Any, results: tuple[Any, ...]) -> list[Any]:
+def _like(*args: Any, results: tuple[Any, ...]) -> list[Any]:
     return [args[0].update(shape=r.shape, dtype=r.dtype) for r in results]
 
 
@@ -94,4 +93,5 @@ def _refuse(ctx: Any, *args: Any, results: Any) -> Any:
     )
 
 
+_nowhere.def_abstract_eval(_like)  # type: ignore[no-untyped-call]
 mlir.register_lowering(_nowhere, _refuse)

@@ -66,8 +66,8 @@ def _forward(x: Any, seen: Any, sinks: Any) -> tuple[Any, Any]:
 def _turned(how: None, kept: Any, dy: Any) -> tuple[Any, Any, Any]:
     x, seen, sinks, m, total, asked = kept
     for_x, for_sinks = asked.flags
-    how = _How(_rows_back, ((-jnp.inf, 0, 0), (0, 1)), 1)
-    dx, gain = everywhere(_over_rows, how, (x, seen, cotangent(dy)), (m, total))
+    back = _How(_rows_back, ((-jnp.inf, 0, 0), (0, 1)), 1)
+    dx, gain = everywhere(_over_rows, back, (x, seen, cotangent(dy)), (m, total))
     d_sinks = -jnp.exp(sinks - m) / total * gain if for_sinks else None
     return dx if for_x else None, None, d_sinks
 
