@@ -25,7 +25,7 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: help setup run test check lint types docs fuzz bench peers test-gpu bench-gpu golden models clean
 
 help:  ## this list
-	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 	@echo
 	@echo 'PYTHON=python3.12   interpreter of a new virtual environment (3.11, 3.12 or 3.13)'
 	@echo 'ARGS=…              more arguments: overrides for run, options for pytest'

@@ -1,4 +1,4 @@
-"""Whether this machine has a GPU that JAX reaches, for `make test-gpu` and `make bench-gpu`, which do nothing without."""
+"""Whether JAX reaches a GPU on this machine, for `make test-gpu` and `make bench-gpu`, which do nothing without."""
 
 import sys
 

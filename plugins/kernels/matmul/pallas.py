@@ -50,10 +50,7 @@ def _product(how: None, device: Device, x: Any, w: Any) -> tuple[Any]:
         *weights, y = refs
 
         def more(k: Any, total: Any) -> Any:
-            at = pl.ds(pl.multiple_of(k * tiles.step, tiles.step), tiles.step)
-            for p, plane in enumerate(tiles.tile(weights, (slice(None),), k, x.dtype)):
-                total = total + dot(x[p, :, at], plane)
-            return total
+            return added(tiles, x, weights, (slice(None),), k, total)
 
         y[...] = lax.fori_loop(0, tiles.steps, more, jnp.zeros((high, wide), jnp.float32))
 
@@ -68,6 +65,14 @@ def _product(how: None, device: Device, x: Any, w: Any) -> tuple[Any]:
     )  # fmt: skip
     y = y[:rows, :n_out]
     return (y if tiles.after is None else y * tiles.after[None],)
+
+
+def added(tiles: Tiles, x: Any, weights: Any, at: tuple[Any, ...], k: Any, total: Any) -> Any:
+    """Inside a kernel: `total` with the products of step `k`, of references to planes of x and to `tiles.arrays`."""
+    columns = pl.ds(pl.multiple_of(k * tiles.step, tiles.step), tiles.step)
+    for p, plane in enumerate(tiles.tile(weights, at, k, x.dtype)):
+        total = total + dot(x[p, :, columns], plane)
+    return total
 
 
 def dot(a: Any, b: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import jax
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
@@ -28,35 +29,53 @@ class Device:
     Attributes:
         platform: as JAX names it.
         lanes: what blocks have along the last axis, at least and in multiples, unless they have all of it.
+        picks: which block a point is given may depend on scalars; elsewhere a kernel indexes what it has all of.
         overhangs: blocks may reach past the end of an array: what is read there is anything, what is written is lost.
     """
 
     platform: str
     lanes: int
     overhangs: bool
+    picks: bool
 
     def call(
         self, body: Callable[..., None], results: Sequence[Any], args: Sequence[Any], *, grid: tuple[int, ...],
-        in_specs: Sequence[Any], out_specs: Sequence[Any], warps: int = 4, stages: int = 2,
+        in_specs: Sequence[Any], out_specs: Sequence[Any], scalars: int = 0, warps: int = 4, stages: int = 2,
     ) -> tuple[Any, ...]:  # fmt: skip
         """What `body(*refs)` writes, once for every point of `grid`, whose points know nothing of each other.
 
         Args:
             results: (shape, dtype) of each.
-            in_specs, out_specs: the block of each argument and result that a point is given, a `pl.BlockSpec`.
+            in_specs, out_specs: the block of each argument and result that a point is given, a `pl.BlockSpec`; not of
+                `scalars`.
+            scalars: how many of the arguments, the first, are integers that every point has all of. On TPUs blocks may
+                depend on them: index maps have references to them after the grid's indices (`picks`).
             warps, stages: see `triton.parameters`.
         """
         axes = axes_of(*args)
         shapes = [typed(jax.ShapeDtypeStruct(shape, dtype), axes) for shape, dtype in results]  # type: ignore[no-untyped-call]
+        lies: dict[str, Any] = {"grid": grid, "in_specs": list(in_specs), "out_specs": list(out_specs)}
+        if scalars and self.picks:
+            lies = {"grid_spec": tpu.PrefetchScalarGridSpec(num_scalar_prefetch=scalars, **lies)}
+        elif scalars:
+            lies["in_specs"] = [*(pl.BlockSpec(a.shape, _all(a.ndim)) for a in args[:scalars]), *in_specs]
         call = pl.pallas_call(
-            body, out_shape=shapes, grid=grid, in_specs=list(in_specs), out_specs=list(out_specs),
+            body, out_shape=shapes, **lies,
             compiler_params=triton.parameters(warps, stages) if self.platform == triton.PLATFORM else None,
             interpret=self.platform == "cpu",
         )  # fmt: skip
         return tuple(call(*along(axes, tuple(args))))
 
 
-DEVICES: Final = (Device(triton.PLATFORM, 16, False), Device("tpu", 128, True), Device("cpu", 16, False))
+def _all(rank: int) -> Callable[..., tuple[int, ...]]:
+    return lambda *_: (0,) * rank
+
+
+DEVICES: Final = (
+    Device(triton.PLATFORM, 16, False, False),
+    Device("tpu", 128, True, True),
+    Device("cpu", 16, False, False),
+)
 
 
 @partial(jax.jit, static_argnums=(0, 1))

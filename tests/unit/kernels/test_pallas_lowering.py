@@ -26,6 +26,7 @@ from plugins.kernels.attention.pallas import attention
 from plugins.kernels.cases import SCHEMES
 from plugins.kernels.matmul import xla
 from plugins.kernels.matmul.pallas import matmul
+from plugins.kernels.moe.pallas import moe
 from plugins.kernels.softmax.pallas import softmax
 
 ROOT = Path(__file__).parents[3]
@@ -54,6 +55,11 @@ def configurations() -> Iterator[Any]:
             w = quantized(scheme, (96, 640))
             for rows, dtype in ((1, BF16), (33, F32)):
                 yield f"matmul, {name}, {rows} rows", matmul, (shaped(rows, 640, dtype=dtype), w), None
+    for name in ("mxfp4", "nvfp4", "int8 a row", "int4 a group", "mxfp8"):
+        w_in, w_out = quantized(SCHEMES[name], (5, 192, 640)), quantized(SCHEMES[name], (5, 640, 96 * 2))
+        for tokens in (1, 16, 256):
+            yield f"moe, {name}, {tokens} tokens", _moe, (shaped(tokens, 640), w_in, w_out), None
+    yield "moe, bfloat16, 256 tokens", _moe, (shaped(256, 640), shaped(5, 192, 640), shaped(5, 640, 192)), None
     for d in (64, 128):
         for queries, options in (
             (1, {"window": 128}), (200, {}), (200, {"window": 128}), (200, {"softcap": 30.0}), (200, {"causal": False}),
@@ -73,6 +79,12 @@ def configurations() -> Iterator[Any]:
 
 def _masked_softmax(x: Any, sinks: Any) -> Any:
     return softmax(x, sinks=sinks, where=x > 0)
+
+
+def _moe(x: Any, w_in: Any, w_out: Any) -> Any:
+    chosen, weights = jnp.zeros((len(x), 2), jnp.int32), jnp.ones((len(x), 2), jnp.float32)
+    bias = jnp.zeros(w_in.shape[:2])
+    return moe(x, chosen, weights, (w_in,), (bias,), w_out, None, activation=jax.nn.relu)
 
 
 def _attention(q: Any, k: Any, v: Any, sinks: Any, **options: Any) -> Any:
@@ -104,10 +116,15 @@ def floats(text: str, elements: int) -> list[str]:
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row", "int4 a group", "mxfp8"])
 def test_there_is_no_buffer_as_large_as_a_decoded_weight(name: str) -> None:
+    """Nor, of experts, as large as that of one."""
     w = quantized(SCHEMES[name], (512, 1024))
     for rows in (1, 33):
         for platform in CALLS:
             assert floats(lowered(platform, matmul, shaped(rows, 1024), w), 512 * 1024) == []
+    stacks = quantized(SCHEMES[name], (3, 512, 1024)), quantized(SCHEMES[name], (3, 1024, 512))
+    for tokens in (1, 33):
+        for platform in CALLS:
+            assert floats(lowered(platform, _moe, shaped(tokens, 1024), *stacks), 512 * 1024) == []
     assert floats(lowered("cuda", xla.matmul, shaped(1, 1024), w), 512 * 1024)  # so it would be seen
 
 
