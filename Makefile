@@ -22,10 +22,10 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types docs fuzz bench peers golden models clean
+.PHONY: help setup run test check lint types docs fuzz bench peers test-gpu bench-gpu golden models clean
 
 help:  ## this list
-	@sed -nE 's/^([a-z]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 	@echo
 	@echo 'PYTHON=python3.12   interpreter of a new virtual environment (3.11, 3.12 or 3.13)'
 	@echo 'ARGS=…              more arguments: overrides for run, options for pytest'
@@ -65,6 +65,15 @@ bench: $(VENV)/.dev $(VENV)/.oracles-asked  ## measure what plugins/bench/suite.
 
 peers: $(VENV)/.core  ## build llama.cpp and ik_llama.cpp for bench to compare with (118 MB to get, 2 GB, a quarter of an hour)
 	$(BIN)/python -m plugins.bench.peers $(ARGS)
+
+# A machine with a GPU has $(VENV) with the extra cuda12. Both stop, and say so, where JAX finds no GPU.
+test-gpu: $(VENV)/.dev  ## the corpus of every op with its Pallas kernels, compiled for this machine's GPU
+	@$(BIN)/python -m plugins.bench.gpu
+	JAX_PLATFORMS=cuda,cpu $(BIN)/python -m pytest tests/contract/test_model_ops.py -k pallas $(ARGS)
+
+bench-gpu: $(VENV)/.core  ## measure the Pallas kernels beside XLA on this machine's GPU
+	@$(BIN)/python -m plugins.bench.gpu
+	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,xla]' 'bench.ops=[matmul,moe,attention,softmax]' $(ARGS)
 
 golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names, the table of kernels
 	$(BIN)/python -m tests.golden

@@ -24,7 +24,11 @@ from pipeline.reporting.reference import option_rows, setting_rows  # noqa: E402
 project = "Weightmill"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build", "*.ipynb"]
+exclude_patterns = [
+    "_build",
+    "*.ipynb",
+    "kernels_notebook.md",
+]  # the last for its formulas: they need a script of others
 html_theme = "furo"
 html_title = "Weightmill"
 html_show_sphinx = False

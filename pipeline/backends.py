@@ -51,6 +51,8 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         "numpy": Backend(traced=False),
         # Converting with XLA keeps JAX, its threads, and programs of a few shapes.
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
+        # Kernels for GPUs and TPUs; on CPUs they are interpreted, which is for checking them.
+        "pallas": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # C++: over buffers for conversion, as handlers of XLA's for models.
         "native": Backend(platforms=("cpu",), built=_NATIVE, tuned=f"{ROOM}.native.tune"),
         # The same with activations as integers, in blocks of 32.

@@ -1,23 +1,29 @@
 """Pages of docs/ whose Python runs, block after block, and prints what the page says; and each as a notebook.
 
-`python -m tests.cases.pages` makes the notebooks anew, of what the tests have run.
+`python -m tests.cases.pages` makes the notebooks anew, of what the tests have run, and draws their plots.
 """
 
 import json
 import re
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import matplotlib.pyplot as plt
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 EITHER = re.compile(r"^```(\w+)\n((?:(?!```).*\n)*)```$|((?:^(?!```).*\n)+)", re.M)  # of code, or of prose
-NOTEBOOKS = ("mesh", "live", "runs")
+NOTEBOOKS = {"mesh": "mesh.md", "live": "live.md", "runs": "runs.md", "kernels": "kernels_notebook.md"}
+"""Pages by the notebook that each is. The last is read as a notebook alone: it has formulas, for which a browser would
+fetch what sets them."""
 
 
-def run(name: str) -> int:
-    """Run `docs/NAME`; how many blocks of what is printed it has.
+def run(name: str, shown: Callable[[], None] = lambda: plt.close("all")) -> int:
+    """Run `docs/NAME`; how many blocks of what is printed it has. `shown` is what it does to show a plot.
 
     Raises:
         AssertionError: it prints something else.
@@ -31,7 +37,7 @@ def run(name: str) -> int:
             continue
         assert (kind, said) == ("python", ""), "what a block prints stands after it"
         out = StringIO()
-        with redirect_stdout(out):
+        with redirect_stdout(out), mock.patch.object(plt, "show", shown):
             exec(compile(text, f"docs/{name}", "exec"), names)  # noqa: S102
         said = out.getvalue()
     assert said == ""
@@ -57,7 +63,22 @@ def _lines(text: str) -> list[str]:
     return text.splitlines(keepends=True)
 
 
+def draw(page: str, notebook: str) -> None:
+    """The pictures of a page that shows plots: `docs/NOTEBOOK-1.png` and so on."""
+    count = 0
+
+    def shown() -> None:
+        nonlocal count
+        count += 1
+        plt.savefig(DOCS / f"{notebook}-{count}.png", metadata={"Software": None})
+        plt.close("all")
+
+    run(page, shown)
+
+
 if __name__ == "__main__":
-    for name in NOTEBOOKS:
-        text = notebook((DOCS / f"{name}.md").read_text(encoding="utf-8"))
-        (DOCS / f"{name}.ipynb").write_text(text, encoding="utf-8")
+    for name, page in NOTEBOOKS.items():
+        text = (DOCS / page).read_text(encoding="utf-8")
+        (DOCS / f"{name}.ipynb").write_text(notebook(text), encoding="utf-8")
+        if "plt.show" in text:
+            draw(page, name)

@@ -11,8 +11,12 @@ from tests.cases.model_runs import quick_compilation
 @pytest.fixture(autouse=True)
 def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
     """Values of XLA's are those of optimized programs; gradients are the same without, and are most to compile."""
-    native = request.node.callspec.params["backend"].startswith("native")
-    with quick_compilation(native or "gradient" in request.function.__name__):
+    call = request.node.callspec.params
+    by_xla = call["backend"] == "pallas" and request.cls.op in ("matmul", "moe") and "differentiable" in call
+    if by_xla and not any(some in call["differentiable"].name for some in ("mxfp4", "padding", "bias")):
+        pytest.skip("its gradient is that of xla, which is held to all cases; how it comes there, to these")
+    quickly = call["backend"].startswith(("native", "pallas"))
+    with quick_compilation(quickly or "gradient" in request.function.__name__):
         yield
 
 

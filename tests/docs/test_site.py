@@ -46,13 +46,15 @@ def test_nothing_is_fetched_by_a_reader_s_browser(site: Path) -> None:
         assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="https?://', page.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", pages.NOTEBOOKS)
-def test_a_notebook_is_its_page(name: str) -> None:
+@pytest.mark.parametrize(("name", "of"), pages.NOTEBOOKS.items())
+def test_a_notebook_is_its_page(name: str, of: str) -> None:
     """Its cells are the page's blocks, with what other tests have seen them print."""
-    page = (pages.DOCS / f"{name}.md").read_text(encoding="utf-8")
+    page = (pages.DOCS / of).read_text(encoding="utf-8")
     assert (pages.DOCS / f"{name}.ipynb").read_text(encoding="utf-8") == pages.notebook(page)
     cells = json.loads(pages.notebook(page))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     assert code == [text.strip("\n") for kind, text in pages.BLOCK.findall(page) if kind == "python"]
+    pictures = re.findall(r"^!\[.+\]\((\S+)\)$", page, re.M)
+    assert [picture for picture in pictures if not (pages.DOCS / picture).exists()] == []
     outputs = ["".join(cell["outputs"][0]["text"]) for cell in cells if cell.get("outputs")]
     assert outputs == [text for kind, text in pages.BLOCK.findall(page) if kind == "text"]

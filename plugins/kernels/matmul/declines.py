@@ -2,6 +2,8 @@
 
 from pipeline.ops import Request
 from plugins.kernels.native.scheme import unknown
+from plugins.kernels.pallas.scheme import FLOATS
+from plugins.kernels.pallas.scheme import unknown as unread
 
 
 def native(request: Request) -> str | None:
@@ -10,3 +12,10 @@ def native(request: Request) -> str | None:
 
 
 native_int8 = native_int16 = native
+
+
+def pallas(request: Request) -> str | None:
+    x, w = request.get("x"), request.get("w")
+    if x is not None and x.dtype not in FLOATS:
+        return f"{x.dtype} activations are not among {', '.join(FLOATS)}"
+    return None if w is None else unread(w)

@@ -52,9 +52,9 @@ class Schedule:
     until: Any
 
     @staticmethod
-    def of(chosen: Any, weights: Any, experts: int) -> "Schedule":
-        """For `chosen` int and `weights` float32, both `[N, k]`."""
-        rows = tile_rows(chosen.size, experts)
+    def of(chosen: Any, weights: Any, experts: int, least: int = 1, most: int = MOST_ROWS) -> "Schedule":
+        """For `chosen` int and `weights` float32, both `[N, k]`; tiles of at least and at most so many rows."""
+        rows = min(most, max(least, tile_rows(chosen.size, experts)))
         expert_of = jnp.where(weights == 0, experts, chosen).reshape(-1)
         count = jnp.bincount(expert_of, length=experts)
         return Schedule(rows, jnp.argsort(expert_of), jnp.cumsum(count) - count, count, jnp.cumsum(-(-count // rows)))

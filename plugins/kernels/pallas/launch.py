@@ -1,0 +1,116 @@
+"""Pallas kernels on whatever device a program is compiled for: lowered for GPUs and TPUs, interpreted on CPUs.
+
+Which of them is decided when the program is lowered (`lax.platform_dependent`), so that one program can be lowered for
+a device that is not here, and is (tests/unit/kernels/test_pallas_lowering.py). Interpreting computes what the kernel
+says, block after block, as a loop of ordinary XLA: slow, and there to be checked.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import jax
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from pipeline.errors import Unsupported
+from plugins.kernels.pallas import triton
+from plugins.kernels.varying import along, axes_of, typed
+
+
+@dataclass(frozen=True)
+class Device:
+    """What kernels are told of a device.
+
+    Attributes:
+        platform: as JAX names it.
+        lanes: what blocks have along the last axis, at least and in multiples, unless they have all of it.
+        picks: which block a point is given may depend on scalars; elsewhere a kernel indexes what it has all of.
+        overhangs: blocks may reach past the end of an array: what is read there is anything, what is written is lost.
+    """
+
+    platform: str
+    lanes: int
+    overhangs: bool
+    picks: bool
+
+    def call(
+        self, body: Callable[..., None], results: Sequence[Any], args: Sequence[Any], *, grid: tuple[int, ...],
+        in_specs: Sequence[Any], out_specs: Sequence[Any], scalars: int = 0, warps: int = 4, stages: int = 2,
+    ) -> tuple[Any, ...]:  # fmt: skip
+        """What `body(*refs)` writes, once for every point of `grid`, whose points know nothing of each other.
+
+        Args:
+            results: (shape, dtype) of each.
+            in_specs, out_specs: the block of each argument and result that a point is given, a `pl.BlockSpec`; not of
+                `scalars`.
+            scalars: how many of the arguments, the first, are integers that every point has all of. On TPUs blocks may
+                depend on them: index maps have references to them after the grid's indices (`picks`).
+            warps, stages: see `triton.parameters`.
+        """
+        axes = axes_of(*args)
+        shapes = [typed(jax.ShapeDtypeStruct(shape, dtype), axes) for shape, dtype in results]  # type: ignore[no-untyped-call]
+        lies: dict[str, Any] = {"grid": grid, "in_specs": list(in_specs), "out_specs": list(out_specs)}
+        if scalars and self.picks:
+            lies = {"grid_spec": tpu.PrefetchScalarGridSpec(num_scalar_prefetch=scalars, **lies)}
+        elif scalars:
+            lies["in_specs"] = [*(pl.BlockSpec(a.shape, _all(a.ndim)) for a in args[:scalars]), *in_specs]
+        call = pl.pallas_call(
+            body, out_shape=shapes, **lies,
+            compiler_params=triton.parameters(warps, stages) if self.platform == triton.PLATFORM else None,
+            interpret=self.platform == "cpu",
+        )  # fmt: skip
+        return tuple(call(*along(axes, tuple(args))))
+
+
+def _all(rank: int) -> Callable[..., tuple[int, ...]]:
+    return lambda *_: (0,) * rank
+
+
+DEVICES: Final = (
+    Device(triton.PLATFORM, 16, False, False),
+    Device("tpu", 128, True, True),
+    Device("cpu", 16, False, False),
+)
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def everywhere(f: Callable[..., Any], how: Hashable, *args: Any) -> Any:
+    """`f(how, device, *args)`, a tuple of arrays, for the device that is compiled for; traced once for all calls that
+    are alike, such as those of the layers of a model.
+
+    Raises:
+        Unsupported: while lowering for a platform that none of `DEVICES` is of.
+    """
+    here = {device.platform: jax.jit(partial(f, how, device)) for device in DEVICES}
+    shapes = tuple(jax.eval_shape(here["cpu"], *args))  # jit remembers what it traced
+
+    def nowhere(*args: Any) -> tuple[Any, ...]:
+        return tuple(_nowhere.bind(*jax.tree.leaves(args), results=shapes))  # type: ignore[no-untyped-call]
+
+    return lax.platform_dependent(*args, **here, default=nowhere)
+
+
+_nowhere = Primitive("pallas_nowhere")
+_nowhere.multiple_results = True
+
+
+def _like(*args: Any, results: tuple[Any, ...]) -> list[Any]:
+    return [args[0].update(shape=r.shape, dtype=r.dtype) for r in results]
+
+
+def _refuse(ctx: Any, *args: Any, results: Any) -> Any:
+    platforms = ctx.platforms or ctx.module_context.platforms
+    *lowered, interpreted = (device.platform for device in DEVICES)
+    raise Unsupported(
+        f"no Pallas kernels for {', '.join(platforms)}: they are lowered for {', '.join(lowered)}, and interpreted on "
+        f"{interpreted}; kernels=xla runs there"
+    )
+
+
+_nowhere.def_abstract_eval(_like)  # type: ignore[no-untyped-call]
+mlir.register_lowering(_nowhere, _refuse)
