@@ -11,11 +11,10 @@ from typing import Final
 CHOICES: Mapping[str, Mapping[str, str]] = {
     "quant": {
         "4bit": "int4, nf4 or mxfp4", "8bit": "int8", "fp8": "fp8_e4m3", "fp4": "mxfp4 or nvfp4", "f8": "fp8_e4m3",
-        "gptq": "int4, rounded to nearest", "awq": "int4, rounded to nearest", "bnb": "nf4",
+        "gptq": "int4 with calibrate=gptq", "awq": "int4 with calibrate=awq", "bnb": "nf4",
         "w4a16": "int4", "w8a16": "int8", "w8a8": "int8 with activations=int8",
         "hqq": "int4, rounded to nearest", "mxfp8": "mxfp8_e4m3", "mxfp6": "mxfp6_e2m3",
         "q4": "q4_0", "q8": "q8_0", "q2_k_s": "q2_k with quant.mix=q2_k_s", "q3_k_s": "q3_k", "q5_k_s": "q5_k",
-        **{f"q{k}": f"q{k}" for k in ("2_k", "3_k", "3_k_m", "3_k_l", "4_k", "4_k_s", "4_k_m", "5_k", "5_k_m", "6_k")},
         "bf16": "none", "f16": "none with export.dtype=fp16", "fp16": "none with export.dtype=fp16",
         "fp32": "none with export.dtype=fp32", "no": "none",
     },

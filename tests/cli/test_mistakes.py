@@ -34,7 +34,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     (f"{G} model=llama", 2, "model is chosen twice; leave one of them out"),
     # Which scheme.
     (f"{G} quant=4bit", 2, "there is no '4bit' in quant; here that is int4, nf4 or mxfp4"),
-    (f"{G} quant=Q4_K_M", 2, "here that is q4_k_m"),
+    (f"{G} quant=Q4_K_M", 2, "did you mean 'q4_k_m'?"),
     (f"{G} quant=mxfp", 2, "did you mean 'mxfp4'"),
     (f"{G} quant=INT4x", 2, "did you mean 'int4'"),
     (f"{G} +quant=int4", 2, "+quant=int4: quant has a value; without + it is replaced: quant=int4"),
