@@ -107,9 +107,9 @@ class Calibrate:
             usage = replace(usage, text_nbytes=min(usage.text_nbytes, 4 * CHARS * self.windows.limit))
         takes = self.engine.plan(checkpoint, usage=usage)
         block, width, hessians, largest = _sizes(checkpoint)
-        # One block's weights in place of all; of XᵀX what a batch gives, its copy and the sum; an expert in fp32.
+        # One block's weights in place of all; an expert in fp32, twice, and two sums of XᵀX and a quotient.
         device = round(takes.device_nbytes * block)
-        host = takes.host_nbytes - takes.device_nbytes + device + (3 * largest if self.hessian else largest)
+        host = takes.host_nbytes - takes.device_nbytes + device + (5 if self.hessian else 2) * largest
         states = 3 * 4 * width * usage.tokens  # of a block what goes in, what comes out, and what is routed
         takes = replace(
             takes,
