@@ -15,8 +15,8 @@ Going back, with p = exp(logit - m) / l, δ = Σ do · o over a row, and slope t
 Where a row sees one slot, dp - δ is 0, which Σ do · o in another order is not: with float32 queries δ is Σ p · dp, by a
 kernel of its own.
 
-Blocks of slots that no row of a block can see are not read: which these are follows from the lowest and highest
-positions of both (`_reach`), so that rings and left padding cost what they hold.
+Slots are read from the first block that a row of the block may see to the last one: which these are follows from the
+lowest and highest positions of both (`reach`). What lies between is masked, as in a ring that a window goes round.
 """
 
 from dataclasses import dataclass, replace

@@ -87,7 +87,7 @@ def test_attention_of_several_blocks(kind: str) -> None:
     options: dict[str, Any] = {"window": 9}
     unseen = slice(0, 64)
     if kind == "ring, soft cap":
-        slot, options, unseen = np.roll(slot, 64, axis=1), {"window": 9, "softcap": 2.0}, slice(64, 128)
+        slot, options, unseen = np.roll(slot, 128, axis=1), {"window": 9, "softcap": 2.0}, slice(128, 192)
     elif kind == "left padding":
         at, slot, options = at - 64, slot - 64, {}
         slot[slot < 0] = -1
