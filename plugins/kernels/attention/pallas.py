@@ -15,8 +15,8 @@ Going back, with p = exp(logit - m) / l, δ = Σ do · o over a row, and slope t
 Where a row sees one slot, dp - δ is 0, which Σ do · o in another order is not: with float32 queries δ is Σ p · dp, by a
 kernel of its own.
 
-Blocks of slots that no row of a block can see are not read: which these are follows from the lowest and highest
-positions of both (`_reach`), so that rings and left padding cost what they hold.
+Slots are read from the first block that a row of the block may see to the last one: which these are follows from the
+lowest and highest positions of both (`reach`). What lies between is masked, as in a ring that a window goes round.
 """
 
 from dataclasses import dataclass, replace
@@ -182,11 +182,12 @@ class _Laid:
         o = self.options
         at = self.rows_of["at"].reshape(-1, self.blocks[0], 1, o.rows)
         slot = self.slots_of["slot"].reshape(-1, 1, self.blocks[1], o.slots)
-        least = jnp.where(slot < 0, np.iinfo(np.int32).max, slot).min(axis=-1)
+        # Rows that are padding ask for nothing: what they give is anything that is finite.
+        lowest, least = (jnp.where(a < 0, np.iinfo(np.int32).max, a).min(axis=-1) for a in (at, slot))
         most = slot.max(axis=-1)
         seen = jnp.broadcast_to(most >= 0, (len(at), *self.blocks))
         seen = seen & (least <= at.max(axis=-1)) if o.causal else seen
-        seen = seen & (most > at.min(axis=-1) - o.window) if o.window is not None else seen
+        seen = seen & (most > lowest - o.window) if o.window is not None else seen
         axis = 2 - over
         first, last = jnp.argmax(seen, axis=axis), seen.shape[axis] - jnp.argmax(jnp.flip(seen, axis), axis=axis)
         last = jnp.where(seen.any(axis=axis), last, first)
