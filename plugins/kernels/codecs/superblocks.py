@@ -9,8 +9,8 @@ rounded together, neighbours tried, and the factors fitted to all of a block (`S
 
 Weights: importance · sqrt(2 · mean square of the block + x²), as `quantize_row_q4_K_impl` has them, with 8 for 2 in the
 kinds of 2 and 3 bits: of a Llama of width 512 q2_k lost 7 % less KL so, and q3_k_m 6 % more. Where importance is not
-known root mean square of the group + |x|, as `quantize_row_q4_K_ref`, for all kinds: the x² that ggml takes for Q3_K and
-Q6_K is worse in squares, and of that Llama in KL too (Q3_K: 0.0058, not 0.0050).
+known root mean square of the group + |x|, as `quantize_row_q4_K_ref`, for all kinds: the x² that ggml takes for Q3_K
+and Q6_K is worse in squares, and of that Llama in KL too (Q3_K: 0.0058, not 0.0050).
 """
 
 from dataclasses import dataclass
