@@ -20,6 +20,7 @@ from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.bench_work import EXPORTS, Tokenizers, Work, cases, vocabulary
 
 HOST_NBYTES = 64 << 20  # of this process, with a tokenizer, beside those that measure
+PROCESS_NBYTES = 1 << 30  # of one of these, beside weights: torch or JAX, and what it compiles
 BENCHMARK = "engines"
 
 
@@ -76,7 +77,7 @@ class Bench:
         disk = (len(exports) + 1) * 2 * values + own * 4 * values + logits  # what is its own may be in float32
         tokens = self.measuring.rounds * self.workload.asked * len(forms)
         return Prediction(None, Footprint(
-            host_nbytes=HOST_NBYTES + 4 * values + nbytes, disk_nbytes=disk, inputs=inputs,
+            host_nbytes=HOST_NBYTES + PROCESS_NBYTES + 4 * values + nbytes, disk_nbytes=disk, inputs=inputs,
             moved_nbytes=nbytes * tokens, rate=" ".join(self.engines),
         ))  # fmt: skip
 
