@@ -21,6 +21,10 @@ from pipeline.tensors.store import Index, TensorStore
 PEEKED = "<leaves>"
 """Key of `config` under which `Dialect.decode` finds the content of the leaves that the dialect's `peeks` match."""
 
+INPUTS = "<inputs>"
+"""Key of `config` under which `Dialect.encode` finds the `pipeline.tensors.inputs.InputScales` of the checkpoint, where
+it has any and the dialect `writes_inputs`; in a plan their values are NaN."""
+
 
 class Dialect(Protocol):
     """Naming and packing. Stateless; its fields are its options.
@@ -64,8 +68,8 @@ class DialectHooks:
     """Schemes that its format brought into the world: of all dialects that could hold them it is then the first to be
     asked (`pipeline.planning.holding`)."""
 
-    reads_as_values: tuple[Scheme, ...] = ()
-    """Schemes that it writes and does not read: tensors come back as the F32 values that they decode to."""
+    writes_inputs: bool = False
+    """It may write scales of inputs, and `encode` finds those of the checkpoint in `config` under the key `INPUTS`."""
 
     peeks: tuple[str, ...] = ()
     """Small leaves that say what the others mean (a shape, a code book), patterns as of `fnmatch`: `decode` finds their

@@ -62,6 +62,7 @@ MODELS = {
             "bf16 GGUF": Form(of="bf16"),
             "Q8_0": Form("q8_0", roles=_ALL, of="bf16"),
             "Q4_0": Form("q4_0", roles=_ALL, of="bf16"),
+            "Q4_K_M": Form("q4_k_m", roles=("mlp",), of="bf16"),
             "int8": Form("int8", "orbax", _ALL, of="bf16"),
             "int4": Form("int4", "orbax", _ALL, of="bf16"),
         },

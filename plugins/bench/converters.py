@@ -16,10 +16,15 @@ from typing import Any, Literal
 
 from pipeline.errors import StageError
 from plugins.contenders.llama_cpp import PEERS, LlamaCpp, bindings
+from plugins.facts.ggml_mixes import MIX_NUMBERS
 
 CONFIG = "config.json"
 EXPERTS = (".mlp.experts.gate_up_proj", ".mlp.experts.down_proj")
-GGUF = {"q8_0": 7, "q4_0": 2, "q4_1": 3}  # quant options as llama.h has them (`enum llama_ftype`)
+GGUF = {  # quant options as llama.h has them (`enum llama_ftype`)
+    "q8_0": 7, "q4_0": 2, "q4_1": 3, "q6_k": 18, "iq4_nl": 25,
+    **{mix: MIX_NUMBERS[mix] for mix in ("q2_k", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_m")},
+}  # fmt: skip
+GGML_TYPE_F32 = 0  # of ggml.h
 PROGRAM = "import sys; from plugins.bench.converters import main; main(sys.argv[1:])"
 COPIES = ("keep", "none")
 
@@ -69,8 +74,20 @@ class LlamaQuantize:
         return [sys.executable, "-c", PROGRAM, f"llama_quantize {GGUF[quant]}", str(source), str(place / "model.gguf")]
 
 
-def llama_quantize(kind: int, source: Path, out: Path) -> None:
+class _Importance(ctypes.Structure):
+    """`llama_model_imatrix_data` of llama.h."""
+
+    _fields_ = (("name", ctypes.c_char_p), ("data", ctypes.POINTER(ctypes.c_float)), ("size", ctypes.c_size_t))
+
+
+def llama_quantize(
+    kind: int, source: Path, out: Path, importance: Mapping[str, Any] | None = None, *, plain_ends: bool = False
+) -> None:
     """By the library.
+
+    Args:
+        importance: tensor of the file → mean squares of its inputs, fp32, contiguous.
+        plain_ends: embedding and head stay in fp32.
 
     Raises:
         StageError: it failed.
@@ -79,6 +96,14 @@ def llama_quantize(kind: int, source: Path, out: Path) -> None:
     api.llama_backend_init()
     given = api.llama_model_quantize_default_params()
     given.ftype, given.nthread, given.allow_requantize = kind, len(os.sched_getaffinity(0)), True
+    if plain_ends:
+        given.token_embedding_type = given.output_tensor_type = GGML_TYPE_F32
+    names = (_Importance * (len(importance or {}) + 1))()  # the last one, of no name, ends them
+    for entry, (name, values) in zip(names, (importance or {}).items(), strict=False):
+        entry.name, entry.size = name.encode(), values.size
+        entry.data = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+    if importance:
+        given.imatrix = ctypes.cast(names, type(given.imatrix))
     if code := api.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(given)):
         raise StageError(f"llama_model_quantize: code {code}; what it said stands above")
 

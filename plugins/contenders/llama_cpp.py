@@ -21,6 +21,8 @@ PACKAGE = "llama_cpp"
 PEERS = Path(__file__).parents[2] / ".peers"
 FORMS = {  # options of ours → blocks of GGUF with as many bits
     "none": "none", "int8": "q8_0", "int4": "q4_0", "q8_0": "q8_0", "q4_0": "q4_0", "q4_1": "q4_1", "mxfp4": "mxfp4",
+    "q2_k": "q2_k", "q3_k": "q3_k", "q3_k_m": "q3_k_m", "q3_k_l": "q3_k_l", "q4_k": "q4_k", "q4_k_s": "q4_k_s",
+    "q4_k_m": "q4_k_m", "q5_k": "q5_k", "q5_k_m": "q5_k_m", "q6_k": "q6_k", "iq4_nl": "iq4_nl",
 }  # fmt: skip
 LIBRARIES = ("libggml-base.so", "libggml-cpu.so", "libggml.so")  # in the order in which they need each other
 UBATCH = 512  # tokens that are computed at once

@@ -5,7 +5,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.tensors.scheme import INSIDE, MXFP4, STRUCTS, Scheme
 from pipeline.testing.memory import quantized
 
 BF16 = ml_dtypes.bfloat16
@@ -25,6 +25,8 @@ SCHEMES = {
     "e3m2": Scheme("e3m2", 32, "e8m0"),
     "fp8 in tiles": Scheme("e4m3", 64, "f32", block_rows=3),
 }
+
+BY_STRUCTS = {kind: Scheme(kind, elems, INSIDE) for kind, (elems, _) in STRUCTS.items()}  # rows of whole 256
 
 NOT_FINITE = {
     "int8": Scheme("int8", 32, "f32"),

@@ -5,25 +5,17 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any, ClassVar
 
-import numpy as np
-
 from pipeline.errors import ConfigError, did_you_mean
 from pipeline.ops import Call, Kernel
 from pipeline.rules import Rule
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import INSIDE, STRUCTS, Scheme
 from pipeline.tensors.spec import TensorSpec
-from plugins.kernels.codecs.ggml_bytes import blocks_of
-from plugins.kernels.codecs.superblocks import encode
+from plugins.facts.ggml_mixes import FALLBACK, MIXES, mixed
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.exact import recode_exactly
-from plugins.quant.mixes import MIXES, mixed
 
-BAND = 1 << 20  # elements: what is made float32 at once
-
-# What rows get that a super-block does not divide: `tensor_type_fallback` in llama-quant.cpp of llama.cpp (ggml 0.25).
-FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
-SIMPLE = {"q4_0": "int4", "q8_0": "int8"}  # those of them that are no structs: blocks of 32 under an fp16 scale
+SIMPLE = {"q4_0": "int4", "q8_0": "int8"}  # of `FALLBACK` those that are no structs: blocks of 32 under an fp16 scale
 
 
 @dataclass(frozen=True)
@@ -32,10 +24,9 @@ class Structs:
 
     Attributes:
         kind: a key of `pipeline.tensors.scheme.STRUCTS`.
-        mix: some matrices get other kinds: a key of `plugins.quant.mixes.MIXES`; None: none do.
+        mix: some matrices get other kinds: a key of `plugins.facts.ggml_mixes.MIXES`; None: none do.
         rules: see `pipeline.method.MethodHooks`.
-        quantize: for what a `FALLBACK` makes that is no struct.
-        dequantize: decodes.
+        quantize, dequantize: the kernels that do the work.
     """
 
     kind: str
@@ -89,25 +80,15 @@ class Structs:
         Raises:
             ValueRangeError: a NaN or an infinity, or a factor past fp16.
         """
-        columns, nbytes = self.scheme.period
-        kind, n = self.kind.upper(), x.shape[-1]
-        codes = np.empty(self.scheme.components(x.shape)["codes"], np.uint8)
-        whole, out = x.reshape(-1, n), codes.reshape(-1, codes.shape[-1])
-        rows = x.shape[-2] if x.ndim > 1 else 1
-        known = None if importance is None else np.broadcast_to(importance, (*x.shape[:-2], n)).reshape(-1, n)
-        step = max(1, BAND // max(1, n))
-        for matrix in range(len(whole) // max(1, rows)):
-            for at in range(matrix * rows, (matrix + 1) * rows, step):
-                band = slice(at, min(at + step, (matrix + 1) * rows))
-                weights = None if known is None else known[matrix]
-                found = encode(kind, whole[band], weights, at * n)
-                out[band] = blocks_of(kind, found).reshape(-1, n // columns * nbytes)
-        return QTensor(codes, scheme=self.scheme)
+        found: QTensor = self.quantize(x, self.scheme, importance=importance)
+        return found
 
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
         """The kernel calls that encoding the tensor `name` makes, which is stored as `spec`."""
         if spec.scheme is not None:
             yield Call(self.dequantize, name, {"q": spec, "dtype": "F32"})
+            spec = TensorSpec(spec.shape, "F32")
+        yield Call(self.quantize, name, {"x": spec, "scheme": self.scheme})
 
     def recode(self, q: QTensor) -> QTensor:
         """`q` in this scheme with exactly its values; NotLossless when that cannot be."""

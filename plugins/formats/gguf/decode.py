@@ -1,4 +1,4 @@
-"""Values of ggml's block types that no scheme describes, or that are read as values: nothing is kept packed here.
+"""Values of ggml's block types that no scheme describes: nothing is kept packed here.
 
 The types of code books (IQ1 to IQ3) and the ternary ones are decoded by the `gguf` package, which has the books.
 """

@@ -1,9 +1,10 @@
 """GGUF as a dialect: llama.cpp's names, its order of rows, its metadata for config.json, its tokenizer inside.
 
-Types that are schemes (MXFP4, NVFP4, Q8_0, Q4_0, Q4_1) go both ways without touching a value. Any other type is read as
-the F32 values it decodes to; those that are structs (Q4_K, …) are written, byte for byte.
+Types that are schemes (MXFP4, NVFP4, Q8_0, Q4_0, Q4_1) go both ways without touching a value, and those that are
+structs (Q4_K, …) byte for byte. Any other type is read as the F32 values it decodes to.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Lane
 from pipeline.tensors.views import stored_leaves
+from plugins.facts.ggml_mixes import MIX_NUMBERS, mix_of
 from plugins.formats.gguf.archs import ARCHS
 from plugins.formats.gguf.config import ROPE_FREQS, sizes_of, to_config, to_kv, too_many
 from plugins.formats.gguf.general import METADATA
@@ -25,7 +27,7 @@ from plugins.formats.gguf.general import to_kv as kept_metadata
 from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix, Structs
 from plugins.formats.gguf.table import Arch, Entry, entries
 from plugins.formats.gguf.tokenizer import GENERATION, NO_TOKENIZER, TAKES, from_kv, tokenizer_kv
-from plugins.formats.gguf.types import FILE_TYPES, PLAIN, SCHEMES, UNREADABLE, WRITTEN, stored_shape, type_of
+from plugins.formats.gguf.types import FILE_TYPES, KEPT_WHOLE, PLAIN, SCHEMES, UNREADABLE, stored_shape, type_of
 
 KEY = "gguf"  # what the container tells us, and we tell it
 FLOATS = ("BF16", "F16", "F32")
@@ -46,8 +48,7 @@ class GgufDialect:
     companions: ClassVar[tuple[str, ...]] = ()
     peeks: ClassVar[tuple[str, ...]] = (ROPE_FREQS, "*_exps.scale")
     takes: ClassVar[tuple[str, ...]] = (*TAKES, METADATA)
-    own: ClassVar[tuple[Scheme, ...]] = (*(SCHEMES[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")), *WRITTEN.values())
-    reads_as_values: ClassVar[tuple[Scheme, ...]] = tuple(WRITTEN.values())
+    own: ClassVar[tuple[Scheme, ...]] = (*(SCHEMES[kind] for kind in ("Q8_0", "Q4_0", "Q4_1")), *KEPT_WHOLE.values())
 
     pre: str | None = None
 
@@ -79,7 +80,7 @@ class GgufDialect:
         problems += _check(leaves, stored_leaves(tensors), expected | ignored.keys())
         if problems:
             raise PlanError(problems)
-        decoded = sorted({kind for kind in types.values() if kind not in PLAIN and kind not in SCHEMES})
+        decoded = sorted({kind for kind in types.values() if kind not in (*PLAIN, *SCHEMES, *KEPT_WHOLE)})
         notes = [f"{', '.join(decoded)} decoded"] if decoded else []
         files = from_kv(kv, made)
         kind = "/".join(str(kv[k][1])[:60] for k in ("tokenizer.ggml.model", "tokenizer.ggml.pre") if k in kv)
@@ -150,7 +151,7 @@ def _bind(
     if missing:
         return None
     kinds = [types[leaf] for leaf in entry.leaves]
-    kind, scheme = kinds[0], SCHEMES.get(kinds[0])
+    kind, scheme = kinds[0], (SCHEMES | KEPT_WHOLE).get(kinds[0])
     if len(set(kinds)) > 1:
         text = f"is {kinds[1]}, {entry.leaves[0]} is {kind}; the two are one tensor, {entry.logical}, and must agree"
         refuse(entry.leaves[1], text)
@@ -190,7 +191,7 @@ def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> 
         return None
     kind = type_of(spec)
     if kind is None or (spec.scheme is None and kind not in FLOATS):
-        can = f"plain {', '.join(FLOATS)}, and {', '.join((*SCHEMES, *WRITTEN))}"
+        can = f"plain {', '.join(FLOATS)}, and {', '.join((*SCHEMES, *KEPT_WHOLE))}"
         problems.append(Problem(where, f"is {spec.encoding}; a GGUF file can be written with {can}"))
         return None
     if spec.scheme is not None and not entry.packs:
@@ -203,15 +204,16 @@ def _express(entry: Entry, spec: TensorSpec | None, problems: list[Problem]) -> 
         return None
     if not entry.packs and kind != "F32":
         return Bound(spec, _parts(entry, "F32", kind))
-    parts = _parts(entry, kind, "", writes=kind in WRITTEN)
+    parts = _parts(entry, kind, "")
     return _scaled(entry, spec, parts) if spec.scheme is not None and spec.scheme.second else Bound(spec, parts)
 
 
-def _parts(entry: Entry, kind: str, given: str, *, writes: bool = False) -> tuple[Part, ...]:
-    """Where a tensor lies in its leaves; `writes`: as the bytes of a struct, which is read as values."""
-    whole = Structs(kind, entry.head) if writes else Ggml(kind, given, entry.head, entry.plus)
+def _parts(entry: Entry, kind: str, given: str) -> tuple[Part, ...]:
+    """Where a tensor lies in its leaves."""
+    is_struct = kind in KEPT_WHOLE
+    whole = Structs(kind, entry.head) if is_struct else Ggml(kind, given, entry.head, entry.plus)
     packing = whole if entry.expert is None else OfStack(entry.expert, whole)
-    component = "codes" if writes else "*" if kind in SCHEMES else "values"
+    component = "codes" if is_struct else "*" if kind in SCHEMES else "values"
     step = len(entry.leaves)
     return tuple(
         Part(leaf, component, (packing,), (Lane(entry.lane_dim, i, step),) if step > 1 else ())
@@ -255,17 +257,26 @@ def _check(leaves: Mapping[str, TensorSpec], wanted: Mapping[str, TensorSpec], k
 
 def _general(arch: Arch, bound: Mapping[str, Bound], config: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """What every GGUF file says of itself."""
-    weight: dict[str, int] = {}
-    for b in bound.values():
-        kind = type_of(b.spec) or "F32"
-        weight[kind] = weight.get(kind, 0) + b.spec.size
+    specs = {name: b.spec for name, b in bound.items()}
     name = str(config.get("_name_or_path") or "").rstrip("/").rpartition("/")[2]
     kv = {
         "general.architecture": ("string", arch.name),
         "general.type": ("string", "model"),
         "general.name": ("string", name or arch.model_type),
-        "general.file_type": ("uint32", FILE_TYPES[max(weight, key=lambda k: weight[k])]),
+        "general.file_type": ("uint32", _file_type(specs)),
     }
-    if any(b.spec.scheme is not None for b in bound.values()):
+    if any(spec.scheme is not None for spec in specs.values()):
         kv["general.quantization_version"] = ("uint32", 2)  # GGML_QUANT_VERSION
     return kv
+
+
+def _file_type(specs: Mapping[str, TensorSpec]) -> int:
+    """The mix that the tensors are, else the type of most values."""
+    kinds = {name: type_of(spec) or "F32" for name, spec in specs.items()}
+    packed = {name: kind.lower() for name, kind in kinds.items() if specs[name].scheme is not None}
+    if (mix := mix_of(packed, specs)) is not None:
+        return MIX_NUMBERS[mix]
+    weight: Counter[str] = Counter()
+    for name, kind in kinds.items():
+        weight[kind] += specs[name].size
+    return FILE_TYPES[max(weight, key=lambda k: weight[k])]

@@ -1,7 +1,7 @@
 """The tensor types of ggml: their numbers and sizes, and the schemes that some of them are.
 
-All others are read as the values they decode to (`decode`); those that are a struct of `pipeline.tensors.scheme` (Q4_K,
-…) can be written, their bytes as they are, the rest (IQ2_XS, …) cannot.
+Those that are a struct of `pipeline.tensors.scheme` (Q4_K, …) are read and written as the bytes that they are. All
+others (IQ2_XS, …) are read as the values they decode to (`decode`), and cannot be written.
 """
 
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ SCHEMES = {
     "Q4_0": Scheme("int4", 32, "f16"),
     "Q4_1": Scheme("uint4", 32, "f16", zero="min_f16"),
 }
-WRITTEN = {name.upper(): Scheme(name, elems, INSIDE) for name, (elems, _) in STRUCTS.items()}
+KEPT_WHOLE = {name.upper(): Scheme(name, elems, INSIDE) for name, (elems, _) in STRUCTS.items()}
 UNREADABLE = frozenset({"Q8_1", "Q1_0"})  # no decoder in the gguf package (0.19), nor here; Q8_1 is transient in ggml
 # llama_ftype of llama.h, for a file whose matrices are mostly of a type.
 FILE_TYPES = {

@@ -115,9 +115,18 @@ def encode(kind: str, x: Any, importance: Any = None, first: int = 0) -> Blocks:
     for name in ("factor", "second"):
         past = getattr(found, name)
         if past is not None and not np.isfinite(past).all():
-            at = first + int(np.argmin(np.isfinite(past))) * size
-            raise ValueRangeError(f"flat index {at}: a block from there on has a factor past fp16 in {kind}")
+            raise past_half(first + int(np.argmin(np.isfinite(past))) * size, kind)
     return found
+
+
+def past_half(at: int, kind: str) -> ValueRangeError:
+    """Of the block whose first value has the flat index `at`."""
+    return ValueRangeError(f"flat index {at}: a block from there on has a factor past fp16 in {kind}")
+
+
+def spread_of(layout: Layout) -> float:
+    """Times the mean square of a block that is added to squares where importance is known."""
+    return 8 if layout.most - layout.least < 8 else 2
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -128,16 +137,15 @@ def _weights(layout: Layout, x: Any, known: Any) -> Any:
     """Weights of errors [n, groups, group]: how far a value matters where nothing, or its importance, is known."""
     groups = x.reshape(len(x), layout.size // layout.group, layout.group)
     if known is not None:
-        times = np.float32(8 if layout.most - layout.least < 8 else 2)
-        spread = times * np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
+        spread = np.float32(spread_of(layout)) * np.mean(x * x, axis=1, keepdims=True, dtype=np.float32)
         return (known * np.sqrt(spread + x * x)).reshape(groups.shape) + np.float32(1e-30)
     return np.sqrt(np.mean(groups * groups, axis=-1, keepdims=True)) + np.abs(groups) + np.float32(1e-30)
 
 
 def _tile(layout: Layout, x: Any, known: Any) -> Blocks:
-    w = _weights(layout, x, known)
-    g = x.reshape(w.shape)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        w = _weights(layout, x, known)
+        g = x.reshape(w.shape)
         scale, low = (_affine if layout.minima else _linear)(layout, g, w)
         return (_settle if layout.most_scale else _alone)(layout, g, w, scale, low)
 
@@ -173,7 +181,8 @@ def _affine(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:
         better = (loss < least) & (scale >= 0)
         best_scale, best_low = np.where(better, scale, best_scale), np.where(better, at, best_low)
         least = np.where(better, loss, least)
-    return best_scale, best_low
+    positive = np.float32(0)  # of zeros: which of two a maximum takes is left to NumPy's loops
+    return best_scale + positive, best_low + positive
 
 
 def _linear(layout: Layout, g: Any, w: Any) -> tuple[Any, Any]:

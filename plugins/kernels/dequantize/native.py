@@ -40,7 +40,7 @@ def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> 
     if meaning.second == "dynamic8":
         meaning = replace(meaning, scale="f32", second=None)
         parts |= {"scales": np.ascontiguousarray(scales.totals(q)), "second": None}
-    stored = parts["scales"]
+    stored: Any = parts.get("scales")
     if meaning.scale == "e8m0" and dtype == "F16":
         parts["scales"] = np.where((stored > _LARGE) & (stored != E8M0_NAN), np.uint8(_LARGE), stored)
     matrices, rows, n = prod(q.shape[:-2]), prod(q.shape[-2:-1]), q.shape[-1]

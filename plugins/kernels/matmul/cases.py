@@ -8,7 +8,7 @@ import numpy as np
 
 from pipeline.testing.kernel import Case
 from pipeline.testing.memory import quantized
-from plugins.kernels.cases import BF16, NOT_FINITE, SCHEMES, normal, not_finite, rng_of
+from plugins.kernels.cases import BF16, BY_STRUCTS, NOT_FINITE, SCHEMES, normal, not_finite, rng_of
 
 
 def cases() -> Iterator[Case]:
@@ -27,6 +27,9 @@ def cases() -> Iterator[Case]:
                 w = quantized(scheme, (8, 128), seed=rows)
                 case = f"{scheme_name} {name} {rows}"
                 yield Case(case, (normal(rng, rows, 128, dtype=dtype), w, normal(rng, 8)))
+        for scheme_name, scheme in BY_STRUCTS.items():
+            rng, rows = rng_of(f"{name} {scheme_name}"), 1 if dtype == BF16 else 3
+            yield Case(f"{scheme_name} {name}", (normal(rng, rows, 256, dtype=dtype), quantized(scheme, (8, 256))))
         for scheme_name, rows in (("int8", 3), ("int8", 6), ("int8, odd blocks", 2), ("q4_1", 2), ("int8 a row", 1)):
             x, w = not_finite(NOT_FINITE[scheme_name], rows)
             yield Case(f"not finite, {scheme_name} {name} {rows}", (x.astype(dtype), w))

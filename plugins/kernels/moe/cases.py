@@ -10,7 +10,7 @@ import numpy as np
 
 from pipeline.testing.kernel import Case
 from pipeline.testing.memory import quantized
-from plugins.kernels.cases import BF16, NOT_FINITE, SCHEMES, normal, not_finite, rng_of
+from plugins.kernels.cases import BF16, BY_STRUCTS, NOT_FINITE, SCHEMES, normal, not_finite, rng_of
 
 
 def glu(gate: Any, up: Any) -> Any:
@@ -62,6 +62,13 @@ def cases() -> Iterator[Case]:
         weights = rng.uniform(0.1, 1, (4, 2)).astype(np.float32)
         case = (x, chosen, weights, (fused,), (None,), w_out, b_out)
         yield Case(f"{name} {np.dtype(dtype).name}", case, {"activation": interleaved})
+    for name, other in (("q4_k", "q6_k"), ("q5_0", "iq4_nl")):
+        fused, w_out = quantized(BY_STRUCTS[name], (experts, 512, 256)), quantized(BY_STRUCTS[other], (experts, 9, 256))
+        rng = rng_of(f"moe {name}")
+        x, chosen = normal(rng, 4, 256) / 16, rng.integers(0, experts, (4, 2)).astype(np.int32)
+        weights = rng.uniform(0.1, 1, (4, 2)).astype(np.float32)
+        case = (x, chosen, weights, (fused,), (None,), w_out, b_out)
+        yield Case(f"{name}, then {other}", case, {"activation": interleaved})
     yield Case("partial sums", *_partial_sums(experts, d_in, f, d_out))
     x, fused = not_finite(NOT_FINITE["int8"], 3, (experts, 6))
     every = np.stack([rng.permutation(experts) for _ in x]).astype(np.int32)  # what the formula multiplies by 0 is NaN

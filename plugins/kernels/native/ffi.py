@@ -88,7 +88,7 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     many = count > FEW_ROWS * matrices
     tuned = tuned or tuning.best()
     options = {
-        "bf16_dot": not library.forced(),
+        "dots": not library.forced(),
         **({"bits": bits, **asdict(tuned.gemm)} if many else asdict(tuned.gemv)),
     }
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
@@ -112,4 +112,4 @@ def _components(w: Any) -> tuple[Any, Any, Any, Any]:
     none = np.zeros(0, np.uint8)
     if not isinstance(w, QTensor):
         return w, none, none, none
-    return w.codes, w.scales, none if w.zeros is None else w.zeros, none if w.second is None else w.second
+    return w.codes, *(none if part is None else part for part in (w.scales, w.zeros, w.second))

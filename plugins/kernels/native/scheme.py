@@ -7,10 +7,13 @@ from pipeline.tensors.spec import TensorSpec
 ELEMENTS: Final = (
     "F32", "BF16", "F16", "e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8", "nf4",
     "int8", "int4", "int3", "int2", "uint8", "uint4", "uint3", "uint2",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "q5_0", "q5_1", "iq4_nl",
 )  # fmt: skip
 SCALES: Final = (None, "e8m0", "e4m3", "f16", "bf16", "f32", "dynamic8")
 ZEROS: Final = (None, "int", "min_f16")
 SECONDS: Final = (None, "f32", "inverse_f32", "dynamic8")
+HAVE_MINIMA: Final = ("q2_k", "q4_k", "q5_k", "q5_1")
+"""Structs whose values lose something by way of the sums of activations, as those do that have a minimum."""
 
 
 class Numbers(NamedTuple):
@@ -28,8 +31,6 @@ def unknown(w: TensorSpec) -> str | None:
     """Why the C++ has no numbers for weights, None when it has."""
     if w.scheme is None and w.dtype not in ELEMENTS[:3]:
         return f"{w.dtype} weights are not among {', '.join(ELEMENTS[:3])}"
-    if w.scheme is not None and w.scheme.is_struct:
-        return f"{w.encoding} is a struct of ggml, which the C++ does not take apart"
     return None
 
 
@@ -38,5 +39,8 @@ def numbers(w: TensorSpec) -> Numbers:
     s = w.scheme
     if s is None:
         return Numbers(ELEMENTS.index(w.dtype), 0, 0, 0, 1, 0)
+    if s.is_struct:
+        zero = ZEROS.index("min_f16" if s.element in HAVE_MINIMA else None)
+        return Numbers(ELEMENTS.index(s.element), 0, zero, 0, 1, 0)  # no scales beside the codes
     found = ELEMENTS.index(s.element), SCALES.index(s.scale), ZEROS.index(s.zero), SECONDS.index(s.second)
     return Numbers(*found, s.block_rows, s.block_elems)

@@ -12,6 +12,8 @@ def unknown(w: TensorSpec) -> str | None:
     s = w.scheme
     if s is None:
         return None if w.dtype in FLOATS else f"{w.dtype} weights are not among {', '.join(FLOATS)}"
+    if s.is_struct:
+        return f"{s.element} is a struct of ggml, which no kernel takes apart"
     if 8 % s.element_bits:
         return f"codes of {s.element_bits} bits straddle bytes; the kernels take those of 2, 4 and 8"
     nbytes = s.block_elems * s.element_bits // 8

@@ -38,6 +38,9 @@
 - stochastic: round up or down with probabilities that make the mean right, from numbers that depend on `seed` and on
   the value's `place` = (tensor name, its shape, where x starts in it) only: chunks and threads change nothing.
 
+None of that is of blocks that are structs of ggml (`STRUCTS`): plugins/kernels/codecs/superblocks.py says how those are
+found, one way for each kind. `importance` weighs their errors.
+
 `observed` (pipeline.tensors.matrices.Extremes) are those of the whole matrices that `x` is a part of, for scales that a
 matrix shares; `rows` those of the whole rows, for scales that a row shares. `measure` also gives the ErrorStats of the
 decoded values against `x`; poisoned blocks, which have no values, are left out.

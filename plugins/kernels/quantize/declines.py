@@ -23,6 +23,8 @@ def xla(request: Request) -> str | None:
     x = request.get("x")
     if request.get("search", "none") != "none" or request.get("stochastic"):
         return "xla neither searches nor rounds at random"
+    if (scheme := request.get("scheme")) is not None and scheme.is_struct:
+        return f"xla makes no structs of ggml, as {scheme.element} is"
     if x is not None and not x.size:
         return "xla has nothing to do for an array without elements"
     return None

@@ -25,10 +25,11 @@ from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import boundaries
 from plugins.kernels.native import build, library
 from plugins.kernels.native.scheme import SCALES, SECONDS, ZEROS
+from plugins.kernels.quantize import native_structs, structs
 from plugins.kernels.quantize.declines import FLOATS
 from plugins.kernels.quantize.numpy import measured
 from plugins.kernels.quantize.reach import reaches, refuse_infinities, unstorable
-from plugins.kernels.quantize.recipe import Recipe, checked
+from plugins.kernels.quantize.recipe import Recipe, checked, weighed
 
 # In the order of src/quantize.h.
 _TIES: Final = ("even", "zero", "away", "down", "up")
@@ -59,10 +60,13 @@ class _Call(ctypes.Structure):
 
 def quantize(
     x: Any, scheme: Scheme, *, measure: bool = False, observed: Any = None, rows: Any = None, place: Any = None,
-    importance: None = None, **options: Any,
+    importance: Any = None, **options: Any,
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
+    if scheme.is_struct:
+        return structs.quantize(x, scheme, measure=measure, importance=importance, encode=native_structs.encode)
+    weighed(x.shape, importance, recipe)
     if not x.flags.aligned or any(s % x.itemsize for s in x.strides) or not x.dtype.isnative:
         x = np.array(x, x.dtype.newbyteorder("="), order="C")  # a copy: what is contiguous may be misaligned
     twice = scheme.second == "dynamic8"

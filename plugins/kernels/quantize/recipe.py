@@ -1,7 +1,7 @@
 """How codes are made: the options of the `quantize` op, and which of them mean something for which scheme."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
@@ -152,11 +152,18 @@ def checked(shape: tuple[int, ...], scheme: Scheme, options: dict[str, Any]) -> 
         ConfigError: an option that does not exist, or that means nothing for the scheme; a shape it cannot store.
     """
     recipe = Recipe(**options)
-    if problem := recipe.problem(scheme):
+    if problem := _of_struct(scheme, recipe) if scheme.is_struct else recipe.problem(scheme):
         raise ConfigError(f"quantize: {problem}")
     if problem := scheme.problem(shape):
         raise ConfigError(f"quantize: {problem}")
     return recipe
+
+
+def _of_struct(scheme: Scheme, recipe: Recipe) -> str | None:
+    for f in fields(recipe):
+        if (given := getattr(recipe, f.name)) != f.default:
+            return f"{f.name}={given}: a struct of ggml as {scheme.element} is made in one way, without such options"
+    return None
 
 
 def weighed(shape: tuple[int, ...], importance: Any, recipe: Recipe) -> None:

@@ -71,6 +71,7 @@ def finite(scheme: Scheme, shape: tuple[int, ...], seed: int) -> Any:
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize(("n", "few"), [(8, True), (40, True), (192, True), (192, False), (1280, True)])
+@pytest.mark.brief(each=("isa", "dtype"))
 def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts with no assignment and with one to six, in one call over all formats; outputs of different widths. Rows
     count as few, whose products are taken from codes, or as many, for which weights are decoded first.
@@ -100,6 +101,7 @@ def test_every_format(isa: str, n: int, few: bool, dtype: Any, monkeypatch: pyte
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("rows", [1, 2, 3])
 @pytest.mark.parametrize("left", [16, 48, 64, 80])
+@pytest.mark.brief(each=("isa", "left"))
 def test_rows_end_within_a_group(isa: str, left: int, rows: int, dtype: Any) -> None:
     """Numbers are those of rows with zeros behind them, and what is not finite stays in its row."""
     n = 256 + left
@@ -120,6 +122,7 @@ def test_rows_end_within_a_group(isa: str, left: int, rows: int, dtype: Any) -> 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.brief(each=("isa",))
 def test_a_row_is_the_same_alone_and_among_others(isa: str, dtype: Any) -> None:
     x = np.random.default_rng(0).standard_normal((4, 704)).astype(dtype)
     for element in ("int8", "int4", "uint4", "e2m1", "nf4", "e4m3", "int2"):
@@ -169,6 +172,7 @@ def test_several_weights_meet_one_x_in_one_call() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.float16])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 8])
+@pytest.mark.brief(each=("isa", "dtype"))
 def test_matmul_is_that_of_the_definition(isa: str, rows: int, dtype: Any) -> None:
     rng = np.random.default_rng(rows)
     for w in (quantized(MXFP4, (7 + rows, 160)), rng.standard_normal((7 + rows, 37)).astype(BF16)):
@@ -232,6 +236,64 @@ def test_infinity_is_one(isa: str) -> None:
     found = np.asarray(MATMUL(np.ones((1, 64), np.float32), q))[0]
     assert found[1:3].tolist() == [np.inf, -np.inf]
     assert np.isfinite(found[[0, 3, 4]]).all()
+
+
+INTEGERS = (
+    Scheme("int4", 32, "f16"),
+    Scheme("uint4", 32, "f16", zero="int"),
+    Scheme("uint4", 0, "f32", zero="min_f16"),
+    MXFP4,
+    Scheme("int8", 32, "f16"),
+    Scheme("uint8", 32, "f16", zero="int"),
+    Scheme("mxint8", 0, "f32"),
+)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)
+def test_activations_of_any_size(isa: str, scheme: Scheme, dtype: Any) -> None:
+    """By way of integers that share a power of two or not: a sum is off by no more than float32 is."""
+    rng = np.random.default_rng(5)
+    powers = [np.full(704, e) for e in (-100, -30, 0, 30, 110)]
+    powers += [rng.integers(-40, 40, 704), np.where(np.arange(704) == 77, 30, -30)]
+    x = (rng.standard_normal((len(powers), 704)) * np.exp2(powers)).astype(dtype)
+    x[1, :300] = 0
+    w = finite(scheme, (9, 704), 0)
+    found = np.asarray(MATMUL(x[:4], w, out_dtype=np.float32)), np.asarray(MATMUL(x[4:], w, out_dtype=np.float32))
+    exact, plain = x.astype(np.float64), dequantize(w, "F32").astype(np.float64)
+    added = np.abs(plain)
+    if scheme.zero == "int":  # zeros are taken off the sums
+        added += 2 ** ELEMENT_BITS[scheme.element] * added.max()
+    np.testing.assert_array_less(np.abs(np.concatenate(found) - exact @ plain.T) / (np.abs(exact) @ added.T), 1e-6)
+
+
+@pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)
+def test_the_largest_codes_and_activations_fit_their_sums(isa: str, scheme: Scheme) -> None:
+    """Codes that are all alike: the largest of each sign, and none; activations next to a power of two."""
+    most = np.nextafter(np.float32(2), np.float32(0))
+    x = np.stack([np.full(704, most), np.full(704, -most), np.where(np.arange(704) % 5 < 2, most, -most)])
+    w = finite(scheme, (6, 704), 0)
+    for row, byte in enumerate((0x00, 0x77, 0x7F, 0x80, 0x88, 0xFF)):
+        w.codes[row] = byte
+    exact = x.astype(np.float64) @ dequantize(w, "F32").astype(np.float64).T
+    np.testing.assert_allclose(np.asarray(MATMUL(x, w)), exact, rtol=3e-6, atol=3e-6 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("wrong", [np.nan, -np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)
+def test_activations_that_are_not_finite_stay_in_their_rows(isa: str, scheme: Scheme, wrong: float) -> None:
+    x = np.random.default_rng(6).standard_normal((4, 704)).astype(np.float32)
+    w = finite(scheme, (9, 704), 0)
+    want = np.asarray(MATMUL(x, w, out_dtype=np.float32))
+    x[1, 650] = wrong
+    found = np.asarray(MATMUL(x, w, out_dtype=np.float32))
+    others = np.array([0, 2, 3])
+    np.testing.assert_array_equal(found[others], want[others])
+    if scheme.zero == "int":  # the sum of activations is taken off: infinity less infinity
+        assert np.isnan(found[1]).all()
+        return
+    with np.errstate(invalid="ignore"):
+        np.testing.assert_array_equal(found[1], x[1] @ dequantize(w, "F32").T)
 
 
 def test_the_least_power_of_two_counts_as_nothing(isa: str) -> None:

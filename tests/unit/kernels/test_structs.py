@@ -1,16 +1,23 @@
-"""Structs of ggml where models multiply by them: in jnp, bit for bit as NumPy decodes them, and by nobody's C++."""
+"""Structs of ggml where models multiply by them: in jnp and in C++, bit for bit as NumPy decodes them."""
 
+import itertools
+
+import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.errors import ValueRangeError
 from pipeline.ops import Kernel
+from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import INSIDE, STRUCTS, Scheme
-from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.memory import HALVES, quantized
+from plugins.kernels.cases import BF16, normal
 from plugins.kernels.dequantize.traced import decode
 from plugins.kernels.matmul.reference import values
+from plugins.kernels.native import ffi
+from tests.cases.native import needs_compiler
 
 KINDS = sorted(STRUCTS)
 
@@ -44,31 +51,78 @@ def test_the_least_factors_are_not_flushed(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_models_multiply_and_look_up(kind):
-    rng = np.random.default_rng(0)
-    w, x = packed(kind, 9, 256), rng.standard_normal((4, 256)).astype(np.float32)
-    plain = values(w, np.float32)
-    found = jax.jit(lambda x, w: Kernel("matmul", ("native", "xla"))(x, w))(x, w)
-    assert np.allclose(found, x @ plain.T, rtol=1e-4, atol=1e-4 * np.abs(x @ plain.T).max())
+def test_models_look_up(kind):
+    w = packed(kind, 9, 256)
     ids = np.array([[3, 8], [0, 3]], np.int32)
-    assert np.array_equal(jax.jit(lambda i, w: Kernel("embed", ("xla",))(i, w, dtype=np.float32))(ids, w), plain[ids])
+    found = jax.jit(lambda i, w: Kernel("embed", ("xla",))(i, w, dtype=np.float32))(ids, w)
+    assert np.array_equal(found, values(w, np.float32)[ids])
 
 
-def test_experts_are_multiplied():
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cpp_decodes_what_gguf_does(isa, kind):
+    """Any bytes but infinite factors: whole rows, and pieces of them that begin and end within a block."""
+    q = packed(kind, 3, 5, 1024)
+    theirs = gguf.dequantize(q.codes, gguf.GGMLQuantizationType[kind.upper()])
+    for dtype in ("F32", "BF16"):
+        expected = Kernel("dequantize", ("numpy",))(q, dtype)
+        assert Kernel("dequantize", ("native",))(q, dtype).tobytes() == expected.tobytes()
+    assert Kernel("dequantize", ("native",))(q, "F32").tobytes() == theirs.tobytes()
+    assert np.array_equal(Kernel("dequantize", ("native",))(q, "F16"), theirs.astype(np.float16))
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cpp_says_what_is_past_the_range(isa, kind):
+    q = packed(kind, 2, 3, 512)
+    q.codes.reshape(-1, STRUCTS[kind][1])[7, HALVES[kind][0] : HALVES[kind][0] + 2] = np.frombuffer(
+        b"\xff\x7b", np.uint8
+    )
+    said = []
+    for backend in ("numpy", "native"):
+        with pytest.raises(ValueRangeError) as why:
+            Kernel("dequantize", (backend,))(q, "F16")
+        said.append(str(why.value))
+        clamped = Kernel("dequantize", (backend,))(q, "F16", overflow="clamp")
+        assert np.isfinite(clamped).all()
+    assert said[0] == said[1]
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_cpp_multiplies(isa, kind):
+    """One to four rows from the blocks, more of them in turns, many after decoding; beside other formats."""
+    rng = np.random.default_rng(0)
+    ws = packed(kind, 37, 1280), packed("q6_k", 9, 1280, seed=1), normal(rng, 5, 1280)
+    held = [(values(w, np.float32) if isinstance(w, QTensor) else w).astype(np.float64) for w in ws]
+    for rows, dtype in itertools.product((1, 2, 3, 4, 5, 33), (np.float32, BF16)):
+        x = normal(rng, rows, 1280, dtype=dtype)
+        wide = x.astype(np.float64)
+        for v, y in zip(held, ffi.grouped(x, None, ws), strict=True):
+            bound = np.abs(wide) @ np.abs(v).T * 2.0**-24 * (4 + np.sqrt(1280))  # as of a float32 sum
+            assert (np.abs(np.asarray(y) - wide @ v.T) <= bound).all(), (rows, dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", KINDS)
+def test_integers_for_many_rows_are_as_near_as_elsewhere(kind):
+    rng = np.random.default_rng(0)
+    x, w = normal(rng, 40, 512), packed(kind, 33, 512)
+    want = x @ values(w, np.float32).T
+    for backend, most in (("native_int8", 0.03), ("native_int16", 0.002)):
+        found = np.asarray(Kernel("matmul", (backend,))(x, w))
+        np.testing.assert_allclose(found, want, rtol=0, atol=most * np.abs(want).max())
+
+
+@pytest.mark.parametrize("backend", ["xla", pytest.param("native", marks=needs_compiler)])
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_experts_are_multiplied(backend, tokens):
     rng = np.random.default_rng(0)
     w_in, w_out = packed("q4_k", 3, 256, 256), packed("q6_k", 3, 7, 256, seed=1)
-    x, chosen = rng.standard_normal((5, 256)).astype(np.float32), rng.integers(0, 3, (5, 2)).astype(np.int32)
-    weights = rng.random((5, 2)).astype(np.float32)
+    x, chosen = normal(rng, tokens, 256), rng.integers(0, 3, (tokens, 2)).astype(np.int32)
+    weights = rng.random((tokens, 2)).astype(np.float32)
     args = (x, chosen, weights, (w_in,), (None,), w_out, None)
     found, expected = (
-        np.asarray(Kernel("moe", (backend,))(*args, activation=jnp.tanh)) for backend in ("xla", "reference")
+        np.asarray(Kernel("moe", (name,))(*args, activation=jnp.tanh)) for name in (backend, "reference")
     )
     assert np.allclose(found, expected, rtol=1e-3, atol=1e-3 * np.abs(expected).max())
-
-
-def test_the_cpp_says_that_it_takes_none_apart():
-    spec = TensorSpec((4, 256), "BF16", Scheme("q4_k", 256, INSIDE))
-    for op, name in (("matmul", "w"), ("dequantize", "q")):
-        choice = Kernel(op, ("native",)).choose({name: spec})
-        assert choice.backend is None
-        assert "q4_k is a struct of ggml, which the C++ does not take apart" in choice.reasons

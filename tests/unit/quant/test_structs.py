@@ -13,11 +13,11 @@ from pipeline.errors import ConfigError, ValueRangeError
 from pipeline.rules import Rule
 from pipeline.tensors.scheme import INSIDE, STRUCTS, Scheme
 from pipeline.tensors.spec import TensorSpec
-from plugins.quant import structs
+from plugins.facts.ggml_mixes import MIX_NUMBERS, MIXES, mix_of
+from plugins.kernels.quantize import structs
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.gptq import Gptq
 from plugins.quant.imatrix import Imatrix
-from plugins.quant.mixes import MIXES
 from plugins.quant.structs import Structs, WeightedStructs
 
 KINDS = sorted(STRUCTS)
@@ -145,6 +145,23 @@ def dealt(mix, layers, layer):
 
 
 @pytest.mark.parametrize("mix", RECORDED)
+def test_a_mix_is_known_by_what_it_comes_to(mix):
+    """And by no less; a model in which nothing is a k-quant is none, whatever its rows."""
+    of, narrow = dealt(mix, 16, LAYER), {n: (*shape[:-1], 160) for n, shape in LAYER.items()}
+    specs = {n: TensorSpec(LAYER[n.split(".", 3)[3]], "BF16") for n in of}
+    kinds = {n: kind.lower() for n, kind in of.items()}
+    assert mix_of(kinds, specs) == mix
+    assert MIX_NUMBERS[mix] == gguf.LlamaFileType[f"MOSTLY_{mix.upper()}"]
+    odd = {**LAYER, "self_attn.q_proj.weight": (256, 96)}
+    kinds = {n: kind.lower() for n, kind in dealt(mix, 16, odd).items()}
+    assert mix_of(kinds, {n: TensorSpec(odd[n.split(".", 3)[3]], "BF16") for n in of}) == mix
+    kinds["model.layers.3.mlp.down_proj.weight"] = "q8_0"
+    assert mix_of(kinds, specs) is None
+    kinds = {n: kind.lower() for n, kind in dealt(mix, 16, narrow).items()}
+    assert mix_of(kinds, {n: TensorSpec(narrow[n.split(".", 3)[3]], "BF16") for n in of}) is None
+
+
+@pytest.mark.parametrize("mix", RECORDED)
 def test_a_mix_is_that_of_llama_quantize(mix):
     found = dealt(mix, 16, LAYER)
     v, down, o = RECORDED[mix]
@@ -167,4 +184,6 @@ def test_a_mix_of_experts_is_that_of_llama_quantize(mix):
 
 def test_every_mix_is_known_by_its_most():
     assert all(re.match("q[2-5]_k", mix)[0] in STRUCTS for mix in MIXES)
-    assert {*RECORDED, "q2_k_s"} == {*MIXES}  # which llama-quantize makes with an importance matrix only
+    assert (
+        {*RECORDED, "q2_k_s"} == {*MIXES} == {*MIX_NUMBERS}
+    )  # which llama-quantize makes with an importance matrix only

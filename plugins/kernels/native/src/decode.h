@@ -9,6 +9,8 @@
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // vectors go between functions that are inlined, and no others
 
+#include "structs.h"
+
 namespace decoding {
 
 constexpr int LANES = WM_SIMD == 512 ? 16 : 8;
@@ -336,11 +338,58 @@ static void coded_row(const Weights& w, int64_t matrix, int64_t row, int64_t fro
   }
 }
 
+// ---- Structs ----
+
+template <WmElement E>
+WM_INLINE void struct_block(const uint8_t* p, float* out) {
+  constexpr int GROUP = structs::GROUP<E>, GROUPS = structs::GROUPS<E>;
+  alignas(64) int8_t codes[structs::SIZE<E>];
+  alignas(64) float factor[GROUPS], less[GROUPS];
+  structs::codes_of<E>(p, codes);
+  structs::factors_of<E>(p, factor, less);
+  for (int g = 0; g < GROUPS; ++g)
+    for (int i = g * GROUP; i < (g + 1) * GROUP; i += LANES) {
+      Floats v = to_float(unpacked<8>(reinterpret_cast<const uint8_t*>(codes) + i) << 24 >> 24) * factor[g];
+      if constexpr (structs::MINIMA<E>) v = v - less[g];
+      put(out + i, v, LANES);
+    }
+}
+
+template <WmElement E>
+static void struct_row(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out) {
+  constexpr int SIZE = structs::SIZE<E>;
+  const uint8_t* p = w.codes + (matrix * w.rows + row) * w.row_nbytes() + from / SIZE * struct_nbytes(E);
+  for (int64_t at = from, end = from + count; at < end; p += struct_nbytes(E)) {
+    const int64_t skipped = at % SIZE, some = SIZE - skipped < end - at ? SIZE - skipped : end - at;
+    if (some == SIZE) {
+      struct_block<E>(p, out);
+    } else {
+      float whole[SIZE];
+      struct_block<E>(p, whole);
+      std::memcpy(out, whole + skipped, size_t(some) * 4);
+    }
+    at += some, out += some;
+  }
+}
+
 }  // namespace decoding
 
 // out [count] = elements [from, from + count) of a row of a matrix. `from` is a multiple of 8, so that it begins a byte
 // whatever the format; a multiple of 16 is quicker.
 using DecodeRow = void (*)(const Weights& w, int64_t matrix, int64_t row, int64_t from, int64_t count, float* out);
+
+// What decodes rows of structs; null of what is none.
+static DecodeRow struct_decoder(WmElement e) {
+  using namespace decoding;
+#define WM_STRUCT(e) \
+  case e: return struct_row<e>;
+  switch (e) {
+    WM_STRUCT(WM_Q2_K) WM_STRUCT(WM_Q3_K) WM_STRUCT(WM_Q4_K) WM_STRUCT(WM_Q5_K) WM_STRUCT(WM_Q6_K)
+    WM_STRUCT(WM_Q5_0) WM_STRUCT(WM_Q5_1) WM_STRUCT(WM_IQ4_NL)
+    default: return nullptr;
+  }
+#undef WM_STRUCT
+}
 
 // What decodes rows of w, to be asked once for many of them.
 static DecodeRow decoder(const Weights& w) {
@@ -356,8 +405,8 @@ static DecodeRow decoder(const Weights& w) {
     WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
     WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
     WM_ZEROS(WM_UINT8) WM_ZEROS(WM_UINT4) WM_ZEROS(WM_UINT3) WM_ZEROS(WM_UINT2)
+    default: return struct_decoder(w.element);
   }
-  return nullptr;
 #undef WM_ZEROS
 #undef WM_SIGNED
 }

@@ -27,35 +27,48 @@ WM_TARGET_BEGIN(WM_AVX512_BF16)
 WM_TARGET_END
 }
 #undef WM_PAIRED
+#define WM_FIXED 1
+namespace avx512vnni {
+WM_TARGET_BEGIN(WM_AVX512_VNNI)
+#include WM_KERNELS
+WM_TARGET_END
+}
+#undef WM_FIXED
 #undef WM_SIMD
 #endif
 
 namespace {
 
 #if WM_X86
-bool has_bf16_dot() {
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has;
+bool intel() {
+  static const bool is = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return is;
 }
 #endif
 
 // Whether what is asked for ahead comes faster to the second cache than to the first.
 bool to_second() {
 #if WM_X86
-  static const bool intel = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
-  return intel;
+  return intel();
 #else
   return false;
 #endif
 }
 
-// The kernels for weights of one element, the best first.
-std::vector<const GemvKernel*> kernels(int64_t isa, bool bf16_dot, WmElement e) {
+// The kernels for weights of one element, the best first; the last takes whatever activations and blocks there are.
+std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElement e) {
 #if WM_X86
   if (isa == WM_ISA_AVX512) {
-    const GemvKernel* all = avx512::gemv::kernel(e);
-    const GemvKernel* best = bf16_dot && has_bf16_dot() ? avx512bf16::gemv::kernel(e) : nullptr;
-    return best == nullptr ? std::vector{all} : std::vector{best, all};
+    std::vector all{avx512::gemv::kernel(e)};
+    const auto before = [&](const GemvKernel* better) {
+      if (better != nullptr) all.insert(all.begin(), better);
+    };
+    // Intel's cores take twice as long for a product of bfloat16 pairs as for one of bytes; AMD's do not.
+    const bool paired = dots && bf16 && __builtin_cpu_supports("avx512bf16");
+    if (paired && intel()) before(avx512bf16::gemv::kernel(e));
+    if (dots && __builtin_cpu_supports("avx512vnni")) before(avx512vnni::gemv::kernel(e));
+    if (paired && !intel()) before(avx512bf16::gemv::kernel(e));
+    return all;
   }
   if (isa == WM_ISA_AVX2) return {avx2::gemv::kernel(e)};
 #endif
@@ -70,9 +83,10 @@ Scaled scaled(const Weights& w, const GemvKernel& kernel) {
 // One stack of weights of a call.
 struct Product {
   Gemv q;
+  const GemvKernel* any;  // of whatever activations
   float* y;
   std::vector<int32_t> first, spread;
-  std::vector<Arranged> x;  // a row each
+  const std::vector<Arranged>* x;  // a row each
   int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
 };
 
@@ -80,8 +94,8 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
-  if (kernel->halves && scaled(w, *kernel) == Scaled::EACH) kernel = kernels.back();
-  q.kernel = kernel;
+  if (!kernel->any_blocks && scaled(w, *kernel) == Scaled::EACH) kernel = kernels.back();
+  q.kernel = kernel, p.any = kernels.back();
   q.second = to_second();
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
@@ -126,6 +140,7 @@ void find_blocks(std::vector<Product>& products) {
 struct Order {
   const GemvKernel* kernel;
   Scratch<> x, sums;
+  std::vector<Arranged> rows;
 
   Order(const GemvKernel* kernel, int64_t x, int64_t sums) : kernel(kernel), x(x), sums(sums) {}
 };
@@ -133,10 +148,10 @@ struct Order {
 constexpr int64_t USUAL_FLOATS = 1 << 12;  // of scratch, beside which there are few larger
 constexpr int64_t PIECES = 8;  // of a small call, for each thread: they end within a sixteenth of it
 
-// See struct Grouped. `bf16_dot`: whether bfloat16 is multiplied as it is, where the machine can. `piece_nbytes`: of
-// codes, for a thread at a time, so that all end together; less where there are few. `worth_nbytes`: of codes for each
-// thread, as waking one takes as long as reading some.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t piece_nbytes, int64_t worth_nbytes,
+// See struct Grouped. `dots`: whether pairs of bfloat16 and fours of bytes are multiplied as they are, where the machine
+// can. `piece_nbytes`: of codes, for a thread at a time, so that all end together; less where there are few.
+// `worth_nbytes`: of codes for each thread, as waking one takes as long as reading some.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piece_nbytes, int64_t worth_nbytes,
                    ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
                    ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
   Grouped call;
@@ -146,7 +161,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
   std::vector<Product> products(call.stacks.size());
   for (size_t s = 0; s < products.size(); ++s) {
     products[s].q.w = call.stacks[s].w, products[s].y = call.stacks[s].y;
-    decide(products[s], kernels(isa, call.bf16 && bf16_dot != 0, call.stacks[s].w.element));
+    decide(products[s], kernels(isa, dots != 0, call.bf16, call.stacks[s].w.element));
   }
   find_blocks(products);
 
@@ -154,17 +169,20 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
   std::deque<Order> orders;
   for (Product& p : products) {
     const GemvKernel* k = p.q.kernel;
-    const int64_t stride = p.q.groups * k->group, lanes = p.q.groups * k->lanes;
+    const int64_t stride = p.q.groups * k->arranged, lanes = p.q.groups * k->lanes;
     auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
     if (o == orders.end()) {
       orders.emplace_back(k, call.rows * stride, sums ? call.rows * lanes : 0);
       o = orders.end() - 1;
-      for (int64_t i = 0; i < call.rows; ++i)
-        k->arrange(call.x + i * n * (call.bf16 ? 2 : 4), call.bf16, n, o->x.data + i * stride,
-                   sums ? o->sums.data + i * lanes : nullptr);
+      for (int64_t i = 0; i < call.rows; ++i) {
+        const uint8_t* row = call.x + i * n * (call.bf16 ? 2 : 4);
+        float *to = o->x.data + i * stride, *sum = sums ? o->sums.data + i * lanes : nullptr;
+        const bool possible = k->arrange(row, call.bf16, n, to, sum);
+        if (!possible) p.any->arrange(row, call.bf16, n, to, sum);
+        o->rows.push_back({to, sum, possible ? k : p.any});
+      }
     }
-    for (int64_t i = 0; i < call.rows; ++i)
-      p.x.push_back({o->x.data + i * stride, sums ? o->sums.data + i * lanes : nullptr});
+    p.x = &o->rows;
   }
 
   int64_t pieces = 0, nbytes = 0;
@@ -184,16 +202,17 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bf16_dot, int64_t 
     for (; i >= p->pieces; ++p) i -= p->pieces;
     const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
     const Scratch<USUAL_FLOATS> scratch(scratch_floats(p->q));
-    for (size_t from = 0; from < group.assignments.size(); from += GEMV_MOST) {
+    for (size_t from = 0; from < group.assignments.size();) {
       Arranged xs[GEMV_MOST];
       float* ys[GEMV_MOST];
-      const int m = int(std::min<size_t>(GEMV_MOST, group.assignments.size() - from));
-      for (int k = 0; k < m; ++k) {
-        const int64_t a = group.assignments[from + size_t(k)];
-        xs[k] = p->x[size_t(a / call.each)];
-        ys[k] = p->y + a * rows;
+      int m = 0;
+      for (; m < GEMV_MOST && from < group.assignments.size(); ++m, ++from) {
+        const int64_t a = group.assignments[from];
+        const Arranged& x = (*p->x)[size_t(a / call.each)];
+        if (m && x.kernel != xs[0].kernel) break;
+        xs[m] = x, ys[m] = p->y + a * rows;
       }
-      p->q.kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);
+      xs[0].kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);
     }
   });
   return ffi::Error::Success();
@@ -206,7 +225,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
-                                  .Attr<int64_t>("bf16_dot")
+                                  .Attr<int64_t>("dots")
                                   .Attr<int64_t>("piece_nbytes")
                                   .Attr<int64_t>("worth_nbytes")
                                   .Attr<ffi::Span<const int64_t>>("formats")

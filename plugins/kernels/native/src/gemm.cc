@@ -119,7 +119,7 @@ int64_t share(int64_t all, int64_t parts, int64_t i) { return all / parts * i + 
 
 // pieces: for each thread, so that they end together. least_strips: of a piece, as what it meets of activations comes
 // into its cache for each.
-ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16_dot, int64_t pieces,
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t dots, int64_t pieces,
                    int64_t least_strips, ffi::Span<const int64_t> formats, ffi::AnyBuffer x,
                    ffi::Buffer<ffi::S32> expert, ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args,
                    ffi::RemainingRets rets) {
@@ -129,7 +129,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t bits, int64_t bf16
     for (const Stack& s : call.stacks) std::fill_n(s.y, call.count * s.w.rows, 0.0f);
     return ffi::Error::Success();
   }
-  const GemmKernel& k = kernel(isa, bits, bf16_dot != 0, call);
+  const GemmKernel& k = kernel(isa, bits, dots != 0, call);
   const int64_t rows = std::min(k.rows, std::max(ORDERED / k.arranged(call.n), 8 * k.tile));
   std::deque<Job> jobs;
   int64_t most = 0;
@@ -175,7 +175,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
                                   .Ctx<ffi::ThreadPool>()
                                   .Attr<int64_t>("isa")
                                   .Attr<int64_t>("bits")
-                                  .Attr<int64_t>("bf16_dot")
+                                  .Attr<int64_t>("dots")
                                   .Attr<int64_t>("pieces")
                                   .Attr<int64_t>("least_strips")
                                   .Attr<ffi::Span<const int64_t>>("formats")

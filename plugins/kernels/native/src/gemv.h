@@ -119,11 +119,11 @@ static void arrange_from(const From* x, int64_t n, typename L::X* out) {
 }
 
 template <class L>
-static void arrange(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+static bool arrange_floats(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
   typename L::X* to = static_cast<typename L::X*>(out);
   if (from_bf16) arrange_from<L>(static_cast<const Bf16*>(x), n, to);
   else if constexpr (!L::HALVES) arrange_from<L>(static_cast<const float*>(x), n, to);
-  if (sums == nullptr) return;
+  if (sums == nullptr) return true;
   constexpr int IN_LANE = L::GROUP / L::VECS / LANES;  // of a vector of activations
   for (int64_t g = 0; g < n; g += L::GROUP, to += L::GROUP, sums += LANES)
     for (int l = 0; l < LANES; ++l) {
@@ -132,12 +132,22 @@ static void arrange(const void* x, bool from_bf16, int64_t n, void* out, float* 
         for (int i = 0; i < IN_LANE; ++i) sum += L::value_of(to[(j * LANES + l) * IN_LANE + i]);
       sums[l] = sum;
     }
+  return true;
+}
+
+template <class L>
+static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums);
+
+template <class L>
+static bool arrange(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+  if constexpr (L::FIXED) return arrange_fixed<L>(x, from_bf16, n, out, sums);
+  else return arrange_floats<L>(x, from_bf16, n, out, sums);
 }
 
 // What float32 activations have in common.
 struct Floats {
   using X = float;
-  static constexpr bool HALVES = false;
+  static constexpr bool HALVES = false, FIXED = false;
   template <typename T>
   WM_INLINE float taken(T v) { return widened(v); }
   WM_INLINE float value_of(float v) { return v; }
@@ -174,7 +184,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
   // and among others.
-  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 ? 2 : 1, AT_ONCE = M == 1 ? CHAINS : 1;
+  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : 1, AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
   const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + AHEAD;
@@ -196,20 +206,29 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
           for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
+      if constexpr (L::FIXED) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r += EACH)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m)
+            here[0][r][m] = l.template products<PART == Part::HALVES>(
+                stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED, sum[r][m], HOW == Scaled::LANES);
+      } else {
 #pragma GCC unroll 16
-      for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
-        decltype(L::activations(nullptr, 0)) x[M];
+        for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
+          decltype(L::activations(nullptr, 0)) x[M];
 #pragma GCC unroll 4
-        for (int m = 0; m < M; ++m) {
-          const typename L::X* own = static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP;
-          if constexpr (PART == Part::HALVES) in_both(own + j * (L::GROUP / L::VECS), x[m]);
-          else x[m] = L::activations(own, j);
-        }
+          for (int m = 0; m < M; ++m) {
+            const typename L::X* own = static_cast<const typename L::X*>(xs[m].x) + g * L::GROUP;
+            if constexpr (PART == Part::HALVES) in_both(own + j * (L::GROUP / L::VECS), x[m]);
+            else x[m] = L::activations(own, j);
+          }
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r += EACH) {
-          const auto w = l.value(stored[r], j);
+          for (int r = 0; r < R; r += EACH) {
+            const auto w = l.value(stored[r], j);
 #pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) here[j % AT_ONCE][r][m] = L::dot(w, x[m], here[j % AT_ONCE][r][m]);
+            for (int m = 0; m < M; ++m) here[j % AT_ONCE][r][m] = L::dot(w, x[m], here[j % AT_ONCE][r][m]);
+          }
         }
       }
       if constexpr (PART == Part::HALVES)
@@ -373,7 +392,7 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
         if (w.zero == WM_ZERO_INT) sum -= double(z[b]) * out[place];
         if (w.zero == WM_ZERO_MIN_F16) sum += double(z[b]) * v;
       }
-      offset[i] = float(sum), xs[i] = {out, nullptr}, to[i] = y[i];
+      offset[i] = float(sum), xs[i] = {out, nullptr, q.kernel}, to[i] = y[i];
     }
     of_rows<L, Scaled::ROW, false>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
     for (int i = 0; i < m; ++i)
@@ -381,27 +400,42 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
   }
 }
 
+// Whether its elements may have zero points or minimums; of most loaders some may.
+template <class L>
+constexpr bool zeros_of() {
+  if constexpr (L::FIXED) return L::ZEROS;
+  else return true;
+}
+
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
   if constexpr (L::PLAIN) return of_rows<L, Scaled::ROW, false>(q, matrix, row, count, m, x, y, scratch);
   else {
+    constexpr bool ANY = zeros_of<L>();
     const bool zeros = q.w.zero != WM_ZERO_NONE;
     if (q.scaled == Scaled::ROW)
-      return (zeros ? of_rows<L, Scaled::ROW, true> : of_rows<L, Scaled::ROW, false>)(q, matrix, row, count, m, x, y, scratch);
+      return (zeros ? of_rows<L, Scaled::ROW, ANY> : of_rows<L, Scaled::ROW, false>)(q, matrix, row, count, m, x, y, scratch);
     if (q.scaled == Scaled::LANES)
-      return (zeros ? of_rows<L, Scaled::LANES, true> : of_rows<L, Scaled::LANES, false>)(q, matrix, row, count, m, x, y, scratch);
-    if constexpr (!L::HALVES) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
+      return (zeros ? of_rows<L, Scaled::LANES, ANY> : of_rows<L, Scaled::LANES, false>)(q, matrix, row, count, m, x, y, scratch);
+    if constexpr (!L::HALVES && !L::FIXED) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
   }
 }
 
 template <class L>
 constexpr GemvKernel kernel_of() {
-  return {LANES, L::GROUP, L::NBYTES, L::GRAIN, L::HALVES, arrange<L>, product<L>};
+  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, false, arrange<L>, product<L>};
+  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, !L::HALVES, arrange<L>, product<L>};
 }
 
+#if !WM_PAIRED && !WM_FIXED
+#include "gemv_structs.h"
+#endif
 #if WM_SIMD == 512
 #include "gemv_avx512.h"
+#if WM_FIXED
+#include "gemv_fixed.h"
+#endif
 #elif WM_SIMD == 256
 #include "gemv_avx2.h"
 #else
@@ -409,8 +443,22 @@ constexpr GemvKernel kernel_of() {
 #endif
 
 // For weights of this element: activations of any dtype or, with WM_PAIRED, bfloat16 ones that are multiplied as they are,
-// where bfloat16 holds the weights too; else null.
+// where bfloat16 holds the weights too, or, with WM_FIXED, by way of integers; else null.
 static const GemvKernel* kernel(WmElement e) {
+#if WM_FIXED
+  static constexpr GemvKernel E2M1 = kernel_of<Fixed<WM_E2M1>>(), INT4 = kernel_of<Fixed<WM_INT4>>();
+  static constexpr GemvKernel UINT4 = kernel_of<Fixed<WM_UINT4>>(), MXINT8 = kernel_of<Fixed<WM_MXINT8>>();
+  static constexpr GemvKernel INT8 = kernel_of<Fixed<WM_INT8>>(), UINT8 = kernel_of<Fixed<WM_UINT8>>();
+  switch (e) {
+    case WM_E2M1: return &E2M1;
+    case WM_INT4: return &INT4;
+    case WM_UINT4: return &UINT4;
+    case WM_MXINT8: return &MXINT8;
+    case WM_INT8: return &INT8;
+    case WM_UINT8: return &UINT8;
+    default: return nullptr;
+  }
+#else
   static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>(), EIGHT = kernel_of<Float8>();
   static constexpr GemvKernel FOUR = kernel_of<Few<4>>(), THREE = kernel_of<Few<3>>(), TWO = kernel_of<Few<2>>();
 #if WM_PAIRED
@@ -422,7 +470,12 @@ static const GemvKernel* kernel(WmElement e) {
 #endif
   static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &EIGHT, &EIGHT, INT8,
                                               NF4, INT8,  &FOUR, &THREE, &TWO, INT8, &FOUR, &THREE, &TWO};
-  return ALL[e];
+#if WM_PAIRED
+  return is_struct(e) ? nullptr : ALL[e];
+#else
+  return is_struct(e) ? struct_kernel(e) : ALL[e];
+#endif
+#endif
 }
 
 }  // namespace gemv

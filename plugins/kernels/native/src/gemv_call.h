@@ -23,15 +23,18 @@ struct Gemv {
 
 // Activations as the kernel reads them.
 struct Arranged {
-  const void* x;      // [groups, group], elements where the kernel meets them
+  const void* x;      // [groups, arranged], elements where the kernel meets them
   const float* sums;  // [groups, lanes] of what each lane meets; null where no zero points or minimums want them
+  const GemvKernel* kernel;  // whose it is; of the same lanes, group and grain as that of the weights
 };
 
 struct GemvKernel {
-  int lanes, group, nbytes, grain;  // elements of a group, and their bytes; a lane's are all in one `grain` of elements
-  bool halves;                      // activations are bfloat16, else float32
-  // x is float32 or, `from_bf16`, bfloat16.
-  void (*arrange)(const void* x, bool from_bf16, int64_t n, void* out, float* sums);
+  int lanes, group;  // elements of a group
+  int arranged;      // floats, or half as large, that a group of activations is
+  int grain;         // of elements: a lane's are all in one
+  bool any_blocks;                  // whatever their size; else none that are Scaled::EACH
+  // x is float32 or, `from_bf16`, bfloat16. Whether they can: see gemv_fixed.h.
+  bool (*arrange)(const void* x, bool from_bf16, int64_t n, void* out, float* sums);
   // y[m][row …] of `count` rows of weights of a matrix for m (1 … 4) rows of activations; `scratch` has scratch_floats.
   void (*product)(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x, float* const* y,
                   float* scratch);

@@ -161,6 +161,24 @@ static void decode_half(const Part& p, int half) {
   }
 }
 
+// The same of structs, which are decoded first.
+static void decode_half_of_structs(const Part& p, int half) {
+  constexpr int64_t DEPTH = 256;
+  const DecodeRow decode = struct_decoder(p.w.element);
+  alignas(64) float rows[LANES][DEPTH];
+  float* out = p.out + half * LANES;
+  for (int64_t k = 0; k < p.depth; k += DEPTH) {
+    const int64_t columns = least(DEPTH, p.depth - k);
+    for (int r = 0; r < LANES; ++r) decode(p.w, p.matrix, p.at(half * LANES + r), p.k + k, columns, rows[r]);
+    for (int64_t c = 0; c < columns; c += LANES) {
+      Ints square[LANES];
+      for (int r = 0; r < LANES; ++r) std::memcpy(&square[r], rows[r] + c, sizeof square[r]);
+      transpose(square);
+      for (int64_t i = 0; i < least(LANES, columns - c); ++i, out += STRIP) store(out, (Floats)square[i]);
+    }
+  }
+}
+
 // What decodes strips of a format.
 struct StripDecoder {
   void (*find_scales)(Part&);                 // before any of its columns
@@ -169,6 +187,8 @@ struct StripDecoder {
 
 template <WmElement E, WmZero Z>
 constexpr StripDecoder DECODER = {E <= WM_F16 ? no_scales : find_scales<Z>, decode_half<E, Z>};
+
+constexpr StripDecoder OF_STRUCTS = {no_scales, decode_half_of_structs};
 
 static const StripDecoder& strip_decoder(const Weights& w) {
 #define WM_SIGNED(e) \
@@ -180,8 +200,8 @@ static const StripDecoder& strip_decoder(const Weights& w) {
     WM_SIGNED(WM_E2M1) WM_SIGNED(WM_E2M3) WM_SIGNED(WM_E3M2) WM_SIGNED(WM_E4M3) WM_SIGNED(WM_E5M2)
     WM_SIGNED(WM_MXINT8) WM_SIGNED(WM_NF4) WM_SIGNED(WM_INT8) WM_SIGNED(WM_INT4) WM_SIGNED(WM_INT3) WM_SIGNED(WM_INT2)
     WM_UNSIGNED(WM_UINT8) WM_UNSIGNED(WM_UINT4) WM_UNSIGNED(WM_UINT3) WM_UNSIGNED(WM_UINT2)
+    default: return OF_STRUCTS;
   }
-  return DECODER<WM_F32, WM_ZERO_NONE>;
 #undef WM_SIGNED
 #undef WM_UNSIGNED
 }

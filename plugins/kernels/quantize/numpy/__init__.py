@@ -29,7 +29,7 @@ from plugins.kernels.codecs.blocks import (
 )
 from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.rounding import encode
-from plugins.kernels.quantize import mxfp4
+from plugins.kernels.quantize import mxfp4, structs
 from plugins.kernels.quantize.mxfp4.errors import compared
 from plugins.kernels.quantize.numpy.scale import Found, block_scales, quotients
 from plugins.kernels.quantize.reach import refuse_infinities, unstorable
@@ -42,6 +42,8 @@ def quantize(
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
+    if scheme.is_struct:
+        return structs.quantize(x, scheme, measure=measure, importance=importance)
     weighed(x.shape, importance, recipe)
     if is_fast(scheme, recipe):
         names = ("scale_rule", "ties", "zero", "nonfinite", "overflow", "tiny")

@@ -21,6 +21,7 @@ from plugins.kernels.codecs.elements import element
 from plugins.kernels.codecs.mx import E8M0_NAN
 from plugins.kernels.dequantize.reference import dequantize
 from plugins.kernels.pieces import quantized
+from plugins.kernels.quantize import structs
 from plugins.kernels.quantize.reach import may_overflow, refuse
 from plugins.kernels.quantize.recipe import Recipe, checked, weighed
 from plugins.kernels.quantize.reference.block import code_of, shared_of
@@ -35,6 +36,8 @@ def quantize(
 ) -> Any:  # fmt: skip
     """See the op's docstring."""
     recipe = checked(x.shape, scheme, options)
+    if scheme.is_struct:  # how they are found is defined there
+        return structs.quantize(x, scheme, measure=measure, importance=importance)
     weighed(x.shape, importance, recipe)
     if recipe.stochastic and place is None:
         raise ConfigError("stochastic rounding needs to know the place of `x` in its tensor")

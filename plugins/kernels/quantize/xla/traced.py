@@ -6,7 +6,7 @@ makes the host raise (a value that is not finite, a scale past its encoding) mak
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -44,8 +44,12 @@ class Coded:
     broken: Any
 
 
-def coded(x: Any, scheme: Scheme, recipe: Recipe) -> Coded:
-    """Codes of float32 `[..., n]`, which has elements, under one level of scales or a second of float32 ones."""
+def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) -> Coded:
+    """Codes of float32 `[..., n]`, which has elements, under one level of scales or a second of float32 ones.
+
+    Args:
+        scale: of all blocks, or the second-level one, instead of what `x` would have; see `quantize_dequantize`.
+    """
     *lead, n = x.shape
     rows, many = (lead[-1] if lead else 1), math.prod(lead[:-1])
     matrices = bits_of(x).reshape(many, rows, n)
@@ -54,6 +58,11 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe) -> Coded:
     if scheme.second is not None or (scheme.block_rows, scheme.block_elems) == (0, 0):
         whole = ends_of(matrices.reshape(many, 1, 1, -1), "minmax")
     second = None if scheme.second is None else _second(_largest(whole), scheme)
+    if second is not None and scale is not None:
+        second = jnp.full_like(second, scale)
+    how = recipe  # under a given scale values are divided by that, and all codes there are are used
+    if scale is not None and second is None:
+        how = replace(recipe, scale_rule="half_range", quotient="divide")
     codes, scales, zeros, broken = [], [], [], []
     full = rows // height * height
     for top, bottom in ((0, full), (full, rows)):  # the last band may be lower than a block
@@ -66,10 +75,13 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe) -> Coded:
         else:
             ends = ends_of(band, "first" if scheme.zero == "min_f16" else recipe.scale_rule)
         of = None if second is None else jnp.repeat(second, count, axis=0)
-        share = _powers(ends, scheme, recipe) if scheme.scale == "e8m0" else _real(ends, scheme, recipe, of)
+        if scale is not None and second is None:
+            share = _given(ends, scale)
+        else:
+            share = _powers(ends, scheme, recipe) if scheme.scale == "e8m0" else _real(ends, scheme, recipe, of)
         bad = share.broken
         wide = None if scheme.zero != "int" else share.zeros.astype(jnp.float32)
-        found = codes_of(band, share.by, share.minimum, wide, bad, scheme, recipe)
+        found = codes_of(band, share.by, share.minimum, wide, bad, scheme, how)
         codes.append(found.reshape(many, bottom - top, n))
         scales.append(share.stored.reshape(many, count, across))
         zeros.append(None if share.zeros is None else share.zeros.reshape(many, count, across))
@@ -120,6 +132,12 @@ def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> _Share:
         by = float_of(pattern.astype(jnp.uint32))
     broken = amax >= _INFINITY
     return _Share(jnp.where(broken, E8M0_NAN, byte).astype(jnp.uint8), by, broken)
+
+
+def _given(ends: Any, scale: float) -> _Share:
+    """A scale that was made before."""
+    all_of_them = jnp.full(ends[0].shape, scale, jnp.float32)
+    return _Share(all_of_them, all_of_them, _largest(ends) >= _INFINITY)
 
 
 def _second(amax: Any, scheme: Scheme) -> Any:

@@ -19,7 +19,7 @@ from plugins.formats.gguf.config import sizes_of
 from plugins.formats.gguf.model import GgufDialect
 from plugins.formats.gguf.packing import pack, unpack
 from plugins.formats.gguf.table import entries
-from plugins.formats.gguf.types import GGML, SCHEMES
+from plugins.formats.gguf.types import GGML, KEPT_WHOLE, SCHEMES
 from tests.cases import toy_gpt_oss, toy_llama
 from tests.cases.quantized import leaves_of, quantized
 
@@ -158,19 +158,27 @@ def test_pieces_of_any_size_reassemble():
         assert all(same(made[n], a) for n, a in wanted.items())
 
 
-def test_other_types_are_decoded_and_noted():
+def test_structs_stay_the_bytes_that_they_are():
+    """Rows of the queries are put in Hugging Face's order as rows of blocks."""
     tensors = toy_llama.weights()
     leaves = toy_llama.gguf_leaves(tensors)
     types = plain_types(leaves)
-    blocks = np.random.default_rng(5).integers(0, 60, (toy_llama.VOCAB, toy_llama.HIDDEN // 32 * 22), dtype=np.uint8)
-    leaves["token_embd.weight"], types["token_embd.weight"] = blocks, "Q5_0"
+    rng, across = np.random.default_rng(5), toy_llama.HIDDEN // 32 * 22
+    blocks = rng.integers(0, 60, (toy_llama.VOCAB, across), dtype=np.uint8)
+    turned = rng.integers(0, 60, (toy_llama.Q, across), dtype=np.uint8)
+    queries = toy_llama.permute(turned, toy_llama.HEADS)
+    for leaf, array in (("token_embd.weight", blocks), ("blk.1.attn_q.weight", queries)):
+        leaves[leaf], types[leaf] = array, "Q5_0"
     kv = {**toy_llama.KV_METADATA, "tokenizer.ggml.model": ("string", "llama"), "tokenizer.ggml.pre": ("string", "x")}
     decoded = GgufDialect().decode(specs_of(leaves), told(kv, types))
-    assert decoded.notes == ("Q5_0 decoded", "tokenizer llama/x left out")
+    assert decoded.notes == ("tokenizer llama/x left out",)
     store = JoinedStore(MemoryStore(leaves), decoded)
-    assert store.specs["model.embed_tokens.weight"] == TensorSpec((toy_llama.VOCAB, toy_llama.HIDDEN), "F32")
+    name, scheme = "model.embed_tokens.weight", KEPT_WHOLE["Q5_0"]
+    assert store.specs[name] == TensorSpec((toy_llama.VOCAB, toy_llama.HIDDEN), "BF16", scheme)
+    assert same(store.read(name, (slice(7, 9),)), QTensor(blocks[7:9], scheme=scheme))
+    assert same(store.read("model.layers.1.self_attn.q_proj.weight"), QTensor(turned, scheme=scheme))
     theirs = gguf.dequantize(blocks, gguf.GGMLQuantizationType.Q5_0)
-    assert np.array_equal(store.read("model.embed_tokens.weight", (slice(7, 9),)), theirs[7:9])
+    assert np.array_equal(DEQUANTIZE(store.read(name), "F32"), theirs)
 
 
 def test_rope_scaling_of_llama_3():

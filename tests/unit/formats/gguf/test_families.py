@@ -5,6 +5,7 @@ here. Every dimension is a different number.
 """
 
 import json
+from dataclasses import replace
 
 import gguf
 import ml_dtypes
@@ -23,6 +24,7 @@ from pipeline.testing.memory import MemoryStore, same, spec_of
 from plugins.formats.gguf.file import GgufContainer as Container
 from plugins.formats.gguf.general import METADATA
 from plugins.formats.gguf.model import GgufDialect as Dialect
+from plugins.formats.gguf.types import KEPT_WHOLE
 from stages.load import Load
 from tests.cases import toy_gpt_oss, toy_spm
 from tests.cases.quantized import leaves_of, quantized
@@ -217,19 +219,23 @@ def test_pieces_of_stacked_experts(elems, tmp_path):
     assert all(same(made[n], a) for n, a in wanted.items())
 
 
-def test_quantized_experts_of_a_stack(tmp_path):
-    """Blocks of a scheme stay blocks; a type without a scheme becomes values; norms of blocks are refused."""
-    leaves = in_file("qwen3moe", weights(MOE))
+def test_quantized_experts_of_a_stack(tmp_path, monkeypatch):
+    """Blocks of a scheme stay blocks, and structs what they are; a type without a scheme becomes values."""
+    monkeypatch.setitem(CONFIGS, "qwen3moe", wide := {**MOE, "hidden_size": 256})
+    leaves = in_file("qwen3moe", weights(wide))
     types = {n: gguf.GGMLQuantizationType.Q4_0 for n in leaves if "ffn_up_exps" in n}
     types |= {n: gguf.GGMLQuantizationType.Q5_0 for n in leaves if "ffn_down_exps" in n}
+    types |= {n: gguf.GGMLQuantizationType.TQ2_0 for n in leaves if "ffn_gate_exps" in n}
     checkpoint = loaded(written(tmp_path / "model.gguf", "qwen3moe", leaves, types))
-    assert checkpoint.origin.endswith("Q5_0 decoded")
+    assert checkpoint.origin.endswith("TQ2_0 decoded")
     up = checkpoint.store.read("model.layers.3.mlp.experts.4.up_proj.weight")
     assert isinstance(up, QTensor)
-    assert up.shape == (64, 96)
+    assert up.shape == (64, 256)
     reader = {t.name: t.data for t in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
-    down = gguf.dequantize(reader["blk.3.ffn_down_exps.weight"], gguf.GGMLQuantizationType.Q5_0)
-    assert same(checkpoint.store.read("model.layers.3.mlp.experts.2.down_proj.weight"), down[2])
+    down = checkpoint.store.read("model.layers.3.mlp.experts.2.down_proj.weight")
+    assert same(down, QTensor(np.array(reader["blk.3.ffn_down_exps.weight"][2]), scheme=KEPT_WHOLE["Q5_0"]))
+    gate = gguf.dequantize(reader["blk.3.ffn_gate_exps.weight"], gguf.GGMLQuantizationType.TQ2_0)
+    assert same(checkpoint.store.read("model.layers.3.mlp.experts.2.gate_proj.weight"), gate[2])
 
 
 def problems(config, tensors=None):
@@ -396,3 +402,23 @@ def test_metadata_without_its_tokenizer():
     kv = binding.metadata["gguf"]["kv"]
     assert kv["general.author"] == ("string", "me")
     assert "tokenizer.ggml.eot_token_id" not in kv
+
+
+@pytest.mark.parametrize(
+    ("v", "down", "number"),
+    [
+        ("4464466", "4464466", gguf.LlamaFileType.MOSTLY_Q4_K_M),
+        ("5555444", "4444444", gguf.LlamaFileType.MOSTLY_Q4_K_S),
+        ("4444444", "4444444", gguf.LlamaFileType.MOSTLY_Q4_K_S),  # of no mix: by what most values are
+    ],
+)
+def test_files_say_which_mix_they_are(v, down, number):
+    """Of seven layers the last two, and each third, have more bits; what is not packed says nothing."""
+    wide = {**QWEN3, "hidden_size": 256, "intermediate_size": 512}
+    specs = {n: spec_of(a) for n, a in weights(wide).items()}
+    digits = dict.fromkeys(("q_proj", "k_proj", "gate_proj", "up_proj"), 7 * "4") | {"v_proj": v, "down_proj": down}
+    for (layer, digit), name in ((d, n) for n in digits for d in enumerate(digits[n])):
+        at = next(n for n in specs if f"layers.{layer}." in n and f".{name}." in n)
+        specs[at] = replace(specs[at], dtype="BF16", scheme=KEPT_WHOLE[f"Q{digit}_K"])
+    kv = Dialect().encode(specs, wide).metadata["gguf"]["kv"]
+    assert kv["general.file_type"] == ("uint32", number)

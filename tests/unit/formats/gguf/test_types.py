@@ -19,7 +19,7 @@ from pipeline.testing.memory import MemoryStore, same
 from plugins.facts.ggml_blocks import DECODERS, TILE_ELEMS
 from plugins.formats.gguf.decode import decode
 from plugins.formats.gguf.packing import Ggml, OfStack, PerMatrix, pack, unpack
-from plugins.formats.gguf.types import FILE_TYPES, GGML, NVFP4, SCHEMES, UNREADABLE, type_of
+from plugins.formats.gguf.types import FILE_TYPES, GGML, KEPT_WHOLE, NVFP4, SCHEMES, UNREADABLE, type_of
 from tests.cases.quantized import quantized
 from tests.oracles.blocks_by_hand import dequantize
 
@@ -86,7 +86,9 @@ def test_pack_and_unpack_are_inverse(kind, rows, blocks, seed, head):
     assert same(packing.unpack(leaf), q)
 
 
-OTHERS = sorted(set(GGML) - set(SCHEMES) - UNREADABLE - {n for n, t in GGML.items() if t.block == 1} - {"Q8_K"})
+OTHERS = sorted(
+    set(GGML) - {*SCHEMES, *KEPT_WHOLE} - UNREADABLE - {n for n, t in GGML.items() if t.block == 1} - {"Q8_K"}
+)
 
 
 @pytest.mark.parametrize("kind", OTHERS)
@@ -132,10 +134,10 @@ def test_q8_k_by_hand():
 
 def test_boxes_of_decoded_types_are_widened_to_blocks():
     """A box may cut a block of a type that becomes plain values: whole blocks are read, and the rest cut off."""
-    leaf = np.random.default_rng(5).integers(0, 60, (7, 3 * 144), dtype=np.uint8)
-    bound = Bound(TensorSpec((7, 768), "F32"), (Part("w", steps=(Ggml("Q4_K"),)),))
+    leaf = np.random.default_rng(5).integers(0, 60, (7, 3 * 136), dtype=np.uint8)
+    bound = Bound(TensorSpec((7, 768), "F32"), (Part("w", steps=(Ggml("IQ4_XS"),)),))
     store = JoinedStore(MemoryStore({"w": leaf}), Binding({"x": bound}, stored_leaves({"x": bound}), {}))
-    whole = gguf.dequantize(leaf, GGMLQuantizationType.Q4_K)
+    whole = gguf.dequantize(leaf, GGMLQuantizationType.IQ4_XS)
     assert np.array_equal(store.read("x", (slice(2, 5), slice(250, 520))), whole[2:5, 250:520])
 
 

@@ -1,4 +1,4 @@
-"""Which matrices of a model get other types than most: the mixes of llama-quantize, as data.
+"""Which matrices of a model get other types than most: the mixes of llama-quantize, as data, and how a file says so.
 
 Source: `llama_tensor_get_type_impl` in llama-quant.cpp of llama.cpp (with ggml 0.25), for architectures that have
 weight tables here. The head is no part of it: a rule gives it Q6_K.
@@ -10,6 +10,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.tensors.spec import TensorSpec
+
+# What rows get that a super-block does not divide: `tensor_type_fallback` in llama-quant.cpp of llama.cpp (ggml 0.25).
+FALLBACK = {"q2_k": "q4_0", "q3_k": "q4_0", "q4_k": "q5_0", "q5_k": "q5_1", "q6_k": "q8_0"}
+# llama_ftype of llama.h: the number of each mix in a file, and of those of one type whatever the rows.
+MIX_NUMBERS = {
+    "q2_k": 10, "q3_k_s": 11, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_s": 16, "q5_k_m": 17,
+    "q2_k_s": 21,
+}  # fmt: skip
 
 When = Literal["always", "more", "first eighth", "first sixteenth", "first 2", "first 4", "4 queries a key"]
 
@@ -76,6 +84,25 @@ def mixed(mix: str, most: str, names: Iterable[str], specs: Mapping[str, TensorS
         if kind != most:
             found[name] = kind
     return found
+
+
+def mix_of(kinds: Mapping[str, str], specs: Mapping[str, TensorSpec]) -> str | None:
+    """The mix that has made a model of what its matrices are, a key of `MIXES`; None where none has.
+
+    Args:
+        kinds: of all packed tensors the type, in small letters. Those that are in no layer say nothing: rules decide.
+        specs: of all tensors of the model.
+    """
+    names = [name for name in kinds if "layers." in name]
+    if not any(kinds[n].endswith("_k") for n in names):  # what rows get that are no whole super-blocks is no sign
+        return None
+    for mix in MIXES:
+        most = mix[: len("q2_k")]
+        found = mixed(mix, most, names, specs)
+        wanted = ((name, found.get(name, most)) for name in names)
+        if all(kinds[n] == (FALLBACK[k] if k in FALLBACK and specs[n].shape[-1] % 256 else k) for n, k in wanted):
+            return mix
+    return None
 
 
 def _holds(when: When, layer: int, layers: int, shared: int) -> bool:
