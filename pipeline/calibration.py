@@ -20,21 +20,28 @@ class LinearStatistics:
         mean_square: mean of x² of each column, fp32 `[..., in]`, what llama.cpp calls an importance matrix.
         absmax: largest |x| of each column, fp32 `[..., in]`.
         hessian: `hessian(*expert)`: XᵀX / tokens of one matrix, fp32 `[in, in]`, read when asked; None: not kept.
+        sample: `sample(*expert)`: some of the inputs of one matrix, evenly spaced, fp32 `[rows, in]`, read when asked;
+            None: not kept.
     """
 
     tokens: Any
     mean_square: Any
     absmax: Any
     hessian: Callable[..., Any] | None = None
+    sample: Callable[..., Any] | None = None
 
     def of(self, lead: tuple[slice, ...], columns: slice) -> "LinearStatistics":
         """Those of a part: some experts, some columns; Hessians, which are of whole matrices, by the part's experts."""
         first = tuple(s.start for s in lead)
-        whole = self.hessian
+        whole, rows = self.hessian, self.sample
 
         def hessian(*expert: int) -> Any:
             assert whole is not None
             return whole(*(f + e for f, e in zip(first, expert, strict=True)))
+
+        def sample(*expert: int) -> Any:
+            assert rows is not None
+            return rows(*(f + e for f, e in zip(first, expert, strict=True)))[:, columns]
 
         return replace(
             self,
@@ -42,6 +49,7 @@ class LinearStatistics:
             mean_square=self.mean_square[(*lead, columns)],
             absmax=self.absmax[(*lead, columns)],
             hessian=None if whole is None else hessian,
+            sample=None if rows is None else sample,
         )
 
 
@@ -82,11 +90,13 @@ class Multiplied:
         matrix: some of its rows, fp32 `[rows, in]`, which the method takes as a matrix.
         method: the `pipeline.method.Method` that it is to take.
         statistics: of its inputs; of no expert but this one.
+        largest: largest |w| of each column, of all rows, fp32 `[in]`.
     """
 
     matrix: Any
     method: Any
     statistics: LinearStatistics
+    largest: Any
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Usage:
         tokens: how often the weights are gone through: tokens that are scored, steps that are generated.
         keeps: tokens of each text whose hidden states are kept, on disk and until then in memory.
         text_nbytes: of the longest text that is tokenized as a whole.
+        observes: what its matrices are multiplied by is looked at, as that is: no activations are rounded.
     """
 
     batch: int = 0
@@ -78,6 +79,7 @@ class Usage:
     tokens: int = 0
     keeps: tuple[int, ...] = ()
     text_nbytes: int = 0
+    observes: bool = False
 
 
 NOTHING = Usage()
@@ -340,10 +342,10 @@ class EngineHooks:
     """The processes that a model of its lies over; None: one."""
 
     observe: Callable[..., None] | None = None
-    """`observe(checkpoint, rows, batch, folder, hessian=…)`: run a model over rows of token ids, `batch` at once, and
-    write what its matrices are multiplied by into `folder`, a file `layers.N.npz` a block and with `hessian` others
-    beside it, `layers.N.*.npy`; see
-    `plugins.engine.observe`. What an earlier call had finished there is not done again."""
+    """`observe(checkpoint, rows, batch, folder, hessian=…, samples=…)`: run a model over rows of token ids, `batch` at
+    once, and write what its matrices are multiplied by into `folder`, a file `layers.N.npz` a block and with `hessian`
+    others beside it, `layers.N.*.npy`; see `plugins.engine.observe`. What an earlier call had finished there is not
+    done again."""
 
 
 def gang_of(engine: Engine) -> Gang | None:

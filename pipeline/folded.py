@@ -136,15 +136,20 @@ class ScaledStatistics:
         if found is None or into is None:
             return found
         by = into.spread(self.scaled.array(f"{into.source}/factors"))
-        whole = found.hessian
+        whole, rows = found.hessian, found.sample
 
         def hessian(*expert: int) -> Any:
             assert whole is not None
             return whole(*expert) / np.outer(by, by)
+
+        def sample(*expert: int) -> Any:
+            assert rows is not None
+            return rows(*expert) / by
 
         return replace(
             found,
             mean_square=found.mean_square / (by * by),
             absmax=found.absmax / by,
             hessian=None if whole is None else hessian,
+            sample=None if rows is None else sample,
         )

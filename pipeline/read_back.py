@@ -55,7 +55,8 @@ def opened(checkpoint: Checkpoint, exported: Exported | None) -> Checkpoint:
             f"{exported.path}: does not read back as what was written: {name!r} was {promised.get(name)}, and is "
             f"{given.get(name)}; please report it"
         )
-    return replace(found, store=ExportStore(exported.files, found.store))
+    scales = found.input_scales or checkpoint.input_scales  # of those that the export holds what it holds
+    return replace(found, store=ExportStore(exported.files, found.store), input_scales=scales)
 
 
 def _why_not(checkpoint: Checkpoint, back: ReadBack) -> str:

@@ -8,28 +8,18 @@ that it was. It is done where tensors are read; all that change become fp32.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from pipeline.calibration import LinearStatistics, Statistics
 from pipeline.ops import Kernel
 from pipeline.tensors.blocks import block_grain, common, outward, read_nbytes_of
 from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.rotation import Rotation, Turned
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 from pipeline.tensors.store_view import StoreView
-
-
-class Rotation(Protocol):
-    """A plugin node under `calibrate.rotate`."""
-
-    def problem(self, width: int) -> str | None:
-        """Why vectors of `width` cannot be rotated; None: they can."""
-        ...
-
-    def apply(self, x: Any) -> Any:
-        """fp32 `[..., width]` times an orthogonal matrix, the same for every width at every call."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -136,3 +126,51 @@ class RotatedStore(StoreView):
     def _values(self, name: str, box: tuple[slice, ...]) -> Any:
         value = self.store.read(name, box)
         return self.unpack(value, "F32") if isinstance(value, QTensor) else value.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class TurnedStatistics:
+    """What matrices are multiplied by once it is rotated: `Statistics`. XᵀX and samples are exactly that; mean squares
+    are the mean of their block's, as they are on average over signs, and nothing is known of largest values (NaN).
+
+    Attributes:
+        statistics: before.
+        turned: of which matrices.
+    """
+
+    statistics: Statistics
+    turned: Turned
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.statistics
+
+    def of(self, name: str) -> LinearStatistics | None:
+        """See `pipeline.calibration.Statistics`."""
+        found = self.statistics.of(name)
+        if found is None or name not in self.turned.names:
+            return found
+        whole, rows, turn = found.hessian, found.sample, self.turned.rotation.apply
+
+        def hessian(*expert: int) -> Any:
+            assert whole is not None
+            return turn(turn(whole(*expert)).T)
+
+        def sample(*expert: int) -> Any:
+            assert rows is not None
+            return turn(rows(*expert))
+
+        size = self.turned.rotation.block
+        assert size is not None
+        square = found.mean_square.reshape(*found.mean_square.shape[:-1], -1, size).mean(-1)
+        return replace(
+            found,
+            mean_square=np.repeat(square, size, axis=-1),
+            absmax=np.full_like(found.absmax, np.nan),
+            hessian=None if whole is None else hessian,
+            sample=None if rows is None else sample,
+        )
+
+
+def turned(store: TensorStore, by: Turned, unpack: Kernel) -> TensorStore:
+    """`store` with the matrices of `by` rotated along their columns."""
+    return RotatedStore(store, Stream(dict.fromkeys(sorted(by.names)), frozenset(), {}), by.rotation, unpack)

@@ -39,7 +39,9 @@ from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
 from pipeline.mesh import Placement, Step
 from pipeline.model_slot import ModelSlot
+from pipeline.tensors.inputs import InputScales
 from pipeline.tensors.pieces import Piece
+from pipeline.tensors.rotation import Turned
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.store import Index, TensorStore
 from pipeline.tensors.views import MappedStore
@@ -179,6 +181,8 @@ class Checkpoint:
         keeping: names of tensors → the setting to type so that they are not quantized; None: none was.
         statistics: of what its matrices are multiplied by; None: no stage has looked.
         folded: stage → tensors that it changed so that only together they are what they were.
+        input_scales: of what its matrices are multiplied by, made before any is seen; None: there are none.
+        turned: matrices that are rotated, and whose inputs models are to rotate, too; None: there are none.
     """
 
     store: TensorStore
@@ -199,6 +203,8 @@ class Checkpoint:
     keeping: Callable[[Sequence[str]], str] | None = field(default=None, compare=False, repr=False)
     statistics: Statistics | None = field(default=None, repr=False)
     folded: Mapping[str, frozenset[str]] = field(default_factory=dict, repr=False)
+    input_scales: InputScales | None = field(default=None, repr=False)
+    turned: Turned | None = field(default=None, repr=False)
 
     def map(self, fn: Callable[[Any], Any], select: str = "*") -> "Checkpoint":
         """Apply `fn(array) -> array` (same shape and dtype) to every tensor whose name matches `select`.

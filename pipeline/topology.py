@@ -6,7 +6,7 @@ and multiplied into the others leaves the model the function that it was.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,11 +59,12 @@ class Channels:
             return factors
         return np.repeat(factors.reshape(-1, self.unit), self.columns // self.count, axis=0).reshape(self.columns)
 
-    def gathered(self, found: Any) -> Any:
-        """Of every channel the mean over columns that multiply it: [columns] → [count]."""
+    def gathered(self, found: Any, how: Callable[..., Any] = np.mean) -> Any:
+        """Of every channel the mean, or what else `how(array, axis)` makes, over columns that multiply it:
+        [columns] → [count]."""
         if self.columns == self.count:
             return found
-        return found.reshape(self.count // self.unit, -1, self.unit).mean(1).reshape(self.count)
+        return how(found.reshape(self.count // self.unit, -1, self.unit), 1).reshape(self.count)
 
 
 def channels(

@@ -30,12 +30,13 @@ class Folder:
     Attributes:
         place: the folder; None: a plan's, in which nothing can be read.
         files: tensor → file that has its statistics.
-        hessians: whether these are there, too.
+        hessians, samples: whether these are there, too.
     """
 
     place: Path | None
     files: Mapping[str, str]
     hessians: bool = False
+    samples: bool = False
 
     def __contains__(self, name: object) -> bool:
         return name in self.files
@@ -58,7 +59,20 @@ class Folder:
             weights = np.maximum(tokens, 0 if tokens.any() else 1)
             mean_square[few] = np.average(mean_square, axis=0, weights=weights)
             absmax[few] = absmax.max(axis=0)
-        return LinearStatistics(tokens, mean_square, absmax, partial(self._hessian, name) if self.hessians else None)
+        hessian = partial(self._hessian, name) if self.hessians else None
+        sample = partial(self._sample, name) if self.samples else None
+        return LinearStatistics(tokens, mean_square, absmax, hessian, sample)
+
+    def _sample(self, name: str, *expert: int) -> Any:
+        """Inputs of a matrix, fp32 [rows, in]; of an expert that saw too little, as many of those that saw enough."""
+        assert self.place is not None
+        with np.load(self.place / self.files[name]) as kept:
+            tokens, found = kept[f"{name}/tokens"], kept[f"{name}/sample"]
+        if not tokens.ndim or tokens[expert] >= LEAST:
+            return found[expert]
+        enough = found[tokens >= LEAST] if (tokens >= LEAST).any() else found
+        rows = enough.reshape(-1, enough.shape[-1])
+        return rows[np.linspace(0, len(rows) - 1, found.shape[-2]).astype(int)]
 
     def _hessian(self, name: str, *expert: int) -> Any:
         """XᵀX / tokens of a matrix, fp32; of an expert that saw too little, of all experts together."""
@@ -86,6 +100,7 @@ class Calibrate:
         engine: runs the model, a block's weights on the device at a time.
         texts: files, UTF-8.
         hessian: keep XᵀX as well, fp32, [in, in] of every matrix.
+        samples: rows of inputs that are kept of every matrix, and of every expert, fp32.
         windows: how they are cut; the last tokens of a text, which fill none, are left out.
     """
 
@@ -93,8 +108,11 @@ class Calibrate:
     texts: tuple[str, ...] = field(metadata=NEUTRAL)  # their content counts, which is read
     windows: Windows
     hessian: bool = False
+    samples: int = 0
 
     def __post_init__(self) -> None:
+        if self.samples < 0:
+            raise ConfigError(f"calibrate.samples={self.samples}: rows of inputs to keep, 0 or more")
         if not self.texts:
             raise ConfigError("calibrate.texts: at least one text file is needed")
         for text in self.texts:
@@ -102,11 +120,11 @@ class Calibrate:
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
         files = [texts.input_file(text) for text in self.texts]
-        usage = scoring([f.nbytes for f in files], self.windows)
+        usage = replace(scoring([f.nbytes for f in files], self.windows), observes=True)
         if self.windows.limit is not None:
             usage = replace(usage, text_nbytes=min(usage.text_nbytes, 4 * CHARS * self.windows.limit))
         takes = self.engine.plan(checkpoint, usage=usage)
-        block, width, hessians, largest = _sizes(checkpoint)
+        block, width, hessians, largest, sampled = _sizes(checkpoint)
         # One block's weights in place of all; an expert in fp32, twice, and two sums of XᵀX and a quotient.
         device = round(takes.device_nbytes * block)
         host = takes.host_nbytes - takes.device_nbytes + device + (5 if self.hessian else 2) * largest
@@ -117,9 +135,10 @@ class Calibrate:
             device_nbytes=device,
             host_nbytes=host,
             rate=f"{takes.rate} hessian" if self.hessian else takes.rate,
-            disk_nbytes=states + (hessians if self.hessian else 0),
+            disk_nbytes=states + (hessians if self.hessian else 0) + self.samples * sampled,
         )
-        return Prediction(replace(checkpoint, statistics=Folder(None, likely(checkpoint), self.hessian)), takes)
+        found = Folder(None, likely(checkpoint), self.hessian, self.samples > 0)
+        return Prediction(replace(checkpoint, statistics=found), takes)
 
     def run(self, ctx: Context, checkpoint: Checkpoint) -> Checkpoint:
         """
@@ -138,7 +157,8 @@ class Calibrate:
         if not rows:
             raise ConfigError(f"calibrate.texts: no text has the {self.windows.window} tokens of a window")
         text_stream.write(f"calibrating on {len(rows) * self.windows.window:,} tokens\n")
-        observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, hessian=self.hessian)
+        kept = {"hessian": self.hessian, "samples": self.samples}
+        observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, **kept)
         for path in sorted(ctx.unfinished.glob("layers.*.np[yz]")):  # in both: whoever is killed here finds them again
             meter.wrote(path.stat().st_size)
             _in_both(path, ctx.folder / path.name)
@@ -160,7 +180,7 @@ class Calibrate:
                     name, _, what = key.rpartition("/")
                     if what == "tokens":
                         files[name] = path.name
-        return replace(checkpoint, statistics=Folder(folder, files, self.hessian))
+        return replace(checkpoint, statistics=Folder(folder, files, self.hessian, self.samples > 0))
 
 
 def _in_both(path: Path, other: Path) -> None:
@@ -184,9 +204,9 @@ def beginning(tokenizer: Any, text: str, limit: int | None) -> list[int]:
         most *= 2
 
 
-def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int]:
+def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int, int]:
     """Of the largest block's weights the share of all; how wide hidden states are; bytes of all XᵀX, at most, and of
-    the largest, or of the matrix that it is of, in fp32."""
+    the largest, or of the matrix that it is of, in fp32; and of one row of inputs of every matrix."""
     specs = checkpoint.store.specs
     blocks: Counter[str] = Counter()
     for name, spec in specs.items():
@@ -195,8 +215,9 @@ def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int]:
     shapes = [specs[n].shape for n in likely(checkpoint)]
     hessians = sum(4 * prod(s[:-2]) * s[-1] ** 2 for s in shapes)
     largest = max((4 * s[-1] * max(s[-2:]) for s in shapes), default=0)
+    sampled = sum(4 * prod(s[:-2]) * s[-1] for s in shapes)
     norms = [s.shape[0] for n, s in specs.items() if n.endswith("layernorm.weight") and len(s.shape) == 1]
-    return share, max(norms, default=0), hessians, largest
+    return share, max(norms, default=0), hessians, largest, sampled
 
 
 def likely(checkpoint: Checkpoint) -> dict[str, str]:

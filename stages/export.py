@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pipeline.coded_store import Unpacked
 from pipeline.errors import ConfigError, PlanError, Problem, SourceError, ValueRangeError, did_you_mean, some
 from pipeline.files import read_whole, spoken
-from pipeline.formats import Container, Dialect, DialectHooks, Layout
+from pipeline.formats import INPUTS, Container, Dialect, DialectHooks, Layout
 from pipeline.hooks import optional
 from pipeline.ops import Call, Kernel
 from pipeline.planning.holding import Encode, Option, Unheld, choose, hold, unheld
@@ -19,7 +19,6 @@ from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context, Exported, ReadB
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import FLOAT_DTYPES, TensorSpec, group_of
 from pipeline.tensors.store import Index
 from pipeline.tensors.views import MappedStore
@@ -72,6 +71,9 @@ class Export:
         Raises:
             PlanError: the dialect cannot express a tensor, a scheme or the mixture.
         """
+        if checkpoint.turned is not None:
+            text = "is for evaluating and generating: no file says that inputs are to be rotated; calibrate=rotate goes"
+            raise PlanError([Problem("activations_rotate", f"{text} into weights alone")])
         store, encode = checkpoint.store, _encoder(checkpoint)
         if self.dtype != "keep":
             store = MappedStore(store, AsValues(DTYPES[self.dtype], self.unpack, self.cast, self.overflow))
@@ -110,7 +112,7 @@ class Export:
             run_dir=ctx.run_dir,
             overwrite=ctx.overwrite,
             chosen=chosen,
-            read_back=_read_back(checkpoint, store.specs, binding, optional(dialect, DialectHooks, "reads_as_values")),
+            read_back=_read_back(checkpoint, store.specs, binding),
             made_by={"dialect": dialect, "container": container, "max_shard_nbytes": max_shard},
         )
 
@@ -233,24 +235,20 @@ def _encoder(checkpoint: Checkpoint) -> Encode:
     """How a dialect binds tensors of the checkpoint."""
 
     def encode(dialect: Dialect, specs: Mapping[str, TensorSpec]) -> Binding:
-        return dialect.encode(specs, {**checkpoint.config, **_taken(dialect, checkpoint.files)})
+        wants = optional(dialect, DialectHooks, "writes_inputs") and checkpoint.input_scales is not None
+        scales = {INPUTS: checkpoint.input_scales} if wants else {}
+        return dialect.encode(specs, {**checkpoint.config, **_taken(dialect, checkpoint.files), **scales})
 
     return encode
 
 
-def _read_back(
-    checkpoint: Checkpoint, written: Mapping[str, TensorSpec], binding: Binding, as_values: Collection[Scheme]
-) -> ReadBack:
+def _read_back(checkpoint: Checkpoint, written: Mapping[str, TensorSpec], binding: Binding) -> ReadBack:
     """What the export holds, and why it does not stand for the checkpoint where it does not.
 
-    Plain tensors may come back wider than they were (norms in GGUF), packed ones in nothing but their scheme, or as
-    exactly its values where the dialect says so.
+    Plain tensors may come back wider than they were (norms in GGUF), packed ones in nothing but their scheme.
     """
     specs = {}
     for name, bound in binding.tensors.items():
-        if bound.spec.scheme in as_values:
-            specs[name] = TensorSpec(bound.spec.shape, "F32")
-            continue
         stored = binding.leaves[bound.parts[0].leaf].dtype
         as_it_is = bound.spec.scheme is not None or bound.spec.dtype == stored
         specs[name] = bound.spec if as_it_is else replace(bound.spec, dtype=stored)

@@ -30,6 +30,7 @@ from pipeline.nearby import nearby
 from pipeline.stage import CHOSEN, NEUTRAL, Checkpoint, Context
 from pipeline.strictjson import parse_object
 from pipeline.tensors.binding import Binding
+from pipeline.tensors.inputs import InputScales, Stated
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import JoinedStore
 from stages.outline import Family, outlined, published
@@ -146,6 +147,7 @@ class Load:
         else:
             names = ", ".join(type(d).__name__ for d in self.dialects)
             raise SourceError(f"model.source={self.source!r}: no dialect recognizes its tensors (tried: {names})")
+        scales = binding.input_scales
         # A file that describes itself (GGUF) has its tokenizer inside; what else lies in its folder is of other models.
         beside_it = {} if leaves.config() and source != folder else self._carried(folder, set(leaves.paths))
         carried = {n: p for n, p in beside_it.items() if n not in binding.files}
@@ -160,6 +162,7 @@ class Load:
             origin=" · ".join(filter(None, (found.origin, type(container).__name__, _spoken(dialect), *binding.notes))),
             source=source.absolute(),
             ignored=binding.ignored,
+            input_scales=None if scales is None else InputScales(scales.scheme, Stated(leaves, scales)),
             made_by={"container": container, "dialect": dialect},
             opener=self._open,
         )

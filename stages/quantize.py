@@ -6,19 +6,22 @@ from functools import partial
 from typing import Literal
 
 from pipeline.assigned import assigned, keeping
+from pipeline.calibrated import calibrated
 from pipeline.calibration import Calibrator, Smoother, Statistics
 from pipeline.coded_store import CodedStore
-from pipeline.errors import PlanError, Problem
+from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.folded import Narrowed
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
-from pipeline.rotated import Rotation
+from pipeline.rotated import TurnedStatistics, turned
 from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.rotation import Rotation, Turned
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import MappedStore
+from stages.calibrate import likely
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,9 @@ class Quantize:
         calibrate: makes methods look at what the stage `calibrate` found; None: at weights alone.
         smooth, rotate: what scales channels and rotates hidden states in the stages of these names, which have to be
             there then; None: nothing.
+        inputs: what activations are rounded to under scales that `calibrate` is to say; None: no such scales are made.
+        quantile: the share of sampled inputs that lie within these; None: all that were seen.
+        turn: rotates columns of what is quantized in blocks, as models do with what they multiply it by; None: nothing.
         measure: compute the error of every quantized tensor (decodes each slice once more).
         allow_requantize: also quantize what is already packed in another scheme, which loses twice.
         plain: what tensors become that are unpacked (by a method without a scheme), or were scaled or rotated and stay
@@ -50,6 +56,9 @@ class Quantize:
     calibrate: Calibrator | None = None
     smooth: Smoother | None = None
     rotate: Rotation | None = None
+    inputs: Method | None = None
+    quantile: float | None = None
+    turn: Rotation | None = None
     measure: bool = True
     allow_requantize: bool = False
     plain: Literal["bf16", "keep"] = "bf16"
@@ -65,6 +74,7 @@ class Quantize:
             if asked is not None and stage not in checkpoint.folded:
                 text = f"{does} before anything is quantized; the stage {stage}, before quantize, does that"
                 raise PlanError([Problem("calibrate", text)])
+        checkpoint = self._with_scales(checkpoint)
         todo = self._todo(checkpoint)
         if optional(self.method, MethodHooks, "keeps"):
             packed = (n for n, s in checkpoint.store.specs.items() if s.scheme is not None and n not in todo)
@@ -72,9 +82,38 @@ class Quantize:
         checkpoint = self._narrowed(checkpoint, todo)
         if not todo:
             return checkpoint
+        checkpoint = self._turned(checkpoint, todo)
         store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics)
         kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
         return replace(checkpoint, store=store, keeping=kept)
+
+    def _with_scales(self, checkpoint: Checkpoint) -> Checkpoint:
+        """With scales of inputs by what was seen of them; without any, those that the source has, or none."""
+        if self.inputs is None or checkpoint.statistics is None:
+            return checkpoint
+        if self.quantile is not None and not 0 < self.quantile <= 1:
+            raise PlanError(
+                [Problem("calibrate.quantile", f"{self.quantile} is no share between 0 and 1, as 0.999 is")]
+            )
+        try:
+            found = calibrated(checkpoint.statistics, tuple(checkpoint.store.specs), self.inputs, self.quantile)
+        except ConfigError as why:
+            raise PlanError([Problem("activations_scales", str(why))]) from None
+        return replace(checkpoint, input_scales=found)
+
+    def _turned(self, checkpoint: Checkpoint, todo: Mapping[str, Method]) -> Checkpoint:
+        """With columns rotated of matrices of blocks that are quantized: an embedding is looked up."""
+        if self.turn is None:
+            return checkpoint
+        specs, coded = checkpoint.store.specs, {n for n, m in todo.items() if m.scheme is not None}
+        names = [n for n in likely(checkpoint) if n in coded]
+        unfit = {n: why for n in names if (why := self.turn.problem(specs[n].shape[-1])) is not None}
+        if unfit:
+            raise PlanError(Problem("activations_rotate", f"{n}: {why}") for n, why in unfit.items())
+        found, known = Turned(self.turn, frozenset(names)), checkpoint.statistics
+        statistics = None if known is None else TurnedStatistics(known, found)
+        store = turned(checkpoint.store, found, self.unpack)
+        return replace(checkpoint, store=store, statistics=statistics, turned=found)
 
     def _narrowed(self, checkpoint: Checkpoint, todo: Collection[str]) -> Checkpoint:
         """What was folded in fp32, and is not to be quantized, as whatever else is plain."""

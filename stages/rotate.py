@@ -11,8 +11,9 @@ from typing import Any
 from pipeline.errors import PlanError, Problem
 from pipeline.hooks import optional
 from pipeline.ops import Kernel
-from pipeline.rotated import RotatedStore, Rotation, Stream
+from pipeline.rotated import RotatedStore, Stream
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.rotation import Rotation
 from pipeline.tensors.spec import TensorSpec
 from pipeline.topology import Feeds, channels
 from stages.outline import Family, FamilyHooks

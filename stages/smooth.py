@@ -150,14 +150,15 @@ class Smooth:
         for lead in np.ndindex(*shape[:-2]):
             matrix = self._values(checkpoint, name, tuple(slice(i, i + 1) for i in lead)).reshape(shape[-2:])
             assert method.scheme is not None
+            largest = np.abs(matrix).max(0).astype(np.float32)
             if self.smoother.rows is not None and method.scheme.block_rows == 1 and len(matrix) > self.smoother.rows:
                 matrix = matrix[np.linspace(0, len(matrix) - 1, self.smoother.rows).astype(int)]
-            whole = found.hessian
+            whole, rows = found.hessian, found.sample
             own = LinearStatistics(
                 np.asarray(found.tokens)[lead], found.mean_square[lead], found.absmax[lead],
-                None if whole is None else partial(whole, *lead),
+                None if whole is None else partial(whole, *lead), None if rows is None else partial(rows, *lead),
             )  # fmt: skip
-            yield Multiplied(np.array(matrix, np.float32, order="C"), method, own)
+            yield Multiplied(np.array(matrix, np.float32, order="C"), method, own, largest)
 
     def _values(self, checkpoint: Checkpoint, name: str, index: tuple[slice, ...] = ()) -> Any:
         value = checkpoint.store.read(name, index)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.tensors.inputs import InputLeaves
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.steps import Pick, Step, Transpose
 
@@ -120,6 +121,7 @@ class Binding:
         notes: what a person should know of it: reading, types that are decoded because no scheme describes them;
             writing, what a program that reads it makes of it and does not say.
         drop: names of companion files of the source that must not be carried over.
+        input_scales: reading: where scales are of what tensors are multiplied by; None: the source has none.
     """
 
     tensors: Mapping[str, Bound]
@@ -131,3 +133,4 @@ class Binding:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()
+    input_scales: InputLeaves | None = None

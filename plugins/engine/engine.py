@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol
 from pipeline import backends
 from pipeline.digest import InputFile
 from pipeline.engine import NOTHING, Usage
-from pipeline.errors import ConfigError, PlanError, Problem, SourceError
+from pipeline.errors import ConfigError, PlanError, Problem, SourceError, some
 from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.method import Method, MethodHooks
@@ -20,6 +20,7 @@ from pipeline.planning.layout import batch_problems, lay_out
 from pipeline.running import gang
 from pipeline.running.keeper import here
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
+from pipeline.tensors.inputs import InputScales, as_one
 from pipeline.tensors.spec import TensorSpec
 from pipeline.units import parse_bytes
 from plugins.engine.footprint import Running
@@ -85,7 +86,7 @@ class Loader(Protocol):
         ...
 
     def observe(
-        self, engine: "Engine", checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, *, hessian: bool
+        self, engine: "Engine", checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any
     ) -> None:
         """See `pipeline.engine.EngineHooks.observe`."""
         ...
@@ -107,8 +108,9 @@ class Engine:
         tokenizer: finds the checkpoint's.
         loader: puts the model on the device.
         mesh: how devices are arranged, and what is divided over them; by default one.
-        activations: what inputs of packed weights are rounded to, as a method: W8A8, W4A4. Each row has scales of its
-            own, made when it is seen. None: they stay as they are.
+        activations: what inputs of packed weights are rounded to, as a method: W8A8, W4A4. None: they stay as they are.
+        activations_scales: `dynamic`: each row has scales of its own, made when it is seen; `calibrated`: the
+            checkpoint has one for each matrix, or of two levels the second one.
         rounding: the op `quantize_dequantize`, which does it.
         dtype: of activations; `auto`: fp32 on CPU, where bf16 is emulated, bf16 elsewhere.
         weights_dtype: dtype of plain weights on the device; `keep`: as stored. Packed ones stay packed.
@@ -128,6 +130,7 @@ class Engine:
     loader: Loader
     mesh: Mesh = SINGLE
     activations: Method | None = None
+    activations_scales: Literal["dynamic", "calibrated"] = "dynamic"
     rounding: Kernel = field(default_factory=partial(Kernel, "quantize_dequantize", ("xla",)))
     dtype: Literal["auto", "bf16", "f32"] = "auto"
     weights_dtype: WeightsDtype = "keep"
@@ -140,6 +143,9 @@ class Engine:
         parse_bytes(self.programs_most, "engine.programs_most", bare=1 << 20)
         if self.activations is not None and (why := self._unrounded(self.activations)):
             raise ConfigError(f"activations: {why}")
+        if self.activations is not None and self.activations_scales == "calibrated":
+            assert self.activations.scheme is not None
+            as_one(self.activations.scheme)
 
     def _unrounded(self, method: Method) -> str:
         """Why activations cannot be rounded by a method; empty: they can."""
@@ -172,8 +178,10 @@ class Engine:
                 self.tokenizer.check(checkpoint)
             except SourceError as why:
                 problems.append(Problem("tokenizer", str(why)))
-        if not problems:
+        if not problems and not usage.observes:
             problems += self._of_activations(checkpoint)
+        if checkpoint.turned is not None and self.mesh.size > 1:
+            problems.append(Problem("activations_rotate", "inputs are rotated on one device so far; mesh=single"))
         if problems := [*problems, *mute]:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
         placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
@@ -193,9 +201,39 @@ class Engine:
         for name, spec in self._held(checkpoint, self.weights_dtype).items():
             if spec.scheme is not None and (why := scheme.problem((1, spec.shape[-1]))):
                 unfit.setdefault(why, []).append(name)
+        if self.activations_scales == "calibrated":
+            yield from self._of_scales(checkpoint)
         for why, names in unfit.items():
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             yield Problem("activations", f"before {names[0]}{more}: {why}")
+
+    def _of_scales(self, checkpoint: Checkpoint) -> Iterator[Problem]:
+        """What is in the way of scales of inputs that were made before."""
+        assert self.activations is not None
+        assert self.activations.scheme is not None
+        found = checkpoint.input_scales
+        tied = bool(checkpoint.config.get("tie_word_embeddings", family_of(checkpoint.config, self.families).tied))
+        held = self._held(checkpoint, self.weights_dtype).items()
+        packed = [n for n, s in held if s.scheme is not None and (tied or not n.endswith("embed_tokens.weight"))]
+        if not packed:
+            return  # nothing is rounded
+        if found is None:
+            text = "calibrated, but nothing was: the source has no scales of inputs, and no stage has looked at any; "
+            yield Problem("activations_scales", f"{text}calibrate=absmax does, as others that read texts do")
+            return
+        if not found.fits(self.activations.scheme):
+            has, wants = (TensorSpec((), "F32", s).encoding for s in (found.scheme, self.activations.scheme))
+            text = f"the source has scales of inputs for {has}, and activations are {wants}"
+            yield Problem("activations_scales", f"{text}; calibrate=absmax makes others")
+        if names := [n for n in packed if n not in found.values]:
+            text = f"nothing is known of the inputs of {some(names)}; only what blocks multiply by is looked at"
+            yield Problem("activations_scales", f"{text}. A rule for `keep` leaves them as they are")
+
+    def input_scales(self, checkpoint: Checkpoint) -> InputScales | None:
+        """Those that inputs are rounded under, in place of scales that are made when rows are seen."""
+        if self.activations is None or self.activations_scales == "dynamic":
+            return None
+        return checkpoint.input_scales
 
     def _mute(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         """A problem where the model knows no words."""
@@ -342,7 +380,7 @@ class Engine:
         """
         return self.loader.load(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)
 
-    def observe(self, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, *, hessian: bool) -> None:
+    def observe(self, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any) -> None:
         """See `pipeline.engine.EngineHooks.observe`.
 
         Raises:
@@ -350,7 +388,7 @@ class Engine:
         """
         if self.mesh.size > 1:
             raise ConfigError("calibrate runs on one device, and the engine has several; mesh=single")
-        self.loader.observe(self, checkpoint, rows, batch, folder, hessian=hessian)
+        self.loader.observe(self, checkpoint, rows, batch, folder, **kept)
 
 
 def _alone(rank: int, address: str, *, alone: bool) -> None:

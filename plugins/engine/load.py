@@ -12,17 +12,21 @@ import jax
 import numpy as np
 from flax import nnx
 
+from pipeline.errors import StageError
 from pipeline.ops import Kernel
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint
 from pipeline.tensors.blocks import Box, component_box, inner_box
+from pipeline.tensors.inputs import InputScales
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.regions import ends, grain_of_all, overlap, portions, within
+from pipeline.tensors.rotation import Rotation
 from pipeline.tensors.spec import TensorSpec, numpy_dtype
 from plugins.engine.pages import Pages
 from plugins.kernels.codecs import scales
 from plugins.mesh.place import boxes, shardings
 from plugins.mesh.store import DeviceStore
+from plugins.models.common.rounding import Fed
 from plugins.models.common.weights import abstract
 
 Empty = Callable[[Sequence[int], Any], Any]
@@ -63,6 +67,8 @@ def fill(
     cast: Kernel,
     unpack: Kernel,
     only: Collection[str] = (),
+    under: InputScales | None = None,
+    turns: bool = False,
 ) -> None:
     """Read the parameters of `model` and put them where they are to lie.
 
@@ -76,17 +82,36 @@ def fill(
         cast: turns plain values into the dtype of a parameter.
         unpack: decodes packed tensors for plain parameters.
         only: names of tensors; parameters that hold none of them stay as they are. Empty: all.
+        under: scales of what packed parameters are multiplied by, which come with them as `Fed`; None: no scales.
+        turns: the model rotates inputs of weights that are rotated, and come as `Fed`.
 
     Raises:
         SourceError: see `TensorStore.read`.
+        StageError: a parameter is rotated, and its inputs would not be.
     """
     some = where.devices.flat[0] if isinstance(where, jax.sharding.Mesh) else where
     empty: Empty = Pages().empty if some.platform == "cpu" else np.empty
     some_of_them = [p for p in parameters(model) if not only or set(only).intersection(p.names)]
     going = Progress("loading weights", sum(p.spec.nbytes for p in some_of_them), "B")
     for param in some_of_them:
-        param.set_value(_placed(param, checkpoint, where, empty, cast, unpack))
+        value = _placed(param, checkpoint, where, empty, cast, unpack)
+        known = under is not None and all(name in under.values for name in param.names)
+        turn = _turn(checkpoint, param.names, turns=turns and isinstance(value, QTensor))
+        if isinstance(value, QTensor) and (known or turn is not None):
+            value = Fed.of(value, under.of(param.names) if under is not None and known else None, turn)
+        param.set_value(value)
         going.add(param.spec.nbytes)
+
+
+def _turn(checkpoint: Checkpoint, names: Collection[str], *, turns: bool) -> Rotation | None:
+    """What rotates the inputs of a parameter that holds these tensors."""
+    found = checkpoint.turned
+    if found is None or not (mine := found.names.intersection(names)):
+        return None
+    if not turns or len(mine) < len(names):
+        text = "is rotated, and so are inputs in models that evaluate and generate, of what is packed"
+        raise StageError(f"activations_rotate: {min(mine)} {text}")
+    return found.rotation
 
 
 def _placed(

@@ -28,13 +28,11 @@ class JaxLoader:
 
         join(engine.mesh, rank, address, engine.platform, alone=alone)
 
-    def observe(
-        self, engine: Engine, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, *, hessian: bool
-    ) -> None:
+    def observe(self, engine: Engine, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any) -> None:
         """See `pipeline.engine.EngineHooks.observe`."""
         from plugins.engine.observe import observe
 
-        observe(engine, checkpoint, rows, batch, folder, hessian=hessian)
+        observe(engine, checkpoint, rows, batch, folder, **kept)
 
     def load(self, engine: Engine, checkpoint: Checkpoint) -> "Model":
         """See `Engine.load`."""

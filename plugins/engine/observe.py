@@ -21,7 +21,7 @@ from pipeline.stage import Checkpoint
 from pipeline.tensors.qtensor import QTensor
 from plugins.engine.engine import Engine
 from plugins.engine.load import fill, parameters
-from plugins.engine.routed import Hessians, Routed, experts
+from plugins.engine.routed import Hessians, Routed, experts, spaced
 from plugins.engine.start import DTYPES, resolved
 from plugins.models.common.cache import CacheView
 from plugins.models.common.decoder import Decoder
@@ -32,13 +32,16 @@ Found = dict[str, dict[str, Any]]  # tensor → statistic → array
 
 
 def observe(
-    engine: Engine, checkpoint: Checkpoint, rows: Sequence[Sequence[int]], batch: int, folder: Path, *, hessian: bool
-) -> None:
+    engine: Engine, checkpoint: Checkpoint, rows: Sequence[Sequence[int]], batch: int, folder: Path, *, hessian: bool,
+    samples: int = 0,
+) -> None:  # fmt: skip
     """Run the model over `rows` of token ids and write `layers.N.npz` into `folder` for each block.
 
     Of every tensor NAME that something is multiplied by there are arrays NAME/tokens, NAME/mean_square and NAME/absmax;
     see `pipeline.calibration.LinearStatistics`. With `hessian` there are NAME/hessian, the name of a file beside it,
-    `layers.N.hessian.K.npy`, and NAME/part, the index in that; what is multiplied by the same has one file.
+    `layers.N.hessian.K.npy`, and NAME/part, the index in that; what is multiplied by the same has one file. With
+    `samples` there is NAME/sample, so many of the inputs, evenly spaced, or all if there are fewer; of experts, where a
+    tensor has several, some of them more than once then.
 
     Args:
         rows: of equal length.
@@ -68,7 +71,8 @@ def observe(
     for i in range(done, len(blocks)):
         before = np.load(_hidden(folder, i), mmap_mode="r")
         with _held(blocks[i], load):
-            step, told = _program(model, blocks[i], i, hessian=hessian)
+            every = max(1, (tokens.size // samples - 1) | 1) if samples else 0  # odd, or all had few places in windows
+            step, told = _program(model, blocks[i], i, hessian=hessian, every=every)
             sums, spilled = Sums(), list[_Spilled]()
             leaves = jax.tree.leaves(nnx.split(blocks[i])[1])
             with _saved(_hidden(folder, i + 1), before.shape, before.dtype) as after:
@@ -81,10 +85,10 @@ def observe(
                         into.add(*of)
                     going.add(y.shape[0] * y.shape[1])
                 hessians = Hessians(folder, f"{STEM}.{i}") if hessian else None
-                statistics = sums.statistics(told.alike, hessians)
+                statistics = sums.statistics(told.alike, hessians, samples)
                 held = {p.names: p.get_value() for p in parameters(blocks[i])}
                 for seen, of in zip(told.routed, spilled, strict=True):
-                    statistics |= experts(seen, of.x, of.live, held, hessians)
+                    statistics |= experts(seen, of.x, of.live, held, hessians, samples)
                     of.gone()
                 _save_arrays(folder / f"{STEM}.{i}.npz", statistics)
         _hidden(folder, i).unlink()
@@ -173,7 +177,7 @@ class _Told:
     routed: list[Routed] = field(default_factory=list)
 
 
-def _program(model: Decoder, block: Any, layer: int, *, hessian: bool) -> tuple[Any, _Told]:
+def _program(model: Decoder, block: Any, layer: int, *, hessian: bool, every: int) -> tuple[Any, _Told]:
     """`(leaves, x [B, T, D]) → (x, tensor → statistic → sums, what each mixture is given)` of one block; and what its
     first call will have said."""
     graph, state = nnx.split(block)
@@ -182,7 +186,7 @@ def _program(model: Decoder, block: Any, layer: int, *, hessian: bool) -> tuple[
     @jax.jit
     def run(leaves: Any, x: Any) -> Any:
         own: Any = nnx.merge(graph, jax.tree.unflatten(tree, leaves))
-        recorder = _Recorder(list(parameters(own)), hessian, told)
+        recorder = _Recorder(list(parameters(own)), hessian, every, told)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
         watched: dict[str, Any] = {
             "matmul": _Matmul(model.ops.matmul, recorder), "moe": _Moe(model.ops.moe, recorder)
@@ -194,11 +198,11 @@ def _program(model: Decoder, block: Any, layer: int, *, hessian: bool) -> tuple[
 
 
 class _Recorder:
-    """What was multiplied by which parameter, inside one trace."""
+    """What was multiplied by which parameter, inside one trace; with `every` one of so many rows."""
 
-    def __init__(self, params: Sequence[Any], hessian: bool, told: _Told):
+    def __init__(self, params: Sequence[Any], hessian: bool, every: int, told: _Told):
         self.names = {_known_by(p.get_value()): p.names for p in params}
-        self.hessian, self.told = hessian, told
+        self.hessian, self.every, self.told = hessian, every, told
         self.found: Found = {}
         self.given: list[tuple[Any, Any]] = []
         self._first: dict[int, tuple[str, Any]] = {}  # by identity; the array is held, or another could have its own
@@ -216,6 +220,8 @@ class _Recorder:
         found = {"tokens": jnp.float32(len(x)), "square": jnp.sum(x * x, 0), "absmax": jnp.max(jnp.abs(x), 0)}
         if self.hessian:
             found["hessian"] = jnp.matmul(x.T, x, precision=jax.lax.Precision.HIGHEST)
+        if self.every:
+            found["sample"] = x[min(self.every // 2, len(x) - 1) :: self.every]
         return found
 
     def experts(self, x: Any, live: Any, w_in: Any, b_in: Any, w_out: Any, activation: Any) -> None:
@@ -271,15 +277,17 @@ class Sums:
         for name, sums in found.items():
             into = self._of.setdefault(name, {})
             for what, array in sums.items():
-                new = np.asarray(array, np.float32 if what in ("absmax", "hessian") else np.float64)
+                new = np.asarray(array, np.float32 if what in ("absmax", "hessian", "sample") else np.float64)
                 if what not in into:
                     into[what] = new.copy()
+                elif what == "sample":
+                    into[what] = np.concatenate([into[what], new])
                 elif what == "absmax":
                     np.maximum(into[what], new, out=into[what])
                 else:
                     into[what] = into[what] + new
 
-    def statistics(self, alike: Mapping[str, str], hessians: Hessians | None) -> dict[str, Any]:
+    def statistics(self, alike: Mapping[str, str], hessians: Hessians | None, samples: int) -> dict[str, Any]:
         """NAME/statistic → array, of what was added and of what is `alike`; XᵀX go into files."""
         found: dict[str, Any] = {}
         for first, sums in self._of.items():
@@ -292,6 +300,8 @@ class Sums:
                 found[f"{name}/tokens"] = np.asarray(sums["tokens"]).astype(np.int64)
                 found[f"{name}/mean_square"] = (sums["square"] / many).astype(np.float32)
                 found[f"{name}/absmax"] = sums["absmax"]
+                if samples:
+                    found[f"{name}/sample"] = sums["sample"][spaced(len(sums["sample"]), samples)]
                 if hessians is not None:
                     found[f"{name}/hessian"], found[f"{name}/part"] = np.asarray(file), np.zeros(0, np.int64)
         return found

@@ -62,15 +62,19 @@ class _Side:
         file: where their XᵀX lie; empty: nowhere.
     """
 
-    def __init__(self, experts: int, width: int, file: str, into: Any):
+    def __init__(self, experts: int, width: int, samples: int, file: str, into: Any):
         self.tokens = np.zeros(experts, np.int64)
         self.square = np.zeros((experts, width), np.float64)
         self.absmax = np.zeros((experts, width), np.float32)
+        self.sample = np.zeros((experts, samples, width), np.float32)
         self.file, self._into = file, into
         self._sums = np.zeros((width, width), np.float32) if file else None  # of the expert that is looked at
 
-    def add(self, expert: int, x: Any) -> None:
-        """Rows x [n, in], fp32."""
+    def add(self, expert: int, x: Any, at: int, of: int) -> None:
+        """Rows x [n, in], fp32, from row `at` of `of` rows that there are."""
+        wanted = spaced(of, self.sample.shape[1], again=True) - at
+        mine = (wanted >= 0) & (wanted < len(x))
+        self.sample[expert, mine] = x[wanted[mine]]
         self.tokens[expert] += len(x)
         self.square[expert] += np.square(x, dtype=np.float64).sum(0)
         np.maximum(self.absmax[expert], np.abs(x).max(0, initial=0), out=self.absmax[expert])
@@ -90,6 +94,8 @@ class _Side:
             own: Any = slice(None) if len(names) == 1 else e
             found[f"{name}/tokens"] = self.tokens[own]
             found[f"{name}/mean_square"], found[f"{name}/absmax"] = square[own], self.absmax[own]
+            if self.sample.size:
+                found[f"{name}/sample"] = self.sample[own]
             if self.file:
                 found[f"{name}/hessian"] = np.asarray(self.file)
                 found[f"{name}/part"] = np.asarray([] if len(names) == 1 else [e], np.int64)
@@ -97,7 +103,7 @@ class _Side:
 
 
 def experts(
-    seen: Routed, x: Any, live: Any, held: Mapping[tuple[str, ...], Any], hessians: Hessians | None
+    seen: Routed, x: Any, live: Any, held: Mapping[tuple[str, ...], Any], hessians: Hessians | None, samples: int
 ) -> dict[str, Any]:
     """Statistics of one mixture, NAME/statistic → array; XᵀX go into files.
 
@@ -105,6 +111,7 @@ def experts(
         x: what was routed, [rows, in], of the dtype of activations; may lie on disk.
         live: which rows each expert was chosen for, bool [rows, experts].
         held: names of a parameter → its array or QTensor, [experts, …].
+        samples: rows of inputs that are kept of every expert.
     """
     count = live.shape[1]
     widths = (x.shape[1], held[seen.out].shape[-1])
@@ -112,7 +119,7 @@ def experts(
         files = [
             ("", None) if hessians is None else stack.enter_context(hessians.another((count, n, n))) for n in widths
         ]
-        into, out = (_Side(count, n, *file) for n, file in zip(widths, files, strict=True))
+        into, out = (_Side(count, n, samples, *file) for n, file in zip(widths, files, strict=True))
         act = jax.jit(lambda *inside: seen.activation(*inside))
         for e in range(count):
             rows = np.flatnonzero(live[:, e])
@@ -123,14 +130,19 @@ def experts(
                 wide = part.astype(np.float32)
                 inside = [wide @ w.T + (0 if b is None else b) for w, b in zip(weights, biases, strict=True)]
                 padded = [np.pad(y.astype(part.dtype), ((0, ROWS - len(y)), (0, 0))) for y in inside]
-                into.add(e, wide)
-                out.add(e, np.asarray(act(*padded)).astype(np.float32)[: len(part)])
+                into.add(e, wide, at, len(rows))
+                out.add(e, np.asarray(act(*padded)).astype(np.float32)[: len(part)], at, len(rows))
             into.done(e)
             out.done(e)
     found = out.told(seen.out)
     for names in seen.into:
         found |= into.told(names)
     return found
+
+
+def spaced(count: int, wanted: int, *, again: bool = False) -> Any:
+    """Indices of `wanted` of `count` rows, evenly spaced; all where there are fewer, or some of these `again`."""
+    return np.linspace(0, count - 1, wanted if again else min(count, wanted)).astype(int)
 
 
 @jax.jit

@@ -136,7 +136,8 @@ class Model:
 
         def change(model: Decoder) -> None:
             e = self._engine
-            fill(model, checkpoint, self.runtime.where, cast=e.cast, unpack=e.unpack, only=tensors)
+            how: Any = {"cast": e.cast, "unpack": e.unpack, "only": tensors, "turns": True}
+            fill(model, checkpoint, self.runtime.where, under=e.input_scales(checkpoint), **how)
 
         with self.runtime.changed(change):
             yield

@@ -29,7 +29,7 @@ from plugins.mesh.processes import check
 from plugins.models.common.cache import CacheDtype
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.ops import Ops
-from plugins.models.common.rounding import MatMul, MoE, Rounder
+from plugins.models.common.rounding import MatMul, MoE, Rounder, Turner
 from plugins.models.common.weights import Weights
 from plugins.models.family import family_of
 
@@ -63,11 +63,12 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     ops = engine.ops.on(device.platform)
     eager = is_eager(ops) or (engine.activations is not None and not engine.rounding.traced)
     ops = on_arrays(ops) if eager else ops
-    ops = rounding(ops, engine)
+    ops = rounding(ops, engine, checkpoint)
     model: Decoder = family.build(checkpoint.config, weights, ops, DTYPES[dtype])
     ignored = weights.check()
     where = device if spread is None else spread.devices
-    fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack)
+    under = engine.input_scales(checkpoint)
+    fill(model, checkpoint, where, cast=engine.cast, unpack=engine.unpack, under=under, turns=True)
     runtime = Runtime(model, checkpoint.config, kept, device, time.perf_counter() - began, eager, spread)
     if runtime.device_nbytes != planned:
         taken = f"{show_bytes(runtime.device_nbytes)} on the device, where {show_bytes(planned)} were planned"
@@ -78,12 +79,17 @@ def start(engine: Engine, checkpoint: Checkpoint, devices: Sequence[Any] | None 
     return Model(runtime, checkpoint, engine, planned, ignored)
 
 
-def rounding(ops: Ops, engine: Engine) -> Ops:
-    """`ops` that round the inputs of packed weights, where the engine is to do so."""
-    if engine.activations is None:
+def rounding(ops: Ops, engine: Engine, checkpoint: Checkpoint) -> Ops:
+    """`ops` that round the inputs of packed weights, where the engine is to do so, and rotate those of rotated ones."""
+    if engine.activations is None and checkpoint.turned is None:
         return ops
+    if engine.activations is None:
+        return replace(ops, matmul=MatMul(ops.matmul, Turner()), moe=MoE(ops.moe, Turner()))  # type: ignore[arg-type]
     scheme, recipe = engine.activations.scheme, optional(engine.activations, MethodHooks, "recipe")
-    rounder = Rounder(engine.rounding.on(ops.matmul.platform), scheme, recipe)  # type: ignore[arg-type]
+    fed, found = engine.activations_scales == "calibrated", engine.input_scales(checkpoint)
+    if found is not None:
+        scheme = found.scheme
+    rounder = Rounder(engine.rounding.on(ops.matmul.platform), scheme, recipe, fed)  # type: ignore[arg-type]
     return replace(ops, matmul=MatMul(ops.matmul, rounder), moe=MoE(ops.moe, rounder))  # type: ignore[arg-type]
 
 

@@ -14,12 +14,14 @@ class Auto:
         kl: nats a token, at most.
         quants: options to choose from.
         keep: whether a tensor may stay as it is.
+        text: what the loss is measured on.
     """
 
     bits: float | None = None
     kl: float | None = None
     quants: tuple[str, ...] = ()
     keep: bool = True
+    text: str = ""
 
     def __post_init__(self) -> None:
         raise ConfigError(

@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 
 @dataclass(frozen=True)
 class Hadamard:
-    """See `pipeline.rotated.Rotation`.
+    """See `pipeline.tensors.rotation.Rotation`.
 
     Attributes:
         block: channels that are rotated together, a power of two that divides the width; None: all of them.
@@ -30,13 +30,13 @@ class Hadamard:
             raise ConfigError(f"calibrate.rotate.block={self.block}: a power of two is needed, 2 or more, or null")
 
     def problem(self, width: int) -> str | None:
-        """See `pipeline.rotated.Rotation`."""
+        """See `pipeline.tensors.rotation.Rotation`."""
         if self.block is None or width % self.block == 0:
             return None
         return f"blocks of {self.block} do not divide {width} channels; {width & -width} is the largest that does"
 
     def apply(self, x: Any) -> Any:
-        """See `pipeline.rotated.Rotation`."""
+        """See `pipeline.tensors.rotation.Rotation`."""
         n = x.shape[-1]
         signs, odd, hadamard = _parts(n, self.block or n & -n, self.seed)
         y = (x * signs).reshape(*x.shape[:-1], -1, len(hadamard)) @ hadamard

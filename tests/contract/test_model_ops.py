@@ -1,6 +1,8 @@
 """Every backend of the model ops keeps the contract that we ship."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 
@@ -20,18 +22,53 @@ def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+# Schemes whose gradients go through experts in ways of their own: powers of two, a scale over scales, a code book whose
+# scales are coded, a minimum, tiles. The product with what is decoded is that of `matmul`, which has them all.
+EXPERTS_PULLED = ("mxfp4", "nvfp4", "nf4 twice", "q4_1", "fp8 in tiles")
+# Of attention, what has everything that the others have one by one.
+ATTENTION_PULLED = (
+    "segments, sinks and window", "softcap and sinks", "window, not causal", "decode, bf16", "packed, e4m3", "padding",
+)  # fmt: skip
+
+
+def case_of(call: Mapping[str, Any]) -> str:
+    """Its name; the scheme alone, where it differs from others in dtypes and rows only."""
+    name = next(call[kind].name for kind in ("case", "differentiable", "packed") if kind in call)
+    return re.sub(r" (float32|bfloat16)( \d)?", "", name)
+
+
+def once(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Every scheme by every backend."""
+    return call["backend"], case_of(call) if len(call) > 1 else ""
+
+
+def of_experts(call: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The same, but of gradients those of some schemes."""
+    some = "differentiable" not in call or case_of(call) in EXPERTS_PULLED or call["backend"] == "native"
+    return once(call) if some else (call["backend"], "tokens" in case_of(call))
+
+
+def of_attention(call: Mapping[str, Any]) -> tuple[Any, ...]:
+    some = call["backend"] != "pallas" or "differentiable" not in call or case_of(call) in ATTENTION_PULLED
+    return once(call) if some else (call["backend"],)
+
+
+@pytest.mark.brief(each=once)
 class TestMatMul(ModelOpContract):
     op = "matmul"
 
 
+@pytest.mark.brief(each=once)
 class TestEmbed(ModelOpContract):
     op = "embed"
 
 
+@pytest.mark.brief(each=of_experts)
 class TestMoE(ModelOpContract):
     op = "moe"
 
 
+@pytest.mark.brief(each=of_attention)
 class TestAttention(ModelOpContract):
     op = "attention"
 

@@ -25,12 +25,13 @@ NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A config group: its name, targets, weight arguments and format."""
+    """A config group: its name, targets, weight arguments and format, and arguments of activations, or None."""
 
     name: str
     targets: tuple[str, ...]
     weights: Mapping[str, Any]
     format: str
+    inputs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +81,8 @@ def read_groups(config: Mapping[str, Any]) -> tuple[Groups, list[Problem]]:
             text = f"quantization_config.{where} has format {fmt!r}{did_you_mean(str(fmt), FORMATS)}"
             problems.append(Problem(WHERE, text))
             continue
-        groups.append(Group(name, targets, weights, fmt))
+        inputs = group.get("input_activations")
+        groups.append(Group(name, targets, weights, fmt, inputs if isinstance(inputs, Mapping) else None))
     ignore = _patterns(given, "ignore", problems)
     if not groups and not problems:
         problems.append(Problem(WHERE, "quantization_config.config_groups has no group with weights"))

@@ -3,26 +3,36 @@
 Every quantized module is a few leaves `MODULE.weight…`, and config.json says in groups how modules are quantized (see
 `compressed_tensors_schemes` and `compressed_tensors_config`). The library knows 2-D weights only, so stacks of experts
 are written one by one, gate and up apart (see `experts`). Written groups quantize activations where that is asked for,
-with scales that readers make when they see them; what a source says about activations and the KV cache is left out by
-name.
+with scales that readers make when they see them, or calibrated ones beside the weights:
+
+    MODULE.input_scale          F32 [1], of one level of scales: `dynamic: false`, strategy tensor
+    MODULE.input_global_scale   F32 [1], 448 · 6 / amax of NVFP4, whose blocks get scales when seen: `dynamic: local`
+
+(vLLM's `compressed_tensors_w4a4_nvfp4.py` and `_w8a8_fp8.py` load them.) What else a source says about activations and
+the KV cache is left out by name.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from pipeline.errors import ConfigError, PlanError, Problem
-from pipeline.formats import PEEKED
+from pipeline.formats import INPUTS, PEEKED
 from pipeline.method import Method
 from pipeline.tensors.binding import Binding, Bound, Part
+from pipeline.tensors.inputs import InputLeaves, InputScales
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import stored_leaves
 from plugins.formats.common import linears
 from plugins.formats.common.experts import EXPERT
+from plugins.formats.common.inputs import USED, wanted, written
+from plugins.formats.common.inputs import modules as modules_of
+from plugins.formats.compressed_tensors.activations import input_arguments, input_scheme, static_arguments
 from plugins.formats.compressed_tensors.config import METHOD, Groups, read_groups, write_groups
-from plugins.formats.compressed_tensors.schemes import format_of, input_arguments, parts_of, scheme_of, shape_from
+from plugins.formats.compressed_tensors.schemes import format_of, parts_of, scheme_of, shape_from
 
 # Parameters that describe activations or caches, and the zero points of symmetric weights, which are all zero.
 ACTIVATIONS = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point")
@@ -42,12 +52,15 @@ class CompressedTensors:
         int8: the format in which 8-bit integers are written: packed in words, which readers run with activations as
             they are, or one byte each, as it is with activations that are quantized.
         activations: what readers quantize activations to, as a method; None: nothing.
+        activations_scales: `dynamic`: readers make scales; `calibrated`: those of the checkpoint are written.
     """
 
     int8: Literal["pack-quantized", "int-quantized"] = "pack-quantized"
     activations: Method | None = None
+    activations_scales: Literal["dynamic", "calibrated"] = "dynamic"
 
     companions: ClassVar[tuple[str, ...]] = ()
+    writes_inputs: ClassVar[bool] = True
     peeks: ClassVar[tuple[str, ...]] = ("*.weight_shape",)
 
     def recognizes(self, leaves: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> bool:
@@ -71,20 +84,23 @@ class CompressedTensors:
             module, _, parameter = leaf.rpartition(".")
             if parameter == "weight_zero_point" and found.get(module):
                 return "zero points of symmetric weights are zero"
-            return LEFT_OUT.get(parameter)
+            return USED if leaf in scales else LEFT_OUT.get(parameter)
 
+        scales = _scales(leaves, groups, found)
         matrices, ignored, unknown = linears.sort_out(leaves, found, owner, left_out, reader.shapes)
         tensors, more = linears.gather(matrices, config)
         if problems := [*reader.problems, *unknown, *more]:
             raise PlanError(problems)
         stored = {**stored_leaves(tensors), **{n: leaves[n] for n in reader.shapes}}
         rest = {k: v for k, v in config.items() if k not in ("quantization_config", PEEKED)}
-        return Binding(tensors, stored, rest, ignored, reader.constants)
+        return Binding(tensors, stored, rest, ignored, reader.constants, input_scales=_inputs(tensors, scales))
 
     def encode(self, tensors: Mapping[str, TensorSpec], config: Mapping[str, Any]) -> Binding:
         """See `Dialect.encode`. Tensors may differ in scheme: each scheme is a config group."""
         constants: dict[str, bytes] = {}
-        int8, inputs, problem = self._inputs()
+        given = config.get(INPUTS)
+        int8, inputs, problem = self._inputs(given)
+        config = {k: v for k, v in config.items() if k != INPUTS}
 
         def parts(module: str, spec: TensorSpec) -> tuple[Part, ...]:
             assert spec.scheme is not None
@@ -95,6 +111,15 @@ class CompressedTensors:
 
         bounds, modules, problems = linears.express(tensors, config, parts)
         dtype, more = linears.dtype_problems(tensors)
+        shapes = {n: TensorSpec((2,), "I64") for n in constants}
+        if inputs is not None and given is not None and self.activations_scales == "calibrated":
+            leaf = "input_scale" if inputs["dynamic"] is False else "input_global_scale"
+            scales, specs, lacking = written(
+                bounds, given, lambda n: (f"{m}.{leaf}" for m in modules_of(bounds[n])), (1,)
+            )
+            constants |= scales
+            shapes |= specs
+            more = [*more, *lacking]
         if problems := [*problem, *problems, *more]:
             raise PlanError(problems)
         out = linears.with_dtype(config, dtype)
@@ -102,10 +127,9 @@ class CompressedTensors:
             modules["lm_head"] = None  # tied: a module without weights of its own, which `Linear` matches all the same
         kinds = {m: None if s is None else (s, format_of(s, int8)) for m, s in modules.items()}
         out["quantization_config"] = write_groups(kinds, inputs)
-        shapes = {n: TensorSpec((2,), "I64") for n in constants}
         return Binding(bounds, {**stored_leaves(bounds), **shapes}, out, constants=constants, notes=_notes(tensors))
 
-    def _inputs(self) -> tuple[str, dict[str, Any] | None, list[Problem]]:
+    def _inputs(self, scales: InputScales | None) -> tuple[str, dict[str, Any] | None, list[Problem]]:
         """The format of 8-bit integers, arguments of activations, and what is wrong with these."""
         if self.activations is None:
             return self.int8, None, []
@@ -113,9 +137,35 @@ class CompressedTensors:
         try:
             if scheme is None:
                 raise ValueError(f"{type(self.activations).__name__} has no scheme of its own")
+            if self.activations_scales == "calibrated":
+                return "int-quantized", static_arguments(wanted(self.activations, scales)), []
             return "int-quantized", input_arguments(scheme), []
-        except ValueError as why:
+        except (ValueError, ConfigError) as why:
             return self.int8, None, [Problem("activations", str(why))]
+
+
+def _scales(leaves: Mapping[str, TensorSpec], groups: Groups, found: Iterable[str]) -> dict[str, Scheme]:
+    """Leaf → scheme of the inputs that it is a scale of; nothing where modules differ in these."""
+    scales: dict[str, Scheme] = {}
+    for module in found:
+        group = groups.of(module)
+        scheme = None if group is None else input_scheme(group.inputs)
+        if scheme is not None:
+            leaf = f"{module}.input_scale" if scheme.second is None else f"{module}.input_global_scale"
+            scales |= {leaf: scheme} if leaf in leaves and leaves[leaf].size == 1 else {}
+    return scales if len({*scales.values()}) == 1 else {}
+
+
+def _inputs(tensors: Mapping[str, Bound], scales: Mapping[str, Scheme]) -> InputLeaves | None:
+    """Where scales are of the inputs of tensors all of whose modules have one."""
+    if not scales:
+        return None
+    leaves = {}
+    for name, bound in tensors.items():
+        mine = [f"{m}.{leaf}" for m in modules_of(bound) for leaf in ("input_scale", "input_global_scale")]
+        if bound.spec.scheme is not None and 2 * len(kept := tuple(n for n in mine if n in scales)) == len(mine):
+            leaves[name] = kept
+    return InputLeaves(next(iter(scales.values())), leaves)
 
 
 def _notes(tensors: Mapping[str, TensorSpec]) -> tuple[str, ...]:

@@ -89,25 +89,6 @@ def arguments(scheme: Scheme) -> dict[str, Any]:
     return out
 
 
-def input_arguments(scheme: Scheme) -> dict[str, Any]:
-    """`QuantizationArgs` of activations whose scales are made when a row is seen, each row by itself.
-
-    Raises:
-        ValueError: readers have no such; says what they have.
-    """
-    token = {"num_bits": scheme.element_bits, "symmetric": True, "dynamic": True}
-    if scheme.zero is None and scheme.second is None and not scheme.block_elems:
-        if scheme.element == "int8":
-            return {**token, "type": "int", "strategy": "token", "group_size": None}
-        if scheme.element == "e4m3":
-            return {**token, "type": "float", "strategy": "token", "group_size": None}
-    if scheme in (MXFP4, MXFP8):
-        return {**token, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
-    if scheme.second is not None:
-        raise ValueError("activations under a second-level scale need one that was calibrated (input_global_scale)")
-    raise ValueError("activations are int8, fp8_e4m3, mxfp8_e4m3 or mxfp4 for readers of compressed-tensors")
-
-
 def scheme_of(args: Mapping[str, Any], fmt: str, scale_dtype: str) -> Scheme:
     """The scheme that weight arguments mean in a format, for a weight_scale of `scale_dtype`.
 

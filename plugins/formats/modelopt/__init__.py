@@ -1,1 +1,1 @@
-"""ModelOpt: NVFP4 as its files have it."""
+"""ModelOpt: NVFP4 and FP8 as its files have them."""

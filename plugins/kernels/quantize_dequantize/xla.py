@@ -15,24 +15,26 @@ from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.xla.traced import Coded, coded
 
 
-def quantize_dequantize(x: Any, scheme: Scheme, *, clipped_gradient: bool = False, **recipe: Any) -> Any:
+def quantize_dequantize(
+    x: Any, scheme: Scheme, *, scale: float | None = None, clipped_gradient: bool = False, **recipe: Any
+) -> Any:
     """See the op's docstring."""
     x = jnp.asarray(x)
     how = checked(x.shape, scheme, recipe)
-    return _through(x, scheme, how, clipped_gradient) if x.size else x
+    return _through(x, scheme, how, scale, clipped_gradient) if x.size else x
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _through(x: Any, scheme: Scheme, recipe: Recipe, clipped: bool) -> Any:
-    return _values(x, coded(widened(x), scheme, recipe))
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _through(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None, clipped: bool) -> Any:
+    return _values(x, coded(widened(x), scheme, recipe, scale))
 
 
-def _forward(x: Any, scheme: Scheme, recipe: Recipe, clipped: bool) -> tuple[Any, Any]:
-    found = coded(widened(x), scheme, recipe)
+def _forward(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None, clipped: bool) -> tuple[Any, Any]:
+    found = coded(widened(x), scheme, recipe, scale)
     return _values(x, found), _inside(widened(x), found, recipe) if clipped else None
 
 
-def _backward(scheme: Scheme, recipe: Recipe, clipped: bool, inside: Any, dy: Any) -> tuple[Any]:
+def _backward(scheme: Scheme, recipe: Recipe, scale: float | None, clipped: bool, inside: Any, dy: Any) -> tuple[Any]:
     return (dy if inside is None else jnp.where(inside, dy, jnp.zeros_like(dy)),)
 
 

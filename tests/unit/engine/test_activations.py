@@ -31,6 +31,7 @@ X = (np.random.default_rng(0).standard_normal((3, 5, 64)) * np.geomspace(0.01, 1
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "fp8_e5m2", "mxfp4", "mxfp8_e4m3", "nvfp4"])
+@pytest.mark.brief("int8", "mxfp4")
 def test_each_row_is_rounded_by_itself(name: str) -> None:
     """Scales of a matrix are of a row here: what else is in a batch changes nothing."""
     method = quant_method(name)
@@ -81,6 +82,7 @@ def test_experts_round_what_they_are_given_and_what_they_hand_on() -> None:
     assert np.abs(found - np.asarray(kernel(x, *rest, activation=activation))).max() > 1e-3 * np.abs(found).max()
 
 
+CALIBRATED = ("activations_scales=calibrated", "calibrate=absmax")
 TYPED = ("+model=gpt_oss", "quant=int8", "flow=generate", "prompt=a")
 
 
@@ -94,6 +96,17 @@ TYPED = ("+model=gpt_oss", "quant=int8", "flow=generate", "prompt=a")
         (("activations=q4_k",), "activations: "),
         (("activations=int8", "mesh=tensor", "mesh.axes.tensor=2"), "activations: are rounded on one device"),
         (("activations=nvfp4", "flow=convert", "export=compressed_tensors"), "activations: .*input_global_scale"),
+        (CALIBRATED, "calibrated ones are of what activations are rounded to"),
+        (("activations=int8", "activations_scales=calibrate"), "activations_scales: .*did you mean 'calibrated'"),
+        (("activations=int8", *CALIBRATED, "calibrate.quantile=0.99"), r"keeps none; calibrate\.samples=256"),
+        (("activations=int8", *CALIBRATED[1:], "calibrate.quantile=0.99"), "0.99 is of what activations_scales="),
+        (("activations=int8", *CALIBRATED, "calibrate.quantile=2", "calibrate.samples=9"), "2.0 is no share between"),
+        (("activations=int8", CALIBRATED[0]), "but nothing was: .*calibrate=absmax does"),
+        (("activations_rotate=33",), "activations_rotate: 33 is no power of two"),
+        (("activations_rotate=64",), "activations_rotate: .*blocks of 64 do not divide 160 channels"),
+        (("activations=int8", *CALIBRATED, "activations_rotate=32"), "scales are of inputs that are not rotated"),
+        (("activations_rotate=32", "flow=sensitivity"), "activations_rotate: sensitivity looks at tensors one by one"),
+        (("activations_rotate=32", "flow=convert"), "no file says that inputs are to be rotated"),
         (("activations=mxint8", "flow=convert", "export=compressed_tensors"), "activations are int8, fp8_e4m3"),
     ],
 )  # fmt: skip

@@ -64,6 +64,7 @@ def test_a_conversation_that_outgrows_its_cache(model: Any) -> None:
     assert second.tokens == generate(model.runtime, [said[:180]], how)[0][0].tokens
 
 
+@pytest.mark.repeats
 def test_texts_are_continued_without_a_template(model: Any) -> None:
     talk = model.conversation()
     assert (talk.chat, talk.channels, talk.room) == (False, False, 2048)

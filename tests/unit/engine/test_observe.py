@@ -23,15 +23,17 @@ def hessian_of(folder: Path, found: Any, name: str) -> Any:
 def test_sums_of_batches_are_those_of_all(tmp_path):
     x = np.random.default_rng(0).standard_normal((96, 5)).astype(np.float32)
     sums = observe.Sums()
-    recorder = observe._Recorder([], True, observe._Told())
+    recorder = observe._Recorder([], True, 3, observe._Told())
     for part in np.split(x, 3):
         sums.add({"w": {k: np.asarray(v) for k, v in recorder.sums(part).items()}})
-    found = sums.statistics({"v": "w"}, observe.Hessians(tmp_path, "layers.0"))
+    found = sums.statistics({"v": "w"}, observe.Hessians(tmp_path, "layers.0"), 4)
     assert found["w/tokens"] == 96
     np.testing.assert_allclose(found["w/mean_square"], np.square(x).mean(0), rtol=1e-5)
     np.testing.assert_array_equal(found["w/absmax"], np.abs(x).max(0))
     np.testing.assert_allclose(hessian_of(tmp_path, found, "w"), x.T @ x / 96, rtol=1e-4, atol=1e-5)
     assert found["v/hessian"] == found["w/hessian"]
+    kept = np.concatenate([part[1::3] for part in np.split(x, 3)])
+    np.testing.assert_array_equal(found["v/sample"], kept[np.linspace(0, len(kept) - 1, 4).astype(int)])
     np.testing.assert_array_equal(found["v/mean_square"], found["w/mean_square"])
 
 
@@ -88,6 +90,7 @@ def test_statistics_are_those_of_the_inputs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [*models.CONFIGS])
+@pytest.mark.brief("gpt_oss", "llama", "gemma3")
 def test_of_every_matrix_of_every_family_packed_or_not(kind: str, tmp_path: Path) -> None:
     plain = models.checkpoint(kind, layers=1)
     names = [*likely(plain)]
@@ -119,7 +122,7 @@ def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> 
 
     held = {names("gate"): gate, names("up"): up, names("out"): out, ("bias",): bias}
     seen = routed.Routed((names("gate"), names("up")), (("bias",), None), names("out"), lambda g, u: abs(g) * u)
-    found = routed.experts(seen, x, live, held, routed.Hessians(tmp_path, "layers.0"))
+    found = routed.experts(seen, x, live, held, routed.Hessians(tmp_path, "layers.0"), 20)
     for e in range(3):
         into = x[live[:, e]]
         inner = abs(into @ gate[e].T + bias[e]) * (into @ up[e].T)
@@ -131,4 +134,7 @@ def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> 
             np.testing.assert_allclose(found[f"{name}/absmax"][own], np.abs(rows).max(0, initial=0), rtol=1e-5)
             h = hessian_of(tmp_path, found, name)[own]
             np.testing.assert_allclose(h, rows.T @ rows / many, rtol=1e-3, atol=1e-4)
+            sample = found[f"{name}/sample"][own]
+            wanted = rows[np.linspace(0, len(rows) - 1, 20).astype(int)] if len(rows) else np.zeros_like(sample)
+            np.testing.assert_allclose(sample, wanted, rtol=1e-3, atol=1e-4)
     assert len([*tmp_path.glob("*.npy")]) == 2  # gate and up are multiplied by the same

@@ -44,6 +44,7 @@ def in_order(x: Any, s: Sampling) -> Any:
 
 @pytest.mark.parametrize("spread", [0.3, 4.0])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.brief(each=("options",))
 def test_draws_are_those_over_the_sorted_vocabulary(options: dict[str, Any], spread: float) -> None:
     """A flat distribution needs more candidates than the first few, a steep one does not."""
     s, seen = Sampling(**options), jnp.zeros((ROWS, 0), bool)

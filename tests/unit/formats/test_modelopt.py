@@ -216,8 +216,8 @@ def test_decode_reports_everything_at_once() -> None:
     assert "not a multiple of the block of 16" in found[f"{names[3]}.weight"]
     assert "pre_quant_scale" in found[f"{names[4]}.weight"]
     assert "I8, expected U8" in found[f"{names[5]}.weight"]
-    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
-    assert "(allowed: NVFP4, W4A16_NVFP4)" in problems_of(DIALECT.decode, {}, config)["config.json"]
+    config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}}
+    assert "(allowed: NVFP4, W4A16_NVFP4, FP8)" in problems_of(DIALECT.decode, {}, config)["config.json"]
 
 
 @pytest.mark.parametrize("older", [False, True])

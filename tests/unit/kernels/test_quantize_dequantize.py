@@ -59,12 +59,14 @@ def traced(method: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.brief(when=lambda name: not name.startswith(("int2", "int3", "uint2", "mxfp6_e3", "mxfp8_e5", "fp8_e5")))
 def test_bits_are_the_host_s(name: str) -> None:
     method, x = built(name), array(np.float32)
     check(on_host(method, x), traced(method)(x))
 
 
 @pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.brief("mxfp4", "nvfp4", "uint4 with a zero point", "q4_1", "nf4", "fp8 tiles")
 def test_with_a_gradient_the_bits_are_the_same_and_it_passes(name: str) -> None:
     method, x = built(name), array(BF16)
     direction = np.random.default_rng(1).standard_normal(x.shape).astype(BF16)
@@ -125,6 +127,7 @@ def test_rules_of_powers_of_two(name: str, how: dict[str, Any]) -> None:
     ],
     ids=str,
 )
+@pytest.mark.brief(when=lambda scheme: scheme.element in ("int4", "uint8", "nf4"))
 def test_recipes_of_real_scales(scheme: Scheme, how: dict[str, Any]) -> None:
     x = array(np.float32, seed=4)
     q = Kernel("quantize", ("numpy",))(x, scheme, **how)
@@ -168,6 +171,7 @@ def test_a_scale_past_its_encoding_is_nan() -> None:
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "q4_0", "fp8_e4m3", "uint4 with a zero point"])
+@pytest.mark.brief("mxfp4", "q4_0")
 def test_a_clipped_gradient_is_0_where_values_were_saturated(name: str) -> None:
     """OCP's floor rule saturates: up to 8 in a block of scale 1, whose largest element is 6."""
     method = built(name)
@@ -231,3 +235,51 @@ def test_what_a_scale_is_worth_is_no_matter_of_the_thread_that_asks_first() -> N
     assert powers()[127] == 1
     assert powers()[254] == 2.0**127
     assert np.isnan(powers()[255])
+
+
+ONE = {
+    "int8": Scheme("int8", 0, "f32"),
+    "int8 matrix": Scheme("int8", 0, "f32", block_rows=0),
+    "fp8_e4m3": Scheme("e4m3", 0, "f32", block_rows=0),
+    "fp8_e5m2": Scheme("e5m2", 0, "f32", block_rows=0),
+    "nvfp4": Scheme("e2m1", 16, "e4m3", second="f32"),
+    "nvfp4 inverse": Scheme("e2m1", 16, "e4m3", second="inverse_f32"),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, BF16])
+@pytest.mark.parametrize("name", ONE)
+def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str, dtype: Any) -> None:
+    """Values past it saturate."""
+    x, scheme = array(dtype), ONE[name]
+    for scale in (0.013, 0.4) if "inverse" not in name else (70.0, 2.6):
+        how = {"scale_rule": "amax", "scale": scale}
+        want = load("quantize_dequantize", "reference")(x, scheme, **how)
+        check(np.asarray(want, dtype), jax.jit(partial(OP, scheme=scheme, **how))(x))
+
+
+def test_integers_under_a_given_scale_use_all_their_codes() -> None:
+    """Spelt out: as vLLM and compressed-tensors round inputs under a calibrated scale."""
+    x, s = np.linspace(-9, 9, 800, dtype=np.float32)[None], np.float32(0.0437)
+    found = np.asarray(OP(x, ONE["int8"], scale=float(s), scale_rule="amax"))
+    np.testing.assert_array_equal(found, np.clip(np.rint(x / s), -128, 127).astype(np.float32) * s)
+    fp8 = np.asarray(OP(x * 400, ONE["fp8_e4m3"], scale=float(s), scale_rule="amax"))
+    codes = np.clip(x * 400 / s, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(fp8, codes.astype(np.float32) * s)
+
+
+def test_under_nvfp4_s_second_level_scale_blocks_are_those_of_any_matrix_that_reaches_it() -> None:
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((5, 64)).astype(np.float32)
+    reaches = np.concatenate([x, np.full((1, 64), 7.5, np.float32)])
+    scheme, how = ONE["nvfp4"], {"scale_rule": "amax"}
+    scale = float(np.float32(7.5) / np.float32(448 * 6))
+    np.testing.assert_array_equal(OP(x, scheme, scale=scale, **how), OP(reaches, scheme, **how)[:5])
+    large = np.asarray(OP(4 * reaches, scheme, scale=scale, **how))
+    assert np.abs(large).max() == np.float32(448 * 6) * np.float32(scale)
+
+
+@pytest.mark.parametrize("scheme", [MXFP4, Scheme("int8", 32, "f32"), Scheme("uint8", 0, "f32", zero="int")])
+def test_blocks_take_no_scale_that_was_made_before(scheme: Scheme) -> None:
+    with pytest.raises(StageError, match="made before, is fp32"):
+        OP(np.ones((2, 64), np.float32), scheme, scale=0.5)

@@ -136,6 +136,7 @@ def test_one_baseline_for_all_that_quantize_the_same(tmp_path: Path) -> None:
     assert evaluated(tmp_path, by=2.0, text="same.txt") == ["quantized"]  # the content counts, which is the same
 
 
+@pytest.mark.repeats
 def test_another_device_backend_or_window_shares_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert evaluated(tmp_path) == ["baseline", "quantized"]
     assert evaluated(tmp_path, by=2.0, engine=Fake(device="cpu")) == ["quantized"]  # asked for otherwise, the same here

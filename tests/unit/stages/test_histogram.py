@@ -50,6 +50,7 @@ def test_every_value_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("where", ["README.md", "conf/flow/histogram.yaml"])
+@pytest.mark.brief("README.md")
 def test_the_documented_pattern(where: str, tmp_path: Path) -> None:
     """Of what it matches, what was quantized; of what was not, where nothing was."""
     said = re.search(r"'histogram\.tensors=(\[.*?\])'", (ROOT / where).read_text())

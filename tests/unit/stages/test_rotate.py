@@ -47,6 +47,7 @@ def rotated(checkpoint: Checkpoint, rotation: Any = None, **more: Any) -> Checkp
 
 
 @pytest.mark.parametrize("kind", [k for k in models.CONFIGS if k != "gemma3"])
+@pytest.mark.brief("gpt_oss", "llama", "qwen3")
 def test_a_model_stays_what_it_was(kind: str) -> None:
     plain = models.checkpoint(kind)
     found = rotated(plain)

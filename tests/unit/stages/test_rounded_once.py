@@ -58,6 +58,7 @@ def exact(source: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16"])
 @pytest.mark.parametrize("kind", ["packed", "wide"])
+@pytest.mark.brief
 def test_exports_of_values(sources: dict[str, Path], tmp_path: Path, kind: str, dtype: str) -> None:
     convert(sources[kind], tmp_path / "out", "quant=none", f"export.dtype={dtype}")
     found = load_file(tmp_path / "out" / "model.safetensors")

@@ -16,6 +16,7 @@ from pipeline.stage import Checkpoint, Context
 from pipeline.topology import Channels
 from plugins.quant.awq import Awq
 from plugins.quant.gptq import Gptq
+from plugins.quant.smoothquant import SmoothQuant
 from stages.alone import apart
 from stages.calibrate import likely
 from stages.quantize import Quantize
@@ -23,6 +24,7 @@ from stages.smooth import Smooth
 from tests.sharding import models
 from tests.unit.quant.test_calibrated import inputs
 
+INT8 = quant_method("int8")
 INT4 = replace(quant_method("int4"), block_elems=32)
 MATRICES = ("*_proj.weight", "*.experts.*_proj")
 
@@ -52,6 +54,7 @@ class Seen:
         return LinearStatistics(
             np.full(lead, 100), np.stack([np.square(x).mean(0) for x in xs]).reshape(*lead, -1),
             np.stack([np.abs(x).max(0) for x in xs]).reshape(*lead, -1), hessian if self.hessian else None,
+            lambda *expert: self.x(shape[-1], *expert),
         )  # fmt: skip
 
 
@@ -96,6 +99,7 @@ def test_rounding_loses_less_and_the_model_is_what_it_was(tmp_path: Path, hessia
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.brief(1)
 def test_experts_share_what_their_norm_and_router_take(tmp_path: Path, kind: str) -> None:
     plain = seen(kind)
     found = made(
@@ -108,13 +112,33 @@ def test_experts_share_what_their_norm_and_router_take(tmp_path: Path, kind: str
     assert models.apart(logits[1], logits[0]) < 1e-4
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gpt_oss"])
+def test_smoothquant_leaves_the_model_what_it_was(tmp_path: Path, kind: str) -> None:
+    """Of every family, whatever is between a norm and who reads it; and every input has fewer large channels."""
+    plain = seen(kind)
+    rules = [Rule("quant", p) for p in (MATRICES if kind == "gpt_oss" else MATRICES[:1])]
+    found = made(smooth(*rules, method=INT8, smoother=SmoothQuant(alpha=0.8)), plain, tmp_path)
+    assert len(found.report["channels"]) >= 4
+    for channels in found.report["channels"]:
+        assert found.report["channels"][channels]["most"] > 2
+    logits = [models.model(kind, of=of).runtime.forward(models.IDS, models.POSITIONS) for of in (plain, found)]
+    assert models.apart(logits[1], logits[0]) < 1e-4
+    name = "model.layers.0.self_attn.q_proj.weight"
+    spread = [float(np.ptp(np.log(of.statistics.of(name).absmax))) for of in (plain, found)]  # type: ignore[union-attr]
+    assert spread[1] < 0.5 * spread[0]
+    x = found.statistics.of(name).sample()  # type: ignore[union-attr, misc]
+    np.testing.assert_allclose(np.abs(x).max(0), found.statistics.of(name).absmax, rtol=1e-6)  # type: ignore[union-attr]
+
+
 def test_factors_of_no_use_are_not_taken() -> None:
     """A matrix that int4 holds exactly."""
     levels = np.random.default_rng(0).integers(-7, 8, (16, 64)).astype(np.float32)
     levels[:, ::32] = 7
     x = inputs(64)
     stats = LinearStatistics(np.asarray(400), np.square(x).mean(0), np.abs(x).max(0), lambda: x.T @ x)
-    found = Awq(grid=4).factors([Multiplied(levels, INT4, stats)], Channels("n", ("w",), None, False, 64, 64, 1))
+    found = Awq(grid=4).factors(
+        [Multiplied(levels, INT4, stats, np.abs(levels).max(0))], Channels("n", ("w",), None, False, 64, 64, 1)
+    )
     assert found.loss == 0
     np.testing.assert_array_equal(found.factors, 1)
 
