@@ -11,7 +11,7 @@ from pipeline.config.overrides import quoted
 from pipeline.errors import ConfigError, did_you_mean
 
 AUTO = "quant=auto"
-SETTINGS = ("bits", "kl", "quants", "keep")  # of quant=auto, and of flow=allocate by the same names
+SETTINGS = ("bits", "kl", "quants", "keep", "text")  # of quant=auto, and of flow=allocate by the same names
 BESIDES = ("flow", "stages", "export", "paths.run")  # what the first run is not told
 RULES = "rules.yaml"
 

@@ -24,7 +24,7 @@ from omegaconf.resolvers import oc
 from pipeline import redact
 from pipeline.config import extend, families, kernels, quicker, synonyms
 from pipeline.config.joined import joined, with_exports
-from pipeline.config.measuring import of_conversion, of_model, unfinished
+from pipeline.config.measuring import of_conversion, of_model, of_quality, unfinished
 from pipeline.config.names import run_name
 from pipeline.config.resolve import OWN_PACKAGES, Resolver
 from pipeline.config.spine import RunConfig, Spine
@@ -102,8 +102,9 @@ def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(asked, Mapping) or not isinstance(nodes, Mapping):
         return tree
     smooths = asked.get("smooth") is not None
+    scales = tree.get("activations_scales") == "calibrated" and bool(asked.get("texts"))
     left = {
-        "calibrate": not smooths and asked.get("method") is None,
+        "calibrate": not smooths and not scales and asked.get("method") is None,
         "smooth": not smooths,
         "rotate": asked.get("rotate") is None,
     }
@@ -290,12 +291,15 @@ def register() -> None:
     OmegaConf.register_new_resolver("quants_named_in", quants_named_in, replace=True)
     OmegaConf.register_new_resolver("quants_by_name", quants_by_name, replace=True)
     OmegaConf.register_new_resolver("quant_by_name", quant_by_name, replace=True)
+    OmegaConf.register_new_resolver("calibrated_inputs", calibrated_inputs, replace=True)
+    OmegaConf.register_new_resolver("input_rotation", input_rotation, replace=True)
     OmegaConf.register_new_resolver("rules_with", rules_with, replace=True)
     OmegaConf.register_new_resolver("wide_enough_for", wide_enough_for, replace=True)
     OmegaConf.register_new_resolver("quant_options", quant_options, replace=True)
     OmegaConf.register_new_resolver(
         "of_conversion", lambda overrides: of_conversion(unresolved(overrides)), replace=True
     )
+    OmegaConf.register_new_resolver("of_quality", lambda overrides: of_quality(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("of_model", lambda overrides: of_model(unresolved(overrides)), replace=True)
     OmegaConf.register_new_resolver("unfinished", unfinished, replace=True)
     OmegaConf.register_new_resolver("continued", continued, replace=True)
@@ -324,7 +328,8 @@ def unfollowed(why: OmegaConfBaseException, key: str = "", cfg: DictConfig | Non
     text = re.sub(r"^\w+ raised while resolving interpolation: ", "", str(why).partition("\n")[0])
     if (rule := re.match(r"(rule .+?): ", text)) is not None:
         return Problem(rule[1], text.removeprefix(rule[0]))
-    if (found := re.match(r"(rules_file|activations): ", text)) is not None:
+    own = r"(rules_file|activations|activations_scales|activations_rotate|calibrate\.quantile): "
+    if (found := re.match(own, text)) is not None:
         return Problem(found[1], text.removeprefix(found[0]))
     if (found := re.search(r"node `([\w.]+)` is not a container", text)) is not None:
         from pipeline.config.reference import below
@@ -380,6 +385,46 @@ def quant_by_name(name: Any, *, _root_: DictConfig) -> Any:
     if name not in (known := options("quant")):
         raise ConfigError(f"activations: there is no quant option {name!r}{did_you_mean(name, known, 30)}")
     return _quant_node(name, _root_)
+
+
+def calibrated_inputs(name: Any, scales: Any, *, _root_: DictConfig) -> Any:
+    """The node of the quant option that inputs are rounded to, where their scales are to be calibrated; or None.
+
+    Raises:
+        ConfigError: there is no such option; no such way to come to scales; nothing is rounded under them; or a
+            quantile is asked for that nobody would use, or of inputs that are not kept.
+    """
+    quantile, samples = (OmegaConf.select(_root_, f"calibrate.{key}") for key in ("quantile", "samples"))
+    if scales not in ("dynamic", "calibrated"):
+        hint = did_you_mean(str(scales), ["dynamic", "calibrated"], 2)
+        raise ConfigError(f"activations_scales: {scales!r} is no way to come to scales{hint}")
+    if quantile is not None and scales == "dynamic":
+        raise ConfigError(f"calibrate.quantile: {quantile} is of what activations_scales=calibrated reaches")
+    if quantile is not None and not samples:
+        text = f"{quantile} is of inputs that are kept, and calibrate.samples={samples} keeps none"
+        raise ConfigError(f"calibrate.quantile: {text}; calibrate.samples=256")
+    if scales == "dynamic":
+        return None
+    if (found := quant_by_name(name, _root_=_root_)) is None:
+        text = "are of what activations are rounded to, and nothing is said of that; activations=int8 for instance"
+        raise ConfigError(f"activations_scales: calibrated ones {text}")
+    return found
+
+
+def input_rotation(block: Any, *, _root_: DictConfig) -> Any:
+    """The node of what rotates inputs in blocks of so many channels; or None.
+
+    Raises:
+        ConfigError: that is no power of two; or scales were calibrated, of inputs as they are.
+    """
+    if block is None:
+        return None
+    if not isinstance(block, int) or isinstance(block, bool) or block < 2 or block & (block - 1):
+        raise ConfigError(f"activations_rotate: {block!r} is no power of two, as 32 is, or null")
+    if OmegaConf.select(_root_, "activations_scales") == "calibrated":
+        text = "calibrated scales are of inputs that are not rotated; activations_scales=dynamic"
+        raise ConfigError(f"activations_rotate: {text}")
+    return {"_target_": "plugins.quant.hadamard.Hadamard", "block": block, "seed": OmegaConf.select(_root_, "seed")}
 
 
 def _quant_node(name: str, root: DictConfig) -> Any:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 MODEL = ("model", "hub", "seed")  # roots of the keys that say which weights
 CONVERSION = (*MODEL, "quant", "export", "kernels", "dask", "allow_requantize")  # … and what becomes of them
+QUALITY = (*MODEL, "calibrate", "evaluate", "kernels", "dask", "allow_requantize")  # … and what is made of texts
 RECORD = "manifest.json"  # what a run that is complete has
 
 
@@ -17,6 +18,11 @@ def of_model(overrides: Sequence[str]) -> list[str]:
 def of_conversion(overrides: Sequence[str]) -> list[str]:
     """Of what was typed what says how which weights are converted, but for where they lie and will."""
     return _under(CONVERSION, overrides)
+
+
+def of_quality(overrides: Sequence[str]) -> list[str]:
+    """Of what was typed what says which weights, and by which texts they are judged; cells say how they are rounded."""
+    return [o for o in _under(QUALITY, overrides) if o.lstrip("+~").partition("=")[0] != "calibrate"]
 
 
 def _under(roots: Sequence[str], overrides: Sequence[str]) -> list[str]:

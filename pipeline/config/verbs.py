@@ -87,6 +87,7 @@ BENCHMARKS: Mapping[str, Short] = {  # by the word behind `bench`
     "convert": Short("how quick converting it is, beside copying it", ("flow=bench_convert",), {**_QUANT, **_AGAINST}),
     "ops": Short("how quick and how right every op is with every backend", ("flow=bench_ops",), _AGAINST, sources=()),
     "parts": Short("where the time of a step goes, op by op", ("flow=bench_parts",), {**_QUANT, **_AGAINST}),
+    "quality": Short("what weights lose at how many bits, beside others", ("flow=bench_quality",), _AGAINST),
     "scale": Short("what things cost against their size", ("flow=bench_scale",), _AGAINST, sources=()),
     "train": Short("how quick a step of training it is", ("flow=bench_train",), _AGAINST),
 }  # fmt: skip

@@ -27,6 +27,7 @@ def test_forms_are_made_once(made, place):
 
 
 @pytest.mark.parametrize("name", checkpoints.MODELS)
+@pytest.mark.brief(2)
 def test_overrides_compose(name, tmp_path):
     model = checkpoints.MODELS[name]
     for form in model.forms.values():

@@ -77,6 +77,7 @@ def first(acme: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, A
     return outputs, bench(acme, outputs, *others)
 
 
+@pytest.mark.repeats
 def test_every_command_is_a_row(first: tuple[Path, Any]) -> None:
     found = {row["engine"]: row for row in record(first[1])["rows"]}
     assert {name for name, row in found.items() if row["state"] == "measured"} == {"cp", "ours", "copies"}
@@ -102,6 +103,7 @@ def test_every_command_is_a_row(first: tuple[Path, Any]) -> None:
         ("b[:] = b.replace(b'model.norm.weight', b'model.nOrm.weight')", "model.norm.weight: missing"),
     ],
 )
+@pytest.mark.brief(2)
 def test_what_is_quick_and_wrong_is_no_figure(acme: Path, tmp_path: Path, spoilt: str, said: str) -> None:
     (tmp_path / "spoil.py").write_text(
         "import pathlib, shutil, sys\n"
@@ -134,6 +136,7 @@ def test_what_the_processes_took_is_counted(first: tuple[Path, Any]) -> None:
     assert measured["disk"] > rows["ours"]["written"]
 
 
+@pytest.mark.repeats
 def test_a_slower_command_is_caught(first: tuple[Path, Any], acme: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACME_S", "0.7")
     report = bench(acme, first[0], PEERLESS, f"bench.against='{Path(first[1].run).name}'", "bench.tolerance=100%")
@@ -141,6 +144,7 @@ def test_a_slower_command_is_caught(first: tuple[Path, Any], acme: Path, monkeyp
     assert [text.split(":")[0] for text in record(report)["regressions"]] == ["copies keep"]
 
 
+@pytest.mark.repeats
 def test_what_was_measured_is_not_measured_again(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, called = turns.done, []
 

@@ -103,6 +103,7 @@ def test_what_a_token_takes_of_experts_and_of_an_embedding() -> None:
         )
 
 
+@pytest.mark.repeats
 def test_memory_that_grows_with_each_generation_is_wrong(fakes: Path, tmp_path: Path) -> None:
     report = bench(fakes, tmp_path / "outputs", "engines=[fake,leaky]", "bench.leak=40", "bench.contexts=[9]")
     right, leaky = record(report)["rows"]
@@ -307,6 +308,7 @@ def test_wrong_is_beyond_what_quantization_costs(
     assert bool(rows.wrong({"kl": kl, "perplexity": perplexity, "reference": 10.0}, cost, 0.05)) == wrong
 
 
+@pytest.mark.repeats
 def test_an_engine_alone_with_its_quant_is_held_against_what_that_costs(fakes: Path, tmp_path: Path) -> None:
     """`picky` reads what we quantized; `maker` quantizes by itself, and is held against what ours costs."""
     engines = ("engines=[picky,maker]", "quants=[mxfp4]", "+engines.maker.shift=1")

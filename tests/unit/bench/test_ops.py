@@ -136,6 +136,7 @@ def test_a_wrong_kernel_is_caught_and_has_no_figures(
     assert "✗ plugins.acme" in str(report.results["bench_ops"]["tables"][0])
 
 
+@pytest.mark.repeats
 def test_what_was_measured_is_not_measured_again(acme: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, called = turns.done, []
 
@@ -198,6 +199,7 @@ def test_names_tell_cases_apart() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("runner", [Ours("xla"), Ours("numpy"), Plain()], ids=lambda r: getattr(r, "backend", "plain"))
 def test_right_results_are_right_and_others_are_not(runner: Any) -> None:
     done = 0

@@ -7,12 +7,16 @@ import pytest
 from pipeline.api import compose_run
 from pipeline.planning.memory import plan_run
 from plugins.bench import recipes
+from tests.cases.model_runs import quick_environment
 
 ADAPTED = [(f"data.files=[{recipes.MOBY}]", "stages=[load,decode,train]", *how) for how in recipes.ADAPTERS.values()]
 ROUNDED = [(*stages, f"quant={scheme}") for stages in ((recipes.ROUNDED,), recipes.QAT) for scheme in recipes.SCHEMES]
 
 
-def test_a_recipe_is_run_and_read(tmp_path: Path) -> None:
+@pytest.mark.repeats
+def test_a_recipe_is_run_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in quick_environment().items():
+        monkeypatch.setenv(name, value)
     short = ["train.steps=2", "train.batch=2", "data.length=16", "train.look.examples=2", "evaluate.windows.tokens=64"]
     found = recipes.ran([*recipes.DATA, *recipes.QAT, "quant=int4", *short], tmp_path)
     assert found.tokens == 2 * 2 * 16

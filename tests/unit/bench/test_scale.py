@@ -89,6 +89,7 @@ def test_an_exponent_that_grew_is_worse(first: tuple[Path, Any], fakes: Path) ->
     assert any(text.startswith("linear growth: was right, and is wrong now: cost: grows") for text in said), said
 
 
+@pytest.mark.repeats
 def test_what_was_measured_is_not_measured_again(fakes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed while a size lies on the disk, which is gone when the next one is done."""
     real = process.done

@@ -131,6 +131,7 @@ def test_losses_that_are_no_numbers_are_wrong() -> None:
 
 
 @pytest.mark.oracle
+@pytest.mark.repeats  # tests/oracle/test_training.py compares losses
 def test_ours_agrees_with_torch(acme: Path, tmp_path: Path) -> None:
     """Four losses, which an optimizer or a gradient of another kind would move apart."""
     report = bench(
