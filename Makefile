@@ -22,7 +22,7 @@ ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check lint types docs fuzz bench peers test-gpu bench-gpu golden models clean
+.PHONY: help setup run test test-all check lint types docs fuzz bench peers test-gpu bench-gpu golden models clean
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -38,12 +38,16 @@ setup: $(VENV)/.dev  ## virtual environment with the project and all development
 run: $(VENV)/.core  ## the main job: the embedded gpt-oss becomes MXFP4
 	$(BIN)/python -m pipeline +model=gpt_oss quant=mxfp4 $(ARGS)
 
-test: $(VENV)/.dev  ## everything that must pass: lint, types, all tests
+CHOSEN = not repeats
+test: $(VENV)/.dev  ## what must pass before a change is done: lint, types, every claim tested once
 	$(MAKE) --no-print-directory -j2 $(VENV)/.oracles-asked lint types
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(if $(filter 0,$(ORACLES)),-m 'not oracle') $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m '$(CHOSEN)$(if $(filter 0,$(ORACLES)), and not oracle)' $(ARGS)
+
+test-all: CHOSEN = (repeats or not repeats)
+test-all: test  ## test, and what says it again: all points of every grid, further seeds, families and pages
 
 check: $(VENV)/.dev lint types  ## what to run while working, in two minutes: lint, types, the tests that take seconds
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/unit tests/contract -m 'not slow and not oracle' $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/unit tests/contract -m 'not slow and not oracle and not repeats' $(ARGS)
 
 lint: $(VENV)/.dev  ## ruff and the import contracts
 	$(BIN)/ruff check .

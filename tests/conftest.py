@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from plugins.kernels.native import build
-from tests.cases import caches
+from tests.cases import brief, caches
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUMPY_RANK_PROMOTION", "raise")  # a silently added dimension is a quantization bug
@@ -101,6 +101,12 @@ def _compilation(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether what only repeats is to run too, for tests that make their cases as they run."""
+    return "not repeats" not in pytestconfig.option.markexpr
+
+
 @pytest.fixture
 def optimized() -> Iterator[None]:
     """For one test, what `OPTIMIZED` is for a module."""
@@ -129,6 +135,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before items are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    brief.mark(items)
     for item in items:
         if item.path.as_posix().endswith(SLOW):
             item.add_marker("slow")
@@ -143,6 +150,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if "not repeats" in config.option.markexpr:
+        terminalreporter.section("repeats left out")
+        terminalreporter.line("Further cases of what was tested here were deselected; `make test-all` runs them.")
     if "not oracle" in config.option.markexpr:
         terminalreporter.section("oracles left out")
         terminalreporter.line("Comparisons with other libraries were deselected; `make test ORACLES=1` runs them.")

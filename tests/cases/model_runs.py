@@ -24,7 +24,9 @@ QUANTIZING = sorted(
     {p.stem for p in (CONF / "quant").glob("*.yaml")} - {"none", "keep", "auto", *STRUCTS}
 )  # options of quant= that do, in blocks with scales beside them
 STAGES = "stages=[load,decode,quantize]"
-EMITTERS = "xla_cpu_use_fusion_emitters"
+QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+"""What XLA does beside leaving out most optimizations. It makes loops without a pass of MLIR over each of them, which
+takes most of the time that is left, and programs in one piece: every core has tests to run, and pieces take more."""
 KEEP = "[{match: '*', to: keep}]"
 
 
@@ -33,7 +35,7 @@ def engine() -> Engine:
     """conf/engine/jax.yaml with conf/kernels/xla.yaml, in float32."""
     options = {"kernels": "xla", "tokenizer": "auto", "mesh": "single", "engine": "jax"}
     node = OmegaConf.create({group: OmegaConf.load(CONF / group / f"{name}.yaml") for group, name in options.items()})
-    node.engine.activations = None
+    node.engine.activations, node.engine.activations_scales = None, "dynamic"
     nodes, problems = kernels.nodes(OmegaConf.to_container(node.kernels), OWN_PACKAGES)
     assert not problems, problems
     OmegaConf.update(node, "kernels", nodes, merge=False)
@@ -82,7 +84,7 @@ def quick_compilation(quick: bool = True) -> Iterator[None]:
     """
     import jax
 
-    _by_the_older_emitters()
+    _by_quick_means()
     before = jax.config.values["jax_disable_most_optimizations"]
     jax.config.update("jax_disable_most_optimizations", quick)
     try:
@@ -92,9 +94,9 @@ def quick_compilation(quick: bool = True) -> Iterator[None]:
 
 
 @cache
-def _by_the_older_emitters() -> None:
-    """Where most optimizations are disabled, XLA makes loops without a pass of MLIR over each of them, which takes most
-    of the time that is left; an option that JAX has for one program at a time, or for a process."""
+def _by_quick_means() -> None:
+    """`QUICKLY` where most optimizations are disabled: options that JAX has for one program at a time, or for a
+    process."""
     import jax
     from jax._src import compiler
 
@@ -102,7 +104,7 @@ def _by_the_older_emitters() -> None:
 
     def options(*args: Any, env_options_overrides: Any = None, **more: Any) -> Any:
         if jax.config.values["jax_disable_most_optimizations"]:
-            env_options_overrides = {**(env_options_overrides or {}), EMITTERS: False}
+            env_options_overrides = {**(env_options_overrides or {}), **QUICKLY}
         return real(*args, env_options_overrides=env_options_overrides, **more)
 
     compiler.get_compile_options = options
@@ -110,5 +112,5 @@ def _by_the_older_emitters() -> None:
 
 def quick_environment() -> dict[str, str]:
     """The same for a process that is started with these variables."""
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --{EMITTERS}=false"
-    return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": flags.strip()}
+    flags = " ".join(f"--{name}={str(value).lower()}" for name, value in QUICKLY.items())
+    return {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}

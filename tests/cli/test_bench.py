@@ -15,6 +15,7 @@ SMALL = (
 )  # fmt: skip
 
 
+@pytest.mark.repeats
 def test_our_engine_is_right_and_quantized_nearly_so(tmp_path: Path) -> None:
     said = pipeline("bench", "gpt_oss", "engines=[jax]", "quants=[none,mxfp4]", *SMALL, cwd=tmp_path)
     assert said.code == 0, said.err
@@ -34,6 +35,7 @@ def test_our_engine_is_right_and_quantized_nearly_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.oracle
+@pytest.mark.repeats  # of what tests/oracle/test_contenders.py says
 def test_transformers_predicts_the_same(tmp_path: Path) -> None:
     typed = ("engines=[transformers]", "quants=[none,mxfp4]", "engines.transformers.dtype=f32")
     said = pipeline("bench", "gpt_oss", *typed, *SMALL, cwd=tmp_path)
@@ -47,6 +49,7 @@ def test_transformers_predicts_the_same(tmp_path: Path) -> None:
     assert "GPUs alone" in packed["why"]
 
 
+@pytest.mark.repeats  # by the command line
 def test_against_a_baseline_alone_asks_what_that_was_asked(tmp_path: Path) -> None:
     """And what is typed all the same is as typed. The trend is shown and drawn."""
     fakes = (

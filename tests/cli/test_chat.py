@@ -39,6 +39,7 @@ def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.repeats  # tests/real/test_first_hour.py has one
 def test_a_chat_over_a_pipe(tmp_path: Path) -> None:
     """Answers on stdout; what cannot be answered is said, the rest is, and the exit code tells."""
     words = [sys.executable, "-m", "weightmill", "chat", "gpt_oss", "--quant", "mxfp4", "sampling.max_tokens=3"]

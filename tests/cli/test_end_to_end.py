@@ -127,6 +127,7 @@ def test_mxfp4_decodes_to_what_the_oracle_says(tmp_path, mxfp4):
 
 @pytest.mark.parametrize("experts", ["bf16", "mxfp4"])
 @pytest.mark.parametrize("naming", ["hf", "original"])
+@pytest.mark.brief
 def test_dimensions_that_all_differ(tmp_path, naming, experts):
     """No transposition hides: from each naming to the other, encoded as it was and the other way."""
     toy = toys.make(naming, experts, seed=3)
@@ -161,6 +162,7 @@ def test_dimensions_that_all_differ(tmp_path, naming, experts):
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 @pytest.mark.parametrize("quant", ["none", "mxfp4"])
+@pytest.mark.brief
 def test_jax_loads_the_numpy_export(tmp_path, dtype, quant):
     import jax.numpy as jnp
 
@@ -270,6 +272,7 @@ def test_transformers_loads_the_main_job_s_export(load, mxfp4, tmp_path):
 
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("default")
+@pytest.mark.repeats  # test_flows.py: of the main job
 def test_perplexity_is_what_was_measured(load, mxfp4):
     """By transformers, of our export; test_flows has ours. (The bf16 export equals its source bit for bit.)"""
     model, expected = load(mxfp4), {"moby": 66.276}

@@ -159,6 +159,7 @@ def digest(folder: Path) -> str:
     return model["xxh3_128"]
 
 
+@pytest.mark.repeats
 def test_from_a_folder_on_threads_and_on_a_cluster(mine: Path, tmp_path: Path) -> None:
     args = (*MAIN, "stages=[load,decode,halve,quantize,export]")
     for how, more in (("threads", ()), ("cluster", CLUSTER), ("other", ("stages.halve.by=0.25",))):
@@ -173,6 +174,7 @@ def test_from_a_folder_on_threads_and_on_a_cluster(mine: Path, tmp_path: Path) -
     assert "was made by another version of the code (module stages.halve)" in said.err
 
 
+@pytest.mark.repeats
 def test_started_inside_the_folder(mine: Path, tmp_path: Path) -> None:
     """Python then sees a folder `stages` before ours."""
     (mine / "plugins" / "quant").mkdir(parents=True)
@@ -203,6 +205,7 @@ def test_a_method_from_a_folder(mine: Path, tmp_path: Path) -> None:
         assert digest(tmp_path / how) == digest(tmp_path / "ours")
 
 
+@pytest.mark.repeats
 def test_what_eager_stages_give(mine: Path, tmp_path: Path) -> None:
     """A report goes to the console and the manifest; a checkpoint is what later stages see, on both schedulers."""
     args = (*MAIN, "stages=[load,decode,statistics,normalize,quantize,export]", "dask.chunk=1MiB")
@@ -237,6 +240,7 @@ def test_a_lazy_stage_cannot_plan_on_what_nobody_predicts(mine: Path, tmp_path: 
 
 
 @pytest.mark.parametrize("more", [(), CLUSTER], ids=["threads", "cluster"])
+@pytest.mark.brief("threads")
 def test_work_of_its_own(more: Sequence[str], mine: Path, tmp_path: Path) -> None:
     said = run(*MAIN, "stages=[load,names]", "paths.run=run", *more, cwd=tmp_path)
     assert said.code == 0, said.err

@@ -131,6 +131,7 @@ def test_a_baseline_that_cannot_be_kept(here: Path) -> None:
         run("flow=evaluate", "quant=mxfp4", *SHORT)
 
 
+@pytest.mark.repeats
 def test_what_any_stage_changes_is_evaluated(tmp_path: Path) -> None:
     """A stage of the user's own, which changes values and no spec, before `decode` and after it."""
     (tmp_path / "mine" / "stages").mkdir(parents=True)
@@ -173,6 +174,7 @@ def prune(x, below):
 """
 
 
+@pytest.mark.repeats
 def test_overlapping_windows_score_every_token_once(here: Path) -> None:
     alone = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300").results["evaluate"]["texts"]
     overlap = run("flow=evaluate", *SHORT, "evaluate.windows.tokens=300", "evaluate.windows.stride=64")
@@ -405,7 +407,7 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
     assert again.results["parity"]["first"] == "layers.2"
 
 
-def test_bits_are_allocated_and_the_rules_are_used(here: Path) -> None:
+def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -> None:
     asked = ("flow=allocate", "allocate.quants=[int3,mxfp4,int8]", *SHORT)
     report = run(*asked, "allocate.bits=4.25")
     found, tried = report.results["allocate"], report.results["trials"]
@@ -416,7 +418,8 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path) -> None:
     assert (folder / "allocation.png").read_bytes().startswith(b"\x89PNG")
     used = run("flow=evaluate", "quant=keep", f"rules_file={folder / 'rules.yaml'}", *SHORT)
     assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
-    for budget, most in (("allocate.kl=0.001", 0.001), ("allocate.bits=6", 0.003)):
+    budgets = (("allocate.kl=0.001", 0.001), ("allocate.bits=6", 0.003))
+    for budget, most in budgets if thorough else budgets[1:]:
         again = run(*asked, budget)
         assert again.results["trials"] == tried
         assert again.results["allocate"]["kl"] <= most

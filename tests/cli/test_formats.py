@@ -199,11 +199,13 @@ def kept(say: Callable[..., Said], stages: dict[str, Any], verify: RunConfig) ->
 
 
 @pytest.mark.parametrize(("quant", "exports"), holds(OF_GPT_OSS))
+@pytest.mark.brief("none", "mxfp4", "q8_0", "nvfp4", "nf4", "int4", "fp8 rows", "mxfp8_e4m3")
 def test_gpt_oss_comes_back(quant: str, exports: list[str], gpt_oss: Toy, kept: Callable[..., None]) -> None:
     kept(gpt_oss, quant, exports)
 
 
 @pytest.mark.parametrize(("quant", "exports"), holds(OF_LLAMA))
+@pytest.mark.brief("none", "q4_1", "nvfp4", "nf4 double", "fp8 tiles")
 def test_llama_comes_back(quant: str, exports: list[str], llama: Toy, kept: Callable[..., None]) -> None:
     kept(llama, quant, exports)
 
@@ -215,6 +217,7 @@ def reason(quant: str, export: str) -> str:
 
 
 @pytest.mark.parametrize("quant", QUANTS)
+@pytest.mark.brief("mxint8", "nf4 double", "fp8 tiles", "mxfp8_e5m2", "q8_0")
 def test_the_plan_refuses_what_an_export_cannot_hold(
     quant: str, gpt_oss: Toy, stages: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -369,6 +372,7 @@ def test_verify_says_of_nan_and_inf_what_they_are(tmp_path: Path, say: Callable[
     [(("quant=nvfp4",), "modelopt"), (("quant=nvfp4", "quant.second=inverse_f32"), "compressed_tensors")],
     ids=["modelopt", "compressed-tensors"],
 )
+@pytest.mark.brief(1)
 def test_mxfp4_is_nvfp4_where_that_is_exact(
     quant: tuple[str, ...], export: str, packed: Path, tmp_path: Path, say: Callable[..., Said]
 ) -> None:

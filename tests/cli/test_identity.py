@@ -71,6 +71,7 @@ def baselines(here: Path) -> int:
     return len([*(here / "outputs" / ".results").glob("*/states.npz")])
 
 
+@pytest.mark.repeats
 def test_a_repaired_dialect_reuses_no_stale_baseline(tree: Path, here: Path) -> None:
     text = here / "text.txt"
     text.write_text("The people of the United States, and their army and navy. " * 20)

@@ -177,6 +177,7 @@ def figures(*overrides: str) -> Any:
     return run(*SHORT, *overrides).results["evaluate"]["texts"]["text.txt"]
 
 
+@pytest.mark.repeats
 def test_a_baseline_is_of_the_config_and_the_tokenizer_it_was_made_with(own: Path, here: Path) -> None:
     """`rope_theta` edited: the change that is said is that of quantization, not that of the model."""
     args = ("quant=mxfp4", f"model.source={own}")

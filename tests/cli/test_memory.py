@@ -49,6 +49,7 @@ def predicted(*args):
     ],
     ids=lambda args: " ".join(args),
 )
+@pytest.mark.brief(when=lambda args: args[-1] == "dask.workers=1" or "dask=distributed" in args)
 def test_the_peak_is_no_higher_than_planned(source, tmp_path, args):
     args = [*args, f"model.source={source}", f"paths.run={tmp_path}", f"paths.outputs={tmp_path}.outputs"]
     most = predicted(*args)
@@ -91,6 +92,7 @@ def test_running_a_model_takes_what_is_planned(tmp_path):
     assert most / 2 < seen.tree_nbytes <= most
 
 
+@pytest.mark.repeats
 def test_decoding_to_a_transposed_layout(packed, tmp_path):
     args = [
         "quant=none",
@@ -106,6 +108,7 @@ def test_decoding_to_a_transposed_layout(packed, tmp_path):
 
 
 @pytest.mark.parametrize("how", [[], DISTRIBUTED], ids=["threads", "distributed"])
+@pytest.mark.brief("threads")
 def test_too_little_memory_says_how_much_would_do(source, tmp_path, how):
     args = ["+model=gpt_oss", "quant=mxfp4", f"model.source={source}", f"paths.run={tmp_path / 'run'}", *how]
     said = pipeline(*args, "dask.memory=64MiB", cwd=ROOT)
@@ -151,6 +154,7 @@ def plain_llama(folder, shapes):
     ],
     ids=["kept", "a scale a row"],
 )
+@pytest.mark.brief("a scale a row")
 def test_a_row_need_not_fit(long_rows, tmp_path, args):
     args = [*KEPT, *args, f"model.source={long_rows}", f"paths.run={tmp_path}", "dask.memory=112MiB"]
     seen = watch(command(*args), cwd=ROOT)
@@ -159,6 +163,7 @@ def test_a_row_need_not_fit(long_rows, tmp_path, args):
 
 
 @pytest.mark.parametrize("how", [["dask.workers=2"], DISTRIBUTED], ids=["threads", "distributed"])
+@pytest.mark.brief("threads")
 def test_tensors_are_counted(tmp_path, how):
     folder = tmp_path / "source"
     folder.mkdir()
@@ -180,6 +185,7 @@ def test_tensors_are_counted(tmp_path, how):
 @pytest.mark.parametrize(
     ("kernels", "columns"), [("numpy", 4 << 20), ("xla", 4 << 20), ("reference", 1 << 18)], ids=lambda v: str(v)
 )
+@pytest.mark.brief("numpy-4194304")
 def test_rows_that_must_be_whole_keep_to_the_plan(tmp_path, kernels, columns):
     """A scale that a whole row searches for: what the codec takes is tens of times the row."""
     folder = tmp_path / "source"
@@ -204,6 +210,7 @@ def test_rows_that_must_be_whole_keep_to_the_plan(tmp_path, kernels, columns):
 
 
 @pytest.mark.parametrize("kernels", ["xla", "reference"])
+@pytest.mark.brief("xla")
 def test_every_backend_keeps_to_the_plan(tmp_path, kernels):
     folder = tmp_path / "source"
     folder.mkdir()

@@ -16,6 +16,7 @@ TWO = ("mesh=expert", "mesh.axes.expert=2")
 FOUR = ("mesh=expert", "mesh.axes.expert=4")  # as many as tests/conftest.py has JAX make
 
 
+@pytest.mark.repeats  # tests/sharding in process, docs/devices.md as typed
 def test_evaluate_and_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     two = tmp_path / "two"
     said = pipeline(*MAIN, *SHORT, *TWO, f"paths.run={two}", env={"XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "2"})

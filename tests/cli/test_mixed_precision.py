@@ -20,6 +20,7 @@ def planned(name: str, tmp_path: Path) -> dict[str, TensorSpec]:
 
 
 @pytest.mark.parametrize("name", ["int8", "mxfp8_e4m3", "fp8_e4m3", "q8_0", "mxint8"])
+@pytest.mark.brief(2)
 def test_each_role_gets_what_its_rule_names(name: str, tmp_path: Path) -> None:
     specs = planned(name, tmp_path)
     alone = compose_run(["+model=gpt_oss", f"quant={name}"]).stages["quantize"].method.scheme

@@ -34,6 +34,7 @@ def leaves(folder: Path) -> dict[str, Any]:
     ],
     ids=["int4", "nvfp4", "fp8", "modelopt", "nf4"],
 )
+@pytest.mark.brief("int4", "modelopt", "nf4")
 def test_what_is_exported_decodes_alike_in_any_pieces(quant: list[str], export: str, leaf: str, tmp_path: Path) -> None:
     """Written and read in small pieces, or in one: the same bytes, the same values."""
     source = toy_gpt_oss.write(tmp_path / "source", toy_gpt_oss.make("hf", "bf16"))

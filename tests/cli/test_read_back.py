@@ -104,6 +104,7 @@ def test_every_value_is_quantized_once(here: Path, direct: Any, encoded: list[in
 
 
 @pytest.mark.parametrize(("name", "at"), [("model.safetensors", -1), ("tokenizer.json", 5000)])
+@pytest.mark.brief("model.safetensors--1")
 def test_a_byte_that_changed_stops_the_run(
     here: Path, undisturbed: Any, monkeypatch: pytest.MonkeyPatch, encoded: list[int], name: str, at: int
 ) -> None:

@@ -249,6 +249,7 @@ def test_credentials_that_no_record_has(run: Path) -> None:
     assert "credentials that records leave out" in " ".join(said.err.split())
 
 
+@pytest.mark.repeats
 def test_a_training(tmp_path: Path) -> None:
     """Every update is compared; weights that were not exported too, as they are among the results."""
     pytest.importorskip("sklearn")

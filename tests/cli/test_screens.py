@@ -51,6 +51,7 @@ def test_a_run(here: Path) -> None:
     ids=["plan", "mesh", "why", "sweep", "gc"],
 )
 @pytest.mark.parametrize("columns", [60, 80, 200])
+@pytest.mark.brief(each=("words",))
 def test_what_is_asked_before(here: Path, words: Sequence[str], columns: int) -> None:
     said = pipeline(*words, cwd=here, env={"COLUMNS": str(columns)})
     assert said.code == 0, said.err

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.cli.run import Said, pipeline
 
 SECRET = "hunter2&hunter2"
@@ -11,6 +13,8 @@ ENV = {"WM_SECRET": SECRET, "WM_URL": URL, "HF_TOKEN": f"hf_{SECRET}"}
 TYPED = f"hub.endpoint='{URL}'"
 STAGE = """
 from dataclasses import dataclass
+import pytest
+
 from pipeline.stage import Checkpoint, Context
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ def test_from_the_environment(tmp_path: Path) -> None:
     assert leaks(tmp_path, first, again, other, failed) == []
 
 
+@pytest.mark.repeats
 def test_typed_into_an_address(tmp_path: Path) -> None:
     swept = pipeline("-m", "+model=gpt_oss", "quant=mxfp4,none", TYPED, cwd=tmp_path)
     assert swept.code == 0, swept.err

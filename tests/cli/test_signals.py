@@ -44,6 +44,7 @@ def ended(process, signum, children):
         ([INT, INT], DISTRIBUTED, True),
     ],
 )
+@pytest.mark.brief(when=lambda signals, how: not how or signals == [HUP])
 def test_stopped(source, tmp_path, signals, how, everybody):
     args = [*QUIETLY, f"model.source={source}", f"paths.run={tmp_path}", *HOW]
     process = start(*args, *how)

@@ -74,6 +74,7 @@ def test_a_full_disk_below_stdout(run: Path) -> None:
 
 
 @pytest.mark.parametrize("redirected", [">&-", ">/dev/null 2>&-", ">&- 2>&- <&-", ">/dev/null 2>/dev/full"])
+@pytest.mark.brief(">&-", ">/dev/null 2>/dev/full")
 def test_streams_that_are_closed(redirected: str, run: Path) -> None:
     code, said = shell(redirected, *MAIN, "paths.run=closed", "overwrite=true", cwd=run)
     assert code == 0, said
@@ -90,6 +91,7 @@ def test_streams_that_are_closed(redirected: str, run: Path) -> None:
     ],
     ids=lambda env: " ".join(map("=".join, env.items())),
 )
+@pytest.mark.brief("PYTHONIOENCODING=ascii")
 def test_terminals_without_our_characters(env: dict[str, str], run: Path) -> None:
     code, said = shell(">printed", *MAIN, "paths.run=ascii", "overwrite=true", cwd=run, env=env)
     assert code == 0, said

@@ -37,6 +37,7 @@ def tensors(said: Said, run: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("stages", [CHOSEN, EAGER], ids=["view", "eager"])
+@pytest.mark.brief("view")
 def test_runs_on_threads_and_on_a_cluster(stages: str, tmp_path: Path, installed: dict[str, str]) -> None:
     unchanged = (MAIN[0], "quant=none", "export.dtype=fp32")
     args = (*unchanged, stages)
@@ -66,6 +67,7 @@ def test_imported_only_when_chosen(tmp_path: Path, installed: dict[str, str]) ->
     assert imported(CHOSEN) == {"acme_prune", "acme_prune.small"}
 
 
+@pytest.mark.repeats
 def test_in_a_sweep(tmp_path: Path, installed: dict[str, str]) -> None:
     args = ("-m", *MAIN, CHOSEN, "stages.prune_small.threshold=0,0.02", "dask.workers=2")
     said = pipeline(*args, cwd=tmp_path, env=installed)

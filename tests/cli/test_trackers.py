@@ -152,6 +152,7 @@ def test_a_run(mine: Path) -> None:
     assert "hidden" not in json.dumps(manifest["tracked"])
 
 
+@pytest.mark.repeats
 def test_changes_no_key_and_no_name(mine: Path) -> None:
     """A run that is complete is not made again for a tracker, but it is told of, once."""
     where = (f"paths.outputs={mine}/runs", "progress=false")
@@ -173,6 +174,7 @@ def test_weights_when_asked(mine: Path) -> None:
 
 
 @pytest.mark.parametrize("fails", ["begin", "log", "files", "end"])
+@pytest.mark.brief("begin", "log", "files")
 def test_a_tracker_that_fails(mine: Path, fails: str) -> None:
     """The run goes on, says so in one line and in its manifest; the next time, all is told."""
     said = ran(mine, *CONVERT, f"tracker.fails={fails}")
@@ -199,6 +201,7 @@ def test_a_tracker_that_fails(mine: Path, fails: str) -> None:
 
 
 @pytest.mark.parametrize("fails", ["begin", "log", "files", "end"])
+@pytest.mark.brief("begin", "end")
 def test_a_tracker_that_is_required(mine: Path, fails: str) -> None:
     said = ran(mine, *CONVERT, f"tracker.fails={fails}", "tracker.required=true")
     assert said.code == 6
@@ -299,6 +302,7 @@ def begun(mine: Path, *words: str) -> Any:
 LONG = (*TRAIN, "train.steps=450", "train.save.every=50")
 
 
+@pytest.mark.repeats
 def test_a_run_that_is_stopped_says_so(mine: Path) -> None:
     process = begun(mine, *LONG)
     waited(mine, 100, process)
@@ -333,6 +337,7 @@ def test_a_run_that_was_killed_goes_on(mine: Path) -> None:
     assert all(have[at] == value for at, value in seen.items() if at[0] not in timed)
 
 
+@pytest.mark.repeats
 def test_several_processes_are_one_run(mine: Path) -> None:
     """Workers of a cluster tell nobody anything; the command does."""
     said = ran(mine, *TRAIN, "train.steps=4", "dask=distributed", "dask.workers=1")
@@ -358,6 +363,7 @@ def test_real_ones(tmp_path: Path, tracker: str) -> None:
         assert sorted(found) == sorted(rows(run))
 
 
+@pytest.mark.repeats
 @pytest.mark.filterwarnings("ignore")  # of their libraries
 def test_a_run_that_was_killed_anywhere_is_whole_in_mlflow(tmp_path: Path) -> None:
     """Every point of the folder is there once, by its step; what `monitor=` saw with its time too."""

@@ -155,6 +155,7 @@ def begun(site: Path, folder: Path, code: str, *args: str) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.repeats
 def test_a_folder_with_packages_of_the_same_names(wheel: Path, theirs: Path, tmp_path: Path) -> None:
     """By our own name ours are found, also in processes that Dask starts, and Hydra finds what ours has."""
     site, _ = unpacked(wheel, tmp_path)

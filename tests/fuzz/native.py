@@ -38,7 +38,7 @@ from pipeline.testing.kernel import Case, difference, outcome
 from pipeline.testing.memory import quantized, random_bytes
 from pipeline.testing.model_op import Call, ModelOpContract, agree, unit_of
 from plugins.bench import machine
-from plugins.kernels.cases import SCHEMES
+from plugins.kernels.cases import BY_STRUCTS, SCHEMES
 from plugins.kernels.moe.cases import glu
 from plugins.kernels.native import build, library
 
@@ -54,6 +54,7 @@ FORMATS: Mapping[str, Scheme] = {
     "uint8": Scheme("uint8", 64, "f32", zero="int"),
     "q8_0": Scheme("int8", 32, "f16"),
     "fp8 in bands": Scheme("e4m3", 128, "f32", block_rows=128),
+    **BY_STRUCTS,
 }
 
 
@@ -141,11 +142,15 @@ def formats(rng: np.random.Generator) -> tuple[str, Scheme]:
 
 
 def quantize(rng: np.random.Generator) -> Case:
-    some = ("mxfp4", "nvfp4")[rng.integers(2)]
+    struct = [*BY_STRUCTS][rng.integers(len(BY_STRUCTS))]
+    some = ("mxfp4", "nvfp4", struct)[rng.integers(3)]  # which have C++ of their own
     name, scheme = formats(rng) if rng.integers(2) else (some, FORMATS[some])
     x = values(rng, shaped(rng, scheme), FLOATS[rng.integers(3)])
     if rng.integers(4) == 0 and x.size:
         x.reshape(-1)[rng.integers(x.size)] = np.nan
+    if scheme.is_struct:
+        importance = rng.random((*x.shape[:-2], x.shape[-1]), np.float32) if rng.integers(2) else None
+        return Case(name, (anyhow(x, rng), scheme), {"measure": bool(rng.integers(2)), "importance": importance})
     ties, zero = rng.choice(["even", "zero", "away"]), rng.choice(["signed", "positive"])
     options: dict[str, Any] = {"measure": bool(rng.integers(2)), "nonfinite": rng.choice(["error", "poison"])}
     if scheme.scale == "e8m0":

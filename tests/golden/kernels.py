@@ -9,12 +9,13 @@ from typing import Any, Final
 from pipeline.ops import Kernel
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.cases import BY_STRUCTS
 from plugins.kernels.native.scheme import ELEMENTS
 from plugins.models.common.cache import _SCHEMES
 from tests.cases.native import kinds
 
 PAGE = Path(__file__).parents[2] / "docs" / "kernels.md"
-SHAPE: Final = (2, 3, 64)
+SHAPE: Final = (2, 3, 256)
 PLAIN: Final = ("F32", "BF16", "F16")
 
 
@@ -24,7 +25,8 @@ def weights(kind: Scheme | str) -> TensorSpec:
 
 def held(kind: Scheme | str) -> TensorSpec:
     """Keys or values, as a cache holds them: a scale for each head of a token."""
-    return weights(kind if isinstance(kind, str) else replace(kind, block_elems=0))
+    is_whole = isinstance(kind, str) or kind.is_struct
+    return weights(kind if is_whole else replace(kind, block_elems=0))
 
 
 COLUMNS: Final[dict[str, Callable[[Scheme | str], dict[str, Any]]]] = {
@@ -56,6 +58,7 @@ def rows() -> Iterator[tuple[str, list[Scheme | str]]]:
     yield from ((name, [name]) for name in PLAIN)
     found = sorted(kinds(), key=lambda s: ELEMENTS.index(s.element))
     yield from ((element, list(some)) for element, some in groupby(found, lambda s: s.element))
+    yield from ((element, [scheme]) for element, scheme in BY_STRUCTS.items())
 
 
 def cell(op: str, some: list[Scheme | str]) -> str:

@@ -95,6 +95,7 @@ def test_transformers_loads_and_runs(scheme: Scheme, tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+@pytest.mark.brief("double")
 def test_the_library_decodes_an_export_as_we_do(double: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A whole export, all dimensions different, from its files: every matrix to the last bit, in the library on the
     CPU and in the modules of transformers."""

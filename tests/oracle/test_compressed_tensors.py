@@ -220,6 +220,7 @@ def loads() -> list[Any]:
 
 
 @pytest.mark.parametrize(("case", "dequantize_on_load"), loads())
+@pytest.mark.brief(each=("case",))
 def test_transformers_loads_and_runs(case: str, dequantize_on_load: bool, llama: Any, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
     from transformers.utils.quantization_config import CompressedTensorsConfig

@@ -80,6 +80,7 @@ def assert_loaded(model: Any, toy: toys.Toy) -> None:
 
 @pytest.mark.parametrize("v4", [False, True], ids=["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.brief(each=("kind",))
 def test_transformers_loads_what_we_write(tmp_path: Path, hf_model: Any, kind: str, v4: bool) -> None:
     toy = toys.make(**KINDS[kind], v4=v4)
     model = hf_model(write(tmp_path / "hf", GptOss(), toy))

@@ -44,6 +44,7 @@ def assert_same(got: dict[str, Any], want: dict[str, Any], atol: float = ATOL) -
 
 
 @pytest.mark.parametrize("name", toy_models.KINDS)
+@pytest.mark.brief("gpt-oss", "llama3", "qwen2", "qwen3-moe", "gemma3", "mistral", "smollm2")
 def test_hidden_states_and_logits(name: str) -> None:
     """Whole sequences, and in the same batch shorter ones with padding before and behind them."""
     t = toy(name)
@@ -96,6 +97,7 @@ def through_cache(runtime: Any, ids: Any, lengths: list[int], chunk: int) -> lis
 
 
 @pytest.mark.parametrize("name", CACHED)
+@pytest.mark.brief("gpt-oss", "llama3")
 def test_through_the_cache(name: str) -> None:
     """Rows of unequal length, one of them token by token from its second on, far past the window and the context."""
     t = toy(name)
@@ -111,6 +113,7 @@ def test_through_the_cache(name: str) -> None:
 # Of logits with a standard deviation of 1.1: largest and root mean square error. Measured: bf16 0.016
 # and 0.0028, fp8 0.18 and 0.037, int8 0.039 and 0.0078. (With a router, one token in a hundred takes another expert.)
 @pytest.mark.parametrize(("dtype", "most", "rms"), [("bf16", 0.05, 0.006), ("fp8", 0.5, 0.08), ("int8", 0.1, 0.016)])
+@pytest.mark.brief(when=lambda dtype: dtype == "int8")
 def test_a_narrow_cache_costs_little(dtype: Any, most: float, rms: float) -> None:
     t = toy("gemma3")
     runtime = model_runs.load(t.folder, cache=dtype)
@@ -134,6 +137,7 @@ def built(folder: Path) -> Any:
 
 # But one, whose layers follow none of the patterns that the older spelling knows.
 @pytest.mark.parametrize("name", [n for n in toy_models.KINDS if n != "gemma3-capped"])
+@pytest.mark.brief("gpt-oss", "llama3", "gemma3")
 def test_the_spelling_of_transformers_4(name: str, tmp_path: Path) -> None:
     t = toy(name)
     folder = Path(shutil.copytree(t.folder, tmp_path / "v4"))

@@ -34,6 +34,7 @@ def blocks(seed=0, dtype=BF16):
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
 @pytest.mark.parametrize("name", ["e2m3", "e3m2", "e4m3", "e5m2"])
 @pytest.mark.parametrize("dtype", [BF16, np.float32])
+@pytest.mark.brief
 def test_torchao_mx(torch, mx_tensor, name, rule, dtype):
     kinds = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2,
              "e2m3": mx_tensor.DTYPE_FP6_E2M3, "e3m2": mx_tensor.DTYPE_FP6_E3M2}  # fmt: skip

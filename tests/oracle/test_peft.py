@@ -89,6 +89,7 @@ def close(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.brief("llama3", "gpt-oss")
 def test_peft_computes_with_what_we_write_as_we_do(kind: str, tmp_path: Path) -> None:
     checkpoint, parameters, state = trained(kind, 3, LORA)
     layers = LORA.layers(state, parameters)
@@ -105,6 +106,7 @@ def test_peft_computes_with_what_we_write_as_we_do(kind: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("quant", ["nf4", "mxfp4"])
+@pytest.mark.brief("mxfp4")
 def test_so_it_does_around_what_a_packed_base_stands_for(quant: str, tmp_path: Path) -> None:
     """QLoRA: here the base is packed, there it is what that decodes to."""
     method = quant_method(quant)
@@ -124,6 +126,7 @@ def test_so_it_does_around_what_a_packed_base_stands_for(quant: str, tmp_path: P
 
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.brief("gpt-oss-False", "llama3-True")
 def test_what_peft_writes_is_read_and_merged(kind: str, rslora: bool, tmp_path: Path) -> None:
     import peft
     import torch

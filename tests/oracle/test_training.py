@@ -69,6 +69,7 @@ def theirs(model: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.brief("smollm2")
 def test_the_first_fifty_losses(name: str, tmp_path: Any) -> None:
     """With optimized programs where a model has experts, and where it has none."""
     model = toy_models.make(tmp_path, name, **OPTIONS[name])

@@ -47,6 +47,18 @@ def tensors(top: float, dtype: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", [*NAMES, *VARIANTS])
+@pytest.mark.brief(
+    "mxfp4",
+    "mxfp8_e4m3",
+    "nvfp4",
+    "nf4",
+    "q4_1",
+    "int4",
+    "int8 a matrix",
+    "fp8_e4m3",
+    "fp8 tiles",
+    "uint4 with a zero point",
+)
 def test_finite_values_come_back_finite_or_not_at_all(name: str) -> None:
     refused = 0
     for method, top, dtype in itertools.product(methods(name), TOPS, (np.float32, BF16)):

@@ -253,9 +253,11 @@ def free(folder: Path) -> bool:
     return all(not os.path.lexists(p) or p.is_dir() for p in (folder, *folder.parents))
 
 
-def test_outputs_are_safe_whatever_happens() -> None:
+def test_outputs_are_safe_whatever_happens(thorough: bool) -> None:
     quiet = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-    how = settings(max_examples=60, stateful_step_count=12, deadline=None, suppress_health_check=quiet)
+    how = settings(
+        max_examples=60 if thorough else 15, stateful_step_count=12, deadline=None, suppress_health_check=quiet
+    )  # fmt: skip
     try:
         run_state_machine_as_test(Outputs, settings=how)
     finally:

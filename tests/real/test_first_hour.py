@@ -92,6 +92,7 @@ def test_gguf_is_as_large_as_llama_quantize_makes_it(model: tuple[Path, Path], t
         assert abs(file.stat().st_size / LLAMA_QUANTIZE_NBYTES - 1) < 0.01
 
 
+@pytest.mark.repeats
 def test_four_schemes_and_their_picture(model: tuple[Path, Path], tmp_path: Path) -> None:
     said = run("four schemes on a text", model, tmp_path)
     folder = one(tmp_path, "sweep-*/sweep.png").parent

@@ -1,7 +1,9 @@
-"""What models give, send and hold on meshes of up to eight devices: `python -m tests.sharding.eight` prints it, with
-XLA_FLAGS=--xla_force_host_platform_device_count=8."""
+"""What models give, send and hold on meshes of up to eight devices: `python -m tests.sharding.eight CASES` prints it of
+some of them, as JSON, with XLA_FLAGS=--xla_force_host_platform_device_count=8."""
 
 import json
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +57,12 @@ def found(kind: str, name: str, alone: Any) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    kinds = dict.fromkeys(kind for kind, _ in CASES)
+def main(cases: Sequence[tuple[str, str]]) -> None:
+    kinds = dict.fromkeys(kind for kind, _ in cases)
     alone = {kind: models.model(kind, of=checkpoint(kind)).runtime.forward(IDS, POSITIONS) for kind in kinds}
-    print(json.dumps([found(kind, name, alone[kind]) for kind, name in CASES]))
+    print(json.dumps([found(kind, name, alone[kind]) for kind, name in cases]))
 
 
 if __name__ == "__main__":
     with model_runs.quick_compilation():
-        main()
+        main(json.loads(sys.argv[1]))

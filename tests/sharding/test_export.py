@@ -71,6 +71,7 @@ def test_files_are_the_same_as_without_a_mesh(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "gpt_oss"])
+@pytest.mark.brief("gpt_oss")
 def test_orbax_in_every_scheme_and_on_other_meshes(kind: str, tmp_path: Path) -> None:
     """Written from one mesh by us; restored by Orbax, and read by us, on others."""
     given = checkpoint(kind, 1)

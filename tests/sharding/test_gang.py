@@ -65,16 +65,18 @@ def gone(processes: dict[int, psutil.Process]) -> None:
     assert not alive
 
 
-def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_killed_ends_all_and_the_same_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, thorough: bool
+) -> None:
     """Wherever it is, with one error, no orphan, and nothing in the way of the next try; which in the end finds what
     one device does. One process keeps the baseline, both make it, and both compare with it. What each told until it was
     killed is in the trace."""
     for name, value in model_runs.quick_environment().items():
         monkeypatch.setenv(name, value)
-    real = gang.run
+    real, places = gang.run, KILLED if thorough else KILLED[1::2]
     command = [*EVALUATED, *HOSTS, f"paths.run={tmp_path / 'run'}", f"paths.outputs={tmp_path}"]
     command += ["trace=true", "monitor=0.1"]
-    for rank, place in KILLED:
+    for rank, place in places:
         started = watched(monkeypatch)
         monkeypatch.setattr(gang, "run", lambda several, call: real(killed.doomed(several, rank, place), call))  # noqa: B023
         with pytest.raises(StageError) as why:
@@ -89,7 +91,7 @@ def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeyp
     for text, row in found["texts"].items():
         assert row == pytest.approx(expected.results["evaluate"]["texts"][text], rel=1e-4), text
     assert found["facts"]["devices"] == 4
-    _traced(tmp_path / "run")
+    _traced(tmp_path / "run", len(places) + 1)
     for rank in (0, 1):
         seen = [*points.points(points.file_of(tmp_path / "run", f"system.{rank}"))]
         assert {p.member for p in seen} == {rank}
@@ -97,10 +99,9 @@ def test_who_is_killed_ends_all_and_the_same_run_goes_on(tmp_path: Path, monkeyp
         assert {"rss", "cpu", "threads"} <= {p.name for p in seen}
 
 
-def _traced(run_dir: Path) -> None:
+def _traced(run_dir: Path, tries: int) -> None:
     events = checked(run_dir)
     titles = {e["pid"]: e["args"]["name"].partition(",")[0] for e in events if e["name"] == "process_name"}
-    tries = len(KILLED) + 1
     assert Counter(titles.values())["run"] == tries
     assert all(1 <= Counter(titles.values())[f"member {rank} of the gang"] <= tries for rank in (0, 1))
     last = {titles[pid]: pid for pid in sorted(titles)}  # of the try that came to its end

@@ -89,6 +89,7 @@ def single(scheme: str) -> tuple[Any, ...]:
     ("mesh", "scheme"),
     [*((mesh, "plain") for mesh in MESHES), *(("fsdp_tensor", scheme) for scheme in SCHEMES)],
 )
+@pytest.mark.brief("fsdp_tensor-plain", "data-plain", "fsdp_tensor-mxfp4", "fsdp_tensor-int8 a row")
 def test_a_module_computes_on_a_mesh_what_it_does_on_one_device(mesh: str, scheme: str) -> None:
     graph, params, rest, x, expected = single(scheme)
     lie = shardings(nnx.merge(graph, params, rest), MESHES[mesh])

@@ -71,6 +71,7 @@ def test_every_option_has_its_turn() -> None:
     ("name", "turn"), [*((name, 1) for name in MESHES), *product(("fsdp_tensor", "multihost"), (0, TWICE))]
 )
 @pytest.mark.parametrize("kind", toys.CONFIGS)
+@pytest.mark.brief
 def test_a_mesh_holds_what_one_device_does_and_reads_what_was_planned(name: str, kind: str, turn: int) -> None:
     mesh, given = MESHES[name], checkpoint(kind, turn)
     store, read = toys.counted(given.store)

@@ -64,6 +64,7 @@ def test_members_are_what_their_jobs_are(tmp_path: Path) -> None:
     assert len(table["rows"]) == 4
 
 
+@pytest.mark.repeats
 def test_it_goes_on_where_it_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, often = Members._row, (*SEVERAL, "train.save.every=2", "train.save.seconds=null")
 

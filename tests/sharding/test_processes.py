@@ -2,6 +2,7 @@
 find on one device."""
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ KILLED = ((0, "exporting to orbax"), (1, "exporting to safetensors"), (0, "in Or
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, thorough: bool) -> Path:
     """What both have written."""
     folder = tmp_path_factory.mktemp("processes")
     toys.write(folder / "toy", "llama")
@@ -42,16 +43,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, model_runs.quick_compilation():
         for name, value in model_runs.quick_environment().items():  # of the members
             patch.setenv(name, value)
-        _run(folder)
+        _run(folder, KILLED if thorough else KILLED[1:3])
     return folder
 
 
-def _run(folder: Path) -> None:
+def _run(folder: Path, killed_at: Sequence[tuple[int, str]]) -> None:
     alone = processes.used(folder, None)
     (folder / "alone.json").write_text(json.dumps(alone))
     (folder / "adapted.json").write_text(json.dumps(processes.adapted(folder, None)))
     several, work = Gang(2, "auto", processes.join), partial(processes.work, folder)
-    for rank, place in KILLED:  # what they leave is in nobody's way
+    for rank, place in killed_at:  # what they leave is in nobody's way
         with pytest.raises(StageError, match=f"^process {rank} of 2 was killed by SIGKILL; the others were ended"):
             gang.run(killed.doomed(several, rank, place), work)
     gang.run(several, work)

@@ -23,6 +23,7 @@ def _quick() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("kind", "name"), EVERY)
+@pytest.mark.brief(each=("name",))
 def test_logits_are_those_of_one_device(kind: str, name: str) -> None:
     mesh = MESHES[name]
     model = models.model(kind, mesh)
@@ -36,6 +37,7 @@ def test_logits_are_those_of_one_device(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name", "turn"), PACKED)
+@pytest.mark.brief("gpt_oss-expert_tensor-1", "llama-fsdp_tensor-0")
 def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
     """Every option of conf/quant; what is sent is codes and scales as they are, and that only where FSDP gathers."""
     of = models.packed(kind, turn)
@@ -48,6 +50,7 @@ def test_packed_weights_stay_packed(kind: str, name: str, turn: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["data", "fsdp", "tensor", "expert", "fsdp_tensor"])
+@pytest.mark.brief("fsdp_tensor", "expert")
 def test_temporaries_are_about_what_the_plan_says(name: str) -> None:
     """As XLA compiles for itself: weights gathered for use, activations, scores, logits."""
     jax.config.update("jax_disable_most_optimizations", False)

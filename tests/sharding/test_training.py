@@ -58,11 +58,13 @@ def close(found: Any, wanted: Any) -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES)
+@pytest.mark.brief("gpt_oss-expert", "llama-fsdp", "gemma-tensor", "qwen2-multihost")
 def test_gradients_are_those_of_one_device(kind: str, name: str) -> None:
     """Blocks are computed, and gathered, twice on two of the meshes."""
     close(gradients(made(kind, name, recompute=name in ("fsdp", "multihost")), kind), alone(kind))
 
 
+@pytest.mark.repeats
 def test_a_teacher_lies_over_the_mesh_as_its_student_does() -> None:
     objective, taught = Distillation(teaching=0.5), trained.parameters("llama", 1)
     steps = []
@@ -75,6 +77,7 @@ def test_a_teacher_lies_over_the_mesh_as_its_student_does() -> None:
 
 # Of a gradient that is next to nothing, and so all rounding, Adam makes a whole step; with this eps it does not.
 @pytest.mark.parametrize("optimizer", [AdamW(rate=1e-3, eps=1e-4), Muon(rate=1e-3)])
+@pytest.mark.brief(1)
 def test_what_an_optimizer_keeps_lies_as_the_parameters_do(optimizer: Any) -> None:
     states = []
     for name in (None, "fsdp_tensor"):

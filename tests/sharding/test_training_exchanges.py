@@ -61,6 +61,7 @@ def planned(kind: str, mesh: Mesh) -> dict[str, int]:
         ("gpt_oss", "fsdp_tensor", False),
     ],
 )  # fmt: skip
+@pytest.mark.brief("llama-fsdp-True", "gpt_oss-expert-False")
 def test_an_update_sends_what_is_planned(kind: str, name: str, recompute: bool) -> None:
     program = compiled(kind, MESHES[name], recompute=recompute)
     one_by_one = str(sorted((c.kind, c.shape, c.ways) for c in models.collectives(program) if c.shape))

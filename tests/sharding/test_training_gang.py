@@ -48,15 +48,16 @@ def weights(outputs: Path) -> dict[str, Any]:
     return {name: store.read(name) for name in store.specs}
 
 
+@pytest.mark.repeats
 def test_who_is_killed_ends_all_and_the_same_run_goes_on(
-    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, table: Path, monkeypatch: pytest.MonkeyPatch, thorough: bool
 ) -> None:
     """A member, or the process that started them; in the end there is what nobody was killed for."""
     for name, value in model_runs.quick_environment().items():
         monkeypatch.setenv(name, value)
     two, real = "mesh.processes=2", gang.run
     often = command(table, tmp_path / "often", two)
-    for rank, place in KILLED:
+    for rank, place in KILLED if thorough else KILLED[:1]:
         started = watched(monkeypatch)
         monkeypatch.setattr(gang, "run", lambda several, call: real(killed.doomed(several, rank, place), call))  # noqa: B023
         with pytest.raises(StageError, match=f"^process {rank} of 2 was killed by SIGKILL; the others were ended"):

@@ -39,6 +39,7 @@ def losses(found: Found) -> list[float]:
     return [float(r["loss"]) for r in found.rows]
 
 
+@pytest.mark.repeats
 def test_it_goes_on_wherever_it_is_to(tmp_path: Path) -> None:
     with model_runs.quick_compilation():
         whole = run(on(None), Rows())

@@ -50,6 +50,7 @@ def tokens(runtime: Any, sampling: Sampling, prompts: Any = PROMPTS) -> list[tup
 
 
 @pytest.mark.parametrize(("kind", "name", "dtype"), USED)
+@pytest.mark.brief("gpt_oss-data_expert-auto", "llama-fsdp_tensor-int8")
 def test_tokens_are_those_of_one_device(kind: str, name: str, dtype: str) -> None:
     """Three prompts of unequal length, in four rows or more; every device has its rows and heads of the cache."""
     mesh = MESHES[name]
@@ -90,6 +91,7 @@ def test_compiling_is_counted_as_such_and_in_no_other_time(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert_tensor")])
+@pytest.mark.brief("llama-fsdp_tensor")
 def test_native_kernels_of_several_devices_run_at_once(kind: str, name: str) -> None:
     native = ("matmul", "moe", "attention")
     runtime = models.model(kind, MESHES[name], *native, of=models.packed(kind, 0)).runtime
@@ -99,6 +101,7 @@ def test_native_kernels_of_several_devices_run_at_once(kind: str, name: str) -> 
 
 
 @pytest.mark.parametrize(("kind", "name"), [("llama", "fsdp_tensor"), ("gpt_oss", "expert")])
+@pytest.mark.brief("gpt_oss-expert")
 def test_scores_and_hidden_states_are_those_of_one_device(kind: str, name: str, tmp_path: Path) -> None:
     """A baseline of one device serves a mesh, and the other way round."""
     alone, mesh = models.alone(kind), models.model(kind, MESHES[name])
@@ -119,6 +122,7 @@ def test_scores_and_hidden_states_are_those_of_one_device(kind: str, name: str, 
     assert max(apart(taps[name], expected[name]) for name in expected) < 1e-5
 
 
+@pytest.mark.repeats
 def test_sizes_that_take_loops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in bands, queries and scores in blocks, and more tokens than the sampler looks at first."""
     monkeypatch.setattr(weights, "CPU_BAND_NBYTES", 4096)
@@ -145,6 +149,7 @@ def test_replaced_tensors_lie_as_those_they_replace() -> None:
     np.testing.assert_array_equal(model.runtime.forward(IDS, POSITIONS), before)
 
 
+@pytest.mark.repeats
 def test_rows_that_do_not_divide_are_padded() -> None:
     """Padding has position -1, and does not show."""
     runtime, alone = models.model("llama", THREE).runtime, models.alone("llama").runtime

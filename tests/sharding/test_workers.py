@@ -141,6 +141,7 @@ def test_a_run_finds_there_what_one_device_does(cluster: Cluster, tmp_path: Path
     assert looked.result() == ([cluster.workers[host].pid for host in HOSTS], {HOSTS[0]})
 
 
+@pytest.mark.repeats
 def test_a_training_goes_there_as_in_one_process(cluster: Cluster, tmp_path: Path) -> None:
     """Rows of metrics and weights of the members are in the folders of whoever asked; later ones find them. One trace
     has what the workers and the members did, between where the training was sent and where it came back."""
@@ -179,6 +180,7 @@ def test_the_first_is_where_its_address_is(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.brief("1")
 def test_a_member_that_is_killed_or_fails_ends_all(killed: int, cluster: Cluster) -> None:
     with (
         once_begun(cluster, lambda both: (both[killed].kill(), both)[1]) as both,
@@ -194,6 +196,7 @@ def test_a_member_that_is_killed_or_fails_ends_all(killed: int, cluster: Cluster
 
 
 @pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.brief("0")
 def test_a_worker_that_is_killed_ends_all(killed: int, cluster: Cluster) -> None:
     """The one that watches, and the other."""
     host = HOSTS[killed]

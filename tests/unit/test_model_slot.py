@@ -48,6 +48,7 @@ def run(*overrides: str) -> Any:
     return weightmill.run(["+model=gpt_oss", "quant=mxfp4", "progress=false", *QUICK, *overrides])
 
 
+@pytest.mark.repeats
 def test_a_worker_lets_go_of_its_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, three models one after another: whenever a stage is done, nobody holds one."""
     monkeypatch.chdir(tmp_path)
@@ -122,6 +123,7 @@ class Engine:
         return Session()
 
 
+@pytest.mark.repeats
 def test_one_at_a_time() -> None:
     one, other = SimpleNamespace(store="a"), SimpleNamespace(store="b")
     with ModelSlot() as models:

@@ -30,6 +30,7 @@ def test_killed_on_threads(source, expected, tmp_path):
     assert not partials(tmp_path / "model")
 
 
+@pytest.mark.repeats
 def test_killed_twice_and_resumed_another_way(source, expected, tmp_path):
     for threads, least in (("2", 8), ("1", 30)):
         process = start(*command(source, tmp_path, f"dask.workers={threads}"))
@@ -56,6 +57,7 @@ def test_a_killed_worker_is_replaced(source, expected, tmp_path):
     assert digests(tmp_path / "model") == expected
 
 
+@pytest.mark.repeats
 def test_killed_on_distributed(source, expected, tmp_path):
     process = start(*command(source, tmp_path, *DISTRIBUTED))
     after_chunks(tmp_path, 10, process)
@@ -78,6 +80,7 @@ def test_killed_before_the_manifest(nearly, source, expected):
 
 
 @pytest.mark.parametrize("how", [[], DISTRIBUTED], ids=["threads", "distributed"])
+@pytest.mark.brief("threads")
 def test_a_corrupt_chunk_is_found_and_done_again(nearly, source, expected, how):
     weights = nearly / "model" / "model.safetensors"
     with weights.open("r+b") as file:
@@ -110,6 +113,7 @@ def test_a_partial_folder_that_is_gone_is_made_again(nearly, source, expected):
 
 
 @pytest.mark.parametrize("how", [[], DISTRIBUTED], ids=["threads", "distributed"])
+@pytest.mark.brief("threads")
 def test_interrupted(source, expected, tmp_path, how):
     process = start(*command(source, tmp_path, *how))
     after_chunks(tmp_path, 5, process)
@@ -144,6 +148,7 @@ def test_a_complete_run_is_not_run_again(nearly, source, expected):
 @pytest.mark.parametrize(
     ("what", "how"), [("vanished", []), ("vanished", DISTRIBUTED), ("touched", []), ("cut", [])], ids=str
 )
+@pytest.mark.brief(when=lambda how: not how)
 def test_a_source_that_changes_while_it_is_read(own_source, tmp_path, what, how):
     weights = own_source / "model-00002-of-00002.safetensors"
     private = own_source / "copy"

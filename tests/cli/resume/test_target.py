@@ -33,6 +33,7 @@ def test_a_file_that_may_not_grow(source, expected, tmp_path):
 
 
 @pytest.mark.parametrize("how", [[], DISTRIBUTED], ids=["threads", "distributed"])
+@pytest.mark.brief("threads")
 def test_a_write_that_fails_in_the_middle(source, expected, tmp_path, how):
     process = start(*command(source, tmp_path, *how))
     after_chunks(tmp_path, 5, process)

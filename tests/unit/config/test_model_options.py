@@ -36,6 +36,7 @@ def model(*overrides: str) -> Any:
 
 
 @pytest.mark.parametrize("name", options("model"))
+@pytest.mark.brief(each=lambda call: call["name"].partition("_")[0])
 def test_it_composes(name: str) -> None:
     found = model(f"+model={name}", *(["model.source=here"] if name in BY_FAMILY else []))
     assert {*found} == {"source", "model_types", "roles", "extra_rules", "rules"}

@@ -30,6 +30,7 @@ def jsonl(*objects):
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)
+@pytest.mark.brief("byte_level", "ranks", "sentencepiece_bpe", "wordpiece")
 def test_the_tokens_of_a_text_are_those_of_all_of_it_at_once(kind, tmp_path, monkeypatch):
     """However often it is cut while it is read."""
     monkeypatch.setattr(encode, "PART_CHARS", 300)
@@ -190,6 +191,7 @@ def test_what_is_kept_and_was_cut_off_is_made_anew(name, tmp_path):
     assert rows(opened(data, tmp_path, tokenizer).train) == expected
 
 
+@pytest.mark.repeats
 def test_interrupted_and_begun_again(tmp_path, monkeypatch):
     """Files that were done are found again; of that in which it stopped, nothing is left."""
     files = tuple(written(tmp_path, f"{n}.txt", LINES * 3 + n) for n in "abc")

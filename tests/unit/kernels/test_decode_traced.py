@@ -69,6 +69,7 @@ REAL = [
 
 
 @pytest.mark.parametrize("scheme", REAL, ids=str)
+@pytest.mark.brief(each=lambda call: (call["scheme"].element, call["scheme"].scale))
 def test_real_scales(scheme):
     same(tensor(scheme, (3, 5, 96 if scheme.block_elems else 40)))
 
@@ -97,6 +98,7 @@ BANDED = (
         for j, rows in enumerate((3, 4, 8, 10))
     ],
 )
+@pytest.mark.brief(each=("scheme",))
 def test_bands_of_rows(scheme, lead, rows):
     same(tensor(scheme, (*lead, rows, 48)))
 
@@ -110,6 +112,7 @@ def test_vectors(scheme):
 
 
 @pytest.mark.parametrize("scheme", [s for s in REAL if s.scale in ("f32", "bf16")], ids=str)
+@pytest.mark.brief(each=lambda call: call["scheme"].element)
 def test_the_whole_exponent_range_but_subnormals(scheme):
     with np.errstate(all="ignore"):
         same(tensor(scheme, (64, 96), spread=120), smallest=2.0**-124 if scheme.zero is None else 2.0**-100)

@@ -57,6 +57,7 @@ def test_plain_weights_of_another_dtype_in_bands(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
 @pytest.mark.parametrize("name", ["e2m1", "e4m3", "e5m2", "mxint8", "nf4", "int2"])
+@pytest.mark.brief(each=("name",))
 def test_planes_hold_every_code_under_every_scale(name: str, dtype: str) -> None:
     """Bit for bit what dequantize says, but for what is below the smallest normal number, which is 0."""
     scheme = Scheme(name, 32, "e8m0")
@@ -96,6 +97,7 @@ def test_the_bias_is_added_before_the_cast() -> None:
 @pytest.mark.parametrize("rows", [1, 64])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("shape", [(5760, 2880), (201088, 2880)], ids=["gate_up of gpt-oss", "a head as large as its"])
+@pytest.mark.brief(each=("shape",))
 def test_a_packed_matrix_is_never_there_decoded(shape: tuple[int, int], dtype: Any, rows: int) -> None:
     """What XLA sets aside for the program, beside arguments and result, is some bands: decoded, 31 MiB and up."""
     call = jax.jit(MATMUL).lower(jax.ShapeDtypeStruct((rows, shape[1]), dtype), shaped(MXFP4, shape))

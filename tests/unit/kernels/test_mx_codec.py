@@ -146,6 +146,7 @@ def layouts(x):
 
 @pytest.mark.parametrize("elems", [32, 160, 4096, 1 << 19])
 @pytest.mark.parametrize("dtype", [BF16, np.float32])
+@pytest.mark.brief(each=("elems",))
 def test_layouts_and_tile_sizes(monkeypatch, elems, dtype):
     """No layout and no cut changes a byte or, beyond summation order, a sum."""
     x = spread((6, 128, 96)).astype(dtype)

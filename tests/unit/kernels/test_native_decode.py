@@ -70,6 +70,7 @@ def defined(scheme: Scheme, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("scheme", schemes(), ids=name)
+@pytest.mark.brief(each=("scheme",))
 def test_values_are_those_of_the_definition(isa: str, scheme: Scheme) -> None:
     shape = (2, 3, 192)
     q = any_codes(scheme, shape)

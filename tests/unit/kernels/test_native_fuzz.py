@@ -20,7 +20,7 @@ from tests.fuzz import native
 pytestmark = needs_compiler
 
 SANITIZERS = "address,undefined"
-COUNT = 16  # calls of each op
+COUNT = 4  # calls of each op
 
 
 def fuzzed(seed: int, count: int, **env: str) -> Any:

@@ -115,6 +115,7 @@ def test_any_number_of_rows(isa: str, rows: int) -> None:
 
 @pytest.mark.parametrize("n_in", [1, 15, 33, 515])
 @pytest.mark.parametrize("name", ["F32", "int8 a row"])
+@pytest.mark.brief
 def test_any_number_of_columns(isa: str, name: str, n_in: int) -> None:
     for dtype in (np.float32, BF16):
         x, w = normal(np.random.default_rng(n_in), 7, n_in, dtype=dtype), weights(name, 3, n_in)
@@ -163,6 +164,7 @@ def test_numbers_do_not_depend_on_how_work_is_divided(bits: int, dtype: Any, of:
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *SCHEMES, *MORE])
+@pytest.mark.brief(each=("name",))
 def test_integers_lose_what_is_said(isa: str, name: str) -> None:
     """Relative root mean square, as `matmul.native_int8` and `native_int16` say; and they do round."""
     x, w = normal(np.random.default_rng(0), 17, 576), weights(name, 33, 576)

@@ -37,6 +37,7 @@ def near(found: Any, want: Any, bound: Any, terms: int) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.brief(each=("isa", "shape"))
 def test_sums_of_any_shape(isa: str, shape: str, dtype: Any) -> None:
     """Of experts too, of which one is nobody's choice, and of choices that are none."""
     count, of_dy, of_x, out, n_in = SHAPES[shape]
@@ -141,6 +142,7 @@ def rows_of_documents(shape: str, documents: int, options: str) -> tuple[Any, ..
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("documents", [1, 4])
 @pytest.mark.parametrize("shape", ROWS)
+@pytest.mark.brief(each=("isa", "shape"))
 def test_attention_of_rows_of_documents(isa: str, shape: str, documents: int, options: str) -> None:
     """Values and gradients; the last tokens of a row are padding."""
     loss, floats, value, gradients = rows_of_documents(shape, documents, options)

@@ -42,6 +42,7 @@ def inputs() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", inputs())
+@pytest.mark.brief(each=("name",))
 def test_codes_and_scales_are_those_of_numpy(isa: str, name: str) -> None:
     x = inputs()[name]
     rules, ties = ("floor", "ceil", "even", "rceil"), ("even", "zero", "away")

@@ -68,6 +68,7 @@ def test_every_bfloat16_in_every_format(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DONE)
+@pytest.mark.brief(each=("name",))
 def test_layouts_and_dtypes(name: str) -> None:
     method = built(name)
     for dtype in (BF16, np.float16, np.float32):
@@ -96,6 +97,7 @@ def test_parts_of_what_shares_a_scale(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DONE)
+@pytest.mark.brief(each=("name",))
 def test_values_that_are_not_finite(name: str) -> None:
     method = built(name)
     poisons = method.second is None
@@ -163,6 +165,7 @@ def any_array(rng: random.Random, scheme: Scheme) -> Any:
 
 
 @pytest.mark.parametrize("start", range(0, 400, 50))
+@pytest.mark.brief(each=("start",))
 def test_any_recipe_of_any_scheme(start: int) -> None:
     """Whatever means something, on values of every kind, in every layout: the definition's bytes or its words."""
     for seed in range(start, start + 50):

@@ -90,6 +90,7 @@ def spread(shape, low=-12, high=4, seed=0, dtype=BF16):
 
 @pytest.mark.parametrize("name", [*NAMES, *VARIANTS])
 @pytest.mark.parametrize("more", [{}, {"search": "mse"}, {"stochastic": True, "seed": 7}], ids=["", "search", "random"])
+@pytest.mark.brief(each=("name",))
 def test_backends_agree(name, more):
     known = built(name)
     if "search" in more and not known.search_grid and known.scale != "e8m0":

@@ -26,6 +26,7 @@ def every_range(dtype):
 
 @pytest.mark.parametrize("name", MX_NAMES)
 @pytest.mark.parametrize("rule", ["floor", "ceil", "even", "rceil"])
+@pytest.mark.brief
 def test_xla_is_numpy(name, rule):
     for (ties, zero), dtype in itertools.product(
         [("even", None), ("zero", None), ("away", "positive"), ("down", None)], [BF16, np.float32]
@@ -65,6 +66,7 @@ def near_and_far(dtype, scale):
 
 
 @pytest.mark.parametrize("name", REAL)
+@pytest.mark.brief("int4", "int8 a matrix", "nf4", "nvfp4", "q4_1", "uint4 with a zero point", "fp8 tiles", "fp8_e4m3")
 def test_real_scales_are_numpys(name):
     method = built(name, **REAL[name])
     for dtype in (BF16, np.float32):

@@ -114,6 +114,7 @@ def floats(text: str, elements: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row"])
+@pytest.mark.brief("mxfp4")
 def test_there_is_no_buffer_as_large_as_a_decoded_weight(name: str) -> None:
     """Nor, of experts, as large as that of one."""
     w = quantized(SCHEMES[name], (512, 1024))

@@ -22,6 +22,7 @@ def on_device(q: QTensor) -> QTensor:
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nf4 twice", "int3", "fp8 in tiles"])
+@pytest.mark.brief(2)
 def test_it_is_the_product_with_what_its_weights_stand_for(name: str) -> None:
     """And so are gradients with respect to x and to the bias."""
     q = on_device(quantized(SCHEMES[name], (6, 128)))

@@ -83,6 +83,9 @@ CODED = [*((n, "F32") for n in ON_DEVICE), *((n, dtype) for n in NARROW for dtyp
 
 @pytest.mark.parametrize(("name", "dtype"), CODED)
 @pytest.mark.usefixtures("no_host")
+@pytest.mark.brief(
+    "nvfp4-BF16", "q4_1-F32", "mxfp4-F16", "int3-F32", "nf4-BF16", "int8 a row-F16", "fp8 in tiles-F32", "poisoned-F32"
+)
 def test_codes_are_those_of_the_pipeline_and_come_back(name: str, dtype: str) -> None:
     x = values(3, 6, 128, dtype=numpy_dtype(dtype))
     x[1, 2, 3:70], x[1, 3] = 0, x[1, 3] * x.dtype.type(2.0**-12)
@@ -111,6 +114,7 @@ def test_codes_that_no_device_makes_are_the_host_s_where_that_is_asked_for(name:
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nvfp4", "int8 a row", "int8 a matrix", "fp8 in tiles", "at random", "q4_1"])
+@pytest.mark.brief("mxfp4", "int8 a row", "int8 a matrix", "fp8 in tiles", "at random")
 def test_each_device_keeps_its_part(name: str) -> None:
     """Also where a scale is of all rows, or of a whole one, of which a device has a part."""
     x = values(4, 8, 256)

@@ -94,6 +94,7 @@ def assert_planned(runtime: Any, checkpoint: Checkpoint) -> None:
     ("name", "turn"),
     [("smollm2", 0), ("gemma3", 1), *(("gpt-oss", i) for i in range(3)), *(("qwen3-moe", i) for i in range(3))],
 )
+@pytest.mark.brief("smollm2-0", "gpt-oss-1")
 def test_packed_weights_compute_what_they_decode_to(name: str, turn: int) -> None:
     t = toy(name)
     checkpoint = model_runs.checkpoint(t.folder, rules=rules(name, turn))

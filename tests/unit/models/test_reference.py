@@ -29,6 +29,7 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.brief("f32")
 def test_states_logits_scores_and_tokens_are_those_of_xla(
     toy: Path, dtype: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_the_command_runs_it_and_the_manifest_says_so(toy: Path, tmp_path: Path)
 @pytest.mark.oracle
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("name", ["llama3", "qwen3-moe", "gemma3"])
+@pytest.mark.brief("llama3")
 def test_other_families(name: str) -> None:
     from tests.cases.toy_models import toy
 

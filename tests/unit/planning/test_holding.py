@@ -82,6 +82,7 @@ CHOICES = [
 
 
 @pytest.mark.parametrize(("model", "how", "name", "what"), CHOICES, ids=[f"{c[0]} {' '.join(c[1])}" for c in CHOICES])
+@pytest.mark.brief(each=lambda call: (call["model"], call["name"]))
 def test_the_first_that_holds_everything_is_chosen(
     model: str, how: list[str], name: str, what: str, sources: dict[str, Path]
 ) -> None:

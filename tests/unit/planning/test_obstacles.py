@@ -123,6 +123,7 @@ def test_two_exports_of_one_run(here: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.brief("manifest.json", "metrics.jsonl", "run.json")
 def test_records_that_are_somebody_elses_stay(here: Path, name: str) -> None:
     (here / "mine").mkdir()
     (here / "mine" / name).write_text("{}")

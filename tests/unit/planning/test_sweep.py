@@ -41,6 +41,7 @@ def jobs(*more: str) -> list[Job]:
 
 
 @pytest.mark.parametrize("chunk", ["64MiB", "256KiB"])
+@pytest.mark.brief("256KiB")
 def test_twelve_conversions_read_the_source_once(chunk: str) -> None:
     sweep = plan_jobs(jobs(f"dask.chunk={chunk}"))
     assert sweep.sound == list(range(12))

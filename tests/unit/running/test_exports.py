@@ -64,6 +64,7 @@ def in_order(jobs: Sequence[Job], order: Sequence[int], monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.brief(1)
 def test_jobs_with_equal_exports_do_not_wait_for_each_other(
     order: Sequence[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

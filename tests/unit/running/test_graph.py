@@ -328,6 +328,7 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.repeats  # tests/cli/resume/test_schedulers.py
 def test_no_scheduler_at_the_address() -> None:
     conf = replace(CONF, address="tcp://127.0.0.1:1")
     with (

@@ -125,6 +125,7 @@ def test_nothing_is_learnt_from_part_of_the_work(
 @pytest.mark.parametrize(
     ("flow", "option"), [("generate", "sampling.max_tokens=2"), ("evaluate", "evaluate.windows.tokens=64")]
 )
+@pytest.mark.brief(1)
 def test_compiling_is_learnt_apart(flow: str, option: str, tmp_path: Path, learnt: list[Learnt]) -> None:
     """So that a longer text is not planned to compile for longer."""
     [report] = execute_jobs([job(tmp_path / "out", f"flow={flow}", option)], Events())

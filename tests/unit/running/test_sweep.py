@@ -83,6 +83,7 @@ def test_twelve_jobs_read_the_source_once_and_leave_what_they_leave_alone(here: 
         assert said(reports[i]) == said(execute(alone.run, alone.run_dir, [], Events()))
 
 
+@pytest.mark.repeats
 def test_workers_of_a_cluster_read_once_too(here: Path) -> None:
     jobs = [job(here / "out", "flow=convert", f"quant={q}", "dask.chunk=1MiB", *CLUSTER) for q in ("mxfp4", "int8")]
     found = [said(r) for r in execute_jobs(jobs, Events())]
@@ -121,6 +122,7 @@ def test_a_job_whose_folder_is_somebody_elses_does_not_stop_the_rest(here: Path)
     assert isinstance(second, Report)
 
 
+@pytest.mark.repeats
 def test_nothing_is_evaluated_twice(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "text.txt").write_text("The state of the Union is that of the people of the United States. " * 8)
     ran: list[Any] = []

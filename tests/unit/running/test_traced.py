@@ -259,6 +259,7 @@ def test_a_training_that_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert tasks == ["interrupted", None, None]  # the last hands on what it gave
 
 
+@pytest.mark.repeats
 def test_models_that_are_evaluated_and_generate_with_profiles_by_jax(tmp_path: Path) -> None:
     with quick_compilation():
         report = ran(tmp_path / "a", *SCORED, "trace=true", "trace_jax=true")

@@ -180,6 +180,7 @@ def _ends():
 
 
 @pytest.mark.parametrize("name", ENDLESS)
+@pytest.mark.brief("nested loops", "macros", "a power", "a comparison")
 def test_endless_templates_are_stopped(name, monkeypatch):
     monkeypatch.setattr(chat_process, "SECONDS", 0)  # the system counts whole seconds: up to one
     with pytest.raises(
@@ -189,6 +190,7 @@ def test_endless_templates_are_stopped(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", LARGE)
+@pytest.mark.brief("doubled text", "doubled lists", "indent", "join", "output", "center")
 def test_templates_that_grow_are_stopped(name, monkeypatch):
     monkeypatch.setattr(chat_process, "NBYTES", 64 << 20)
     with pytest.raises(SourceError, match=r"x: the chat template was stopped: it takes more than .* of (memory|text)"):

@@ -51,6 +51,7 @@ def right(net: Net) -> float:
     return float((np.argmax(net(data["inputs"]), axis=1) == data["targets"]).mean())
 
 
+@pytest.mark.repeats
 def test_it_learns_what_it_is_shown() -> None:
     net = Net()
     assert right(net) < 0.8

@@ -11,7 +11,7 @@ import numpy as np
 
 from tests.cases.model_runs import quick_environment
 
-KILLS = 2
+KILLS = 2, 1  # if all is run that repeats; if not
 
 
 def start(folder: Path, weights: Path) -> "subprocess.Popen[str]":
@@ -20,9 +20,9 @@ def start(folder: Path, weights: Path) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3], env=env)
 
 
-def test_killed_at_random_it_ends_with_the_same_weights(tmp_path: Path) -> None:
+def test_killed_at_random_it_ends_with_the_same_weights(tmp_path: Path, thorough: bool) -> None:
     rng = random.Random(0)
-    for _ in range(KILLS):
+    for _ in range(KILLS[not thorough]):
         process = start(tmp_path / "killed", tmp_path / "killed.npz")
         assert process.stdout is not None
         updates = rng.randint(2, 6)

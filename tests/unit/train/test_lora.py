@@ -74,6 +74,7 @@ def after(kind: str, count: int) -> tuple[Any, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.brief("llama", "gpt_oss")
 def test_they_begin_as_nothing_and_learn(kind: str) -> None:
     """b is zero, so that at first only b has a gradient; then all of both have one."""
     _, seen = after(kind, 6)
@@ -88,6 +89,7 @@ def test_they_begin_as_nothing_and_learn(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.brief("llama", "gpt_oss")
 def test_merged_weights_compute_the_same(kind: str) -> None:
     state, _ = after(kind, 2)
     parameters, names = parameters_of(kind), {}
@@ -132,6 +134,7 @@ def test_they_begin_as_peft_does_and_by_their_names() -> None:
     assert (other["model.layers.0.mlp.experts.down_proj" + A] != a).any()
 
 
+@pytest.mark.repeats
 def test_dropout_is_for_updates_only_and_another_each_time() -> None:
     lora = Lora(rank=4, dropout=0.5, targets=("*self_attn.v_proj.weight",))
     step = around("llama", lora)

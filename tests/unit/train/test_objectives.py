@@ -24,6 +24,7 @@ def in_full(model: Any, batch: Any, z_loss: float) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma"])
+@pytest.mark.brief("gemma")
 def test_blocks_give_the_loss_and_gradients_of_all_logits(kind: str) -> None:
     """A tied head, whose gradient comes from both of its uses; and a capped one. 48 positions in blocks of 7."""
     bound, batch = Bound(trained.model(kind)), jax.tree.map(lambda a: a[0], trained.batches(1, 2, 24))

@@ -32,6 +32,7 @@ def changes(optimizer: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", [AdamW, Muon, SGD, Lion])
+@pytest.mark.brief(1)
 def test_matrices_decay_and_nothing_else(kind: Any) -> None:
     with_decay, without = changes(kind(decay=0.5)), changes(kind(decay=0.0))
     for name, w in tree(0).items():

@@ -32,6 +32,7 @@ def row(lengths: Any, at: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.brief("gpt_oss", "llama")
 def test_documents_of_a_row_give_what_each_gives_alone(kind: str) -> None:
     bound, objective, parameters = Bound(trained.model(kind)), CausalLM(), trained.parameters(kind)
 

@@ -38,6 +38,7 @@ def over_four() -> jax.sharding.Mesh:
 
 
 @pytest.mark.parametrize("divided", [False, True])
+@pytest.mark.brief("True")
 def test_members_are_what_each_is_alone(divided: bool) -> None:
     where = over_four() if divided else None
     population = Population(step(), RATES, where, "member")

@@ -74,6 +74,7 @@ def step_of(kind: str, how: Qat, dtype: str) -> Step:
         ("qwen3_moe", "twice", "F32"),
     ],
 )
+@pytest.mark.brief("qwen3_moe-mxfp4-BF16", "llama-searched-BF16", "qwen3_moe-twice-F32")
 def test_the_export_is_what_training_saw(kind: str, name: str, dtype: str) -> None:
     how = qat(kind, name, on_host=name in ON_HOST)
     step = step_of(kind, how, dtype)

@@ -18,6 +18,7 @@ def begun(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", trained.FAMILIES)
+@pytest.mark.brief("llama", "gpt_oss")
 def test_losses_fall_and_every_parameter_moves(kind: str) -> None:
     step, state, batches = trained.step_of(kind), begun(kind), trained.batches(2, 2, 24)
     before = {name: np.asarray(w) for name, w in state["parameters"].items()}

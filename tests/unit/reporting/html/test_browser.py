@@ -95,6 +95,7 @@ def opened(chromium: Any, path: Path, width: int = 1200, theme: str = "light") -
 
 
 @pytest.mark.parametrize("name", ["one", "sweep", "bench", "hostile", "comparison"])
+@pytest.mark.brief("one", "hostile", "comparison")
 def test_nothing_is_wider_than_the_window_and_nothing_is_complained_of(
     chromium: Any, pages: dict[str, Path], name: str
 ) -> None:
@@ -110,6 +111,7 @@ def test_nothing_is_wider_than_the_window_and_nothing_is_complained_of(
 
 
 @pytest.mark.parametrize("name", ["one", "sweep", "bench", "comparison"])
+@pytest.mark.brief("one", "comparison")
 def test_tab_reaches_every_control_and_shows_where_it_is(chromium: Any, pages: dict[str, Path], name: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
