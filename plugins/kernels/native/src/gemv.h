@@ -6,7 +6,7 @@
 // cheapest; the activations are put in that order once (`arrange`). Each lane's elements are of one block wherever
 // blocks are multiples of the loader's GRAIN, so that a group's sums are scaled with one fused product, whatever it
 // holds. Scales of a row become float32 before it (`factors`). A zero point is taken off, and a minimum added, by way of
-// the sums of the activations: Σ (e - z) · x = Σ e · x - z · Σ x. Every weight is exact.
+// the sums of the activations: Σ (e - z) · s · x = s · Σ e · x - z · s · Σ x. Every weight is exact.
 //
 // A NaN among codes or scales is NaN in its row. Subnormals count as 0 where they are flushed, as in XLA's threads:
 // that is scale byte 0 of E8M0 (2^-127), and no element under any scale.
@@ -93,6 +93,15 @@ WM_INLINE V lower_half(V v) { return (V)_mm512_maskz_mov_ps(0xFF, (__m512)v); }
 WM_INLINE V upper_half(V v) { return (V)_mm512_maskz_shuffle_f32x4(0xFF, (__m512)v, (__m512)v, 0xEE); }
 #endif
 
+// Of `groups` vectors.
+WM_INLINE float total_of(const float* v, int64_t groups) {
+  V four[4] = {};
+  float out[4];
+  for (int64_t g = 0; g < groups; ++g) four[0] += load(v + g * LANES);
+  totals(four, out);
+  return out[0];
+}
+
 #include "gemv_scales.h"
 
 // ---- Activations ----
@@ -175,12 +184,11 @@ enum class Part { WHOLE, TAIL, HALVES };
 template <class L, int R, Scaled HOW>
 constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
 
-// Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m] and, for ROW with ZEROS, the
-// activations to offset[m]. codes: of group `first` of each row; s and z: scales and zeros of each row, from its start.
-template <class L, int R, int M, Scaled HOW, bool ZEROS, Part PART>
+// Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m]. codes: of group `first` of
+// each row; s: scales of each row, from its start.
+template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                   const float* const (&z)[R], const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M],
-                   V (&offset)[M]) {
+                   const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M]) {
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
   // and among others.
@@ -248,16 +256,6 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
         for (int r = 0; r < R; ++r) {
           V scale = spread(s[r] + block, which);
           if (TAIL) scale = of_lanes_there(scale, which);
-          if (ZEROS && chain == 0) {
-            V taken = spread(z[r] + block, which);
-            if (TAIL) taken = of_lanes_there(taken, which);
-#pragma GCC unroll 4
-            for (int m = 0; m < M; ++m) {
-              const V x = load(xs[m].sums + g * LANES);
-              if (q.w.zero == WM_ZERO_INT) here[0][r][m] = fused(-taken, x, here[0][r][m]);
-              else sum[r][m] = fused(taken, x, sum[r][m]);
-            }
-          }
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
@@ -268,21 +266,37 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m) sum[r][m] = here[0][r][m];
-        if constexpr (ZEROS)
-          for (int m = 0; m < M; ++m) offset[m] += load(xs[m].sums + g * LANES);
       }
     }
   }
 }
 
-// R rows of weights times M rows of activations: out[r][m]. s and z: scales and zeros of each row.
-template <class L, int R, int M, Scaled HOW, bool ZEROS>
+// What is added to each row's blocks, times the sums of activations that the blocks' lanes meet. Of any loader, and a
+// function of its own, so that each of these is compiled once.
+template <int R, int M>
+static __attribute__((noinline)) void add_offsets(const Gemv& q, const float* const (&z)[R], const Arranged* xs,
+                                                  V (&sum)[R][M]) {
+  for (int64_t g = 0; g < q.groups; ++g) {
+    const int32_t* which = q.spread + g * LANES;
+    V x[M];
+    for (int m = 0; m < M; ++m) x[m] = load(xs[m].sums + g * LANES);
+    for (int r = 0; r < R; ++r) {
+      const V offset = of_lanes_there(spread(z[r] + q.first[g], which), which);
+      for (int m = 0; m < M; ++m) sum[r][m] = fused(offset, x[m], sum[r][m]);
+    }
+  }
+}
+
+// R rows of weights times M rows of activations: out[r][m]. s and z: scales and offsets of each row; all: the sum of each
+// row of activations, for ROW with offsets.
+template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                     const float* const (&z)[R], const Arranged* xs, float (&out)[R][M]) {
+                     const float* const (&z)[R], const Arranged* xs, const float* all, float (&out)[R][M]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
   V sum[R][M] = {};
-  V offset[M] = {};
-  add<L, R, M, HOW, ZEROS, Part::WHOLE>(l, q, codes, s, z, xs, 0, whole, sum, offset);
+  if constexpr (HOW == Scaled::LANES)
+    if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
+  add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
   if (left) {
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
@@ -292,14 +306,14 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       if (halves) {
         for (int r = 0; r < R; r += 2)
           first_of_both(codes[r] + whole * L::NBYTES, codes[r + 1] + whole * L::NBYTES, left, tail[r]);
-        add<L, R, M, HOW, ZEROS, Part::HALVES>(l, q, p, s, z, xs, whole, whole + 1, sum, offset);
+        add<L, R, M, HOW, Part::HALVES>(l, q, p, s, xs, whole, whole + 1, sum);
       }
     if (!halves) {
       for (int r = 0; r < R; ++r) first_of<L::NBYTES>(codes[r] + whole * L::NBYTES, left, tail[r]);
-      add<L, R, M, HOW, ZEROS, Part::TAIL>(l, q, p, s, z, xs, whole, whole + 1, sum, offset);
+      add<L, R, M, HOW, Part::TAIL>(l, q, p, s, xs, whole, whole + 1, sum);
     }
   }
-  float found[(R * M + 3) / 4 * 4], taken[4] = {};
+  float found[(R * M + 3) / 4 * 4];
 #pragma GCC unroll 4
   for (int i = 0; i < R * M; i += 4) {
     V four[4] = {};
@@ -308,60 +322,56 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
       if (i + j < R * M) four[j] = sum[(i + j) / M][(i + j) % M];
     totals(four, found + i);
   }
-  if constexpr (HOW == Scaled::ROW && ZEROS) {
-    V four[4] = {};
-    for (int m = 0; m < M; ++m) four[m] = offset[m];
-    totals(four, taken);
-  }
   for (int r = 0; r < R; ++r)
     for (int m = 0; m < M; ++m) {
       float y = found[r * M + m] * l.unit;
-      if (HOW == Scaled::ROW) {
-        const float of = ZEROS ? taken[m] * z[r][0] : 0;
-        y = q.w.zero == WM_ZERO_INT ? (y - of) * s[r][0] : y * s[r][0] + of;
-      }
+      if (HOW == Scaled::ROW) y *= s[r][0];
+      if (HOW == Scaled::ROW && q.w.zero != WM_ZERO_NONE) y += all[m] * z[r][0];
       out[r][m] = y;
     }
 }
 
-template <class L, int R, int M, Scaled HOW, bool ZEROS>
+template <class L, int R, int M, Scaled HOW>
 static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, const Arranged* x, float* const* y,
                  float* scratch) {
   const Weights& w = q.w;
   const L l(w.element);
   const int64_t nbytes = w.row_nbytes(), across = w.across(), room = factors_room(w);
   const uint8_t* first = w.codes + (matrix * w.rows + row) * nbytes;
-  float *own = scratch, *zeros = scratch + room + LANES;
+  float *own = scratch, *offsets = scratch + room + LANES, all[M] = {};
+  if (HOW == Scaled::ROW && w.zero != WM_ZERO_NONE)
+    for (int m = 0; m < M; ++m) all[m] = total_of(x[m].sums, q.groups);
   int64_t band = 0, bands = 0;  // whose factors are there
   for (int64_t at = 0; at < count; at += R) {
     const int64_t last = at + R <= count ? row + at + R - 1 : row + count - 1;
     if (w.band(last) >= band + bands) {
       band = w.band(row + at);
       bands = std::min(w.band(row + count - 1) + 1 - band, room / (across ? across : 1));
-      factors(w, matrix, band, bands, own, zeros);
+      factors(w, matrix, band, bands, own, offsets);
     }
     const uint8_t* codes[R];
     const float *s[R], *z[R];
     for (int r = 0; r < R; ++r) {
       const int64_t i = row + at + r < last ? row + at + r : last, place = (w.band(i) - band) * across;
-      codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = zeros + place;
+      codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = offsets + place;
     }
     float out[R][M];
-    block<L, R, M, HOW, ZEROS>(l, q, codes, s, z, x, out);
+    block<L, R, M, HOW>(l, q, codes, s, z, x, all, out);
     for (int r = 0; r < R && at + r < count; ++r)
       for (int m = 0; m < M; ++m) y[m][row + at + r] = out[r][m];
   }
 }
 
-template <class L, Scaled HOW, bool ZEROS>
+template <class L, Scaled HOW>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
   constexpr int R = WM_SIMD == 512 ? 4 : 2;  // so that sums and weights stay in registers
-  if (m == 1) return some<L, R, 1, HOW, ZEROS>(q, matrix, row, count, x, y, scratch);
-  if (m == 2) return some<L, R, 2, HOW, ZEROS>(q, matrix, row, count, x, y, scratch);
-  const Arranged four[] = {x[0], x[1], x[2], x[m - 1]};
-  float* const to[] = {y[0], y[1], y[2], y[m - 1]};
-  some<L, R / 2, 4, HOW, ZEROS>(q, matrix, row, count, four, to, scratch);
+  if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
+  if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
+    if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);
+  const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
+  float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
+  some<L, R / 2, 4, HOW>(q, matrix, row, count, four, to, scratch);
 }
 
 // Blocks of any size: scales go to the activations, once for all rows of weights that share them.
@@ -389,35 +399,22 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
         const float v = static_cast<const float*>(x[i].x)[place];
         out[place] = k < w.n ? v * s[b] : 0;  // a scale may be infinite
         if (k >= w.n) continue;
-        if (w.zero == WM_ZERO_INT) sum -= double(z[b]) * out[place];
-        if (w.zero == WM_ZERO_MIN_F16) sum += double(z[b]) * v;
+        if (w.zero != WM_ZERO_NONE) sum += double(z[b]) * v;
       }
       offset[i] = float(sum), xs[i] = {out, nullptr, q.kernel}, to[i] = y[i];
     }
-    of_rows<L, Scaled::ROW, false>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
+    of_rows<L, Scaled::ROW>(plain, matrix, row + at, until - at, m, xs, to, scaled + GEMV_MOST * size);
     for (int i = 0; i < m; ++i)
       for (int64_t r = row + at; r < row + until; ++r) y[i][r] += offset[i];
   }
 }
 
-// Whether its elements may have zero points or minimums; of most loaders some may.
-template <class L>
-constexpr bool zeros_of() {
-  if constexpr (L::FIXED) return L::ZEROS;
-  else return true;
-}
-
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
-  if constexpr (L::PLAIN) return of_rows<L, Scaled::ROW, false>(q, matrix, row, count, m, x, y, scratch);
-  else {
-    constexpr bool ANY = zeros_of<L>();
-    const bool zeros = q.w.zero != WM_ZERO_NONE;
-    if (q.scaled == Scaled::ROW)
-      return (zeros ? of_rows<L, Scaled::ROW, ANY> : of_rows<L, Scaled::ROW, false>)(q, matrix, row, count, m, x, y, scratch);
-    if (q.scaled == Scaled::LANES)
-      return (zeros ? of_rows<L, Scaled::LANES, ANY> : of_rows<L, Scaled::LANES, false>)(q, matrix, row, count, m, x, y, scratch);
+  if (L::PLAIN || q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (!L::PLAIN) {
+    if (q.scaled == Scaled::LANES) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
     if constexpr (!L::HALVES && !L::FIXED) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
   }
 }

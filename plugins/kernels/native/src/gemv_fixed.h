@@ -31,7 +31,6 @@ struct Fixed {
   using X = float;
   using Codes = __m512i;
   static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
-  static constexpr bool ZEROS = E == WM_UINT4 || E == WM_UINT8;
   static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = 16 * OWN, NBYTES = 64, GRAIN = OWN;  // those of the float32 loader
   static constexpr int UP = E == WM_E2M1 ? 12 : E == WM_INT4 ? 8 : E == WM_UINT4 || E == WM_UINT8 ? 0 : 128;

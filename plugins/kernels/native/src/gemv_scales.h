@@ -1,4 +1,4 @@
-// Scales, zero points and minimums of gemv.h as float32, of as many rows at once as there is room for: rows are short, and
+// Scales and offsets (minimums, or what zero points take off) of gemv.h as float32, of as many rows at once as there is room for: rows are short, and
 // what is left of one would be converted alone.
 
 // LANES floats of a sign and BITS, FRACTION of them their fraction; past TOP they are NaN, but INFINITE. By way of
@@ -77,7 +77,7 @@ WM_INLINE void scales(const Weights& w, int64_t matrix, int64_t from, int64_t n,
   converted<T>(w.scales, from, n, s, [&](I c) { return scale_of(KIND, c) * second; });
 }
 
-// The float32 scales, and zero points or minimums, of `bands` rows of blocks.
+// The float32 scales, and offsets, of `bands` rows of blocks.
 static void factors(const Weights& w, int64_t matrix, int64_t band, int64_t bands, float* s, float* z) {
   const int64_t n = bands * w.across(), from = (matrix * w.down() + band) * w.across();
   switch (w.scale) {
@@ -96,6 +96,8 @@ static void factors(const Weights& w, int64_t matrix, int64_t band, int64_t band
     }
   }
   if (w.zero == WM_ZERO_INT)
-    converted<uint8_t>(w.zeros, from, n, z, [](I c) { return __builtin_convertvector(c, V); });
+    converted<uint8_t>(w.zeros, from, n, z, [](I c) { return -__builtin_convertvector(c, V); });
+  if (w.zero == WM_ZERO_INT)
+    for (int64_t i = 0; i < n; ++i) z[i] *= s[i];
   if (w.zero == WM_ZERO_MIN_F16) converted<uint16_t>(w.zeros, from, n, z, [](I c) { return from_f16(c); });
 }

@@ -89,9 +89,10 @@ template <WmElement E>
 static void struct_product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                            float* const* y, float*) {
   if (m == 1) return struct_rows<E, 1>(q, matrix, row, count, x, y);
-  if (m == 2) return struct_rows<E, 2>(q, matrix, row, count, x, y);
-  const Arranged four[] = {x[0], x[1], x[2], x[m - 1]};
-  float* const to[] = {y[0], y[1], y[2], y[m - 1]};
+  if constexpr (WM_SIMD == 512)
+    if (m == 2) return struct_rows<E, 2>(q, matrix, row, count, x, y);
+  const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
+  float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
   struct_rows<E, 4>(q, matrix, row, count, four, to);
 }
 
