@@ -148,7 +148,7 @@ struct Tile {
 
   explicit Tile(const SuperblockCall& call) : call(call) {}
 
-  WM_METHOD static void stand(const Lying& from, Upright& to) {
+  __attribute__((noinline)) static void stand(const Lying& from, Upright& to) {
     for (int h = 0; h < HALVES; ++h)
       for (int e = 0; e < G; e += LANES) {
         Ints v[LANES];
@@ -157,7 +157,7 @@ struct Tile {
         for (int l = 0; l < LANES; ++l) std::memcpy(to[h][e + l], &v[l], sizeof v[l]);
       }
   }
-  WM_METHOD static void lie(const Upright& from, Lying& to) {
+  __attribute__((noinline)) static void lie(const Upright& from, Lying& to) {
     for (int h = 0; h < HALVES; ++h)
       for (int e = 0; e < G; e += LANES) {
         Ints v[LANES];

@@ -98,8 +98,10 @@ static bool read(const SuperblockCall& c, int64_t block, int64_t blocks, int64_t
   return finite;
 }
 
-template <class K, typename T>
-static void encode(SuperblockCall& c, Tile<K>& tile) {
+template <class K>
+static void encode(SuperblockCall& c, void* scratch) {
+  Tile<K>& tile = *new (scratch) Tile<K>(c);
+  const auto read_values = c.dtype == 0 ? read<Bf16> : c.dtype == 1 ? read<F16> : read<float>;
   const WmElement kind = WmElement(c.kind);
   const int size = K::SIZE, nbytes = struct_nbytes(kind);
   const int64_t across = c.n / size, blocks = c.rows * across;
@@ -107,7 +109,7 @@ static void encode(SuperblockCall& c, Tile<K>& tile) {
   for (int64_t b = 0; b < blocks; b += K::BLOCKS) {
     const int64_t here = blocks - b < K::BLOCKS ? blocks - b : int64_t(K::BLOCKS);
     if (here < K::BLOCKS) std::memset(tile.rows, 0, sizeof tile.rows), std::memset(tile.weights, 0, sizeof tile.weights);
-    if (!read<T>(c, b, here, across, size, tile.rows[0], tile.weights[0])) {
+    if (!read_values(c, b, here, across, size, tile.rows[0], tile.weights[0])) {
       const float* values = tile.rows[0];  // of all blocks
       int64_t at = 0;
       while (std::isfinite(values[at])) ++at;
@@ -132,14 +134,6 @@ static void encode(SuperblockCall& c, Tile<K>& tile) {
       pack(kind, codes, scales, minima, f.factor[k], f.second[k], c.out + (b + k) * nbytes);
     }
   }
-}
-
-template <class K>
-static void encode(SuperblockCall& c, void* scratch) {
-  Tile<K>& tile = *new (scratch) Tile<K>(c);
-  if (c.dtype == 0) return encode<K, Bf16>(c, tile);
-  if (c.dtype == 1) return encode<K, F16>(c, tile);
-  encode<K, float>(c, tile);
 }
 
 }  // namespace superblocks
