@@ -166,14 +166,12 @@ struct Floats {
 
 // ---- Products ----
 
-// How far ahead of the last row memory is asked for: one byte after the other, whatever the rows are, because a single
-// stream is what memory gives fastest. Ahead of the first row alone, the last one of the next pass would come too late.
-constexpr int64_t AHEAD = 8192;
-
-// To which cache: Intel's cores wait for a dozen lines at a time for the nearest, and for four times as many for the next.
-WM_INLINE void ask_for(const uint8_t* p, bool second) {
-  if (second) __builtin_prefetch(p, 0, 2);
-  else __builtin_prefetch(p);
+// `far`: ahead of the last row, one byte after the other, whatever the rows are, because a single stream is what memory
+// gives fastest; ahead of the first row alone, the last one of the next pass would come too late. `own`: where its row is.
+WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahead) {
+  if (ahead.second) __builtin_prefetch(far, 0, 2);
+  else __builtin_prefetch(far);
+  if (ahead.near) __builtin_prefetch(own + ahead.near);
 }
 
 // Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a register at most, the same of
@@ -195,15 +193,15 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : 1, AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
-  const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + AHEAD;
-  const bool second = q.second;
+  const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + q.ahead.bytes;
+  const Ahead ahead = q.ahead;
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
     typename L::Codes stored[R];
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
       if (!TAIL)
-        for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, second);
+        for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, codes[r] + at + b, ahead);
     }
 #pragma GCC unroll 2
     for (int chain = 0; chain < CHAINS; chain += AT_ONCE) {

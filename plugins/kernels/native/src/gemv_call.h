@@ -10,6 +10,13 @@ enum class Scaled { ROW, LANES, EACH };
 
 struct GemvKernel;
 
+// How far ahead memory is asked for, in bytes past what is read.
+struct Ahead {
+  int64_t bytes;
+  bool second;   // to come to the second cache, else to the first
+  int64_t near;  // of each row, to come to the first cache; 0: nothing
+};
+
 // One stack of weights and what its kernel wants to know of it; made once a call.
 struct Gemv {
   Weights w;
@@ -18,7 +25,7 @@ struct Gemv {
   int64_t groups;         // of elements in a row, the last of them perhaps not full
   const int32_t* first;   // [groups], LANES: the first block of a group
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
-  bool second;            // memory is asked to come to the second cache, else to the first
+  Ahead ahead;
 };
 
 // Activations as the kernel reads them.
