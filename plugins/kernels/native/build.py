@@ -182,6 +182,10 @@ def _sources(unit: str) -> list[Path]:
     return [*found]
 
 
+def _size(unit: str) -> int:
+    return sum(p.stat().st_size for p in _sources(unit))
+
+
 def _include(unit: str) -> list[Path]:
     """Folders of headers that are not ours: XLA's, beside jaxlib, for the handlers of its FFI."""
     if not any('"xla/ffi/' in p.read_bytes().decode() for p in _sources(unit)):
@@ -272,6 +276,7 @@ def _make(due: Iterable[str], say: Callable[[str], None]) -> dict[str, str]:
         folder().mkdir(parents=True, exist_ok=True)
         with _alone(say), tempfile.TemporaryDirectory(dir=folder(), prefix=".compiling-") as scratch:
             due = [u for u in due if not (p := _place(u)).exists() or _unloadable(p) is not None]  # of another process
+            due.sort(key=_size, reverse=True)  # the longest first, so that all cores end together
             if due:
                 say(f"compiling the native kernels, once: {', '.join(due)}")
             done = compiler.run({u: _command(u, Path(scratch) / f"{u}.so") for u in due})
