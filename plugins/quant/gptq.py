@@ -2,7 +2,8 @@
 
 Of a matrix W with inputs of second moments H = E[xxᵀ] columns are rounded in order; the error of each, divided by its
 entry in the upper Cholesky factor of H⁻¹, is taken off all later columns. The rounding under a block's scale is that of
-the scheme's own codec, so any scheme of blocks in a row will do.
+the scheme's own codec, so any scheme of blocks in a row will do. Where scales are searched for, the squared error of a
+column counts 1 / that entry², which is what it adds to the loss (theorem 2 of Frantar and Alistarh 2022, OBC).
 """
 
 from collections.abc import Iterator
@@ -113,12 +114,15 @@ def corrected(
     order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(n)
     upper = factor(np.asarray(hessian)[np.ix_(order, order)], damping)
     w = np.ascontiguousarray(matrix.T[order], np.float64)  # a column after the other
+    weights = np.empty(n)
+    weights[order] = np.diag(upper) ** -2.0
 
     def shared(columns: Any, block: int) -> Found:
         values = np.ascontiguousarray(columns, np.float32).reshape(rows, 1, 1, size)
         ends = values.min(axis=(1, 3), keepdims=True), values.max(axis=(1, 3), keepdims=True)
+        counts = weights[block * size : (block + 1) * size].reshape(1, 1, 1, size)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            found = block_scales(values, ends, scheme, recipe, second)
+            found = block_scales(values, ends, scheme, recipe, second, counts)
         refuse_unstorable(found, np.maximum(*map(np.abs, ends)), scheme)
         q.scales[:, block] = found.stored[:, 0, 0, 0]
         if q.zeros is not None:
@@ -156,10 +160,16 @@ class Gptq:
 
     Attributes:
         damping, act_order: see `Corrected`.
+        grid: factors of real scales that are tried beside 1, by what rounding then loses. Symmetric integers then use all
+            their codes (`half_range`). (): scales are as of a method without calibration. So they are, too, where the
+            method searches by itself, or does `like` a library.
+        steps: neighbours of a power of two that are tried, to each side.
     """
 
     damping: float = 0.01
     act_order: bool = True
+    grid: tuple[float, ...] = ()
+    steps: int = 1
 
     needs_hessian: ClassVar[bool] = True
 
@@ -181,4 +191,13 @@ class Gptq:
         if method.stochastic or method.nonfinite != "error" or method.zero == "minus":
             raise ConfigError("calibrate=gptq: rounds finite values to the nearest, and nothing at random")
         given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}
+        if self.grid and method.search == "none" and method.like is None:
+            given |= {"search": "mse", "search_grid": self.grid, "search_steps": self.steps}
+            if (
+                method.scale_rule is None
+                and element(s.element).family == "fixed"
+                and s.zero is None
+                and s.scale != "e8m0"
+            ):
+                given["scale_rule"] = "half_range"
         return Corrected(**given, damping=self.damping, act_order=self.act_order)

@@ -94,6 +94,32 @@ def test_both_lose_less_of_the_outputs(name):
     assert corrected < 0.8 * plain
 
 
+@pytest.mark.parametrize("name", SCHEMES)
+def test_searched_scales_of_gptq_lose_less_still(name):
+    method, searching = Blockwise(**SCHEMES[name]), Gptq(grid=GRID)
+    w, x = matrix(96), inputs(192)
+
+    def lost(calibrator):
+        q = calibrator.calibrated(method).encode(w, statistics=statistics(x))
+        return float(np.square((w - method.decode(q, "F32")) @ x.T).sum())
+
+    assert lost(searching) < lost(Gptq())
+
+
+def test_gptq_searches_by_itself_where_nobody_says_how_scales_are_made():
+    usual = Blockwise(element="int4", block_elems=32, scale="bf16")
+    searched = replace(usual, search="mse", search_grid=GRID, scale_rule="half_range")
+    w = matrix()
+    one = LinearStatistics(np.asarray(9), np.ones(192), np.ones(192), lambda: np.eye(192, dtype=np.float32))
+    found, wanted = Gptq(grid=GRID).calibrated(usual).encode(w, statistics=one), searched.encode(w)
+    assert found.codes.tobytes() == wanted.codes.tobytes()
+    assert found.scales.tobytes() == wanted.scales.tobytes()
+    like = Gptq(grid=GRID).calibrated(replace(usual, like="compressed_tensors"))
+    assert like.recipe.search == "none"
+    own = Gptq(grid=GRID).calibrated(replace(usual, scale_rule="amax", search="mse", search_grid=(0.9,)))
+    assert (own.recipe.scale_rule, own.recipe.search_grid) == ("amax", (0.9,))
+
+
 def test_experts_take_their_own_hessians_and_rows_may_come_in_parts():
     method, w = Blockwise(**SCHEMES["int4"]), np.stack([matrix(seed=s) for s in (1, 2)])
     xs = [inputs(192, seed=s) for s in (3, 4)]
