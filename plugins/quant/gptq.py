@@ -160,9 +160,9 @@ class Gptq:
 
     Attributes:
         damping, act_order: see `Corrected`.
-        grid: factors of real scales that are tried beside 1, by what rounding then loses. Symmetric integers then use all
-            their codes (`half_range`). (): scales are as of a method without calibration. So they are, too, where the
-            method searches by itself, or does `like` a library.
+        grid: factors of real scales that are tried beside 1, by what rounding then loses. Symmetric integers then use
+            all their codes (`half_range`). (): scales are as of a method without calibration. So they are, too, where
+            the method searches by itself, or does `like` a library.
         steps: neighbours of a power of two that are tried, to each side.
     """
 
