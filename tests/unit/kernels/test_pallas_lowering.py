@@ -75,6 +75,13 @@ def configurations() -> Iterator[Any]:
         held = quantized(Scheme(element, 0, "f32"), (2, 256, 2, 64))
         args = (shaped(2, 1, 8, 64), held, held, shaped(8, dtype=F32))
         yield f"attention, cache of {element}", _attention, args, (0, 3)
+    long = shaped(1, 4096, 8, 64)
+    yield (
+        "attention, a step over 4096 slots",
+        _attention,
+        (shaped(1, 1, 64, 64), long, long, shaped(64, dtype=F32)),
+        None,
+    )
 
 
 def _masked_softmax(x: Any, sinks: Any) -> Any:
@@ -105,6 +112,14 @@ def test_lowers_for_gpus_and_tpus(f: Callable[..., Any], args: tuple[Any, ...], 
     for platform, call in CALLS.items():
         text = lowered(platform, f if of is None else jax.value_and_grad(loss, of), *args)
         assert text.count(f"@{call}(") >= (1 if of is None else 2)
+
+
+@pytest.mark.parametrize(("slots", "parts"), [(64, 1), (511, 1), (512, 2), (4096, 16), (16384, 33)])
+def test_a_step_of_one_sequence_fills_a_gpu(slots: int, parts: int) -> None:
+    """8 key heads × parts of 256 slots or more, up to two for each of an H100's 132 multiprocessors."""
+    held = shaped(1, slots, 8, 64)
+    text = lowered("cuda", _attention, shaped(1, 1, 64, 64), held, held, shaped(64, dtype=F32))
+    assert re.findall(r"grid_([xyz]) = (\d+)", text) == [("x", "1"), ("y", "8"), ("z", str(parts))]
 
 
 def floats(text: str, elements: int) -> list[str]:
