@@ -78,7 +78,7 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
         if scale is not None and second is None:
             share = _given(ends, scale)
         else:
-            share = _powers(ends, scheme, recipe) if scheme.scale == "e8m0" else _real(ends, scheme, recipe, of)
+            share = powers(ends, scheme, recipe) if scheme.scale == "e8m0" else _real(ends, scheme, recipe, of)
         bad = share.broken
         wide = None if scheme.zero != "int" else share.zeros.astype(jnp.float32)
         found = codes_of(band, share.by, share.minimum, wide, bad, scheme, how)
@@ -100,7 +100,7 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class Share:
     """Of every block `[down, 1, across, 1]`: what is stored, and what `codes_of` wants to know."""
 
     stored: Any
@@ -115,7 +115,8 @@ def _largest(ends: Any) -> Any:
     return jnp.maximum(ends[0] & _MAGNITUDE, ends[1] & _MAGNITUDE)
 
 
-def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> _Share:
+def powers(ends: Any, scheme: Scheme, recipe: Recipe) -> Share:
+    """Of blocks under E8M0 scales, of patterns of their ends."""
     e, amax = element(scheme.element), _largest(ends)
     significand, exponent = parts(amax)
     # As `codecs.scales.e8m0_bytes`: what, added to a fraction, carries exactly when the rule rounds up.
@@ -131,13 +132,13 @@ def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> _Share:
         pattern = jnp.where(by >= -126, (by + 127) << 23, 1 << 22)  # 2^-127 is subnormal
         by = float_of(pattern.astype(jnp.uint32))
     broken = amax >= _INFINITY
-    return _Share(jnp.where(broken, E8M0_NAN, byte).astype(jnp.uint8), by, broken)
+    return Share(jnp.where(broken, E8M0_NAN, byte).astype(jnp.uint8), by, broken)
 
 
-def _given(ends: Any, scale: float) -> _Share:
+def _given(ends: Any, scale: float) -> Share:
     """A scale that was made before."""
     all_of_them = jnp.full(ends[0].shape, scale, jnp.float32)
-    return _Share(all_of_them, all_of_them, _largest(ends) >= _INFINITY)
+    return Share(all_of_them, all_of_them, _largest(ends) >= _INFINITY)
 
 
 def _second(amax: Any, scheme: Scheme) -> Any:
@@ -148,7 +149,7 @@ def _second(amax: Any, scheme: Scheme) -> Any:
     return jnp.where(is_zero(found) | jnp.isinf(found), jnp.float32(1), found)
 
 
-def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> _Share:
+def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> Share:
     """As `_real` of quantize/numpy/scale.py, operation by operation."""
     e, amax = element(scheme.element), _largest(ends)
     low, high = (float_of(v) for v in ends[:2])
@@ -177,10 +178,10 @@ def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> _Share:
         code = _rounded(low, *_F16, 16)
         sixteen = jax.lax.bitcast_convert_type(code.astype(jnp.uint16), jnp.float16)
         minimum = low if recipe.codes_from == "unrounded" else sixteen.astype(jnp.float32)
-        return _Share(stored, by, broken | ~jnp.isfinite(sixteen), sixteen, minimum)
+        return Share(stored, by, broken | ~jnp.isfinite(sixteen), sixteen, minimum)
     if scheme.zero == "int":
-        return _Share(stored, by, broken, _zero_points(low, raw, value, e, recipe))
-    return _Share(stored, by, broken)
+        return Share(stored, by, broken, _zero_points(low, raw, value, e, recipe))
+    return Share(stored, by, broken)
 
 
 def _unrounded(low: Any, high: Any, amax: Any, ends: Any, scheme: Scheme, rule: str) -> Any:

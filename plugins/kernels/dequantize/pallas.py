@@ -1,0 +1,64 @@
+"""dequantize as a Pallas kernel, for the MX formats: bytes and scales are read once, and values written."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pipeline.tensors.pytree  # noqa: F401
+from pipeline.tensors.qtensor import QTensor
+from pipeline.tensors.scheme import Scheme
+from plugins.kernels.codecs.jax_float import bits_of
+from plugins.kernels.dequantize import Overflow, check, traced
+from plugins.kernels.dequantize.xla import DTYPES, PIECE
+from plugins.kernels.pallas.decode import values
+from plugins.kernels.pallas.groups import Groups
+from plugins.kernels.pallas.launch import Device, everywhere
+from plugins.kernels.pieces import dequantized
+
+
+def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> Any:
+    """See the op's docstring."""
+    check(q.scheme, dtype, overflow)
+    return dequantized(_dequantize, q, dtype, PIECE, overflow=overflow)
+
+
+def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
+    return np.asarray(_decoded(QTensor(scheme=q.scheme, **q.components), DTYPES[dtype]))
+
+
+def decoded(q: Any, dtype: Any) -> Any:
+    """The values of `q`, a QTensor on a device with elements, `[*q.shape]`, inside compiled programs too: bits are the
+    op's.
+
+    Args:
+        dtype: jnp.float32 or jnp.bfloat16.
+    """
+    (found,) = everywhere(_on, (q.scheme, jnp.dtype(dtype).itemsize), jnp.asarray(q.codes), jnp.asarray(q.scales))
+    return lax.bitcast_convert_type(found, dtype).reshape(q.shape)
+
+
+_decoded = jax.jit(decoded, static_argnums=1)
+
+
+def _on(how: tuple[Scheme, int], device: Device, codes: Any, scales: Any) -> tuple[Any, ...]:
+    scheme, itemsize = how
+    groups = Groups(device, scheme.element_bits, scheme.block_elems, scales.size)
+    pattern = {2: jnp.int16, 4: jnp.int32}[itemsize]
+
+    def kernel(octets: Any, scales: Any, out: Any) -> None:
+        shared = traced.powers(scales[...].astype(jnp.int32))
+        parts = groups.taken_apart([octets[groups.at(k)].astype(jnp.int32) for k in range(groups.nbytes)])
+        for p, part in enumerate(parts):
+            y = traced.under_power(values(part, scheme.element), *shared, name=scheme.element)
+            found = traced.bfloat16_bits(y) if itemsize == 2 else bits_of(y)
+            out[groups.at(p)] = found.astype(pattern)
+
+    (found,) = device.call(
+        kernel, [(groups.shape(groups.values), pattern)],
+        [groups.laid(codes, groups.nbytes), groups.laid(scales, 0)], grid=groups.grid,
+        in_specs=[groups.spec(groups.nbytes), groups.spec(0)], out_specs=[groups.spec(groups.values)],
+    )  # fmt: skip
+    return (groups.flat(found, (-1,)),)
