@@ -312,7 +312,8 @@ def _forward_on(options: Options, device: Device, *args: Any) -> tuple[Any, ...]
     laid = _laid(device, options, args, {})
     parts, results = laid.parts, ("do", "m", "total")
     if parts > 1:
-        out, m, total = laid.joined(*laid.run(part, 0, laid.reach(0, parts), results, parts), parts)
+        y, m, total = laid.run(part, 0, laid.reach(0, parts), results, parts)
+        out, m, total = laid.joined(y, m, total, parts)
     else:
         out, m, total = laid.run(forward, 0, laid.reach(0), results)
     return laid.by_token(out)[..., : args[2].shape[-1]], laid.by_token(m)[..., 0], laid.by_token(total)[..., 0]

@@ -1,4 +1,8 @@
-"""dequantize as a Pallas kernel, for the MX formats: bytes and scales are read once, and values written."""
+"""dequantize as a Pallas kernel, for the MX formats and NVFP4: bytes and scales are read once, and values written.
+
+Real scales come as float32 factors, one for each block, which XLA makes; products are in integers, as the host's bits
+are, subnormals too.
+"""
 
 from typing import Any
 
@@ -10,7 +14,7 @@ from jax import lax
 import pipeline.tensors.pytree  # noqa: F401
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
-from plugins.kernels.codecs.jax_float import bits_of
+from plugins.kernels.codecs.jax_float import bits_of, multiplied
 from plugins.kernels.dequantize import Overflow, check, traced
 from plugins.kernels.dequantize.xla import DTYPES, PIECE
 from plugins.kernels.pallas.decode import values
@@ -36,7 +40,8 @@ def decoded(q: Any, dtype: Any) -> Any:
     Args:
         dtype: jnp.float32 or jnp.bfloat16.
     """
-    (found,) = everywhere(_on, (q.scheme, jnp.dtype(dtype).itemsize), jnp.asarray(q.codes), jnp.asarray(q.scales))
+    scales = jnp.asarray(q.scales) if q.scheme.scale == "e8m0" else traced.factors(q)
+    (found,) = everywhere(_on, (q.scheme, jnp.dtype(dtype).itemsize), jnp.asarray(q.codes), scales)
     return lax.bitcast_convert_type(found, dtype).reshape(q.shape)
 
 
@@ -49,10 +54,12 @@ def _on(how: tuple[Scheme, int], device: Device, codes: Any, scales: Any) -> tup
     pattern = {2: jnp.int16, 4: jnp.int32}[itemsize]
 
     def kernel(octets: Any, scales: Any, out: Any) -> None:
-        shared = traced.powers(scales[...].astype(jnp.int32))
+        factors = scales[...]
+        shared = traced.powers(factors.astype(jnp.int32)) if scheme.scale == "e8m0" else None
         parts = groups.taken_apart([octets[groups.at(k)].astype(jnp.int32) for k in range(groups.nbytes)])
         for p, part in enumerate(parts):
-            y = traced.under_power(values(part, scheme.element), *shared, name=scheme.element)
+            v = values(part, scheme.element)
+            y = multiplied(v, factors) if shared is None else traced.under_power(v, *shared, name=scheme.element)
             found = traced.bfloat16_bits(y) if itemsize == 2 else bits_of(y)
             out[groups.at(p)] = found.astype(pattern)
 

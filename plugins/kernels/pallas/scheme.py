@@ -35,8 +35,9 @@ def uncoded(s: Scheme) -> str | None:
     """Why no kernel makes or decodes codes of such a scheme, None when one does."""
     if s.is_struct:
         return f"{s.element} is a struct of ggml, which no kernel takes apart"
-    if s.scale != "e8m0":
-        return f"{s.scale} scales; the kernels make and decode codes under e8m0 ones, as the MX formats have them"
+    if s.scale not in ("e8m0", "e4m3") or s.zero is not None:
+        minima = "" if s.zero is None else " and zero points"
+        return f"{s.scale} scales{minima}; the kernels make and decode codes under e8m0 and e4m3 ones alone"
     if element(s.element).family == "table":
         return f"{s.element} has a code book, in which the kernels look nothing up"
     low, high = CODED

@@ -14,6 +14,7 @@ import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
 from pipeline.backends import load
 from pipeline.errors import StageError, ValueRangeError
 from pipeline.ops import Kernel
+from pipeline.tensors.matrices import Extremes
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.testing.memory import same
@@ -114,6 +115,59 @@ def test_other_blocks_and_shapes_that_fill_no_tile(block: int) -> None:
             assert np.array_equal(*both("dequantize", expected, "F32"))
 
 
+NVFP4: dict[str, tuple[Scheme, dict[str, Any]]] = {
+    "": (Scheme("e2m1", 16, "e4m3", second="f32"), {}),
+    "inverse": (Scheme("e2m1", 16, "e4m3", second="inverse_f32"), {"quotient": "reciprocal"}),
+    "as torchao": (Scheme("e2m1", 16, "e4m3", second="f32"), {"least_scale": 2.0**-6}),
+    "zero blocks": (Scheme("e2m1", 16, "e4m3", second="f32"), {"zero_scale": 2.0**-9, "zero": "positive"}),
+    "one level": (Scheme("e4m3", 32, "e4m3"), {"ties": "away"}),
+}
+
+
+@pytest.mark.parametrize("name", NVFP4)
+def test_nvfp4_as_the_definition(name: str) -> None:
+    """Matrices of ordinary values, of every bfloat16 in turn, of the smallest and the largest, and of zeros."""
+    scheme, how = NVFP4[name]
+    rng = rng_of("nvfp4")
+    finite = np.arange(1 << 16, dtype=np.uint16)
+    finite = np.resize(rng.permutation(finite[(finite & 0x7FFF) < 0x7F80]), (1020, 64)).view(BF16)
+    near = rng.standard_normal((4, 12, 64)) * np.array([1, 2.0**-130, 2.0**120, 0])[:, None, None]
+    near[0] *= np.exp2(rng.integers(-20, 20, (12, 64)))
+    with np.errstate(under="ignore"):
+        others = near.astype(BF16), near.astype(np.float32)
+    for x in (finite, *others):
+        expected, found = both("quantize", x, scheme, scale_rule="amax", overflow="inf", **how)
+        assert same(expected, found)
+        for dtype in ("BF16", "F32"):
+            y, z = both("dequantize", expected, dtype)
+            nan = np.isnan(y)
+            assert np.array_equal(nan, np.isnan(z))
+            assert np.asarray(z)[~nan].tobytes() == y[~nan].tobytes()
+
+
+def test_real_scales_of_what_is_not_finite_are_nan() -> None:
+    scheme, _ = NVFP4["one level"]
+    expected, found = both("quantize", every_pattern(5), scheme, scale_rule="amax", nonfinite="poison", overflow="inf")
+    assert np.isnan(expected.scales.astype(np.float32)).any()
+    assert same(expected, found)
+
+
+def test_parts_of_a_matrix_share_its_scale() -> None:
+    """Given what was observed of the whole, and where a matrix takes several pieces."""
+    scheme, how = NVFP4[""]
+    x = rng_of("parts").standard_normal((5, 1024, 96), np.float32)
+    x[3, 1000, 5] = 60
+    for given, options in ((x, {}), (x[:, 40:80], {"observed": Extremes.of(x)})):
+        calls = (load("quantize", backend) for backend in ("numpy", "pallas"))
+        expected, found = (call(given, scheme, scale_rule="amax", **how, **options) for call in calls)
+        assert same(expected, found)
+    x[2, 7, 3] = np.nan
+    with pytest.raises(ValueRangeError, match=f"flat index {(2 * 1024 + 7) * 96 + 3}: nan has no E2M1 value"):
+        load("quantize", "pallas")(x, scheme, scale_rule="amax")
+    with pytest.raises(ValueRangeError, match="another part of this matrix"):
+        load("quantize", "pallas")(x[:, 40:80], scheme, scale_rule="amax", observed=Extremes.of(x))
+
+
 def test_what_is_not_finite_is_refused_where_it_lies() -> None:
     x = np.ones((2100, 128), BF16)  # more than a piece
     x[2099, 100] = np.inf
@@ -130,7 +184,7 @@ def test_in_a_program_nothing_passes_through_the_host() -> None:
 
     @jax.jit
     def there_and_back(x: Any) -> Any:
-        return decoded(QTensor(*encoded(x, MXFP4, Recipe()), MXFP4), jnp.float32)
+        return decoded(encoded(x, MXFP4, Recipe()), jnp.float32)
 
     expected = load("quantize_dequantize", "reference")(x, MXFP4)
     assert np.asarray(there_and_back(x)).tobytes() == expected.tobytes()
@@ -139,7 +193,8 @@ def test_in_a_program_nothing_passes_through_the_host() -> None:
 @pytest.mark.parametrize(
     ("scheme", "options", "said"),
     [
-        (Scheme("e2m1", 16, "e4m3", second="f32"), {"scale_rule": "amax"}, "e4m3 scales; the kernels make and decode"),
+        (Scheme("int4", 32, "f32"), {"scale_rule": "amax"}, "f32 scales; the kernels make and decode codes under e8m0"),
+        (Scheme("uint4", 32, "f32", zero="int"), {"scale_rule": "minmax"}, "f32 scales and zero points; "),
         (Scheme("nf4", 32, "e8m0"), {}, "nf4 has a code book"),
         (Scheme("e2m1", 96, "e8m0"), {}, "blocks of 96; the kernels have those of 2"),
         (Scheme("e2m1", 4, "e8m0"), {}, "blocks of 4; "),

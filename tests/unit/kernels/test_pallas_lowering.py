@@ -75,11 +75,12 @@ def configurations() -> Iterator[Any]:
                 args,
                 (0, 1, 2, 3),
             )
-    for name, scheme in MX.items():
+    for name, scheme in {**MX, "nvfp4": SCHEMES["nvfp4"]}.items():
         w = quantized(scheme, (96, 640))
         for dtype in (F32, BF16):
             x = shaped(96, 640, dtype=dtype)
-            yield f"quantize, {name}", partial(encoded, scheme=scheme, recipe=Recipe()), (x,), None
+            recipe = Recipe() if scheme.scale == "e8m0" else Recipe(scale_rule="amax")
+            yield f"quantize, {name}", partial(encoded, scheme=scheme, recipe=recipe), (x,), None
             yield f"dequantize, {name}", partial(decoded, dtype=dtype), (w,), None
     for element in ("int8", "e4m3"):
         held = quantized(Scheme(element, 0, "f32"), (2, 256, 2, 64))
