@@ -75,8 +75,8 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
         else:
             ends = ends_of(band, "first" if scheme.zero == "min_f16" else recipe.scale_rule)
         of = None if second is None else jnp.repeat(second, count, axis=0)
-        once = scale is not None and second is None
-        share = _given(ends, scale) if once else shared_by(ends, scheme, recipe, of)
+        known = scale if second is None else None
+        share = shared_by(ends, scheme, recipe, of) if known is None else _given(ends, known)
         bad = share.broken
         wide = None if scheme.zero != "int" else share.zeros.astype(jnp.float32)
         found = codes_of(band, share.by, share.minimum, wide, bad, scheme, how)
