@@ -79,7 +79,7 @@ test-gpu: $(VENV)/.dev  ## the corpus of every op with its kernels for GPUs, com
 bench-gpu: $(VENV)/.core  ## measure the Pallas kernels beside XLA, cuDNN and tokamax on this machine's GPU
 	@$(BIN)/python -m plugins.bench.gpu
 	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,xla,cudnn,tokamax]' \
-		'bench.ops=[matmul,moe,attention,softmax,quantize,dequantize]' $(ARGS)
+		'bench.ops=[matmul,moe,attention,softmax,quantize_dequantize,quantize,dequantize]' $(ARGS)
 
 golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names, the table of kernels
 	$(BIN)/python -m tests.golden

@@ -22,6 +22,8 @@ from plugins.kernels.pallas.groups import Groups
 from plugins.kernels.pallas.launch import Device, everywhere
 from plugins.kernels.pieces import dequantized
 
+PATTERNS = {2: jnp.int16, 4: jnp.int32}  # bits of values of so many bytes
+
 
 def dequantize(q: Any, dtype: str = "BF16", *, overflow: Overflow = "error") -> Any:
     """See the op's docstring."""
@@ -51,21 +53,27 @@ _decoded = jax.jit(decoded, static_argnums=1)
 def _on(how: tuple[Scheme, int], device: Device, codes: Any, scales: Any) -> tuple[Any, ...]:
     scheme, itemsize = how
     groups = Groups(device, scheme.element_bits, scheme.block_elems, scales.size)
-    pattern = {2: jnp.int16, 4: jnp.int32}[itemsize]
 
     def kernel(octets: Any, scales: Any, out: Any) -> None:
         factors = scales[...]
-        shared = traced.powers(factors.astype(jnp.int32)) if scheme.scale == "e8m0" else None
         parts = groups.taken_apart([octets[groups.at(k)].astype(jnp.int32) for k in range(groups.nbytes)])
         for p, part in enumerate(parts):
-            v = values(part, scheme.element)
-            y = multiplied(v, factors) if shared is None else traced.under_power(v, *shared, name=scheme.element)
-            found = traced.bfloat16_bits(y) if itemsize == 2 else bits_of(y)
-            out[groups.at(p)] = found.astype(pattern)
+            out[groups.at(p)] = pattern_of(part, factors, scheme, itemsize)
 
     (found,) = device.call(
-        kernel, [(groups.shape(groups.values), pattern)],
+        kernel, [(groups.shape(groups.values), PATTERNS[itemsize])],
         [groups.laid(codes, groups.nbytes), groups.laid(scales, 0)], grid=groups.grid,
         in_specs=[groups.spec(groups.nbytes), groups.spec(0)], out_specs=[groups.spec(groups.values)],
     )  # fmt: skip
     return (groups.flat(found, (-1,)),)
+
+
+def pattern_of(codes: Any, factors: Any, scheme: Scheme, itemsize: int) -> Any:
+    """Inside a kernel: bits of bfloat16 or float32 values of int32 codes, under their blocks' E8M0 scales or float32
+    factors."""
+    v = values(codes, scheme.element)
+    if scheme.scale == "e8m0":
+        y = traced.under_power(v, *traced.powers(factors.astype(jnp.int32)), name=scheme.element)
+    else:
+        y = multiplied(v, factors)
+    return (traced.bfloat16_bits(y) if itemsize == 2 else bits_of(y)).astype(PATTERNS[itemsize])

@@ -28,7 +28,7 @@ from plugins.kernels.quantize.reach import refuse_infinities
 from plugins.kernels.quantize.recipe import Recipe, checked
 from plugins.kernels.quantize.xla import PIECE
 from plugins.kernels.quantize.xla.codes import INFINITY, NAN, SIGN, codes_of, ends_of
-from plugins.kernels.quantize.xla.traced import second_scale, shared_by
+from plugins.kernels.quantize.xla.traced import Share, second_scale, shared_by
 
 
 def quantize(
@@ -85,23 +85,36 @@ def encoded(x: Any, scheme: Scheme, recipe: Recipe, second: Any = None) -> QTens
 
 def _encode(x: Any, second: Any, scheme: Scheme, recipe: Recipe) -> dict[str, Any]:
     x = jnp.asarray(x)
-    if x.dtype == jnp.float16:
-        x = x.astype(jnp.float32)
     shapes = scheme.components(x.shape)
-    pattern = lax.bitcast_convert_type(x, jnp.int32 if x.dtype == jnp.float32 else jnp.int16)
-    shared: tuple[Any, ...] = ()
-    if scheme.second is not None:
-        if second is None:
-            matrices = bits_of(widened(x)).reshape(math.prod(x.shape[:-2]), 1, 1, -1)
-            second = second_scale(ends_of(matrices, "amax"), scheme).reshape(shapes["second"])
-        many = math.prod(shapes["second"])
-        each = jnp.broadcast_to(jnp.asarray(second).reshape(many, 1), (many, math.prod(shapes["scales"]) // many))
-        shared = (each.reshape(-1),)
-    codes, scales = everywhere(_on, (scheme, recipe), pattern, *shared)
+    second = second_of(x, scheme) if second is None else jnp.asarray(second)
+    codes, scales = everywhere(_on, (scheme, recipe), patterns(x), *of_blocks(second, shapes["scales"]))
     if scheme.scale == "e4m3":
         scales = lax.bitcast_convert_type(scales, jnp.float8_e4m3fn)
     found = {"codes": codes.reshape(shapes["codes"]), "scales": scales.reshape(shapes["scales"])}
     return found if second is None else {**found, "second": second}
+
+
+def patterns(x: Any) -> Any:
+    """The bits of floats as kernels take them: int16 of bfloat16, int32 of others as float32."""
+    if x.dtype == jnp.bfloat16:
+        return lax.bitcast_convert_type(x, jnp.int16)
+    return lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
+
+
+def second_of(x: Any, scheme: Scheme) -> Any:
+    """The second-level scale of a QTensor of `x`; None where the scheme has none."""
+    if scheme.second is None:
+        return None
+    matrices = bits_of(widened(x)).reshape(math.prod(x.shape[:-2]), 1, 1, -1)
+    return second_scale(ends_of(matrices, "amax"), scheme).reshape(scheme.components(x.shape)["second"])
+
+
+def of_blocks(second: Any, shape: tuple[int, ...]) -> tuple[Any, ...]:
+    """For each block that of its matrix, if there is one; `shape` is that of scales."""
+    if second is None:
+        return ()
+    each = jnp.broadcast_to(second.reshape(second.size, 1), (second.size, math.prod(shape) // second.size))
+    return (each.reshape(-1),)
 
 
 _encoded = jax.jit(_encode, static_argnums=(2, 3))
@@ -110,19 +123,11 @@ _encoded = jax.jit(_encode, static_argnums=(2, 3))
 def _on(how: tuple[Scheme, Recipe], device: Device, pattern: Any, *second: Any) -> tuple[Any, ...]:
     scheme, recipe = how
     groups = Groups.of(device, pattern.shape, scheme.element_bits, scheme.block_elems)
-    up = 32 - 8 * pattern.dtype.itemsize  # a bfloat16 is the upper half of a float32
 
     def kernel(x: Any, *refs: Any) -> None:
         *over, codes, scales = refs
-        patterns = [x[groups.at(p)].astype(jnp.int32) << up for p in range(groups.values)]
-        magnitude = patterns[0] & 0x7FFFFFFF
-        for more in patterns[1:]:
-            magnitude = jnp.maximum(magnitude, more & 0x7FFFFFFF)
-        most = jnp.max(magnitude, axis=groups.over, keepdims=True)
-        amax = jnp.where(most >= INFINITY, NAN, most).astype(jnp.uint32)
-        share = shared_by((amax | SIGN, amax), scheme, recipe, *(ref[...] for ref in over))
-        found = [codes_of(p.astype(jnp.uint32), share.by, None, None, share.broken, scheme, recipe) for p in patterns]
-        for k, octets in enumerate(groups.packed([code.astype(jnp.int32) for code in found])):
+        found, share = coded(groups, x, over, scheme, recipe)
+        for k, octets in enumerate(groups.packed(found)):
             codes[groups.at(k)] = octets.astype(jnp.uint8)
         scales[...] = share.stored
 
@@ -133,3 +138,21 @@ def _on(how: tuple[Scheme, Recipe], device: Device, pattern: Any, *second: Any) 
         out_specs=[groups.spec(groups.nbytes), groups.spec(0)],
     )  # fmt: skip
     return groups.flat(codes, (-1,)), groups.flat(scales, (-1,))
+
+
+def coded(groups: Groups, x: Any, over: list[Any], scheme: Scheme, recipe: Recipe) -> tuple[list[Any], Share]:
+    """Inside a kernel: int32 planes of codes of a block of `patterns`, and what its blocks share.
+
+    Args:
+        over: the references to second-level scales, if there are some.
+    """
+    up = 32 - 8 * x.dtype.itemsize  # a bfloat16 is the upper half of a float32
+    planes = [x[groups.at(p)].astype(jnp.int32) << up for p in range(groups.values)]
+    magnitude = planes[0] & 0x7FFFFFFF
+    for more in planes[1:]:
+        magnitude = jnp.maximum(magnitude, more & 0x7FFFFFFF)
+    most = jnp.max(magnitude, axis=groups.over, keepdims=True)
+    amax = jnp.where(most >= INFINITY, NAN, most).astype(jnp.uint32)
+    share = shared_by((amax | SIGN, amax), scheme, recipe, *(ref[...] for ref in over))
+    found = [codes_of(p.astype(jnp.uint32), share.by, None, None, share.broken, scheme, recipe) for p in planes]
+    return [code.astype(jnp.int32) for code in found], share

@@ -3,6 +3,7 @@ code under every scale, and the named cases; what they leave to others."""
 
 import itertools
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import jax
@@ -150,6 +151,43 @@ def test_real_scales_of_what_is_not_finite_are_nan() -> None:
     expected, found = both("quantize", every_pattern(5), scheme, scale_rule="amax", nonfinite="poison", overflow="inf")
     assert np.isnan(expected.scales.astype(np.float32)).any()
     assert same(expected, found)
+
+
+ROUNDED: dict[str, tuple[Scheme, dict[str, Any]]] = {
+    **{name: (Scheme(name, 32, "e8m0"), {}) for name in ELEMENTS},
+    **{f"nvfp4 {name}".strip(): (scheme, {"scale_rule": "amax", **how}) for name, (scheme, how) in NVFP4.items()},
+}
+
+
+@pytest.mark.parametrize("name", ROUNDED)
+def test_rounded_where_it_lies_as_the_definition(name: str) -> None:
+    """Every finite bfloat16, and float32 near boundaries; a gradient passes by."""
+    scheme, how = ROUNDED[name]
+    finite = np.arange(1 << 16, dtype=np.uint16)
+    finite = np.resize(finite[(finite & 0x7FFF) < 0x7F80], (1020, 64)).view(BF16)
+    for x in (finite, near_boundaries()):
+        y, found = both("quantize_dequantize", x, scheme, overflow="inf", **how)
+        assert found.dtype == x.dtype
+        nan = np.isnan(y)
+        assert np.array_equal(nan, np.isnan(found))
+        assert np.asarray(found)[~nan].tobytes() == y[~nan].tobytes()
+    x, dy = near_boundaries(), rng_of("dy").standard_normal((60, 64), np.float32)
+    call = partial(load("quantize_dequantize", "pallas"), scheme=scheme, overflow="inf", **how)
+    assert np.array_equal(jax.jit(lambda x, dy: jax.vjp(call, x)[1](dy)[0])(x, dy), dy)
+
+
+def test_what_the_host_refuses_is_nan() -> None:
+    x = np.ones((2, 64), np.float32)
+    x[0, 40] = np.inf
+    call = load("quantize_dequantize", "pallas")
+    assert np.isnan(call(x, MXFP4)).nonzero()[0].tolist() == [0] * 32
+    assert np.isnan(call(x, NVFP4[""][0], scale_rule="amax")).all()
+    reasons = [
+        Kernel("quantize_dequantize", ("pallas",)).resolve(x, MXFP4, **given).reasons
+        for given in ({"clipped_gradient": True}, {"scale": 1.0}, {"stochastic": True})
+    ]
+    said = ("pallas passes gradients on as they are", "pallas makes its scales", "pallas neither searches")
+    assert all(what in why for what, why in zip(said, reasons, strict=True))
 
 
 def test_parts_of_a_matrix_share_its_scale() -> None:

@@ -30,6 +30,7 @@ from plugins.kernels.matmul.pallas import matmul
 from plugins.kernels.moe.pallas import moe
 from plugins.kernels.quantize.pallas import encoded
 from plugins.kernels.quantize.recipe import Recipe
+from plugins.kernels.quantize_dequantize.pallas import quantize_dequantize
 from plugins.kernels.softmax.pallas import softmax
 
 ROOT = Path(__file__).parents[3]
@@ -81,6 +82,8 @@ def configurations() -> Iterator[Any]:
             x = shaped(96, 640, dtype=dtype)
             recipe = Recipe() if scheme.scale == "e8m0" else Recipe(scale_rule="amax")
             yield f"quantize, {name}", partial(encoded, scheme=scheme, recipe=recipe), (x,), None
+            there = partial(quantize_dequantize, scheme=scheme, scale_rule=recipe.scale_rule)
+            yield f"quantize_dequantize, {name}", there, (x,), None
             yield f"dequantize, {name}", partial(decoded, dtype=dtype), (w,), None
     for element in ("int8", "e4m3"):
         held = quantized(Scheme(element, 0, "f32"), (2, 256, 2, 64))
