@@ -71,13 +71,15 @@ peers: $(VENV)/.core  ## build llama.cpp and ik_llama.cpp for bench to compare w
 	$(BIN)/python -m plugins.bench.peers $(ARGS)
 
 # A machine with a GPU has $(VENV) with the extra cuda12. Both stop, and say so, where JAX finds no GPU.
-test-gpu: $(VENV)/.dev  ## the corpus of every op with its Pallas kernels, compiled for this machine's GPU
+test-gpu: $(VENV)/.dev  ## the corpus of every op with its kernels for GPUs, compiled for this machine's
 	@$(BIN)/python -m plugins.bench.gpu
-	JAX_PLATFORMS=cuda,cpu $(BIN)/python -m pytest tests/contract/test_model_ops.py -k pallas $(ARGS)
+	JAX_PLATFORMS=cuda,cpu $(BIN)/python -m pytest tests/contract/test_model_ops.py tests/contract/test_kernels.py \
+		tests/unit/kernels/test_fused_attention.py -k 'pallas or cudnn or tokamax' $(ARGS)
 
-bench-gpu: $(VENV)/.core  ## measure the Pallas kernels beside XLA on this machine's GPU
+bench-gpu: $(VENV)/.core  ## measure the Pallas kernels beside XLA, cuDNN and tokamax on this machine's GPU
 	@$(BIN)/python -m plugins.bench.gpu
-	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,xla]' 'bench.ops=[matmul,moe,attention,softmax]' $(ARGS)
+	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,xla,cudnn,tokamax]' \
+		'bench.ops=[matmul,moe,attention,softmax,quantize_dequantize,quantize,dequantize]' $(ARGS)
 
 golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names, the table of kernels
 	$(BIN)/python -m tests.golden

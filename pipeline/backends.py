@@ -31,6 +31,7 @@ class Backend:
         resident: bytes that a process which converts with it keeps, where that is much.
         built: module of what it needs that is made on this machine: `missing()` is why that is not there and cannot be
             made, None where it can, quickly; `prepare(say)` makes it, and tells `say` that it does.
+        package: of others, that it calls; an extra of ours has its name.
         tuned: module of how it divides its work: `tune(say)` measures what is fastest on this machine, keeps it, and
             gives (setting, by default, now, times as fast) of all.
         unit: what results may be off by, as a share of their size, where that is more than roundings of sums; such a
@@ -41,6 +42,7 @@ class Backend:
     traced: bool = True
     resident: int = 0
     built: str | None = None
+    package: str | None = None
     tuned: str | None = None
     unit: float = 0.0
 
@@ -53,6 +55,9 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # Kernels for GPUs and TPUs; on CPUs they are interpreted, which is for checking them.
         "pallas": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
+        # Attention of others', by name only: what comes with JAX, and a package of kernels.
+        "cudnn": Backend(platforms=("gpu",)),
+        "tokamax": Backend(platforms=("gpu",), package="tokamax"),
         # C++: over buffers for conversion, as handlers of XLA's for models.
         "native": Backend(platforms=("cpu",), built=_NATIVE, tuned=f"{ROOM}.native.tune"),
         # The same with activations as integers, in blocks of 32.
@@ -141,7 +146,9 @@ def together(op: str, backend: str) -> Callable[..., list[Any]] | None:
 
 def missing(backend: str) -> str | None:
     """Why a backend does nothing on this machine, whatever it is asked; None where it does, or will once built."""
-    built = about(backend).built
+    built, package = about(backend).built, about(backend).package
+    if package is not None and not _exists(package):
+        return f"{package} is not installed: pip install 'weightmill[{package}]'"
     why: str | None = _module(built).missing() if built else None
     return why
 

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
-from pipeline.backends import DEFINITION, ROOM, about, backends_of, load
+from pipeline.backends import DEFINITION, ROOM, about, backends_of, load, missing
 from pipeline.errors import Unsupported
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
@@ -94,6 +94,7 @@ class ModelOpContract:
 
     def test_does_something_and_needs_no_jit(self, backend: str) -> None:
         """The first case that it does, op by op; and what it is given stays as it is."""
+        self.skip_elsewhere(backend)
         for case in self.cases():
             if self.declined(backend, case):
                 continue
@@ -105,7 +106,15 @@ class ModelOpContract:
 
     def declined(self, backend: str, case: Case) -> str:
         """Why a backend leaves a case to others, which it says beforehand; empty when it does not."""
-        return Kernel(self.op, (backend,)).resolve(*case.args, **case.options).reasons
+        return Kernel(self.op, (backend,), jax.default_backend()).resolve(*case.args, **case.options).reasons
+
+    def skip_elsewhere(self, backend: str) -> None:
+        """There is nothing to test of a backend for other devices than this one, or of what is not installed."""
+        platforms, here = about(backend).platforms, jax.default_backend()
+        if platforms is not None and here not in platforms:
+            pytest.skip(f"{backend} runs on {', '.join(platforms)}, not on {here}")
+        if why := missing(backend):
+            pytest.skip(why)
 
     def skip_declined(self, backend: str, case: Case) -> None:
         if reasons := self.declined(backend, case):

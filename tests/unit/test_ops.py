@@ -128,11 +128,12 @@ def test_a_request_has_shapes_dtypes_schemes_and_options_by_name(monkeypatch: py
 def test_rooms_and_backends_are_found_in_the_tree() -> None:
     assert {"cast", "matmul", "moe", "number", "quantize", "softmax"} <= {*backends.rooms()}
     assert "codecs" not in backends.rooms()  # holds no definition
-    assert backends.backends_of("dequantize") == ["reference", "numpy", "xla", "native"]
+    assert backends.backends_of("dequantize") == ["reference", "numpy", "xla", "pallas", "native"]
     assert backends.backends_of("quantize") == [
         "reference",
         "numpy",
         "xla",
+        "pallas",
         "native",
     ]  # and no `mxfp4`, `recipe`, `declines`
     assert backends.backends_of("number") == ["reference"]

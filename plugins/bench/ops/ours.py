@@ -45,7 +45,7 @@ class Ours:
             _keep_programs(self.programs)
         if case.op == sample.OP:
             return sample.compiled(case)
-        kernel = Kernel(case.op, (self.backend,))
+        kernel = Kernel(case.op, (self.backend,), "cpu" if case.host else _platform())
         if reasons := kernel.resolve(*case.args, **case.options).reasons:
             return reasons
         return partial(kernel, *case.args, **case.options) if case.host else _compiled(kernel, case)
@@ -66,6 +66,12 @@ class Ours:
             parts = {name: np.asarray(array) for name, array in result.components.items()}
             return QTensor(scheme=result.scheme, **parts)
         return np.asarray(result)
+
+
+def _platform() -> str:
+    import jax
+
+    return jax.default_backend()
 
 
 def _keep_programs(folder: Path) -> None:

@@ -5,6 +5,7 @@ from pipeline.ops import Request
 FLOATS = ("F32", "BF16")
 PACKED = ("e4m3", "int8")
 MOST_DIMS = 256  # of a head: a tile of keys and one of values have to fit a core
+MASK_NBYTES = 64 << 20  # at most; cuDNN adds one of 16 bits to logits
 
 
 def native(request: Request) -> str | None:
@@ -36,3 +37,35 @@ def pallas(request: Request) -> str | None:
         if held.shape[-1] > MOST_DIMS:
             return f"heads of {held.shape[-1]} dims; the kernels hold at most {MOST_DIMS}"
     return native(request)
+
+
+def cudnn(request: Request) -> str | None:
+    if request.get("softcap") is not None:
+        return "cuDNN has no soft cap"
+    return _masked(request, "cuDNN", ("BF16", "F16"))
+
+
+def tokamax(request: Request) -> str | None:
+    return _masked(request, "tokamax", ("F32", "BF16", "F16"))
+
+
+def _masked(request: Request, name: str, floats: tuple[str, ...]) -> str | None:
+    """What programs of others lack that know neither sinks nor caches, nor positions but as a mask."""
+    if request.get("sinks") is not None:
+        return f"{name} has no sinks"
+    q, k, v = (request.get(a) for a in ("q", "k", "v"))
+    if q is not None and q.dtype not in floats:
+        return f"{q.dtype} queries; {name} takes {', '.join(floats)}"
+    for held in (k, v):
+        if held is None:
+            continue
+        if held.scheme is not None or held.dtype not in (*FLOATS, "F16"):
+            return f"{held.encoding} keys or values; {name} reads {', '.join(floats)}, unpacked"
+        if held.shape[-1] > MOST_DIMS:
+            return f"heads of {held.shape[-1]} dims; {name} takes at most {MOST_DIMS}"
+    if q is not None and k is not None and (nbytes := 2 * q.shape[0] * q.shape[1] * k.shape[1]) > MASK_NBYTES:
+        return (
+            f"{name} knows positions, of rings or of padding, by a mask alone, and {q.shape[1]} × {k.shape[1]} of them "
+            f"take {nbytes >> 20} MiB; at most {MASK_NBYTES >> 20}"
+        )
+    return None

@@ -17,6 +17,14 @@ kernel of its own.
 
 Slots are read from the first block that a row of the block may see to the last one: which these are follows from the
 lowest and highest positions of both (`reach`). What lies between is masked, as in a ring that a window goes round.
+
+Where there are too few blocks of rows to keep a device busy, as in a step of decoding, that is divided into equal parts
+that know nothing of each other (flash-decoding, pytorch.org/blog/flash-decoding), and their m, l and
+y = Σ exp(logit - m) · v are joined:
+
+    m = max mᵢ        l = Σ lᵢ · exp(mᵢ - m)        y = Σ yᵢ · exp(mᵢ - m)
+
+A sink joins as a part of its own, m = sink, l = 1 and y = 0; of a part that sees nothing m is -inf.
 """
 
 from dataclasses import dataclass, replace
@@ -26,10 +34,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental import pallas as pl
 
 from pipeline.tensors.qtensor import QTensor
-from plugins.kernels.attention.pallas_kernels import Options, back_to_keys, back_to_queries, forward, shares
+from plugins.kernels.attention.pallas_kernels import Options, back_to_keys, back_to_queries, forward, part, shares
 from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.pallas.blocks import divisor, padded, power
 from plugins.kernels.pallas.launch import Device, everywhere
@@ -37,6 +46,7 @@ from plugins.kernels.varying import alike
 
 ROWS, SLOTS = 64, 64  # of a block, at most
 LEAST = 16  # and at least, as heads have dims: what a matrix unit multiplies
+PART = 256  # slots of a part, at least, if all are seen
 
 
 def attention(
@@ -126,10 +136,22 @@ class _Laid:
     rows_of: dict[str, Any]
     slots_of: dict[str, Any]
 
-    def run(self, body: Any, over: int, reach: Any, results: tuple[str, ...]) -> tuple[Any, ...]:
-        """`body` for every block of rows (`over` 0) or of slots (1); `results` are named like what they look like."""
+    @property
+    def parts(self) -> int:
+        """Into how many the slots of a block of rows are divided."""
+        points = self.shape[0] * self.shape[2] * self.blocks[0]
+        return max(1, min(self.shape[4] // PART, -(-self.device.busy // points)))
+
+    def run(self, body: Any, over: int, reach: Any, results: tuple[str, ...], parts: int = 1) -> tuple[Any, ...]:
+        """`body` for every block of rows (`over` 0) or of slots (1); `results` are named like what they look like.
+
+        Args:
+            parts: how often, each of which has a reach and results of its own; then without sinks.
+        """
         arrays = {name: a for name, a in (*self.rows_of.items(), *self.slots_of.items()) if a is not None}
-        specs = {name: self._spec(name, a.shape, over) for name, a in arrays.items()}
+        if parts > 1:
+            arrays.pop("sinks", None)
+        specs = {name: self._spec(name, a.shape, over, parts) for name, a in arrays.items()}
         static = None if reach is not None else self.blocks[1 - over]
         if reach is not None:
             arrays["reach"] = reach
@@ -140,43 +162,50 @@ class _Laid:
             found = dict(zip(names, refs, strict=False))
             body(self.options, found if static is None else {**found, "reach": static}, *refs[len(names) :])
 
-        shapes = [self._result(name) for name in results]
+        shapes = [self._result(name, parts) for name in results]
         batch, _, key_heads, *_ = self.shape
         return self.device.call(
             kernel, [(shape, jnp.float32) for shape in shapes], list(arrays.values()),
-            grid=(batch, key_heads, self.blocks[over]), in_specs=list(specs.values()),
+            grid=(batch, key_heads, self.blocks[over] * parts), in_specs=list(specs.values()),
             out_specs=[self._spec(name, shape, over) for name, shape in zip(results, shapes, strict=True)],
         )  # fmt: skip
 
-    def _result(self, name: str) -> tuple[int, ...]:
+    def _result(self, name: str, parts: int) -> tuple[int, ...]:
         batch, _, key_heads, *_ = self.shape
-        rows, slots = self.blocks[0] * self.options.rows, self.blocks[1] * self.options.slots
+        rows, slots = parts * self.blocks[0] * self.options.rows, self.blocks[1] * self.options.slots
         if name in ("k", "v"):
             width = self.dims[name == "v"]
             return (batch, slots, key_heads, width) if self.slots_first else (batch, key_heads, slots, width)
         return batch, key_heads, rows, {"q": self.dims[0], "do": self.dims[1]}.get(name, 1)
 
-    def _spec(self, name: str, shape: tuple[int, ...], over: int) -> Any:
+    def _spec(self, name: str, shape: tuple[int, ...], over: int, parts: int = 1) -> Any:
         """The block of an array: its own rows or slots, and all of the other."""
-        if name in ("k", "v", "k_scales", "v_scales", "slot", "of_slot"):
-            held, mine = (self.options.slots, True) if over == 1 else (self.blocks[1] * self.options.slots, False)
-            if name in ("k", "v"):
-                if self.slots_first:
-                    return pl.BlockSpec((None, held, None, shape[-1]), lambda b, h, i: (b, i if mine else 0, h, 0))
-                return pl.BlockSpec((None, None, held, shape[-1]), lambda b, h, i: (b, h, i if mine else 0, 0))
-            if len(shape) == 4:
-                return pl.BlockSpec((None, None, 1, held), lambda b, h, i: (b, h, 0, i if mine else 0))
-            return pl.BlockSpec((None, 1, held), lambda b, h, i: (b, 0, i if mine else 0))
-        held, mine = (self.options.rows, True) if over == 0 else (self.blocks[0] * self.options.rows, False)
-        if len(shape) == 4:
-            return pl.BlockSpec((None, None, held, shape[-1]), lambda b, h, i: (b, h, i if mine else 0, 0))
-        if name == "sinks":
-            return pl.BlockSpec((None, held, 1), lambda b, h, i: (h, i if mine else 0, 0))
-        return pl.BlockSpec((None, held, 1), lambda b, h, i: (b, i if mine else 0, 0))
+        slots = name in ("k", "v", "k_scales", "v_scales", "slot", "of_slot")
+        size, count = (self.options.slots, self.blocks[1]) if slots else (self.options.rows, self.blocks[0])
+        mine = slots == (over == 1)
+        held = size if mine else count * size
 
-    def reach(self, over: int) -> Any:
-        """int32 `[B, blocks, 1, 2]`: of a block of rows (`over` 0) which blocks of slots any row of it may see, the
-        first and after the last; of a block of slots (1) which blocks of rows. None where all are read."""
+        def at(i: Any) -> Any:
+            return (i if parts == 1 else lax.div(i, np.int32(parts))) if mine else 0
+
+        if slots and name in ("k", "v"):
+            if self.slots_first:
+                return pl.BlockSpec((None, held, None, shape[-1]), lambda b, h, i: (b, at(i), h, 0))
+            return pl.BlockSpec((None, None, held, shape[-1]), lambda b, h, i: (b, h, at(i), 0))
+        if slots:
+            if len(shape) == 4:
+                return pl.BlockSpec((None, None, 1, held), lambda b, h, i: (b, h, 0, at(i)))
+            return pl.BlockSpec((None, 1, held), lambda b, h, i: (b, 0, at(i)))
+        if len(shape) == 4:
+            return pl.BlockSpec((None, None, held, shape[-1]), lambda b, h, i: (b, h, at(i), 0))
+        if name == "sinks":
+            return pl.BlockSpec((None, held, 1), lambda b, h, i: (h, at(i), 0))
+        return pl.BlockSpec((None, held, 1), lambda b, h, i: (b, at(i), 0))
+
+    def reach(self, over: int, parts: int = 1) -> Any:
+        """int32 `[B, blocks · parts, 1, 2]`: of a block of rows (`over` 0) which blocks of slots any row of it may see,
+        the first and after the last, or its `parts`, one after the other; of a block of slots (1) which blocks of rows.
+        None where all are read."""
         if self.device.overhangs:
             return None
         o = self.options
@@ -190,8 +219,30 @@ class _Laid:
         seen = seen & (most > lowest - o.window) if o.window is not None else seen
         axis = 2 - over
         first, last = jnp.argmax(seen, axis=axis), seen.shape[axis] - jnp.argmax(jnp.flip(seen, axis), axis=axis)
-        last = jnp.where(seen.any(axis=axis), last, first)
-        return jnp.stack([first, last], axis=-1)[:, :, None].astype(jnp.int32)
+        count = jnp.where(seen.any(axis=axis), last - first, 0)
+        cuts = [first + count * p // parts for p in range(parts + 1)]
+        found = jnp.stack([jnp.stack(cuts[:-1], axis=-1), jnp.stack(cuts[1:], axis=-1)], axis=-1)
+        return found.reshape(len(at), -1, 1, 2).astype(jnp.int32)
+
+    def joined(self, y: Any, m: Any, total: Any, parts: int) -> tuple[Any, ...]:
+        """What `forward` gives, of what `part` gives."""
+
+        def apart(a: Any, of: int) -> Any:
+            return a.reshape(*a.shape[:-2], self.blocks[0], of, self.options.rows, -1)
+
+        y, m, total = (apart(a, parts) for a in (y, m, total))
+        top = m.max(axis=3, keepdims=True)
+        sinks = self.rows_of.get("sinks")
+        if sinks is not None:
+            sinks = apart(sinks, 1)[None]
+            top = jnp.maximum(top, sinks)
+        top = jnp.where(top == -jnp.inf, 0.0, top)
+        fades = jnp.exp(m - top)
+        sum_ = (total * fades).sum(axis=3, keepdims=True)
+        sum_ = sum_ if sinks is None else sum_ + jnp.exp(sinks - top)
+        sum_ = jnp.where(sum_ == 0, 1.0, sum_)
+        out = (y * fades).sum(axis=3, keepdims=True) / sum_
+        return tuple(a.reshape(*a.shape[:2], -1, a.shape[-1]) for a in (out, top, sum_))
 
     def by_token(self, rows: Any) -> Any:
         """`[B, T, H, width]` of `[B, K, N, width]`."""
@@ -259,7 +310,12 @@ def _laid(device: Device, options: Options, args: tuple[Any, ...], more: dict[st
 
 def _forward_on(options: Options, device: Device, *args: Any) -> tuple[Any, ...]:
     laid = _laid(device, options, args, {})
-    out, m, total = laid.run(forward, 0, laid.reach(0), ("do", "m", "total"))
+    parts, results = laid.parts, ("do", "m", "total")
+    if parts > 1:
+        y, m, total = laid.run(part, 0, laid.reach(0, parts), results, parts)
+        out, m, total = laid.joined(y, m, total, parts)
+    else:
+        out, m, total = laid.run(forward, 0, laid.reach(0), results)
     return laid.by_token(out)[..., : args[2].shape[-1]], laid.by_token(m)[..., 0], laid.by_token(total)[..., 0]
 
 

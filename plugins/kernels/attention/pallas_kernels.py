@@ -38,6 +38,18 @@ class Options:
 
 def forward(o: Options, r: Refs, out: Any, m: Any, total: Any) -> None:
     """float32 `out` `[n, E]`, `m` and `total` `[n, 1]` of a block of rows."""
+    top, sum_, y = _gathered(o, r, out.shape)
+    sum_ = jnp.where(sum_ == 0, 1.0, sum_)
+    out[...], m[...], total[...] = y / sum_, jnp.where(top == -jnp.inf, 0.0, top), sum_
+
+
+def part(o: Options, r: Refs, out: Any, m: Any, total: Any) -> None:
+    """The same of some of the slots, to be joined with others: `out` is not divided yet, nor is -inf made 0."""
+    m[...], total[...], out[...] = _gathered(o, r, out.shape)
+
+
+def _gathered(o: Options, r: Refs, shape: tuple[int, ...]) -> tuple[Any, Any, Any]:
+    """m and l `[n, 1]`, and Σ exp(logit - m) · v of a `shape` `[n, E]`."""
 
     def more(j: Any, so_far: Any) -> Any:
         top, sum_, y = so_far
@@ -53,9 +65,8 @@ def forward(o: Options, r: Refs, out: Any, m: Any, total: Any) -> None:
         begin = r["sinks"][...], jnp.ones((o.rows, 1), jnp.float32)
     else:
         begin = jnp.full((o.rows, 1), -jnp.inf, jnp.float32), jnp.zeros((o.rows, 1), jnp.float32)
-    top, sum_, y = lax.fori_loop(*_reach(r), more, (*begin, jnp.zeros(out.shape, jnp.float32)))
-    sum_ = jnp.where(sum_ == 0, 1.0, sum_)
-    out[...], m[...], total[...] = y / sum_, jnp.where(top == -jnp.inf, 0.0, top), sum_
+    found: tuple[Any, Any, Any] = lax.fori_loop(*_reach(r), more, (*begin, jnp.zeros(shape, jnp.float32)))
+    return found
 
 
 def shares(o: Options, r: Refs, share: Any) -> None:

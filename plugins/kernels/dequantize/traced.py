@@ -181,23 +181,28 @@ def factors(q: Any) -> Any:
 
 def _under_powers(v: Any, scales: Any, scheme: Scheme) -> Any:
     """v · 2^(scale - 127), exact or rounded once, subnormal results included; 0xFF is NaN."""
-    byte = scales.astype(jnp.int32)
+    return spread(v, powers(scales.astype(jnp.int32)), scheme, partial(under_power, name=scheme.element))
+
+
+def powers(byte: Any) -> tuple[Any, Any, Any]:
+    """What `under_power` multiplies by, of int32 E8M0 scales."""
     power = float_of((jnp.maximum(byte, 1) << 23).astype(jnp.uint32))
     half = jnp.where(byte == 0, np.float32(0.5), np.float32(1))  # 2^-127 itself would be subnormal
     power = jnp.where(byte == E8M0_NAN, np.float32(np.nan), power)
     # A subnormal's pattern is its number of units of 2^-149. Factors for blocks that hold none are of no account.
     units = float_of((jnp.minimum(byte - E8M0_BIAS + 149 + 127, 254) << 23).astype(jnp.uint32))
+    return half, power, units
 
-    def apply(v: Any, half: Any, power: Any, units: Any) -> Any:
-        large = (v * half) * power
-        pattern = bits_of(v)
-        whole = jnp.abs(v) * units
-        if scheme.element == "nf4":  # the only elements with more bits than 2^-149 can hold
-            whole = jnp.round(whole)
-        small = float_of(whole.astype(jnp.int32).astype(jnp.uint32) | (pattern & np.uint32(0x80000000)))
-        return jnp.where(jnp.abs(large) < _SMALLEST, small, large)
 
-    return spread(v, (half, power, units), scheme, apply)
+def under_power(v: Any, half: Any, power: Any, units: Any, name: str) -> Any:
+    """float32 of values `v` of element `name` under a power of two, as `powers` has it."""
+    large = (v * half) * power
+    pattern = bits_of(v)
+    whole = jnp.abs(v) * units
+    if name == "nf4":  # the only elements with more bits than 2^-149 can hold
+        whole = jnp.round(whole)
+    small = float_of(whole.astype(jnp.int32).astype(jnp.uint32) | (pattern & np.uint32(0x80000000)))
+    return jnp.where(jnp.abs(large) < _SMALLEST, small, large)
 
 
 def spread(v: Any, shared: tuple[Any, ...], scheme: Scheme, apply: Any) -> Any:
@@ -223,8 +228,12 @@ def _with_columns(v: Any, shared: tuple[Any, ...], across: int, apply: Any) -> A
 
 def to_bfloat16(x: Any) -> Any:
     """float32 to nearest even bfloat16, in integers: conversions flush subnormals on some devices, and are slower."""
+    return jax.lax.bitcast_convert_type(bfloat16_bits(x).astype(jnp.uint16), jnp.bfloat16)
+
+
+def bfloat16_bits(x: Any) -> Any:
+    """uint32 patterns of the same."""
     bits = bits_of(x)
     kept = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & np.uint32(1)))) >> 16
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-    kept = jnp.where(nan, (bits >> 16) | np.uint32(0x40), kept)
-    return jax.lax.bitcast_convert_type(kept.astype(jnp.uint16), jnp.bfloat16)
+    return jnp.where(nan, (bits >> 16) | np.uint32(0x40), kept)

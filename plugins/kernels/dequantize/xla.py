@@ -19,7 +19,7 @@ from plugins.kernels.dequantize.traced import decode
 from plugins.kernels.pieces import dequantized
 
 PIECE = 1 << 18  # elements: see quantize
-_DTYPES = {"BF16": jnp.bfloat16, "F32": jnp.float32}
+DTYPES = {"BF16": jnp.bfloat16, "F32": jnp.float32}
 _decode = jax.jit(decode, static_argnums=(1, 2))
 
 
@@ -40,7 +40,7 @@ def on_device(q: Any, dtype: Any) -> Any:
 
 
 def _dequantize(q: Any, dtype: str, *, overflow: Overflow) -> Any:
-    return np.asarray(on_device(QTensor(scheme=q.scheme, **q.components), _DTYPES[dtype]))
+    return np.asarray(on_device(QTensor(scheme=q.scheme, **q.components), DTYPES[dtype]))
 
 
 def _has_subnormals(q: Any) -> bool:

@@ -31,12 +31,15 @@ class Device:
         lanes: what blocks have along the last axis, at least and in multiples, unless they have all of it.
         picks: which block a point is given may depend on scalars; elsewhere a kernel indexes what it has all of.
         overhangs: blocks may reach past the end of an array: what is read there is anything, what is written is lost.
+        busy: points of a grid that keep it busy: two for each of an H100's 132 multiprocessors; a TPU's core does one
+            after the other. On CPUs as on GPUs, as interpreting is for checking what runs there.
     """
 
     platform: str
     lanes: int
     overhangs: bool
     picks: bool
+    busy: int
 
     def call(
         self, body: Callable[..., None], results: Sequence[Any], args: Sequence[Any], *, grid: tuple[int, ...],
@@ -71,10 +74,11 @@ def _all(rank: int) -> Callable[..., tuple[int, ...]]:
     return lambda *_: (0,) * rank
 
 
+BUSY: Final = 2 * 132
 DEVICES: Final = (
-    Device(triton.PLATFORM, 16, False, False),
-    Device("tpu", 128, True, True),
-    Device("cpu", 16, False, False),
+    Device(triton.PLATFORM, 16, False, False, BUSY),
+    Device("tpu", 128, True, True, 1),
+    Device("cpu", 16, False, False, BUSY),
 )
 
 

@@ -1,10 +1,13 @@
-"""Which weights kernels read, said before anything is traced. No framework here."""
+"""Which weights kernels read, and which codes they make, said before anything is traced. No framework here."""
 
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.codecs.elements import element
 
 FLOATS = ("F32", "BF16", "F16")
 BLOCK_NBYTES = 256  # of codes under one scale, at most: a kernel has a block in registers at once
 LEAST = 32  # columns that a matrix unit multiplies
+CODED = (8, 256)  # values under one scale, from and to, of codes that kernels make and decode
 
 
 def unknown(w: TensorSpec) -> str | None:
@@ -25,4 +28,20 @@ def unknown(w: TensorSpec) -> str | None:
             f"blocks of {s.block_elems} × {s.element_bits} bits; the kernels take those of 2^n bytes, "
             f"at most {BLOCK_NBYTES}"
         )
+    return None
+
+
+def uncoded(s: Scheme) -> str | None:
+    """Why no kernel makes or decodes codes of such a scheme, None when one does."""
+    if s.is_struct:
+        return f"{s.element} is a struct of ggml, which no kernel takes apart"
+    if s.scale not in ("e8m0", "e4m3") or s.zero is not None:
+        minima = "" if s.zero is None else " and zero points"
+        return f"{s.scale} scales{minima}; the kernels make and decode codes under e8m0 and e4m3 ones alone"
+    if element(s.element).family == "table":
+        return f"{s.element} has a code book, in which the kernels look nothing up"
+    low, high = CODED
+    if s.block_rows != 1 or s.block_elems & (s.block_elems - 1) or not low <= s.block_elems <= high:
+        shape = f"{s.block_rows} × {s.block_elems}" if s.block_rows != 1 else f"{s.block_elems}"
+        return f"blocks of {shape}; the kernels have those of 2^n values of a row, {low} to {high}"
     return None

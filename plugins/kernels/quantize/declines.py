@@ -4,6 +4,7 @@ import sys
 from dataclasses import fields
 
 from pipeline.ops import Request
+from plugins.kernels.pallas.scheme import uncoded
 from plugins.kernels.quantize.recipe import Recipe, is_fast
 
 FLOATS = ("BF16", "F16", "F32")  # in the order of src/quantize.h
@@ -27,6 +28,21 @@ def xla(request: Request) -> str | None:
         return f"xla makes no structs of ggml, as {scheme.element} is"
     if x is not None and not x.size:
         return "xla has nothing to do for an array without elements"
+    return None
+
+
+def pallas(request: Request) -> str | None:
+    x, scheme = request.get("x"), request.get("scheme")
+    if request.get("search", "none") != "none" or request.get("stochastic"):
+        return "pallas neither searches nor rounds at random"
+    if scheme is not None and (why := uncoded(scheme)):
+        return why
+    if request.get("ties") == "up":
+        return "ties up is a sum of floats; the kernels round by shifts"
+    if x is not None and x.dtype not in FLOATS:
+        return f"the kernels read {', '.join(FLOATS)}, not {x.dtype}"
+    if x is not None and not x.size:
+        return "pallas has nothing to do for an array without elements"
     return None
 
 

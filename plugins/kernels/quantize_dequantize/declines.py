@@ -2,6 +2,7 @@
 
 from pipeline.ops import Request
 from pipeline.tensors.scheme import Scheme
+from plugins.kernels.pallas.scheme import uncoded
 
 
 def under_one(scheme: Scheme | None) -> str | None:
@@ -25,4 +26,21 @@ def xla(request: Request) -> str | None:
         return "xla does not quantize scales across a whole tensor, which is one order of float64 sums"
     if x is not None and x.dtype not in ("F32", "BF16"):
         return f"xla gives F32 and BF16, not {x.dtype}, whose overflows a program cannot report"
+    return None
+
+
+def pallas(request: Request) -> str | None:
+    x, scheme = request.get("x"), request.get("scheme")
+    if request.get("scale") is not None:
+        return "pallas makes its scales itself"
+    if request.get("clipped_gradient"):
+        return "pallas passes gradients on as they are, what was saturated too"
+    if request.get("search", "none") != "none" or request.get("stochastic"):
+        return "pallas neither searches nor rounds at random"
+    if scheme is not None and (why := uncoded(scheme)):
+        return why
+    if request.get("ties") == "up":
+        return "ties up is a sum of floats; the kernels round by shifts"
+    if x is not None and x.dtype not in ("F32", "BF16"):
+        return f"pallas gives F32 and BF16, not {x.dtype}, whose overflows a program cannot report"
     return None

@@ -12,7 +12,7 @@ import pytest
 import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
 from pipeline.backends import load
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import MXFP4
+from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.testing.memory import quantized
 from pipeline.testing.model_op import agree
 from plugins.kernels.cases import BF16, SCHEMES, normal, rng_of
@@ -96,3 +96,56 @@ def test_attention_of_several_blocks(kind: str) -> None:
     k[:, unseen] = v[:, unseen] = np.nan
     call = partial(load("attention", "pallas"), scale=0.3, **options)
     assert np.isfinite(jax.jit(call)(q, k, v, at, slot, sinks=sinks)).all()
+
+
+SLOTS = 1024  # four parts of a step of decoding, of 256 each
+STEPS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "ring": {"window": 1000, "softcap": 2.0},
+    "a window in one part": {"window": 60},
+    "filled in part": {},
+    "few slots": {"softcap": 1.5},
+    "nothing to see": {},
+    "int8": {"window": 700},
+    "e4m3": {},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("sinks", [True, False], ids=["sinks", "no sinks"])
+@pytest.mark.brief(each=("kind",))
+def test_a_step_of_decoding_divides_a_long_cache(kind: str, sinks: bool) -> None:
+    """Of two sequences; the parts of one of them are empty, or end before they are full."""
+    rng = rng_of(kind)
+    options: dict[str, Any] = {**STEPS[kind], "scale": 0.3, "sinks": normal(rng, 4) if sinks else None}
+    shape = (2, SLOTS, 2, 16)
+    q, k, v = normal(rng, 2, 1, 4, 16), normal(rng, *shape), normal(rng, *shape)
+    slot = np.tile(np.arange(SLOTS, dtype=np.int32), (2, 1))
+    at = np.array([[SLOTS - 1], [300]], np.int32)
+    if kind == "ring":  # one has gone round, the other has not yet
+        slot[0], at[0] = np.roll(slot[0], 300) + 5000, SLOTS - 1 + 5000
+    elif kind == "filled in part":
+        slot[:, 600:] = slot[1, 301:] = -1
+        at[0] = 599
+    elif kind == "few slots":
+        slot[0, 3:] = slot[1, 70:] = -1
+        at[:] = [[2], [69]]
+    elif kind == "nothing to see":
+        slot[0] = -1
+    elif kind in ("int8", "e4m3"):
+        k, v = (quantized(Scheme(kind, 0, "f32"), shape, seed=i) for i in range(2))
+        options["scale"] = 0.003
+    if not isinstance(k, QTensor):
+        unseen = (slot < 0) | (slot > at)
+        k[unseen], v[unseen] = 1e4, 1e4  # what must not count
+    call = partial(load("attention", "pallas"), **options)
+    args = q, k, v, at, slot
+    assert str(jax.make_jaxpr(call)(*args)).count("GridMapping(grid=(2, 2, 4)")
+    agree(load("attention", "reference")(*args, **options), jax.jit(call)(*args))
+
+
+def test_gradients_through_a_divided_cache() -> None:
+    rng = rng_of("divided")
+    q, k, v, sinks = normal(rng, 1, 1, 4, 16), normal(rng, 1, 600, 2, 16), normal(rng, 1, 600, 2, 16), normal(rng, 4)
+    at, slot = np.array([[500]], np.int32), np.arange(600, dtype=np.int32)[None]
+    both("attention", (q, k, v, sinks), (), q_positions=at, k_positions=slot, scale=0.3)

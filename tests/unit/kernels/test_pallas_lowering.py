@@ -24,12 +24,17 @@ from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import quantized
 from plugins.kernels.attention.pallas import attention
 from plugins.kernels.cases import SCHEMES
+from plugins.kernels.dequantize.pallas import decoded
 from plugins.kernels.matmul import xla
 from plugins.kernels.matmul.pallas import matmul
 from plugins.kernels.moe.pallas import moe
+from plugins.kernels.quantize.pallas import encoded
+from plugins.kernels.quantize.recipe import Recipe
+from plugins.kernels.quantize_dequantize.pallas import quantize_dequantize
 from plugins.kernels.softmax.pallas import softmax
 
 ROOT = Path(__file__).parents[3]
+MX = {e: Scheme(e, 32, "e8m0") for e in ("e2m1", "e2m3", "e3m2", "e4m3", "e5m2", "mxint8")}
 CALLS = {"cuda": "__gpu$xla.gpu.triton", "tpu": "tpu_custom_call"}
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -71,10 +76,26 @@ def configurations() -> Iterator[Any]:
                 args,
                 (0, 1, 2, 3),
             )
+    for name, scheme in {**MX, "nvfp4": SCHEMES["nvfp4"]}.items():
+        w = quantized(scheme, (96, 640))
+        for dtype in (F32, BF16):
+            x = shaped(96, 640, dtype=dtype)
+            recipe = Recipe() if scheme.scale == "e8m0" else Recipe(scale_rule="amax")
+            yield f"quantize, {name}", partial(encoded, scheme=scheme, recipe=recipe), (x,), None
+            there = partial(quantize_dequantize, scheme=scheme, scale_rule=recipe.scale_rule)
+            yield f"quantize_dequantize, {name}", there, (x,), None
+            yield f"dequantize, {name}", partial(decoded, dtype=dtype), (w,), None
     for element in ("int8", "e4m3"):
         held = quantized(Scheme(element, 0, "f32"), (2, 256, 2, 64))
         args = (shaped(2, 1, 8, 64), held, held, shaped(8, dtype=F32))
         yield f"attention, cache of {element}", _attention, args, (0, 3)
+    long = shaped(1, 4096, 8, 64)
+    yield (
+        "attention, a step over 4096 slots",
+        _attention,
+        (shaped(1, 1, 64, 64), long, long, shaped(64, dtype=F32)),
+        None,
+    )
 
 
 def _masked_softmax(x: Any, sinks: Any) -> Any:
@@ -105,6 +126,26 @@ def test_lowers_for_gpus_and_tpus(f: Callable[..., Any], args: tuple[Any, ...], 
     for platform, call in CALLS.items():
         text = lowered(platform, f if of is None else jax.value_and_grad(loss, of), *args)
         assert text.count(f"@{call}(") >= (1 if of is None else 2)
+
+
+@pytest.mark.parametrize(("slots", "parts"), [(64, 1), (511, 1), (512, 2), (4096, 16), (16384, 33)])
+def test_a_step_of_one_sequence_fills_a_gpu(slots: int, parts: int) -> None:
+    """8 key heads × parts of 256 slots or more, up to two for each of an H100's 132 multiprocessors."""
+    held = shaped(1, slots, 8, 64)
+    text = lowered("cuda", _attention, shaped(1, 1, 64, 64), held, held, shaped(64, dtype=F32))
+    assert re.findall(r"grid_([xyz]) = (\d+)", text) == [("x", "1"), ("y", "8"), ("z", str(parts))]
+
+
+@pytest.mark.parametrize("name", ["e2m1", "e2m3"])
+def test_codecs_for_gpus_move_nothing_but_what_they_read_and_write(name: str) -> None:
+    """XLA neither copies nor transposes what a kernel reads where it lies; on TPUs it does."""
+    w = quantized(MX[name], (96, 640))
+    for f, args in (
+        (partial(encoded, scheme=MX[name], recipe=Recipe()), (shaped(96, 640),)), (partial(decoded, dtype=BF16), (w,))
+    ):  # fmt: skip
+        assert "transpose" not in lowered("cuda", f, *args)
+        assert "stablehlo.pad" not in lowered("cuda", f, *args)
+        assert "stablehlo.transpose" in lowered("tpu", f, *args)
 
 
 def floats(text: str, elements: int) -> list[str]:

@@ -15,8 +15,8 @@ from plugins.kernels.codecs.elements import FLOATS, element
 from plugins.kernels.codecs.jax_float import bits_of, divided, float_of, multiplied, parts, subtracted
 from plugins.kernels.quantize.recipe import Recipe
 
-_INFINITY = 0x7F800000
-_SIGN = np.uint32(0x80000000)
+INFINITY, NAN = 0x7F800000, 0x7FC00000  # of float32
+SIGN = np.uint32(0x80000000)
 
 
 @partial(jax.jit, static_argnums=1)
@@ -34,15 +34,15 @@ def ends_of(blocks: Any, rule: str) -> tuple[Any, ...]:
     if rule in ("minmax", "first"):
         order = jnp.where(flat >> 31 == 1, -magnitude, magnitude)
         least, most = order.min(axis=-1), order.max(axis=-1)
-        ends = [jnp.where(v < 0, (-v).astype(jnp.uint32) | _SIGN, v.astype(jnp.uint32)) for v in (least, most)]
+        ends = [jnp.where(v < 0, (-v).astype(jnp.uint32) | SIGN, v.astype(jnp.uint32)) for v in (least, most)]
         if rule == "first":
             ends[0] = _at(flat, order.argmin(axis=-1))
     else:
         high = largest.astype(jnp.uint32)
-        ends = [high | _SIGN, high]
+        ends = [high | SIGN, high]
         if rule == "signed":
             ends.append(_at(flat, magnitude.argmax(axis=-1)))
-    return tuple(jnp.where(largest >= _INFINITY, jnp.uint32(0x7FC00000), v).reshape(down, 1, across, 1) for v in ends)
+    return tuple(jnp.where(largest >= INFINITY, jnp.uint32(NAN), v).reshape(down, 1, across, 1) for v in ends)
 
 
 def _at(flat: Any, index: Any) -> Any:

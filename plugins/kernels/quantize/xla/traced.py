@@ -57,7 +57,7 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
     whole = None
     if scheme.second is not None or (scheme.block_rows, scheme.block_elems) == (0, 0):
         whole = ends_of(matrices.reshape(many, 1, 1, -1), "minmax")
-    second = None if scheme.second is None else _second(_largest(whole), scheme)
+    second = None if scheme.second is None else second_scale(whole, scheme)
     if second is not None and scale is not None:
         second = jnp.full_like(second, scale)
     how = recipe  # under a given scale values are divided by that, and all codes there are are used
@@ -75,10 +75,8 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
         else:
             ends = ends_of(band, "first" if scheme.zero == "min_f16" else recipe.scale_rule)
         of = None if second is None else jnp.repeat(second, count, axis=0)
-        if scale is not None and second is None:
-            share = _given(ends, scale)
-        else:
-            share = _powers(ends, scheme, recipe) if scheme.scale == "e8m0" else _real(ends, scheme, recipe, of)
+        known = scale if second is None else None
+        share = shared_by(ends, scheme, recipe, of) if known is None else _given(ends, known)
         bad = share.broken
         wide = None if scheme.zero != "int" else share.zeros.astype(jnp.float32)
         found = codes_of(band, share.by, share.minimum, wide, bad, scheme, how)
@@ -89,6 +87,8 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
     shapes = scheme.components(x.shape)
     joined = {"codes": codes, "scales": scales, "broken": broken} | ({"zeros": zeros} if scheme.zero else {})
     j = {name: jnp.concatenate(bands, axis=1) for name, bands in joined.items()}
+    if scheme.scale == "e4m3":
+        j["scales"] = jax.lax.bitcast_convert_type(j["scales"], jnp.float8_e4m3fn)
     shared = QTensor(
         codes=None,
         scales=j["scales"].reshape(shapes["scales"]),
@@ -100,8 +100,8 @@ def coded(x: Any, scheme: Scheme, recipe: Recipe, scale: float | None = None) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
-    """Of every block `[down, 1, across, 1]`: what is stored, and what `codes_of` wants to know."""
+class Share:
+    """Of every block `[down, 1, across, 1]`: what is stored, E4M3 as uint8, and what `codes_of` wants to know."""
 
     stored: Any
     by: Any
@@ -115,7 +115,12 @@ def _largest(ends: Any) -> Any:
     return jnp.maximum(ends[0] & _MAGNITUDE, ends[1] & _MAGNITUDE)
 
 
-def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> _Share:
+def shared_by(ends: Any, scheme: Scheme, recipe: Recipe, second: Any = None) -> Share:
+    """Of blocks, of patterns of their ends as `ends_of` gives them; `second` is that of their matrices."""
+    return _powers(ends, scheme, recipe) if scheme.scale == "e8m0" else _real(ends, scheme, recipe, second)
+
+
+def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> Share:
     e, amax = element(scheme.element), _largest(ends)
     significand, exponent = parts(amax)
     # As `codecs.scales.e8m0_bytes`: what, added to a fraction, carries exactly when the rule rounds up.
@@ -131,24 +136,24 @@ def _powers(ends: Any, scheme: Scheme, recipe: Recipe) -> _Share:
         pattern = jnp.where(by >= -126, (by + 127) << 23, 1 << 22)  # 2^-127 is subnormal
         by = float_of(pattern.astype(jnp.uint32))
     broken = amax >= _INFINITY
-    return _Share(jnp.where(broken, E8M0_NAN, byte).astype(jnp.uint8), by, broken)
+    return Share(jnp.where(broken, E8M0_NAN, byte).astype(jnp.uint8), by, broken)
 
 
-def _given(ends: Any, scale: float) -> _Share:
+def _given(ends: Any, scale: float) -> Share:
     """A scale that was made before."""
     all_of_them = jnp.full(ends[0].shape, scale, jnp.float32)
-    return _Share(all_of_them, all_of_them, _largest(ends) >= _INFINITY)
+    return Share(all_of_them, all_of_them, _largest(ends) >= _INFINITY)
 
 
-def _second(amax: Any, scheme: Scheme) -> Any:
-    """The second-level scale of matrices with these largest magnitudes; 1 where it would be 0 or infinite."""
+def second_scale(ends: Any, scheme: Scheme) -> Any:
+    """The second-level scale of matrices, of patterns of their ends; 1 where it would be 0 or infinite."""
     top = jnp.float32(SCALE_MAX[scheme.scale] * element(scheme.element).max)
-    amax = float_of(amax)
+    amax = float_of(_largest(ends))
     found = divided(top, amax) if scheme.second == "inverse_f32" else divided(amax, top)
     return jnp.where(is_zero(found) | jnp.isinf(found), jnp.float32(1), found)
 
 
-def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> _Share:
+def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> Share:
     """As `_real` of quantize/numpy/scale.py, operation by operation."""
     e, amax = element(scheme.element), _largest(ends)
     low, high = (float_of(v) for v in ends[:2])
@@ -177,10 +182,10 @@ def _real(ends: Any, scheme: Scheme, recipe: Recipe, second: Any) -> _Share:
         code = _rounded(low, *_F16, 16)
         sixteen = jax.lax.bitcast_convert_type(code.astype(jnp.uint16), jnp.float16)
         minimum = low if recipe.codes_from == "unrounded" else sixteen.astype(jnp.float32)
-        return _Share(stored, by, broken | ~jnp.isfinite(sixteen), sixteen, minimum)
+        return Share(stored, by, broken | ~jnp.isfinite(sixteen), sixteen, minimum)
     if scheme.zero == "int":
-        return _Share(stored, by, broken, _zero_points(low, raw, value, e, recipe))
-    return _Share(stored, by, broken)
+        return Share(stored, by, broken, _zero_points(low, raw, value, e, recipe))
+    return Share(stored, by, broken)
 
 
 def _unrounded(low: Any, high: Any, amax: Any, ends: Any, scheme: Scheme, rule: str) -> Any:
@@ -196,7 +201,7 @@ def _unrounded(low: Any, high: Any, amax: Any, ends: Any, scheme: Scheme, rule: 
 
 
 def _stored(raw: Any, scheme: Scheme, recipe: Recipe) -> tuple[Any, Any]:
-    """(as stored, float32): rounded to nearest even in the encoding; E4M3 saturates, NaN stays NaN."""
+    """(as stored, float32): rounded to nearest even in the encoding; E4M3, as uint8, saturates, NaN stays NaN."""
     if recipe.least_scale:
         least = jnp.float32(recipe.least_scale)
         bits = bits_of(raw)
@@ -211,7 +216,7 @@ def _stored(raw: Any, scheme: Scheme, recipe: Recipe) -> tuple[Any, Any]:
             instead = int(np.asarray(recipe.zero_scale, np.float32).astype(jnp.float8_e4m3fn).view(np.uint8))
             code = jnp.where(code & 0x7F == 0, instead, code)
         octets = code.astype(jnp.uint8)
-        return jax.lax.bitcast_convert_type(octets, jnp.float8_e4m3fn), values(octets, "e4m3")
+        return octets, values(octets, "e4m3")
     stored: Any
     if scheme.scale == "f16":
         code = _rounded(raw, *_F16, 16)
