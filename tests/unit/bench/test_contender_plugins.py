@@ -21,6 +21,7 @@ from plugins.contenders.tinygrad import Tinygrad
 from plugins.contenders.torchao import TorchAo
 from plugins.contenders.transformers import Transformers
 
+CONF = Path(__file__).parents[3] / "conf"
 ALL = (Jax(), Transformers(), LlamaCpp(), TorchAo(), CTranslate2(), OnnxRuntimeGenai(), Tinygrad())
 LLAMA, GPT_OSS = {"model_type": "llama"}, {"model_type": "gpt_oss", "num_local_experts": 8}
 
@@ -28,8 +29,8 @@ LLAMA, GPT_OSS = {"model_type": "llama"}, {"model_type": "gpt_oss", "num_local_e
 @pytest.mark.parametrize("contender", ALL, ids=lambda c: type(c).__name__)
 def test_every_form_can_be_had(contender: Contender) -> None:
     assert not misspelt(type(contender), Contender)
-    quants = {path.stem for path in Path("conf/quant").glob("*.yaml")}
-    exports = {path.stem for path in Path("conf/export").glob("*.yaml")}
+    quants = {path.stem for path in (CONF / "quant").glob("*.yaml")}
+    exports = {path.stem for path in (CONF / "export").glob("*.yaml")}
     forms = {quant: contender.form(quant, LLAMA) for quant in sorted(quants)}
     assert not forms["int8"].why_not
     for quant, form in forms.items():

@@ -191,12 +191,11 @@ def test_what_changes_in_the_partial_folder_is_not_put_in_place(here: Path, monk
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         return real(work, records)
 
-    monkeypatch.setattr(ExportWork, "finish", spoilt)
-    with pytest.raises(Exception, match=r"model.norm.weight\[0:8\] is no longer what was written"):
-        execute(run, here / "run", [], Events())
+    with monkeypatch.context() as while_spoilt:
+        while_spoilt.setattr(ExportWork, "finish", spoilt)
+        with pytest.raises(Exception, match=r"model.norm.weight\[0:8\] is no longer what was written"):
+            execute(run, here / "run", [], Events())
     assert not (here / "run/model").exists()
-    monkeypatch.undo()
-    os.chdir(here)
     assert not execute(run, here / "run", [], Events()).reused
 
 
