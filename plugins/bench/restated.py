@@ -21,7 +21,6 @@ from pipeline.bench.quality import Rounded
 from pipeline.errors import StageError
 from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.store import Index
 from pipeline.tensors.store_view import StoreView
 
 GROUP, BITS, SCALE_BITS = 128, 4, 16

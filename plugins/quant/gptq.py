@@ -5,8 +5,9 @@ entry in the upper Cholesky factor of H⁻¹, is taken off all later columns. Th
 the scheme's own codec, so any scheme of blocks in a row will do.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +42,11 @@ class Corrected(Blockwise):
     act_order: bool = True
 
     needs_statistics: ClassVar[str] = "hessian"
+
+    @cached_property
+    def steps(self) -> Mapping[str, Blockwise]:
+        """See `pipeline.method.MethodHooks`."""
+        return {**super().steps, "gptq": self}
 
     def encode(
         self, x: Any, *, statistics: Any = None, measure: bool = False, observed: Any = None, **more: Any
