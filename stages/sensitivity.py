@@ -137,7 +137,7 @@ class Sensitivity:
             about += " · grey: rounded to the nearest" if near else ""
             bars(ctx.run_dir / plot, title, about, f"KL from the {of}, nats a token", kl, worst, near)
         perplexity = exp(base.nll)
-        columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
+        columns: tuple[str, ...] = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
         columns += ("KL, nearest",) if before is not None else ()
         lines = tuple(_row(n, r, perplexity) for n, r in [*found.items(), (TOGETHER, together)])
         head = Table(f"Each {self.by} quantized alone ({was}: {perplexity:.3f})", columns, lines)

@@ -1,4 +1,4 @@
-"""What steps of quantizing gain, by its definition, whatever happened to a tensor before and in what parts it is read."""
+"""What steps of quantizing gain, by its definition, whatever happened to a tensor before and however it is read."""
 
 from dataclasses import replace
 from pathlib import Path
