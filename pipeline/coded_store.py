@@ -1,22 +1,26 @@
 """Tensors that are quantized, or unpacked, where they are read: what `quantize` gives, before anybody reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from typing import Any, Literal
 
-from pipeline import meter
+import numpy as np
+
+from pipeline import gained, meter
 from pipeline.calibration import Statistics
 from pipeline.errors import StageError, ValueRangeError
+from pipeline.gained import NEAREST, Past
 from pipeline.hooks import optional
 from pipeline.measured import encoded
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Kernel
-from pipeline.tensors.blocks import block_grain, common, outward, whole_blocks
+from pipeline.tensors.blocks import block_grain, common, outward, scratch_of, whole_blocks
 from pipeline.tensors.matrices import ExtremesOf, scanned
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.stats import Gain
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 from pipeline.tensors.store_view import StoreView
 
@@ -34,10 +38,11 @@ class CodedStore(StoreView):
     Attributes:
         store: what is read.
         methods: tensor → its method.
-        measure: add up what encoding loses.
+        measure: add up what encoding loses, and what each step gained where a method looks at activations.
         unpack: decodes what was encoded, where that is measured.
         plain: what tensors become that are unpacked: `bf16`, or `keep`, the fp32 values that they decode to.
         statistics: of what the tensors are multiplied by, for methods that look at that; None: there are none.
+        pasts: of tensors that were changed before, what they would be had they been rounded before that, in order.
         extremes: of whole matrices and rows, for methods that need them.
     """
 
@@ -47,6 +52,7 @@ class CodedStore(StoreView):
     plain: Literal["bf16", "keep"] = "bf16"
     unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
     statistics: Statistics | None = None
+    pasts: tuple[Past, ...] = ()
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
@@ -74,13 +80,31 @@ class CodedStore(StoreView):
         if name in self.methods and optional(method, MethodHooks, "needs_statistics") == "hessian":
             # A column makes good what others lost; and what is made of a Hessian first, is made once a matrix.
             found = (*found[:-2], *(max(1, n) for n in shape[-2:]))
+        elif self._of(name):  # outputs are of whole rows
+            found = (*found[:-1], max(1, shape[-1]))
         return found
 
+    def _of(self, name: str) -> list[Past]:
+        """Where a tensor was changed before, and that is measured."""
+        return [past for past in self.pasts if self.measure and name in past.names]
+
+    def _looks_back(self, name: str, method: Method) -> bool:
+        """Whether what steps gained is measured."""
+        looks = bool(optional(method, MethodHooks, "needs_statistics"))
+        return self.measure and (bool(self._of(name)) or (looks and len(optional(method, MethodHooks, "steps")) > 1))
+
     def scratch(self, name: str) -> int:
-        """What the method takes to make codes, beside what the source does."""
+        """What the method takes to make codes, beside what the source does; and after that what steps gained."""
         method, below = self.methods.get(name), super().scratch(name)
-        asked = optional(method, MethodHooks, "scratch") if method is not None and method.scheme is not None else None
-        return below + (asked(self.specs[name].shape) if asked is not None else 0)
+        if method is None or method.scheme is None:
+            return below
+        asked, shape, past = optional(method, MethodHooks, "scratch"), self.specs[name].shape, self._of(name)
+        own = asked(shape) if asked is not None else 0
+        if not self._looks_back(name, method):
+            return below + own
+        products = bool(past) or optional(method, MethodHooks, "needs_statistics") == "hessian"
+        before = max((scratch_of(p.store, name) for p in past), default=0)
+        return max(below + own, before, gained.scratch_nbytes(shape, products=products))
 
     def read(self, name: str, index: Index = ()) -> Any:
         """
@@ -109,12 +133,38 @@ class CodedStore(StoreView):
             if self.measure:
                 coded, stats = encoded(method, value, self.unpack, **wider)
                 meter.error(name, stats)
+                if self._looks_back(name, method):
+                    meter.gained(name, self._gain(method, name, box, value, coded))
             else:
                 coded = method.encode(value, **wider)
         except ValueRangeError as why:
             at = ",".join(f"{s.start}:{s.stop}" for s in box)
             raise ValueRangeError(f"{name}[{at}]: {why}") from None
         return checked(coded, spec, box, name)
+
+    def _gain(self, method: Method, name: str, box: tuple[slice, ...], value: Any, coded: QTensor) -> Gain:
+        """What is lost of outputs after each step, of a box that was just encoded."""
+        known = None if self.statistics is None else self.statistics.of(name)
+        if known is not None:
+            known = known.of(box[:-2], box[-1])
+            if not self._of(name) and optional(method, MethodHooks, "needs_statistics") != "hessian":
+                known = replace(known, hessian=None)  # it looks at no products, and the box may cut columns
+        after = self._steps(method, name, box, value, coded)
+        return gained.gain(after, np.asarray(value).astype(np.float32), known)
+
+    def _steps(
+        self, method: Method, name: str, box: tuple[slice, ...], value: Any, coded: QTensor
+    ) -> Iterator[tuple[str, Any]]:
+        """Each step, and the values after it."""
+        called = NEAREST
+        for past in self._of(name):
+            yield called, np.asarray(past.store.read(name, box)).astype(np.float32)
+            called = past.called
+        steps = {**optional(method, MethodHooks, "steps")} or {NEAREST: method}
+        for i, (step, by) in enumerate(steps.items()):
+            last = i == len(steps) - 1
+            rounded = coded if last else by.encode(value, **self._wider(by, name, box))
+            yield step if i else called, np.asarray(self.unpack(rounded, "F32"))
 
     def read_nbytes(self, name: str, boxes: Sequence[Index]) -> int:
         """With what is read to see what these boxes are a part of, once a process."""

@@ -1,5 +1,5 @@
-"""What one task measured: time and bytes by stage, quantization error by tensor, which kernel backends ran and which
-declined, what it wrote and had on the device.
+"""What one task measured: time and bytes by stage, quantization error by tensor and what steps of calibration gained,
+which kernel backends ran and which declined, what it wrote and had on the device.
 
 A meter is current only while a task runs (a context variable, so threads do not mix); its record is plain data that
 travels back over a Dask edge.
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline import tracing
-from pipeline.tensors.stats import ErrorStats
+from pipeline.tensors.stats import ErrorStats, Gain
 
 
 @dataclass(slots=True)
@@ -44,6 +44,7 @@ def count_declined(into: Counter[Declined], what: Declined, count: int) -> None:
 class Meter:
     stages: dict[str, Tally] = field(default_factory=dict)
     errors: dict[str, ErrorStats] = field(default_factory=dict)
+    gains: dict[str, Gain] = field(default_factory=dict)
     backends: set[tuple[str, str]] = field(default_factory=set)
     declined: Counter[Declined] = field(default_factory=Counter)
     written: int = 0
@@ -65,6 +66,7 @@ class Meter:
         return {
             "stages": {name: asdict(t) for name, t in self.stages.items()},
             "errors": {name: e.to_json() for name, e in self.errors.items()},
+            "gains": {name: g.to_json() for name, g in self.gains.items()},
             "backends": sorted(list(b) for b in self.backends),
             "declined": [[*what, n] for what, n in sorted(self.declined.items())],
             "written": self.written + self.disk_nbytes,
@@ -134,6 +136,8 @@ def add(other: Meter, gave: int, seconds: float | None = None) -> None:
         mine.nbytes_out += tally.nbytes_out
     for name, stats in other.errors.items():
         meter.errors[name] = meter.errors.get(name, ErrorStats()) + stats
+    for name, gain in other.gains.items():
+        meter.gains[name] = meter.gains.get(name, Gain()) + gain
     meter.backends |= other.backends
     for what, times in other.declined.items():
         count_declined(meter.declined, what, times)
@@ -147,6 +151,13 @@ def error(tensor: str, stats: ErrorStats) -> None:
     meter = _current.get()
     if meter is not None:
         meter.errors[tensor] = meter.errors.get(tensor, ErrorStats()) + stats
+
+
+def gained(tensor: str, gain: Gain) -> None:
+    """Add what the steps of quantizing a slice of `tensor` lose of outputs."""
+    meter = _current.get()
+    if meter is not None:
+        meter.gains[tensor] = meter.gains.get(tensor, Gain()) + gain
 
 
 def ran(op: str, backend: str) -> None:

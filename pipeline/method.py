@@ -1,6 +1,7 @@
 """What a quantization method is: how codes are made. What they mean is its scheme's business."""
 
 from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from pipeline.hooks import hooks_of, optional
@@ -81,6 +82,10 @@ class MethodHooks:
 
     keeps: bool = False
     """Without a scheme: what is packed stays so, as long as an export can hold it."""
+
+    steps: Mapping[str, Any] = MappingProxyType({})
+    """Name → method: what it does step by step, each of them a method of the same scheme. The first is rounding to the
+    nearest, and the last is itself, so that a run can say what each gained."""
 
     recipe: Any = None
     """How `encode` makes codes, as options of the op `quantize` (a dataclass): what training for a quantized export

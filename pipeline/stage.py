@@ -39,6 +39,7 @@ from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
 from pipeline.mesh import Placement, Step
 from pipeline.model_slot import ModelSlot
+from pipeline.tensors.folds import Fold
 from pipeline.tensors.inputs import InputScales
 from pipeline.tensors.pieces import Piece
 from pipeline.tensors.rotation import Turned
@@ -180,7 +181,9 @@ class Checkpoint:
         rounded: matrices that have fewer digits than in the source, and which dtype they have there.
         keeping: names of tensors → the setting to type so that they are not quantized; None: none was.
         statistics: of what its matrices are multiplied by; None: no stage has looked.
-        folded: stage → tensors that it changed so that only together they are what they were.
+        nearest: its tensors as rounding to the nearest alone makes them, where methods look at what they are multiplied
+            by; None: they do not.
+        folded: stage → the tensors that it changed so that only together they are what they were, and how.
         input_scales: of what its matrices are multiplied by, made before any is seen; None: there are none.
         turned: matrices that are rotated, and whose inputs models are to rotate, too; None: there are none.
     """
@@ -202,7 +205,8 @@ class Checkpoint:
     rounded: Mapping[str, str] = field(default_factory=dict)
     keeping: Callable[[Sequence[str]], str] | None = field(default=None, compare=False, repr=False)
     statistics: Statistics | None = field(default=None, repr=False)
-    folded: Mapping[str, frozenset[str]] = field(default_factory=dict, repr=False)
+    nearest: TensorStore | None = field(default=None, repr=False)
+    folded: Mapping[str, Fold] = field(default_factory=dict, repr=False)
     input_scales: InputScales | None = field(default=None, repr=False)
     turned: Turned | None = field(default=None, repr=False)
 

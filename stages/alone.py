@@ -83,7 +83,7 @@ def apart(checkpoint: Checkpoint, verb: str) -> None:
     if checkpoint.turned is not None:
         text = "looks at tensors one by one, and models rotate inputs of packed ones alone"
         raise ConfigError(f"activations_rotate: {verb} {text}; activations_rotate=null")
-    if names := frozenset().union(*checkpoint.folded.values()):
+    if names := frozenset().union(*(f.names for f in checkpoint.folded.values())):
         text = f"has {len(names)} tensors that only together are what they were, such as {min(names)}"
         raise ConfigError(f"calibrate: {verb} looks at tensors one by one, and this {text}; calibrate=gptq or imatrix")
 

@@ -5,21 +5,25 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
+from pipeline import gained
 from pipeline.assigned import assigned, keeping
 from pipeline.calibrated import calibrated
 from pipeline.calibration import Calibrator, Smoother, Statistics
-from pipeline.coded_store import CodedStore
+from pipeline.coded_store import CodedStore, Unpacked
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.folded import Narrowed
+from pipeline.gained import Past
 from pipeline.hooks import optional
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
 from pipeline.rotated import TurnedStatistics, turned
 from pipeline.rules import EXTRA, Rule
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.folds import Fold
 from pipeline.tensors.rotation import Rotation, Turned
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
+from pipeline.tensors.store import TensorStore
 from pipeline.tensors.views import MappedStore
 from stages.calibrate import likely
 
@@ -83,9 +87,16 @@ class Quantize:
         if not todo:
             return checkpoint
         checkpoint = self._turned(checkpoint, todo)
-        store = CodedStore(checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics)
+        store = CodedStore(
+            checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics,
+            self._pasts(checkpoint, todo) if self.measure else (),
+        )  # fmt: skip
+        nearest = None
+        if self.calibrate is not None:
+            by = {n: gained.nearest(m) for n, m in todo.items()}
+            nearest = replace(store, methods=by, measure=False, pasts=())
         kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
-        return replace(checkpoint, store=store, keeping=kept)
+        return replace(checkpoint, store=store, keeping=kept, nearest=nearest)
 
     def _with_scales(self, checkpoint: Checkpoint) -> Checkpoint:
         """With scales of inputs by what was seen of them; without any, those that the source has, or none."""
@@ -112,12 +123,29 @@ class Quantize:
             raise PlanError(Problem("activations_rotate", f"{n}: {why}") for n, why in unfit.items())
         found, known = Turned(self.turn, frozenset(names)), checkpoint.statistics
         statistics = None if known is None else TurnedStatistics(known, found)
-        store = turned(checkpoint.store, found, self.unpack)
-        return replace(checkpoint, store=store, statistics=statistics, turned=found)
+        again = partial(turned, by=found, unpack=self.unpack)
+        fold = Fold(found.names, "activations_rotate", checkpoint.store, again)
+        return replace(
+            checkpoint, store=again(checkpoint.store), statistics=statistics, turned=found,
+            folded={**checkpoint.folded, "turn": fold},
+        )  # fmt: skip
+
+    def _pasts(self, checkpoint: Checkpoint, todo: Mapping[str, Method]) -> tuple[Past, ...]:
+        """What tensors that stages have changed would be, had they been rounded before that."""
+        coded = {n: gained.nearest(m) for n, m in todo.items() if m.scheme is not None}
+        coded = {n: m for n, m in coded.items() if not optional(m, MethodHooks, "needs_statistics")}
+
+        def rounded(store: TensorStore, names: frozenset[str]) -> TensorStore:
+            of = {n: coded[n] for n in sorted(names & coded.keys())}
+            by = CodedStore(store, of, measure=False, unpack=self.unpack)
+            return MappedStore(by, Unpacked(frozenset(of), self.unpack))
+
+        folds = [replace(f, names=f.names & coded.keys()) for f in checkpoint.folded.values()]
+        return gained.pasts(folds, rounded)
 
     def _narrowed(self, checkpoint: Checkpoint, todo: Collection[str]) -> Checkpoint:
         """What was folded in fp32, and is not to be quantized, as whatever else is plain."""
-        specs, folded = checkpoint.store.specs, frozenset().union(*checkpoint.folded.values())
+        specs, folded = checkpoint.store.specs, frozenset().union(*(f.names for f in checkpoint.folded.values()))
         wide = frozenset(n for n in folded if n in specs and specs[n].dtype == "F32" and n not in todo)
         if self.plain == "keep" or not wide:
             return checkpoint

@@ -13,6 +13,7 @@ from pipeline.hooks import optional
 from pipeline.ops import Kernel
 from pipeline.rotated import RotatedStore, Stream
 from pipeline.stage import Checkpoint, Context
+from pipeline.tensors.folds import Fold
 from pipeline.tensors.rotation import Rotation
 from pipeline.tensors.spec import TensorSpec
 from pipeline.topology import Feeds, channels
@@ -59,9 +60,10 @@ class Rotate:
             problems += [Problem(packed[0], f"{text}allow_requantize=true unpacks them")]
         if problems:
             raise PlanError(problems)
-        store = RotatedStore(checkpoint.store, stream, self.rotation, self.unpack)
-        folded = {**checkpoint.folded, "rotate": frozenset((*stream.reads, *stream.writes, *stream.norms))}
-        return replace(checkpoint, store=store, config=config, folded=folded)
+        again = partial(RotatedStore, stream=stream, rotation=self.rotation, unpack=self.unpack)
+        names = frozenset((*stream.reads, *stream.writes, *stream.norms))
+        folded = {**checkpoint.folded, "rotate": Fold(names, "rotate", checkpoint.store, again)}
+        return replace(checkpoint, store=again(checkpoint.store), config=config, folded=folded)
 
     def _stream(
         self, family: Family, feeds: Sequence[Feeds], specs: Mapping[str, TensorSpec], config: Mapping[str, Any], *,

@@ -4,7 +4,7 @@ import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from math import exp
@@ -24,7 +24,7 @@ from pipeline.tensors.spec import UNQUANTIZED, called, encodings
 from pipeline.units import show_bytes, show_seconds
 from stages import alone
 
-ALL, TOGETHER = "", "all together"
+ALL, TOGETHER, NEAREST = "", "all together", "nearest"
 WINDOWS = "sensitivity.windows"
 SHARE, MOST = 1 / 3, 1 / 4  # of the sum of KL that the worst account for, and of all groups that these may be
 
@@ -35,7 +35,8 @@ class Sensitivities:
 
     Attributes:
         groups: in the order of the model, name → perplexity, KL divergence from the model as it was (nats), top-1
-            agreement, number of tensors, bits a weight, `saved_nbytes`.
+            agreement, number of tensors, bits a weight, `saved_nbytes`; and `nearest`, the first three of the same
+            tensors rounded to the nearest, where methods look at more.
         perplexity: of the model as it was.
         plot: the picture of it: a file in the run's folder.
         windows: how the text was cut.
@@ -68,6 +69,7 @@ class Sensitivity:
         text: a file, UTF-8.
         windows: how it is cut.
         by: what a group is: a `layer`, a `role` of the model, or a kind of `tensor` (over all layers).
+        nearest: score each group rounded to the nearest as well, where its methods look at more.
         roles: role → name patterns.
         unpack: decodes what was packed before it was quantized again.
     """
@@ -76,6 +78,7 @@ class Sensitivity:
     text: str
     windows: Windows
     by: Literal["layer", "role", "tensor"] = "layer"
+    nearest: bool = True
     roles: Mapping[str, tuple[str, ...]] | None = None
     unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
 
@@ -93,7 +96,7 @@ class Sensitivity:
         alone.apart(checkpoint, "sensitivity")
         groups = self._groups(checkpoint, decode)
         plain = alone.unpacked(decode, changed(groups), self.unpack)
-        passes = len(groups) + 2  # the model as it was, and all of them together
+        passes = self._passes(groups, checkpoint)
         takes, _ = alone.footprint(self.engine, plain, self.text, self.windows, passes, WINDOWS)
         return Prediction(None, takes)
 
@@ -104,7 +107,8 @@ class Sensitivity:
         """
         groups = self._groups(checkpoint, decode)
         plain = alone.unpacked(decode, changed(groups), self.unpack)
-        windows = scored.settled(self.windows, plain, len(groups) + 2, WINDOWS)
+        windows = scored.settled(self.windows, plain, self._passes(groups, checkpoint), WINDOWS)
+        before = self._before(checkpoint)
         found: dict[str, dict[str, Any]] = {}
         with alone.compared(ctx, self.engine, plain, self.text, windows, "sensitivity") as model:
             session, base, start = model.session, model.base, time.perf_counter()
@@ -112,11 +116,12 @@ class Sensitivity:
                 left = f", {show_seconds((time.perf_counter() - start) / i * (len(groups) + 1 - i))} left" if i else ""
                 said = f"quantizing {name} alone" if name != ALL else "quantizing all of them"
                 text_stream.write(f"[{i + 1}/{len(groups) + 1}] {said} ({len(tensors)} tensors){left}\n")
-                specs, before = ([of.store.specs[t] for t in tensors] for of in (checkpoint, decode))
+                specs, were = ([of.store.specs[t] for t in tensors] for of in (checkpoint, decode))
                 values, nbytes = sum(s.size for s in specs), sum(s.nbytes for s in specs)
                 found[name] = {
                     **model.cost(tensors, checkpoint), "tensors": len(tensors), "bits": 8 * nbytes / values,
-                    "saved_nbytes": sum(s.nbytes for s in before) - nbytes,
+                    "saved_nbytes": sum(s.nbytes for s in were) - nbytes,
+                    **({NEAREST: model.cost(tensors, before)} if before is not None else {}),
                 }  # fmt: skip
         together = found.pop(ALL)
         was = called(encodings(decode.store.specs.values()))
@@ -128,9 +133,12 @@ class Sensitivity:
             title = f"What each {self.by} costs, quantized alone"
             of = f"{UNQUANTIZED} model" if was == UNQUANTIZED else "model as it came"
             kl = {n: r["kl"] for n, r in found.items()}
-            bars(ctx.run_dir / plot, title, about, f"KL from the {of}, nats a token", kl, worst)
+            near = {n: r[NEAREST]["kl"] for n, r in found.items() if NEAREST in r}
+            about += " · grey: rounded to the nearest" if near else ""
+            bars(ctx.run_dir / plot, title, about, f"KL from the {of}, nats a token", kl, worst, near)
         perplexity = exp(base.nll)
-        columns = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
+        columns: tuple[str, ...] = (self.by, "tensors", "bits", "perplexity", "change", "KL", "top-1")
+        columns += ("KL, nearest",) if before is not None else ()
         lines = tuple(_row(n, r, perplexity) for n, r in [*found.items(), (TOGETHER, together)])
         head = Table(f"Each {self.by} quantized alone ({was}: {perplexity:.3f})", columns, lines)
         tables = (
@@ -149,6 +157,16 @@ class Sensitivity:
             together,
             rules_of(self.by, worst),
         )
+
+    def _before(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """The same rounded to the nearest; None: that is what it is, or nobody wants to know."""
+        if checkpoint.nearest is None or not self.nearest:
+            return None
+        return replace(checkpoint, store=checkpoint.nearest)
+
+    def _passes(self, groups: Mapping[str, Sequence[str]], checkpoint: Checkpoint) -> int:
+        """Scorings: the model as it was, each group and all of them together, and these rounded to the nearest."""
+        return 1 + (len(groups) + 1) * (1 if self._before(checkpoint) is None else 2)
 
     def _groups(self, checkpoint: Checkpoint, decode: Checkpoint) -> dict[str, list[str]]:
         """Group → the tensors of it that quantization changed."""
@@ -216,6 +234,7 @@ def _row(name: str, found: Mapping[str, Any], before: float) -> tuple[Cell, ...]
         Figure(100 * (found["perplexity"] / before - 1), "%", "+z.3f", "lower"),
         Figure(found["kl"], form=".5f", better="lower"),
         Figure(100 * found["top1"], "%", ".2f", "higher"),
+        *((Figure(found[NEAREST]["kl"], form=".5f", better="lower"),) if NEAREST in found else ()),
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from pipeline.method import Method
 from pipeline.ops import Kernel
 from pipeline.running.progress import Progress
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction, Table
+from pipeline.tensors.folds import Fold
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.spec import TensorSpec
 from pipeline.tensors.views import MappedStore
@@ -120,11 +121,13 @@ class Smooth:
         assert checkpoint.statistics is not None
         scaled = Scaled(found, place, self.unpack)
         names = frozenset(n for c in found for n in (c.source, c.bias, *c.consumers) if n is not None)
+        called = type(self.smoother).__name__.lower()
+        fold = Fold(names, called, checkpoint.store, partial(MappedStore, transform=scaled))
         return replace(
             checkpoint,
             store=MappedStore(checkpoint.store, scaled),
             statistics=ScaledStatistics(checkpoint.statistics, scaled),
-            folded={**checkpoint.folded, "smooth": names},
+            folded={**checkpoint.folded, "smooth": fold},
         )
 
     def _search(self, checkpoint: Checkpoint, todo: Mapping[str, Method], one: Channels, kept: Path) -> None:

@@ -25,7 +25,7 @@ from pipeline.reporting.card import Card
 from pipeline.reporting.sizes import nbytes_of, source_nbytes
 from pipeline.stage import Checkpoint, Exported, ResultHooks, WorkHooks
 from pipeline.tensors.spec import TensorSpec, encodings, group_of
-from pipeline.tensors.stats import ErrorStats
+from pipeline.tensors.stats import ErrorStats, Gain
 from pipeline.units import show_bytes, show_seconds
 
 LONGEST_TEXT = 1000
@@ -46,6 +46,8 @@ class Report(Card):
         stages: name, tensors, nbytes_in, nbytes_out, seconds (summed over workers).
         errors: group, encoding, tensors, count, max_abs, rmse, sqnr_db.
         tensors: the same by tensor.
+        gains: name, group, encoding, by, signal and `lost` (step → what outputs lost after it) of every tensor that was
+            quantized in several steps, see `pipeline.tensors.stats.Gain`.
         nbytes_bf16: what all values take as bf16; nbytes_out: what they take as written; nbytes_source: in the source.
         encodings: what is packed of what it gives: encoding → values.
         chunks: chunks in all, and how many an earlier try had done.
@@ -98,6 +100,7 @@ class Report(Card):
     tracked: dict[str, str] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     traces: dict[str, str] = field(default_factory=dict)
+    gains: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Report":
@@ -164,6 +167,7 @@ def build_report(
     """Sum the chunks' records, in plan order, so that equal runs give equal figures."""
     stages: dict[str, dict[str, Any]] = {n: _stage_row(n) for n in plan.nodes}
     errors: dict[str, ErrorStats] = {}
+    gains: dict[str, Gain] = {}
     backends: set[tuple[str, ...]] = set()
     declined: Counter[Declined] = Counter()
     done = {"all": 0, "reused": 0}
@@ -183,8 +187,11 @@ def build_report(
                 counted.add(name)
         if not chunk:
             record = {**record, "errors": {n: e for n, e in record["errors"].items() if n not in errors}}
+            record["gains"] = {n: g for n, g in record.get("gains", {}).items() if n not in gains}
         for name, sums in record["errors"].items():
             errors[name] = errors.get(name, ErrorStats()) + ErrorStats.from_json(sums)
+        for name, of in record.get("gains", {}).items():  # which an earlier version did not write down
+            gains[name] = gains.get(name, Gain()) + Gain(*of)
         backends |= {tuple(b) for b in record["backends"]}
         for *what, times in record["declined"]:
             count_declined(declined, tuple(what), times)
@@ -222,6 +229,10 @@ def build_report(
             for (group, encoding), s in groups.items()
         ],
         tensors=tensors,
+        gains=[
+            {"name": n, "group": group_of(n), "encoding": specs[n].encoding if n in specs else "", **plain(g)}
+            for n, g in gains.items()
+        ],
         nbytes_bf16=sum(2 * s.size for s in specs.values()),
         nbytes_in=sum(f.nbytes for f in plan.inputs),
         nbytes_out=nbytes_out,

@@ -40,18 +40,22 @@ def base(width: float, height: float) -> tuple[Any, Any]:
 
 
 def bars(
-    path: Path, title: str, about: str, label: str, values: Mapping[str, float], marked: Collection[str] = ()
+    path: Path, title: str, about: str, label: str, values: Mapping[str, float], marked: Collection[str] = (),
+    before: Mapping[str, float] | None = None,
 ) -> None:  # fmt: skip
     """Horizontal bars in the order given, from the top, each with its value; a PNG at `path`.
 
     Args:
         about: what was measured, below the title.
         marked: names whose bars stand out.
+        before: by the same names, other bars behind.
     """
     names = list(values)
     figure, axes = base(8, 1.4 + 0.26 * len(names))
     colours = [COLOURS[1] if n in marked else BLUE for n in names]
-    drawn = axes.barh(range(len(names)), [values[n] for n in names], color=colours, height=0.7)
+    if before:
+        axes.barh(range(len(names)), [before.get(n, 0.0) for n in names], color=GREY, alpha=0.35, height=0.7)
+    drawn = axes.barh(range(len(names)), [values[n] for n in names], color=colours, height=0.45 if before else 0.7)
     axes.bar_label(drawn, labels=[f"{values[n]:.3g}" for n in names], padding=3, fontsize=8, color=GREY)
     axes.set_yticks(range(len(names)), [_short(n) for n in names])
     axes.invert_yaxis()

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.errors import short, shown
 from pipeline.figures import Figure, cell
+from pipeline.records.gains import ends, mean_shares, steps_of, worst_first
 from pipeline.records.lost import stats_of
 from pipeline.reporting.manifest import Report
 from pipeline.reporting.sizes import against_source
@@ -15,6 +16,7 @@ from pipeline.tensors.spec import group_of
 from pipeline.terminal import line, safe
 from pipeline.units import show_bytes, show_seconds
 
+FEW = 4  # tensors whose outputs lose most
 MOST_SHOWN, WIDEST = 12, 100  # lines and characters of one result on the console; the manifest has all
 
 
@@ -47,6 +49,7 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
             columns, errors = (columns[0], *columns[2:]), [(name, *figures) for name, _, *figures in errors]
         drop = ["max abs", "RMSE"] if mixed else []
         found.append(table(title, columns, errors, right=range(1 + mixed, len(columns)), drop=drop))
+    found += _gained_table(report.gains)
     found += [*ignored_table(report.ignored), *_declined_table(report.declined)]
     for name, value in report.results.items():
         came = seen and name not in report.found and not report.reused
@@ -68,6 +71,30 @@ def tables(report: Report, *, seen: bool = False) -> list[Any]:
         f"{report.seconds:.2f} s{again}"
     )
     return found
+
+
+def _gained_table(rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """What is lost of outputs after each step: of the tensors that lose most in the end, and on average."""
+    if not rows:
+        return []
+    steps, mean = steps_of(rows), mean_shares(rows)
+    lines = []
+    for row, gain in worst_first(rows)[:FEW]:
+        shares = gain.shares
+        cells = (_percent(shares[step]) if step in shares else "–" for step in steps)
+        lines.append((line(row["name"]), *cells, _change(*ends(gain))))
+    each = [*mean.values()]
+    lines.append((f"mean of {len(rows)}", *map(_percent, each), _change(each[0], each[-1])))
+    columns = ("tensor", *map(line, steps), "change")
+    return [table("Lost of outputs, step by step", columns, lines, right=range(1, len(columns)))]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g} %"
+
+
+def _change(first: float, last: float) -> str:
+    return f"{100 * (last / first - 1):+z.0f} %" if first else "–"
 
 
 def _tracked(said: Mapping[str, str]) -> list[str]:

@@ -1,7 +1,8 @@
-"""How far a coded tensor is from the original, in sums that add up over slices in any order."""
+"""How far a coded tensor is from the original, and what outputs lose by that, in sums that add up over slices."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -66,3 +67,32 @@ class ErrorStats:
             float(np.sum(np.square(diff, dtype=np.float64))),
             float(np.sum(np.square(flat, dtype=np.float64))),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What the outputs Wx of one tensor lose when W is rounded, step by step of how it is quantized.
+
+    Attributes:
+        by: what is known of the inputs x: their `products` with each other, Σ‖(Q-W)x‖² exactly; their mean `squares`,
+            as if inputs did not go together; or nothing, so that `weights` count alone.
+        signal: Σ‖Wx‖², float64, over all inputs that were seen.
+        lost: step → Σ‖(Q-W)x‖², in the order of the steps; the first is rounding to the nearest.
+    """
+
+    by: str = ""
+    signal: float = 0.0
+    lost: Mapping[str, float] = field(default_factory=dict)
+
+    def __add__(self, other: "Gain") -> "Gain":
+        steps = dict.fromkeys((*self.lost, *other.lost))
+        lost = {step: self.lost.get(step, 0.0) + other.lost.get(step, 0.0) for step in steps}
+        return Gain(self.by or other.by, self.signal + other.signal, lost)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Step → what is lost as a share of the signal; 0 where there is none."""
+        return {step: lost / self.signal if self.signal else 0.0 for step, lost in self.lost.items()}
+
+    def to_json(self) -> list[object]:
+        return [self.by, self.signal, dict(self.lost)]

@@ -3,7 +3,7 @@
 What the usual names stand for is in conf/quant: constants over these fields.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from typing import Any
@@ -108,6 +108,13 @@ class Blockwise:
     def needs_place(self) -> bool:
         """Random numbers belong to places in the tensor."""
         return self.stochastic
+
+    @cached_property
+    def steps(self) -> Mapping[str, "Blockwise"]:
+        """See `pipeline.method.MethodHooks`."""
+        given = {f.name: getattr(self, f.name) for f in fields(Blockwise)}
+        nearest = Blockwise(**{**given, "search": "none"})
+        return {"nearest": nearest} if self.search == "none" else {"nearest": nearest, "search": Blockwise(**given)}
 
     def scratch(self, shape: tuple[int, ...]) -> int:
         """Bytes that `encode` takes for what it must see at once, of a tensor of `shape`."""

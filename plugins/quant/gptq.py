@@ -6,8 +6,9 @@ the scheme's own codec, so any scheme of blocks in a row will do. Where scales a
 column counts 1 / that entry², which is what it adds to the loss (theorem 2 of Frantar and Alistarh 2022, OBC).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,6 +43,11 @@ class Corrected(Blockwise):
     act_order: bool = True
 
     needs_statistics: ClassVar[str] = "hessian"
+
+    @cached_property
+    def steps(self) -> Mapping[str, Blockwise]:
+        """See `pipeline.method.MethodHooks`."""
+        return {**super().steps, "gptq": self}
 
     def encode(
         self, x: Any, *, statistics: Any = None, measure: bool = False, observed: Any = None, **more: Any

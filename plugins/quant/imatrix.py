@@ -4,7 +4,9 @@ For each block the scale, of a few near the usual one, with the least Σ E[x²]�
 block adds to an output, where columns are taken to be independent. llama.cpp calls E[x²] the importance matrix.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 from pipeline.errors import ConfigError
@@ -17,6 +19,11 @@ class Weighted(Blockwise):
     """A method whose search weighs columns by what is known of them."""
 
     needs_statistics: ClassVar[str] = "mean_square"
+
+    @cached_property
+    def steps(self) -> Mapping[str, Blockwise]:
+        """See `pipeline.method.MethodHooks`: a search that does not weigh is no step on the way."""
+        return {"nearest": super().steps["nearest"], "imatrix": self}
 
     def encode(self, x: Any, *, statistics: Any = None, **more: Any) -> Any:
         """See `Blockwise.encode`.

@@ -105,6 +105,11 @@ class WeightedStructs(Structs):
 
     needs_statistics: ClassVar[str] = "mean_square"
 
+    @cached_property
+    def steps(self) -> Mapping[str, Structs]:
+        """See `pipeline.method.MethodHooks`: ggml's search that weighs by values alone stands for rounding."""
+        return {"nearest": Structs(**{f.name: getattr(self, f.name) for f in fields(Structs)}), "imatrix": self}
+
     def encode(self, x: Any, *, statistics: Any = None, **more: Any) -> QTensor:
         """See `Structs.encode`.
 

@@ -13,6 +13,7 @@ from pipeline.records.run import METRICS, Run, read
 from pipeline.reporting.manifest import Report, plain
 from pipeline.reporting.writing import write_records
 from pipeline.tensors.spec import group_of
+from pipeline.tensors.stats import Gain
 
 HOSTILE = (
     '</title><script>document.title="owned"</script>"\'><img src=x onerror=alert(1)>\n'
@@ -33,6 +34,12 @@ def layers(count: int, kinds: Sequence[str] = ("mlp.up", "mlp.down")) -> list[di
     """Of every layer some tensors; of the last layer the last is exact."""
     found = [tensor(f"model.layers.{n}.{k}.weight", 1 + n + i / 3) for n in range(count) for i, k in enumerate(kinds)]
     return [*found[:-1], tensor(found[-1]["name"], 0.0)]
+
+
+def gain(name: str, share: float) -> dict[str, Any]:
+    """A row of a manifest: what outputs of a tensor lost, rounded to the nearest and by GPTQ."""
+    of = Gain("products", 200.0, {"nearest": 200 * share, "gptq": 100 * share})
+    return {"name": name, "group": group_of(name), "encoding": "e2m1/32/e8m0", **plain(of)}
 
 
 def scored(perplexity: float, kl: float) -> dict[str, Any]:
@@ -80,6 +87,7 @@ def write(
         nbytes_bf16=4096, nbytes_in=4096, nbytes_out=1024, chunks={"all": 4, "reused": 0},
         backends=[["quantize", "native"]],
         versions={"python": "3.11.7", "numpy": "2.4.6"}, results=dict(results or {}),
+        gains=[gain(t["name"], 0.01 * (1 + i)) for i, t in enumerate(tensors)],
         predicted=[
             {"what": "memory", "unit": "bytes", "planned": 2000, "measured": 1500},
             {"what": "time", "unit": "s", "planned": None, "measured": 3.25, "no_rate_yet": ["load"]},

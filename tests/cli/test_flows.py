@@ -251,6 +251,25 @@ def test_sensitivity_names_the_layer_that_hurts(here: Path) -> None:
     assert_as_planned(report, "flow=sensitivity", "quant=mxfp4", *SHORT)
 
 
+def test_what_calibration_gained_is_shown_before_and_after(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    short = ("calibrate.windows.tokens=512", *SHORT)
+    report = run("flow=sensitivity", "quant=mxfp4", "calibrate=imatrix", *short)
+    capsys.readouterr()
+    found = report.results["sensitivity"]["groups"]
+    plain = run("flow=sensitivity", "quant=mxfp4", *short).results["sensitivity"]
+    for name, row in found.items():
+        assert row["nearest"] == pytest.approx({k: plain["groups"][name][k] for k in row["nearest"]}, rel=1e-6)
+    assert report.results["sensitivity"]["together"]["nearest"]["kl"] == pytest.approx(plain["together"]["kl"])
+    assert "nearest" not in plain["together"]
+    names = {f"model.layers.{i}.mlp.experts.{p}_proj" for i in range(4) for p in ("gate_up", "down")}
+    assert {row["name"] for row in report.gains} == names
+    assert all([*row["lost"]] == ["nearest", "imatrix"] and row["by"] == "squares" for row in report.gains)
+    again = run("flow=convert", "quant=mxfp4", "calibrate=imatrix", "calibrate.windows.tokens=512")
+    of = {row["name"]: row["lost"] for row in again.gains}
+    assert of == {row["name"]: pytest.approx({k: v / 2 for k, v in row["lost"].items()}) for row in report.gains}
+    assert json.loads((Path(again.run) / "manifest.json").read_text())["gains"] == again.gains
+
+
 def test_load_model_in_a_notebook(here: Path) -> None:
     report = run("flow=convert", "quant=mxfp4", "progress=false")
     again = run("flow=convert", "quant=mxfp4", "progress=false")

@@ -20,6 +20,7 @@ Row = Mapping[str, Any]
 CELL = ("measured", "by")
 DECODE, KL, SIZE = "decode × 1", "KL", "size"  # of engines: what is paid for what
 LONGEST = 60  # updates of losses that are drawn
+NEAREST = "nearest"  # of a layer, the same with its tensors rounded to the nearest alone
 HELD = {"kl": ("KL", "nats", ".5f"), "perplexity": ("perplexity", "", ".3f")}  # of each layer, quantized alone
 
 
@@ -144,5 +145,7 @@ def _layers(groups: Mapping[str, Row]) -> list[Part]:
     for key, (name, unit, form) in HELD.items():
         if len(with_it := {layer: row[key] for layer, row in groups.items() if key in row}) > 1:
             marks = [lanes.Mark(layer, "alone", Figure(v, unit, form, "lower")) for layer, v in with_it.items()]
+            before = {n: row[NEAREST][key] for n, row in groups.items() if key in row.get(NEAREST, {})}
+            marks += [lanes.Mark(layer, NEAREST, Figure(v, unit, form, "lower")) for layer, v in before.items()]
             found.append(lanes.lanes(f"{name} of each layer", ("layer", "quantized"), marks))
     return _sides(found)

@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.errors import short, some
 from pipeline.figures import Figure, cell
 from pipeline.redact import hide
-from pipeline.reporting.html import artifacts, attention, benched, errors, gist, graph, spreads, training
+from pipeline.reporting.html import artifacts, attention, benched, errors, gains, gist, graph, spreads, training
 from pipeline.reporting.html.markup import el, shown
 from pipeline.reporting.html.parts import (
     Attention,
@@ -52,6 +52,7 @@ def of_run(run: Told, most: int, *, config: bool = True) -> list[Section]:
         ("summary", "Summary", lambda: summary(run, read())),
         ("stages", "Stages", lambda: _stages(run, report) if report else ()),
         ("errors", "Quantization error", lambda: (errors.by_tensor(report, most) or ()) if report and most else ()),
+        ("gains", "Gains of calibration", lambda: gains.charts(report, most) if report and most else ()),
         ("histograms", "Histograms", lambda: spreads.charts(report) if report and most else ()),
         ("measured", "Measured", lambda: benched.charts(report) if report and most else ()),
         ("results", "Results", lambda: results(report) if report else ()),

@@ -102,7 +102,7 @@ def test_an_option_of_the_user_s_is_explained_too(tmp_path: Path, monkeypatch: p
         ("train.save", {"train.save.every", "train.save.seconds", "train.save.keep"}),
         ("sampling=greedy", {s.key for s in o.settings} if (o := reference.find("sampling", "greedy")) else set()),
         ("+model.rules", {"model.rules"}),
-        ("sensitivity", {"sensitivity.by", "sensitivity.text", "sensitivity.windows"}),
+        ("sensitivity", {"sensitivity.by", "sensitivity.nearest", "sensitivity.text", "sensitivity.windows"}),
         ("greedy", {s.key for s in o.settings} if (o := reference.find("sampling", "greedy")) else set()),
     ],
 )
@@ -112,7 +112,7 @@ def test_names_are_found_as_they_are_typed(key: str, keys: set[str]) -> None:
 
 def test_a_setting_is_shown_by_its_key() -> None:
     keys = [row.key for row in shown.rows(reference.explained("sensitivity").settings)]
-    assert keys == ["sensitivity.by", "sensitivity.text", "sensitivity.windows"]
+    assert keys == ["sensitivity.by", "sensitivity.text", "sensitivity.nearest", "sensitivity.windows"]
     alone = shown.explained_tables(reference.explained("train.save.every"))[0]
     assert "setting" not in alone.columns
     one = shown.explained_tables(reference.explained("histogram"))[0]

@@ -106,7 +106,7 @@ def test_experts_share_what_their_norm_and_router_take(tmp_path: Path, kind: str
         smooth(*(Rule("quant", p) for p in (MATRICES if kind == "gpt_oss" else MATRICES[:1]))), plain, tmp_path
     )
     router = f"model.layers.0.mlp.{'router' if kind == 'gpt_oss' else 'gate'}.weight"
-    assert router in found.folded["smooth"]
+    assert router in found.folded["smooth"].names
     assert not np.array_equal(found.store.read(router), plain.store.read(router))
     logits = [models.model(kind, of=of).runtime.forward(models.IDS, models.POSITIONS) for of in (plain, found)]
     assert models.apart(logits[1], logits[0]) < 1e-4
@@ -173,7 +173,7 @@ def test_what_stays_packed_or_takes_nothing_is_left_alone(tmp_path: Path) -> Non
         *(f"model.layers.{i}.post_attention_layernorm.weight" for i in (0, 1)),
     }  # fmt: skip
     none = smooth(method=quant_method("none"))
-    assert made(none, plain, tmp_path / "none").folded == {"smooth": frozenset()}
+    assert made(none, plain, tmp_path / "none").folded["smooth"].names == frozenset()
 
 
 def test_corrected_by_the_statistics_of_scaled_channels(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_a_page_is_well_formed_and_every_chart_has_its_table(tmp_path: Path) -> 
         "Summary",
         "Stages",
         "Quantization error",
+        "Gains of calibration",
         "Histograms",
         "Results",
         "Training",
@@ -165,6 +166,11 @@ def test_numbers_are_those_of_the_manifest(tmp_path: Path) -> None:
     for row in manifest["tensors"]:
         assert by_name[row["name"]][1:4] == [row["count"], row["max_abs"], row["rmse"]]
         assert by_name[row["name"]][4] == (pytest.approx(row["sqnr_db"], rel=1e-12) if row["sqnr_db"] else None)
+    gained = dict(zip(heads("Lost of outputs by tensor"), numbers("Lost of outputs by tensor"), strict=True))
+    assert next(iter(gained)) == manifest["gains"][-1]["name"], "what loses most, first"
+    for row in manifest["gains"]:
+        shares = [100 * row["lost"][step] / row["signal"] for step in ("nearest", "gptq")]
+        assert gained[row["name"]][1:] == [pytest.approx(v) for v in (*shares, -50)]
     for stage, row in zip(manifest["stages"], numbers("Stages"), strict=True):
         assert row[1:] == [stage["tensors"], stage["nbytes_in"], stage["nbytes_out"], stage["seconds"]]
     memory, time = numbers("Planned and measured")

@@ -32,7 +32,12 @@ def test_plots_of_a_sweep(tmp_path: Path) -> None:
 
 def test_plots_and_page_of_one(tmp_path: Path) -> None:
     run = written_runs.write(tmp_path / "a", tensors=written_runs.layers(3))
-    assert [*pipeline.report.plots(run)] == ["Graph of stages", "Plan and fact", "Quantization error over layers"]
+    assert [*pipeline.report.plots(run)] == [
+        "Graph of stages",
+        "Plan and fact",
+        "Quantization error over layers",
+        "Lost of outputs",
+    ]
     place = pipeline.report.html(run, tmp_path / "page.html")
     assert place.read_text().startswith("<!DOCTYPE html>")
 
