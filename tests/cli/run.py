@@ -83,7 +83,7 @@ def pipeline(
 ) -> Said:
     """Run to the end."""
     environment = _environment(env)
-    if not popen and warm.serves(args, cwd, environment):
+    if not popen and warm.serves(cwd, environment):
         return Said(*warm.run(command(*args)[3:], cwd, environment, timeout_s))
     return end(start(*args, cwd=cwd, env=env, **popen), timeout_s)
 

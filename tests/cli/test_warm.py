@@ -10,6 +10,18 @@ from tests.cli import warm
 from tests.cli.run import MAIN, ROOT, Said, end, pipeline, start
 
 SOURCE = ROOT / "plugins/models/gpt_oss/tiny"
+CLASS = (
+    "from dataclasses import dataclass\nfrom {} import {} as Ours\n\n\n@dataclass(frozen=True)\nclass Own(Ours): ...\n"
+)
+OWN = {  # a method and a stage of the user's own
+    "mine/plugins/quant/own.py": CLASS.format("plugins.quant.blockwise", "Blockwise"),
+    "mine/quant/own.yaml": (ROOT / "conf/quant/mxfp4.yaml").read_text().replace("blockwise.Blockwise", "own.Own"),
+    "mine/stages/own.py": CLASS.format("stages.decode", "Decode"),
+    "mine/stages/own.yaml": (ROOT / "conf/stages/decode.yaml")
+    .read_text()
+    .replace("decode", "own")
+    .replace("Decode", "Own"),
+}
 
 
 @pytest.mark.parametrize(
@@ -19,11 +31,15 @@ SOURCE = ROOT / "plugins/models/gpt_oss/tiny"
         ((*MAIN, "model.source=here/nothing"), 4),
         (("gc", "--delet"), 2),
         (("--help",), 0),
+        (("plan", *MAIN[:1], "--config-dir=mine", "quant=own", "stages=[load,decode,own,quantize,export]"), 0),
     ],
 )
 def test_it_says_what_a_started_one_says(tmp_path: Path, args: tuple[str, ...], code: int) -> None:
     env = {"WHERE": str(SOURCE)}
-    assert warm.serves(args, tmp_path, {**os.environ, **env})
+    for name, content in OWN.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert warm.serves(tmp_path, {**os.environ, **env})
     forked, started = pipeline(*args, cwd=tmp_path, env=env), end(start(*args, cwd=tmp_path, env=env))
     assert (forked.code, forked.err) == (started.code, started.err)
     lines = [[line for line in said.out.splitlines() if not line.startswith("time ")] for said in (forked, started)]
@@ -35,15 +51,14 @@ def test_it_says_what_a_started_one_says(tmp_path: Path, args: tuple[str, ...], 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LC_ALL", "LD_PRELOAD"])
 def test_what_python_reads_as_it_starts_is_for_a_started_one(name: str) -> None:
-    assert not warm.serves((), "/", {**os.environ, name: "other"})
+    assert not warm.serves("/", {**os.environ, name: "other"})
 
 
 def test_modules_that_are_not_ours_are_for_a_started_one(tmp_path: Path) -> None:
-    assert warm.serves(("plan", *MAIN), tmp_path, os.environ)
-    assert warm.serves(("plan", *MAIN), ROOT, os.environ)
-    assert not warm.serves(("--config-dir", "mine", "plan", *MAIN), tmp_path, os.environ)
+    assert warm.serves(tmp_path, os.environ)
+    assert warm.serves(ROOT, os.environ)
     (tmp_path / "stages").mkdir()
-    assert not warm.serves(("plan", *MAIN), os.fsencode(tmp_path), os.environ)
+    assert not warm.serves(os.fsencode(tmp_path), os.environ)
 
 
 def test_one_that_hangs_is_killed_and_the_next_is_served(tmp_path: Path) -> None:

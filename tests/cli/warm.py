@@ -18,7 +18,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -58,17 +58,14 @@ AT_START = ("PYTHON", "LC_", "LANG", "LD_", "GLIBC_", "MALLOC_", "WEIGHTMILL_CON
 """Variables that are read before the first line of ours, or as it is imported."""
 
 
-def serves(args: Iterable[str], cwd: str | bytes | Path, environment: Mapping[str, str]) -> bool:
+def serves(cwd: str | bytes | Path, environment: Mapping[str, str]) -> bool:
     """Whether a fork would do what a process that is started there with these does.
 
-    Python looks for modules in the current folder first, which may hold another tree of ours; a folder of the user's
-    own is looked for as our packages are imported.
+    Python looks for modules in the current folder first, which may hold another tree of ours.
     """
     here = Path(os.fsdecode(cwd))
-    guest = any(a.startswith(("--config-dir", "-cd")) for a in args) or (
-        here.resolve() != ROOT and any((here / name).exists() for name in ("pipeline", "stages", "plugins"))
-    )
-    return sys.platform == "linux" and not guest and _at_start(environment) == BEGUN_WITH
+    other = here.resolve() != ROOT and any((here / name).exists() for name in ("pipeline", "stages", "plugins"))
+    return sys.platform == "linux" and not other and _at_start(environment) == BEGUN_WITH
 
 
 def _at_start(variables: Mapping[str, str]) -> dict[str, str]:
@@ -170,11 +167,22 @@ def _serve(asked: socket.socket) -> list[str]:
             os.environ.update(wanted["environment"])
             sys.path[0] = os.getcwd()
             args: list[str] = wanted["args"]
+            _look_in_the_folder_of(args)
             return args
         for stream in streams:
             os.close(stream)
         asked.send(str(pid).encode())
         asked.send(str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+
+
+def _look_in_the_folder_of(args: list[str]) -> None:
+    """Packages look in the user's own folder as they are imported, which those here are: they look there now."""
+    from pipeline.config import extend
+
+    for at, arg in enumerate(args):
+        name, _, value = arg.partition("=")
+        if name in ("--config-dir", "-cd") and Path(folder := value or "".join(args[at + 1 : at + 2])).is_dir():
+            extend.use(folder)
 
 
 def _main(fd: int, *, models: bool) -> NoReturn:
