@@ -138,7 +138,7 @@ def test_recipes_of_real_scales(scheme: Scheme, how: dict[str, Any]) -> None:
 def test_a_vector_no_elements_and_vmap() -> None:
     x = array(np.float32)
     row = partial(OP, scheme=MXFP4)
-    want = np.asarray(row(x))
+    want = np.asarray(jax.jit(row)(x))
     check(want[0, 0], jax.jit(row)(x[0, 0]))
     check(want[0], jax.jit(jax.vmap(row))(x[0]))
     assert jax.jit(row)(x[:0]).shape == (0, 6, 128)
@@ -198,7 +198,7 @@ def test_it_trains() -> None:
     for _ in range(60):
         w = w - 0.5 * step(w)
     assert float(loss(w)) < first / 4
-    assert float(jnp.abs(jax.grad(lambda w: ((x @ OP(w, MXFP4).T - target) ** 2).mean())(w)).max()) > 0
+    assert float(jnp.abs(step(w)).max()) > 0
 
 
 @pytest.mark.parametrize(
@@ -261,9 +261,10 @@ def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str,
 def test_integers_under_a_given_scale_use_all_their_codes() -> None:
     """Spelt out: as vLLM and compressed-tensors round inputs under a calibrated scale."""
     x, s = np.linspace(-9, 9, 800, dtype=np.float32)[None], np.float32(0.0437)
-    found = np.asarray(OP(x, ONE["int8"], scale=float(s), scale_rule="amax"))
+    call = jax.jit(partial(OP, scale=float(s), scale_rule="amax"), static_argnums=1)
+    found = np.asarray(call(x, ONE["int8"]))
     np.testing.assert_array_equal(found, np.clip(np.rint(x / s), -128, 127).astype(np.float32) * s)
-    fp8 = np.asarray(OP(x * 400, ONE["fp8_e4m3"], scale=float(s), scale_rule="amax"))
+    fp8 = np.asarray(call(x * 400, ONE["fp8_e4m3"]))
     codes = np.clip(x * 400 / s, -448, 448).astype(ml_dtypes.float8_e4m3fn)
     np.testing.assert_array_equal(fp8, codes.astype(np.float32) * s)
 
@@ -274,8 +275,9 @@ def test_under_nvfp4_s_second_level_scale_blocks_are_those_of_any_matrix_that_re
     reaches = np.concatenate([x, np.full((1, 64), 7.5, np.float32)])
     scheme, how = ONE["nvfp4"], {"scale_rule": "amax"}
     scale = float(np.float32(7.5) / np.float32(448 * 6))
-    np.testing.assert_array_equal(OP(x, scheme, scale=scale, **how), OP(reaches, scheme, **how)[:5])
-    large = np.asarray(OP(4 * reaches, scheme, scale=scale, **how))
+    given = jax.jit(partial(OP, scheme=scheme, scale=scale, **how))
+    np.testing.assert_array_equal(given(x), jax.jit(partial(OP, scheme=scheme, **how))(reaches)[:5])
+    large = np.asarray(given(4 * reaches))
     assert np.abs(large).max() == np.float32(448 * 6) * np.float32(scale)
 
 
