@@ -18,6 +18,7 @@ from pipeline.running import runner
 from pipeline.running.runner import execute_jobs
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
 from stages.export_work import ExportWork
+from tests.cases import caches
 from tests.unit.running.test_sweep import job
 
 
@@ -51,7 +52,7 @@ class Learnt:
 @pytest.fixture
 def learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Learnt]:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", caches.fresh(tmp_path / "cache"))
     found: list[Learnt] = []
     real = runner.learn
 
