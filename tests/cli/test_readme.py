@@ -3,11 +3,13 @@
 ```sh blocks are run by bash in an empty folder; a ```text block after one is its stdout, where a line `…` stands for
 any lines, and times and rates are not compared. ```python blocks are run there too. `make` is only asked whether it
 knows the target: running it here would run these tests inside themselves. A reader has a model, `my-llama`,
-and a text, `my-text.txt`.
+and a text, `my-text.txt`. What README.md says is typed is; of other pages, lines that are commands of ours and nothing
+else are forked (tests/cli/warm.py).
 """
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,8 @@ import pytest
 import yaml
 
 from tests.cases import my_llama, pages
-from tests.cli.run import ROOT
+from tests.cli import warm
+from tests.cli.run import ROOT, Said
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 HOME = "/home/you/weightmill"  # where the README's reader is
@@ -61,6 +64,14 @@ def same(said: str, expected: str) -> bool:
 
 
 Follow = Callable[[str], int]
+NEEDS_A_SHELL = re.compile(r"""[|&;<>$`~*?#"\\{}!]""")
+
+
+def ours(script: str) -> list[list[str]]:
+    """What follows `weightmill` in each line; nothing where a line says anything that a shell has to understand."""
+    lines = script.strip().splitlines()
+    plain = [line.startswith("weightmill ") and not NEEDS_A_SHELL.search(re.sub("'[^']*'", "", line)) for line in lines]
+    return [shlex.split(line)[1:] for line in lines] if all(plain) else []
 
 
 @pytest.fixture
@@ -70,17 +81,23 @@ def follow(tmp_path: Path) -> Follow:
     env = {**os.environ, "PATH": path, "COLUMNS": "80"}
     my_llama.write(tmp_path)
 
+    def typed(kind: str, text: str) -> Said:
+        script = re.sub(r"^make ", f"make --no-print-directory -n -C '{ROOT}' ", text, flags=re.M)
+        command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        return Said(done.returncode, done.stdout, done.stderr)
+
     def run(page: str) -> int:
         compared = 0
         for kind, text, expected in blocks(page):
-            script = re.sub(r"^make ", f"make --no-print-directory -n -C '{ROOT}' ", text, flags=re.M)
-            command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
-            done = subprocess.run(
-                command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-            )
-            assert done.returncode == 0, f"{page}: {text}\n{done.stderr}\n{done.stdout}"
+            forked = ours(text) if kind == "sh" and page != "README.md" else []
+            each = [Said(*warm.run(words, tmp_path, env, 600)) for words in forked] or [typed(kind, text)]
+            for done in each:
+                assert done.code == 0, f"{page}: {text}\n{done.err}\n{done.out}"
             if expected is not None:
-                said = done.stdout.replace(str(tmp_path), HOME)
+                said = "".join(done.out for done in each).replace(str(tmp_path), HOME)
                 assert same(said, expected), f"{page}: {text}\nthe page says:\n{expected}\nit prints:\n{said}"
                 compared += 1
         return compared
@@ -124,6 +141,19 @@ def test_hooks_before_a_commit_are_the_quick_half_of_check() -> None:
     (needed,) = re.findall(r"^check: \S+ (.*?)  ##", (ROOT / "Makefile").read_text(), re.M)
     assert verbs == needed.split()
     assert all(hook["language"] == "system" for hook in hooks), "nothing is downloaded"
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("weightmill runs 'kl<0.01' --limit 2\nweightmill gc\n", [["runs", "kl<0.01", "--limit", "2"], ["gc"]]),
+        ("weightmill runs kl<0.01\n", []),
+        ("weightmill gc\nls\n", []),
+        ("A=1 weightmill gc\n", []),
+    ],
+)
+def test_what_needs_a_shell_has_one(script: str, expected: list[list[str]]) -> None:
+    assert ours(script) == expected
 
 
 @pytest.mark.parametrize(
