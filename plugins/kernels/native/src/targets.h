@@ -3,10 +3,13 @@
 // when the library is loaded, so a binary never meets an instruction that its machine lacks.
 #pragma once
 
+// With -DWM_X86=0 there is only what is portable, anywhere.
+#ifndef WM_X86
 #if defined(__x86_64__) || defined(_M_X64)
 #define WM_X86 1
 #else
 #define WM_X86 0
+#endif
 #endif
 
 // Whether the compiler, and the system, know the matrix unit.
