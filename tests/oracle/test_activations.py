@@ -40,6 +40,7 @@ def rms(x: Any) -> float:
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8_e4m3", "nvfp4"])
+@pytest.mark.brief("fp8_e4m3", "nvfp4")  # the next has int8
 def test_inputs_under_calibrated_scales_are_those_of_the_library(name: str, tmp_path: Path) -> None:
     """It reads input_scale and input_global_scale from our export, and rounds inputs as we do who read the same. (It
     has NVFP4's weights in bf16, and is given them as they decode.)"""

@@ -43,7 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, thorough: bool) -> Path:
     with pytest.MonkeyPatch.context() as patch, model_runs.quick_compilation():
         for name, value in model_runs.quick_environment().items():  # of the members
             patch.setenv(name, value)
-        _run(folder, KILLED if thorough else KILLED[1:3])
+        _run(folder, KILLED if thorough else KILLED[1:2])
     return folder
 
 

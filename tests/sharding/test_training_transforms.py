@@ -85,7 +85,7 @@ def trained(kind: str, transform: str, name: str | None) -> Found:
     ("transform", "name"),
     [("qlora", "expert"), ("qlora", "fsdp_tensor"), ("qat", "fsdp_tensor"), ("qat, activations", "expert")],
 )
-@pytest.mark.brief("qlora-expert", "qat-fsdp_tensor")
+@pytest.mark.brief("qat-fsdp_tensor")  # of adapters test_processes.py says it
 def test_a_mesh_finds_what_one_device_does(transform: str, name: str) -> None:
     """Losses, of updates and of what is held out; norms; texts; and what was added up of gradients."""
     one, several = trained("gpt_oss", transform, None), trained("gpt_oss", transform, name)

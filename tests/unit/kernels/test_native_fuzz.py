@@ -55,8 +55,8 @@ def preloaded() -> str:
 @pytest.mark.parametrize("options", ["-DWM_X86=0", ""], ids=["portable", "every instruction set"])
 @pytest.mark.brief("portable")
 def test_sanitizers_find_nothing(options: str) -> None:
-    """What is portable, of the same templates, compiles in a third of the time. Under other instruction sets kernels run
-    before pages that nobody may touch, without sanitizers (`guarded`)."""
+    """What is portable, of the same templates, compiles in a third of the time. Under other instruction sets kernels
+    run before pages that nobody may touch, without sanitizers (`guarded`)."""
     env = {"WEIGHTMILL_SANITIZE": SANITIZERS, "LD_PRELOAD": preloaded(), "ASAN_OPTIONS": "detect_leaks=0", "NPROC": "3"}
     said = fuzzed(0, COUNT, **env, CXX=shlex.join([*compiler.command(), *shlex.split(options)]))
     assert {tuple(done.split(" ")[:2]) for done in said["done"]} == {*native.ops()}

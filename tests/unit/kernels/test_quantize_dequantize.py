@@ -249,6 +249,7 @@ ONE = {
 
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("name", ONE)
+@pytest.mark.brief(each=["name"])
 def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str, dtype: Any) -> None:
     """Values past it saturate."""
     x, scheme = array(dtype), ONE[name]
