@@ -10,7 +10,8 @@ A test that repeats altogether has `@pytest.mark.repeats`. A grid has `@pytest.m
 * `brief(when=lambda scheme, rows: …)`: those of which it is so; more than one of these: what any leaves in.
 
 All others become `repeats`. Where pytest is called by itself, all of them run. Tests that make their cases as they run
-ask the fixture `thorough`.
+ask the fixture `thorough`. A marker that has gone stale is an error: one that names a case or a parameter that there is
+none of, asks for more cases than there are, leaves none in, or is of a test without cases.
 """
 
 import inspect
@@ -18,6 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import pytest
+
+from pipeline.errors import did_you_mean
 
 ARGUMENTS = {"each", "when"}
 
@@ -30,36 +33,49 @@ def mark(items: Iterable[pytest.Item]) -> None:
     """
     grids: dict[tuple[str, str], list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec") and item.get_closest_marker("brief"):
+        if isinstance(item, pytest.Function) and item.get_closest_marker("brief"):
+            if not hasattr(item, "callspec"):
+                raise pytest.UsageError(f"{_name(item)}: brief chooses among cases, of which this has none")
             assert item.parent is not None
             grids[item.parent.nodeid, item.originalname].append(item)
     for cases in grids.values():
-        asked = cases[0].get_closest_marker("brief")
-        assert asked is not None
+        asked, *more = cases[0].iter_markers("brief")
+        if more:
+            raise pytest.UsageError(f"{_name(cases[0])}: brief is there twice; one with all its arguments says it")
         left_in = _left_in(cases, asked)
         for at, item in enumerate(cases):
             if at not in left_in:
                 item.add_marker("repeats")
 
 
+def _name(case: pytest.Function) -> str:
+    return f"{case.location[0]}::{case.originalname}"
+
+
 def _left_in(cases: Sequence[pytest.Function], asked: pytest.Mark) -> set[int]:
-    where = f"{cases[0].location[0]}::{cases[0].originalname}: brief"
+    where = f"{_name(cases[0])}: brief"
+    chosen = any(arg.endswith("]") for arg in cases[0].config.args)  # on the command line, and the others are not here
     if unknown := set(asked.kwargs) - ARGUMENTS:
         raise pytest.UsageError(f"{where} knows {', '.join(sorted(ARGUMENTS))}, and no {', '.join(sorted(unknown))}")
     if not asked.args and not asked.kwargs:
         return _every_value([_values(case) for case in cases])
     found: set[int] = set()
     if numbers := [a for a in asked.args if isinstance(a, int)]:
+        if max(numbers) > len(cases) and not chosen:
+            raise pytest.UsageError(f"{where}({max(numbers)}) asks for more than the {len(cases)} cases that there are")
         found |= set(range(max(numbers)))
     if ids := {a for a in asked.args if isinstance(a, str)}:
         found |= {at for at, case in enumerate(cases) if case.callspec.id in ids}
-        missing = ids - {case.callspec.id for case in cases}
-        if missing and "::" not in "".join(cases[0].config.args):
-            raise pytest.UsageError(f"{where} names {', '.join(sorted(missing))}, of which there is no case")
+        known = [case.callspec.id for case in cases]
+        if (missing := sorted(ids - {*known})) and not chosen:
+            near = did_you_mean(missing[0], known)
+            raise pytest.UsageError(f"{where} names {', '.join(missing)}, of which there is no case{near}")
     if names := asked.kwargs.get("each"):
         found |= _each(cases, names, where)
     if when := asked.kwargs.get("when"):
         found |= {at for at, case in enumerate(cases) if _asked(when, case.callspec.params, where)}
+    if not found and not chosen:
+        raise pytest.UsageError(f"{where} leaves in none of {len(cases)} cases; what repeats altogether is `repeats`")
     return found
 
 
