@@ -193,8 +193,8 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
   constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : 1, AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
-  const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + q.ahead.bytes;
-  const Ahead ahead = q.ahead;
+  const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.linear, true, 0, 0} : q.ahead;
+  const uint8_t* soon = codes[0] + (R - 1) * q.w.row_nbytes() + ahead.bytes;
   for (int64_t g = first, at = 0; g < until; ++g, at += L::NBYTES) {
     typename L::Codes stored[R];
 #pragma GCC unroll 4
@@ -294,7 +294,15 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
   V sum[R][M] = {};
   if constexpr (HOW == Scaled::LANES)
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
-  add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
+  bool linear = false;
+  if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
+    if ((linear = q.ahead.linear != 0))
+      for (int r = 0; r < R; ++r) {
+        V own[1][M] = {};
+        add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
+        sum[r][0] = own[0][0];
+      }
+  if (!linear) add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
   if (left) {
     alignas(64) uint8_t tail[R][L::NBYTES];
     const uint8_t* p[R];
