@@ -13,7 +13,7 @@ known root mean square of the group + |x|, as `quantize_row_q4_K_ref`, for all k
 and Q6_K is worse in squares, and of that Llama in KL too (Q3_K: 0.0058, not 0.0050).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from plugins.facts.ggml_blocks import IQ4_VALUES
 SUPER = 256  # QK_K
 TILE = 1 << 16  # elements at once: their candidates stay in the cache
 REFITS = (None, None)  # after the grid: codes of the best fit so far, and their own fit
+MOST_GROWN = 2  # times: factors of super-blocks that hold less than half of their values stay as they were fitted
 SETTLED = 2  # times that the factors of super-blocks are fitted to what they gave
 
 
@@ -246,7 +247,25 @@ def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
         better = less < loss
         loss = np.where(better, less, loss)
         found = Blocks(*(_chosen(better, getattr(again, n), getattr(found, n)) for n in Blocks.__slots__))
-    return found
+    return _unshrunk(g, w, found)
+
+
+def _unshrunk(g: Any, w: Any, b: Blocks) -> Blocks:
+    """With factors that have as much of the values as there is of them: Σ weight · value · what it becomes is Σ weight ·
+    value², which the least squares leave smaller."""
+    unit = b.factor.astype(np.float32)[:, None]
+    if b.scales is not None:
+        unit = unit * b.scales.astype(np.float32)
+    less = np.float32(0)
+    if b.minima is not None:
+        less = (b.second.astype(np.float32)[:, None] * b.minima.astype(np.float32))[..., None]
+    wg = w * g
+    of, has = _summed(wg * g), _summed(wg * (b.codes.reshape(g.shape).astype(np.float32) * unit[..., None] - less))
+    grown = of < MOST_GROWN * has
+    more = np.where(grown, of / np.where(grown, has, 1), 1)
+    return replace(
+        b, factor=_half(b.factor * more), second=None if b.second is None else _half(b.second * more)
+    )
 
 
 def _chosen(better: Any, a: Any, b: Any) -> Any:
