@@ -217,18 +217,25 @@ def _in_book(book: Any, scaled: Any) -> Any:
     return np.searchsorted(middles, scaled)
 
 
+def nearest(layout: Layout, x: Any, unit: Any, less: Any) -> tuple[Any, Any]:
+    """The codes, int8, with which unit · code - less is nearest to values `x`, and what they stand for, float32."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scaled = (x + less) * np.where(unit != 0, np.float32(1) / np.where(unit != 0, unit, 1), 0)
+        if layout.book is None:
+            codes = np.clip(np.rint(scaled), layout.least, layout.most).astype(np.int8)
+            return codes, codes.astype(np.float32) * unit - less
+        codes = _in_book(layout.book, scaled).astype(np.int8)
+        return codes, layout.book[codes].astype(np.float32) * unit - less
+
+
 def _alone(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
     """Blocks with fp16 scales of their own: the same codes again, of the rounded scale and minimum."""
     factor = _half(scale[:, 0])
     second = None if low is None else _half(-low[:, 0])
     unit = factor.astype(np.float32)[:, None]
     less = np.float32(0) if second is None else second.astype(np.float32)[:, None]
-    scaled = (g[:, 0] + less) * np.where(unit != 0, 1 / np.where(unit != 0, unit, 1), 0)
-    if layout.book is not None:
-        codes = _in_book(layout.book, scaled)
-    else:
-        codes = np.clip(np.rint(scaled), layout.least, layout.most)
-    return Blocks(codes.astype(np.int8), None, factor, None, second)
+    codes, _ = nearest(layout, g[:, 0], unit, less)
+    return Blocks(codes, None, factor, None, second)
 
 
 def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
@@ -251,8 +258,8 @@ def _settle(layout: Layout, g: Any, w: Any, scale: Any, low: Any) -> Blocks:
 
 
 def _unshrunk(g: Any, w: Any, b: Blocks) -> Blocks:
-    """With factors that have as much of the values as there is of them: Σ weight · value · what it becomes is Σ weight ·
-    value², which the least squares leave smaller."""
+    """With factors that have as much of the values as there is of them: Σ weight · value · what it becomes is then
+    Σ weight · value², and smaller where factors are those of the least squares."""
     unit = b.factor.astype(np.float32)[:, None]
     if b.scales is not None:
         unit = unit * b.scales.astype(np.float32)
@@ -263,9 +270,7 @@ def _unshrunk(g: Any, w: Any, b: Blocks) -> Blocks:
     of, has = _summed(wg * g), _summed(wg * (b.codes.reshape(g.shape).astype(np.float32) * unit[..., None] - less))
     grown = of < MOST_GROWN * has
     more = np.where(grown, of / np.where(grown, has, 1), 1)
-    return replace(
-        b, factor=_half(b.factor * more), second=None if b.second is None else _half(b.second * more)
-    )
+    return replace(b, factor=_half(b.factor * more), second=None if b.second is None else _half(b.second * more))
 
 
 def _chosen(better: Any, a: Any, b: Any) -> Any:
