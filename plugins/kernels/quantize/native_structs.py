@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.spec import dtype_name
-from plugins.kernels.codecs.superblocks import LAYOUTS, MOST_GROWN, REFITS, SETTLED, past_half, spread_of
+from plugins.kernels.codecs.superblocks import LAYOUTS, MOST_GROWN, REFITS, SETTLED, assumed, past_half, spread_of
 from plugins.kernels.native import build, library
 from plugins.kernels.native.scheme import ELEMENTS
 from plugins.kernels.quantize.declines import FLOATS
@@ -39,6 +39,7 @@ def encode(kind: str, rows: Any, importance: Any, first: int, out: Any) -> None:
     if not rows.flags.aligned or rows.strides[1] != rows.itemsize or rows.strides[0] % rows.itemsize:
         rows = np.array(rows, order="C")
     layout, grid, book, codes = LAYOUTS[kind], *_tables(kind)
+    importance = assumed(layout, rows.shape[1]) if importance is None else importance
     call = _Call(
         x=rows.ctypes.data, rows=len(rows), n=rows.shape[1], row_stride=rows.strides[0] // rows.itemsize,
         importance=None if importance is None else importance.ctypes.data, out=out.ctypes.data, grid=grid.ctypes.data,
