@@ -1,9 +1,7 @@
 """GPTQ: what rounding one column loses is made good by the columns that are not rounded yet (Frantar et al. 2022).
 
-Of a matrix W with inputs of second moments H = E[xxᵀ] columns are rounded in order; the error of each, divided by its
-entry in the upper Cholesky factor of H⁻¹, is taken off all later columns. The rounding under a block's scale is that of
-the scheme's own codec, so any scheme of blocks in a row will do. Where scales are searched for, the squared error of a
-column counts 1 / that entry², which is what it adds to the loss (theorem 2 of Frantar and Alistarh 2022, OBC).
+`plugins.quant.feedback` has the arithmetic. The rounding under a block's scale is that of the scheme's own codec, so
+any scheme of blocks in a row will do, and the structs of ggml (`plugins.quant.corrected_structs`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,9 +23,10 @@ from plugins.kernels.codecs.rounding import encode
 from plugins.kernels.quantize.numpy import empty, refuse_unstorable
 from plugins.kernels.quantize.numpy.scale import Found, block_scales, decoded, quotients
 from plugins.kernels.quantize.recipe import Recipe
+from plugins.quant import feedback
 from plugins.quant.blockwise import Blockwise
-
-LAZY = 128  # columns after which all later ones are brought up to date, by one product of matrices
+from plugins.quant.corrected_structs import CorrectedStructs
+from plugins.quant.structs import Structs
 
 
 @dataclass(frozen=True)
@@ -77,31 +76,12 @@ class Corrected(Blockwise):
         return q
 
     def scratch(self, shape: tuple[int, ...]) -> int:
-        """See `pipeline.method.MethodHooks`: a matrix in fp64 twice, its codes, its Hessian, and three such in fp64."""
-        rows, n = shape[-2:]
-        return 8 * (2 * rows + rows // 8) * n + (4 + 3 * 8) * n * n
+        """See `pipeline.method.MethodHooks`."""
+        return feedback.scratch(shape)
 
     def calls(self, name: str, spec: TensorSpec) -> Iterator[Call]:
         """As of `Blockwise`, but codes are made here and by no backend of `quantize`."""
         return (call for call in super().calls(name, spec) if call.kernel is not self.quantize)
-
-
-def factor(hessian: Any, damping: float) -> Any:
-    """The upper Cholesky factor of the inverse of a damped Hessian, fp64; of a column without inputs as if it had 1.
-
-    It is R⁻¹ of H = RRᵀ with R upper, and that is the lower factor of H with rows and columns in reverse.
-    """
-    from scipy.linalg import lapack
-
-    h = np.array(hessian, np.float64)
-    dead = np.diag(h) <= 0
-    h[dead, :], h[:, dead] = 0, 0
-    h[dead, dead] = 1
-    h[np.diag_indices_from(h)] += damping * np.mean(np.diag(h))
-    low = np.linalg.cholesky(h[::-1, ::-1])
-    found, wrong = lapack.dtrtri(np.asfortranarray(low[::-1, ::-1]))
-    assert not wrong
-    return np.ascontiguousarray(found)
 
 
 def corrected(
@@ -117,45 +97,29 @@ def corrected(
     rows, n = matrix.shape
     size, e = scheme.block_elems, element(scheme.element)
     q, codes = empty(matrix.shape, scheme), np.empty((n, rows), np.uint8)
-    order = np.argsort(-np.diag(hessian), kind="stable") if act_order else np.arange(n)
-    upper = factor(np.asarray(hessian)[np.ix_(order, order)], damping)
-    w = np.ascontiguousarray(matrix.T[order], np.float64)  # a column after the other
-    weights = np.empty(n)
-    weights[order] = np.diag(upper) ** -2.0
+    blocks = dict[int, Found]()
 
-    def shared(columns: Any, block: int) -> Found:
+    def begin(block: int, columns: Any, weights: Any) -> None:
         values = np.ascontiguousarray(columns, np.float32).reshape(rows, 1, 1, size)
         ends = values.min(axis=(1, 3), keepdims=True), values.max(axis=(1, 3), keepdims=True)
-        counts = weights[block * size : (block + 1) * size].reshape(1, 1, 1, size)
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            found = block_scales(values, ends, scheme, recipe, second, counts)
+            found = block_scales(values, ends, scheme, recipe, second, weights.reshape(1, 1, 1, size))
         refuse_unstorable(found, np.maximum(*map(np.abs, ends)), scheme)
         q.scales[:, block] = found.stored[:, 0, 0, 0]
         if q.zeros is not None:
             q.zeros[:, block] = found.zeros[:, 0, 0, 0]
-        return found
+        blocks[block] = found
 
-    blocks = [shared(matrix[:, b * size : (b + 1) * size], b) for b in range(n // size)] if act_order else []
-    for start in range(0, n, LAZY):
-        stop = min(start + LAZY, n)
-        errors = np.empty((stop - start, rows))
-        for k in range(start, stop):
-            at = int(order[k])
-            if not act_order and k % size == 0:
-                # A block may reach past the columns that are up to date.
-                ahead = w[k : k + size].copy()
-                if k + size > stop:
-                    ahead[stop - k :] -= upper[start:k, stop : k + size].T @ errors[: k - start]
-                blocks.append(shared(ahead.T, k // size))
-            found = blocks[at // size]
-            v = w[k].astype(np.float32).reshape(rows, 1, 1, 1)
-            with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
-                code = encode(e, quotients(v, found, scheme, recipe), recipe.ties, recipe.zero, recipe.is_narrow)
-                y = decoded(code, found.total, found.zeros, scheme)
-            codes[at] = code.reshape(rows)
-            error = errors[k - start] = (w[k] - y.reshape(rows)) / upper[k, k]
-            w[k + 1 : stop] -= upper[k, k + 1 : stop, None] * error
-        w[stop:] -= upper[start:stop, stop:].T @ errors
+    def rounded(column: int, values: Any) -> Any:
+        found = blocks[column // size]
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore", under="ignore"):
+            v = quotients(values.reshape(rows, 1, 1, 1), found, scheme, recipe)
+            code = encode(e, v, recipe.ties, recipe.zero, recipe.is_narrow)
+            y = decoded(code, found.total, found.zeros, scheme)
+        codes[column] = code.reshape(rows)
+        return y.reshape(rows)
+
+    feedback.correct(matrix, hessian, size, begin, rounded, damping=damping, act_order=act_order)
     q.codes[...] = bits.pack(codes.T, e.bits)
     return q
 
@@ -168,7 +132,7 @@ class Gptq:
         damping, act_order: see `Corrected`.
         grid: factors of real scales that are tried beside 1, by what rounding then loses. Symmetric integers then use
             all their codes (`half_range`). (): scales are as of a method without calibration. So they are, too, where
-            the method searches by itself, or does `like` a library.
+            the method searches by itself, or does `like` a library. Structs of ggml have a search of their own.
         steps: neighbours of a power of two that are tried, to each side.
     """
 
@@ -179,14 +143,13 @@ class Gptq:
 
     needs_hessian: ClassVar[bool] = True
 
-    def calibrated(self, method: Any) -> Corrected:
+    def calibrated(self, method: Any) -> Corrected | CorrectedStructs:
         """
         Raises:
             ConfigError: the method has no blocks in a row, or rounds otherwise than to the nearest.
         """
-        if method.scheme.is_struct:
-            text = f"{method.scheme.element} has scales that are coded together, and no column is rounded alone"
-            raise ConfigError(f"calibrate=gptq: {text}; calibrate=imatrix weighs its errors")
+        if type(method) is Structs:  # which searches anyway
+            return CorrectedStructs.of(method, self.damping, self.act_order)
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate=gptq: {type(method).__name__} rounds in no blocks")
         s = method.scheme

@@ -8,10 +8,27 @@ from typing import Any
 
 import numpy as np
 
+from plugins.kernels.codecs.superblocks import Blocks
+
+# Where of a block the bytes of codes are, which hold nothing else.
+CODES = {
+    "Q2_K": slice(16, 80), "Q3_K": slice(0, 96), "Q4_K": slice(16, 144), "Q5_K": slice(16, 176), "Q6_K": slice(0, 192),
+    "Q5_0": slice(2, 22), "Q5_1": slice(4, 24), "IQ4_NL": slice(2, 18),
+}  # fmt: skip
+GROUPS = {"Q2_K": 16, "Q3_K": 16, "Q4_K": 8, "Q5_K": 8, "Q6_K": 16}
+
 
 def blocks_of(kind: str, b: Any) -> Any:
     """Blocks (`superblocks.Blocks`) as the bytes of `kind`, one of `ENCODERS`: uint8 [n, bytes of a block]."""
     return np.concatenate(ENCODERS[kind](b), axis=1)
+
+
+def with_codes(kind: str, blocks: Any, codes: Any) -> Any:
+    """The same blocks, uint8 [n, bytes of a block], with other codes, int8 [n, elements of a block]."""
+    none, groups = np.zeros(len(codes), np.float16), np.zeros((len(codes), GROUPS.get(kind, 0)), np.int16)
+    found = np.array(blocks)
+    found[:, CODES[kind]] = blocks_of(kind, Blocks(codes, groups, none, groups, none))[:, CODES[kind]]
+    return found
 
 
 def _half(factor: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from pipeline.errors import ValueRangeError
 from pipeline.tensors.spec import dtype_name
-from plugins.kernels.codecs.superblocks import LAYOUTS, REFITS, SETTLED, past_half, spread_of
+from plugins.kernels.codecs.superblocks import LAYOUTS, MOST_GROWN, REFITS, SETTLED, assumed, past_half, spread_of
 from plugins.kernels.native import build, library
 from plugins.kernels.native.scheme import ELEMENTS
 from plugins.kernels.quantize.declines import FLOATS
@@ -29,7 +29,7 @@ class _Call(ctypes.Structure):
         *((n, _POINTER) for n in ("importance", "out", "grid", "book", "codes")),
         *((n, _INT) for n in ("dtype", "kind", "tops", "refits", "settled")),
         *((n, _INT) for n in ("least", "most", "least_scale", "most_scale")),
-        ("spread", _FLOAT),
+        *((n, _FLOAT) for n in ("spread", "most_grown")),
         *((n, _LONG) for n in ("not_finite", "factor_past", "second_past")),
     ]
 
@@ -39,13 +39,15 @@ def encode(kind: str, rows: Any, importance: Any, first: int, out: Any) -> None:
     if not rows.flags.aligned or rows.strides[1] != rows.itemsize or rows.strides[0] % rows.itemsize:
         rows = np.array(rows, order="C")
     layout, grid, book, codes = LAYOUTS[kind], *_tables(kind)
+    importance = assumed(layout, rows.shape[1]) if importance is None else importance
     call = _Call(
         x=rows.ctypes.data, rows=len(rows), n=rows.shape[1], row_stride=rows.strides[0] // rows.itemsize,
         importance=None if importance is None else importance.ctypes.data, out=out.ctypes.data, grid=grid.ctypes.data,
         book=None if book is None else book.ctypes.data, codes=None if codes is None else codes.ctypes.data,
         dtype=FLOATS.index(dtype_name(rows.dtype)), kind=ELEMENTS.index(kind.lower()), tops=len(grid),
         refits=len(REFITS), settled=SETTLED, least=layout.least, most=layout.most, least_scale=layout.least_scale,
-        most_scale=layout.most_scale, spread=spread_of(layout), not_finite=-1, factor_past=-1, second_past=-1,
+        most_scale=layout.most_scale, spread=spread_of(layout), most_grown=MOST_GROWN, not_finite=-1, factor_past=-1,
+        second_past=-1,
     )  # fmt: skip
     _make()(library.isa(), call)
     if call.not_finite >= 0:

@@ -96,8 +96,8 @@ def test_what_is_asked_wrongly_is_refused():
         Structs("q4_m")
     with pytest.raises(ConfigError, match="mix 'q4_k_x' is unknown; did you mean 'q4_k_"):
         Structs("q4_k", mix="q4_k_x")
-    with pytest.raises(ConfigError, match=r"q4_k has scales that are coded together.*calibrate=imatrix"):
-        Gptq().calibrated(Structs("q4_k"))
+    with pytest.raises(ConfigError, match="calibrate=gptq: WeightedStructs rounds in no blocks"):
+        Gptq().calibrated(WeightedStructs("q4_k"))
     with pytest.raises(ConfigError, match=r"struct of ggml, which plugins\.quant\.structs\.Structs makes"):
         Blockwise("q4_k", 256, INSIDE)
     with pytest.raises(ConfigError, match="q4_k is a whole block of ggml's: of 256 in a row"):

@@ -19,6 +19,7 @@ struct SuperblockCall {
   int32_t tops, refits, settled;
   int32_t least, most, least_scale, most_scale;
   float spread;  // times the mean square of a block
+  float most_grown;  // times: what factors may become
   // What is found: the first value, or the first block, that cannot be stored; or -1.
   int64_t not_finite, factor_past, second_past;
 };

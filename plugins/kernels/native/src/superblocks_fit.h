@@ -393,6 +393,32 @@ struct Tile {
       for (int b = 0; b < K::BLOCKS; ++b)
         if (again.loss[b] < found.loss[b]) found.take(again, b);
     }
+    unshrink();
+  }
+
+  // Factors that have as much of the values as there is of them.
+  void unshrink() {
+    for (int b = 0; b < K::BLOCKS; ++b) {
+      const float factor = float_of_half(found.factor[b]), second = K::MINIMA ? float_of_half(found.second[b]) : 0;
+      double of = 0, has = 0;
+      for (int part = 0; part < 2; ++part) {  // 128 elements each, as in `fit`
+        alignas(64) double r[2][8] = {};
+        for (int i = 0; i < K::PER / 2; ++i) {
+          const int at = b * K::PER + part * K::PER / 2 + i;
+          const float unit = factor * found.scales[at], less = K::MINIMA ? second * found.minima[at] : 0;
+          for (int e = 0; e < G; e += 8)
+            for (int j = 0; j < 8; ++j) {
+              const float v = rows[at][e + j], wv = weights[at][e + j] * v;
+              r[0][j] += double(wv * v);
+              r[1][j] += double(wv * (found.codes[at][e + j] * unit - less));
+            }
+        }
+        of += tree(r[0]), has += tree(r[1]);
+      }
+      if (!(of < call.most_grown * has)) continue;
+      found.factor[b] = half_of(double(factor) * (of / has));
+      if constexpr (K::MINIMA) found.second[b] = half_of(double(second) * (of / has));
+    }
   }
 
   // Blocks with scales of their own: the same codes again, of the rounded scale and minimum.
