@@ -12,13 +12,12 @@ from pipeline.allocation import Picks
 from pipeline.engine import Engine, Windows, gang_of
 from pipeline.errors import ConfigError, PlanError, Problem, StageError
 from pipeline.figures import Cell, Figure
-from pipeline.method import fitted
 from pipeline.reporting.plots import Point, tradeoff
 from pipeline.rules import Rule, merged
 from pipeline.running import member
 from pipeline.stage import Checkpoint, Context, Gang, Prediction, Table
 from stages import alone
-from stages.trials import KEEP, WINDOWS, Options, Tried, with_methods
+from stages.trials import KEEP, WINDOWS, Options, Tried
 
 RULES, PICTURE = "rules.yaml", "allocation.png"
 TRIES, NEARER = 4, 0.95  # how often more is aimed for than was asked, and how much nearer each time
@@ -87,43 +86,40 @@ class Allocate:
         """See `pipeline.stage.StageHooks`."""
         return gang_of(self.engine)
 
-    def plan(self, decode: Checkpoint, tried: Tried) -> Prediction:
+    def plan(self, checkpoint: Checkpoint, tried: Tried) -> Prediction:
         """
         Raises:
             PlanError: nothing is as small as is asked.
         """
-        least, values = self.options.least(decode)
+        least, values = self.options.least(checkpoint)
         if self.bits is not None and self.bits * values / 8 < least:
             bits = 8 * least / values
             text = f"{self.bits:g}: the smallest that the tensors can be is {bits:.3f} bits a weight; "
             raise PlanError([Problem("allocate.bits", f"{text}allocate.quants has what may be chosen")])
-        takes, _ = alone.footprint(self.engine, decode, self.text, self.windows, 2, WINDOWS)
+        takes, _ = alone.footprint(self.engine, checkpoint, self.text, self.windows, 2, WINDOWS)
         return Prediction(None, takes)
 
-    def run(self, ctx: Context, decode: Checkpoint, tried: Tried) -> Allocation:
+    def run(self, ctx: Context, checkpoint: Checkpoint, tried: Tried) -> Allocation:
         """
         Raises:
             StageError: nothing is as small, or loses as little, as is asked.
         """
         costs, values = tried.known, sum(tried.values.values())
         windows = Windows(**tried.windows)
-        with alone.compared(ctx, self.engine, decode, self.text, windows, "allocation") as model:
+        with alone.compared(ctx, self.engine, checkpoint, self.text, windows, "allocation") as model:
 
             def cost(picks: Picks) -> Mapping[str, Any]:
-                methods = {
-                    n: fitted(self.options.methods[name], decode.store.specs[n].shape)
-                    for group, name in picks.items() if name != KEEP for n in tried.groups[group]
-                }  # fmt: skip
-                if not methods:
+                takes = {n: name for group, name in picks.items() if name != KEEP for n in tried.groups[group]}
+                if not takes:
                     return {"kl": 0.0, "perplexity": tried.perplexity, "top1": 1.0}
-                return model.cost([*methods], with_methods(decode, methods))
+                return model.cost([*takes], self.options.quantized(checkpoint, takes))
 
             picks, measured = self._settled(tried, cost)
         whole = allocation.total(costs, picks)
         bits, predicted = 8 * whole.nbytes / values, tried.add.predicted(whole.kl)
         best = [allocation.total(costs, p) for p in allocation.curve(costs)]
         points = tuple({"bits": 8 * c.nbytes / values, "kl": tried.add.predicted(c.kl)} for c in best)
-        rules = merged({n: picks[group] for group, of in tried.groups.items() for n in of}, decode.store.specs)
+        rules = merged({n: picks[group] for group, of in tried.groups.items() for n in of}, checkpoint.store.specs)
         if member.first():
             (ctx.run_dir / RULES).write_text(_file(rules, bits, measured["kl"]))
             _draw(ctx.run_dir / PICTURE, self.text, tried, values, points, (bits, measured["kl"]))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from pipeline import allocation, scored, texts
 from pipeline.allocation import Cost
+from pipeline.calibration import Calibrator
 from pipeline.coded_store import CodedStore
 from pipeline.digest import identity
 from pipeline.engine import Engine, Windows, gang_of
@@ -36,6 +37,10 @@ class Options:
         roles: role → name patterns.
         alike: parts of names: tensors that differ in nothing but one of them take the same.
         keep: whether a tensor may stay as it is.
+        calibrate: makes methods look at what the stage `calibrate` found, as in runs that take the rules; None: at
+            weights alone.
+        changes: settings of `calibrate=` that change weights before they are rounded: of these no tensor loses anything
+            alone, and they are refused.
     """
 
     methods: Mapping[str, Method]
@@ -44,25 +49,45 @@ class Options:
     extra_rules: tuple[Rule, ...] = ()
     alike: tuple[tuple[str, ...], ...] = ()
     keep: bool = True
+    calibrate: Calibrator | None = None
+    changes: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name, what in self.changes.items():
+            if what is not None:
+                text = f"calibrate.{name}={type(what).__name__}: allocate looks at tensors one by one, and this changes"
+                also = "; calibrate=gptq or imatrix, or allocate by one of these and then rules_file= with this"
+                raise ConfigError(f"{text} several together{also}")
         if not self.methods:
             raise ConfigError("allocate.quants: an empty list, nothing to choose from")
         if packed := [n for n, m in self.methods.items() if m.scheme is None]:
             raise ConfigError(f"allocate.quants: {some(packed)}: makes no codes; allocate.keep=true lets tensors stay")
+        if len(left := self.left_out) == len(self.methods):
+            raise ConfigError(f"allocate.quants: {'; '.join(f'{n}: {why}' for n, why in left.items())}")
 
-    def groups(self, decode: Checkpoint) -> dict[str, list[str]]:
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Options that no run with the same `calibrate=` could take, and so none to choose from: why."""
+        found: dict[str, str] = {}
+        for name, method in self.methods.items() if self.calibrate is not None else ():
+            try:
+                self.calibrate.calibrated(method)
+            except ConfigError as why:
+                found[name] = str(why)
+        return found
+
+    def groups(self, checkpoint: Checkpoint) -> dict[str, list[str]]:
         """Group → its tensors.
 
         Raises:
             PlanError: a rule matches nothing, or nothing is to be chosen for.
         """
-        specs = decode.store.specs
+        specs, able = checkpoint.store.specs, {n: m for n, m in self.methods.items() if n not in self.left_out}
         named = {rule.to for rule in (*self.extra_rules, *self.rules)} - {"quant", KEEP}
         chosen, problems = choose((*self.extra_rules, *self.rules), self.roles, {"quant", *named}, specs)
         names = [n for n, to in chosen.items() if to == "quant"]
         if not problems:
-            reasons = {n: r for n in names if (r := _never(n, decode, self.methods)) is not None}
+            reasons = {n: r for n in names if (r := _never(n, checkpoint, able)) is not None}
             problems += [Problem(n, why) for n, why in [*reasons.items()][:4]]
             if not names:
                 problems.append(Problem("allocate", "the rules of the model give no tensor to quant"))
@@ -70,39 +95,53 @@ class Options:
             raise PlanError(problems)
         return allocation.grouped(names, self.alike)
 
-    def variants(self, decode: Checkpoint, groups: Mapping[str, list[str]]) -> dict[str, tuple[list[str], Checkpoint]]:
+    def variants(self, checkpoint: Checkpoint, groups: Mapping[str, list[str]]) -> dict[str, tuple[list[str], Checkpoint]]:
         """Option → the groups that can take it, and the checkpoint in which they have."""
         found = {}
         for name, method in self.methods.items():
-            able = {g: of for g, of in groups.items() if all(_fits(decode, n, method) for n in of)}
-            took = {n: fitted(method, decode.store.specs[n].shape) for of in able.values() for n in of}
-            found[name] = [*able], with_methods(decode, took)
+            if name in self.left_out:
+                continue
+            able = {g: of for g, of in groups.items() if all(_fits(checkpoint, n, method) for n in of)}
+            took = dict.fromkeys((n for of in able.values() for n in of), name)
+            found[name] = [*able], self.quantized(checkpoint, took)
         return found
 
-    def least(self, decode: Checkpoint) -> tuple[int, int]:
+    def quantized(self, checkpoint: Checkpoint, takes: Mapping[str, str]) -> Checkpoint:
+        """`checkpoint` with tensors quantized, each by the option that it takes, where they are read.
+
+        Raises:
+            PlanError: methods are to look at activations, and no stage has.
+        """
+        specs, known = checkpoint.store.specs, checkpoint.statistics
+        by = {n: fitted(self.methods[name], specs[n].shape) for n, name in takes.items()}
+        if self.calibrate is not None:
+            if known is None:
+                text = "has no statistics to look at; the stage calibrate, before trials, makes them"
+                raise PlanError([Problem("calibrate", text)])
+            looking = {m: self.calibrate.calibrated(m) for m in dict.fromkeys(m for n, m in by.items() if n in known)}
+            by = {n: looking[m] if n in known else m for n, m in by.items()}
+        store = CodedStore(checkpoint.store, by, measure=False, plain="keep", statistics=known)
+        return Checkpoint(store, checkpoint.config, checkpoint.files)
+
+    def least(self, checkpoint: Checkpoint) -> tuple[int, int]:
         """Bytes that the tensors take at least, and how many numbers they have."""
-        groups, found = self.groups(decode), dict[str, list[int]]()
+        groups, found = self.groups(checkpoint), dict[str, list[int]]()
         for group, names in groups.items() if self.keep else ():
-            found[group] = [sum(decode.store.specs[n].nbytes for n in names)]
-        for able, variant in self.variants(decode, groups).values():
+            found[group] = [sum(checkpoint.store.specs[n].nbytes for n in names)]
+        for able, variant in self.variants(checkpoint, groups).values():
             for group in able:
                 found.setdefault(group, []).append(sum(variant.store.specs[n].nbytes for n in groups[group]))
-        return sum(map(min, found.values())), sum(decode.store.specs[n].size for of in groups.values() for n in of)
+        return sum(map(min, found.values())), sum(checkpoint.store.specs[n].size for of in groups.values() for n in of)
 
 
-def with_methods(decode: Checkpoint, methods: Mapping[str, Method]) -> Checkpoint:
-    """`decode` with tensors quantized by these methods where they are read."""
-    return Checkpoint(CodedStore(decode.store, methods, measure=False, plain="keep"), decode.config, decode.files)
-
-
-def _fits(decode: Checkpoint, name: str, method: Method) -> bool:
-    spec = decode.store.specs[name]
+def _fits(checkpoint: Checkpoint, name: str, method: Method) -> bool:
+    spec = checkpoint.store.specs[name]
     return misfit(spec, fitted(method, spec.shape).scheme) is None
 
 
-def _never(name: str, decode: Checkpoint, methods: Mapping[str, Method]) -> str | None:
+def _never(name: str, checkpoint: Checkpoint, methods: Mapping[str, Method]) -> str | None:
     """Why a tensor can take none of them."""
-    spec = decode.store.specs[name]
+    spec = checkpoint.store.specs[name]
     reasons = [misfit(spec, fitted(m, spec.shape).scheme) for m in methods.values()]
     return None if None in reasons else "; ".join(dict.fromkeys(filter(None, reasons)))
 
@@ -180,13 +219,13 @@ class Trials:
         """See `pipeline.stage.StageHooks`."""
         return gang_of(self.engine)
 
-    def plan(self, decode: Checkpoint) -> Prediction:
-        groups = self.options.groups(decode)
-        cells = sum(len(able) + 1 for able, _ in self.options.variants(decode, groups).values())
-        takes, _ = alone.footprint(self.engine, decode, self.text, self.windows, cells + 1, WINDOWS)
+    def plan(self, checkpoint: Checkpoint) -> Prediction:
+        groups = self.options.groups(checkpoint)
+        cells = sum(len(able) + 1 for able, _ in self.options.variants(checkpoint, groups).values())
+        takes, _ = alone.footprint(self.engine, checkpoint, self.text, self.windows, cells + 1, WINDOWS)
         return Prediction(None, takes)
 
-    def run(self, ctx: Context, decode: Checkpoint) -> Tried:
+    def run(self, ctx: Context, checkpoint: Checkpoint) -> Tried:
         """
         Raises:
             PlanError: a rule matches nothing, or a tensor can take none of the options.
@@ -194,17 +233,19 @@ class Trials:
         """
         if ctx.results is None:
             raise StageError("trials are kept as they are measured, and this run keeps no results")
-        groups = self.options.groups(decode)
-        variants = self.options.variants(decode, groups)
+        for name, why in self.options.left_out.items():
+            text_stream.write(f"{name} is none of the options: {why}\n")
+        groups = self.options.groups(checkpoint)
+        variants = self.options.variants(checkpoint, groups)
         cells = [(g, n) for n, (able, _) in variants.items() for g in (*able, ALL)]
-        windows = scored.settled(self.windows, decode, len(cells) + 1, WINDOWS)
-        specs = decode.store.specs
+        windows = scored.settled(self.windows, checkpoint, len(cells) + 1, WINDOWS)
+        specs = checkpoint.store.specs
         costs: dict[str, dict[str, Any]] = {
             g: {KEEP: {"kl": 0.0, "nbytes": sum(specs[n].nbytes for n in of)}} if self.options.keep else {}
             for g, of in groups.items()
         }
         together: dict[str, Any] = {}
-        with alone.compared(ctx, self.engine, decode, self.text, windows, "trials") as model:
+        with alone.compared(ctx, self.engine, checkpoint, self.text, windows, "trials") as model:
             start, made = time.perf_counter(), 0
             for i, (group, name) in enumerate(cells):
                 able, variant = variants[name]
