@@ -95,7 +95,7 @@ def corrected(
         damping, act_order: see `Corrected`.
     """
     rows, n = matrix.shape
-    size, e = scheme.block_elems, element(scheme.element)
+    size, e = scheme.block_elems or n, element(scheme.element)
     q, codes = empty(matrix.shape, scheme), np.empty((n, rows), np.uint8)
     blocks = dict[int, Found]()
 
@@ -153,10 +153,8 @@ class Gptq:
         if type(method) is not Blockwise:
             raise ConfigError(f"calibrate=gptq: {type(method).__name__} rounds in no blocks")
         s = method.scheme
-        if s.block_rows != 1 or s.block_elems == 0 or s.second not in (None, "f32", "inverse_f32"):
-            raise ConfigError(
-                "calibrate=gptq: is for blocks of columns in one row, with one more scale a matrix at most"
-            )
+        if s.block_rows != 1 or s.second not in (None, "f32", "inverse_f32"):
+            raise ConfigError("calibrate=gptq: is for blocks in one row, with one more scale a matrix at most")
         if method.stochastic or method.nonfinite != "error" or method.zero == "minus":
             raise ConfigError("calibrate=gptq: rounds finite values to the nearest, and nothing at random")
         given = {f.name: getattr(method, f.name) for f in fields(Blockwise)}

@@ -454,3 +454,22 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -
         run(*asked, "allocate.bits=2", "allocate.keep=false")
     with pytest.raises(StageError, match=r"allocate\.kl: nothing loses as little as 1e-09 nats"):
         run(*asked, "allocate.kl=1e-9", "allocate.keep=false")
+
+
+def test_bits_are_allocated_among_what_is_calibrated(here: Path) -> None:
+    """Options are tried as the run rounds that takes the rules, and those that it would refuse are none."""
+    gptq = ("calibrate=gptq", "calibrate.windows.tokens=1024", *SHORT)
+    report = run("flow=allocate", "allocate.quants=[int3,mxfp4,fp8_e4m3]", "allocate.bits=4.25", *gptq)
+    found, tried = report.results["allocate"], report.results["trials"]
+    assert [*tried["together"]] == ["int3", "mxfp4"]  # fp8_e4m3 has one scale a matrix
+    plain = run("flow=allocate", "allocate.quants=[int3,mxfp4]", "allocate.bits=4.25", *SHORT).results["trials"]
+    for name in ("int3", "mxfp4"):
+        assert tried["together"][name]["kl"] < 0.8 * plain["together"][name]["kl"]
+    assert found["kl"] <= tried["together"]["mxfp4"]["kl"]
+    assert found["kl"] == pytest.approx(found["predicted"], rel=0.3)
+    used = run("flow=evaluate", "quant=keep", f"rules_file={Path(report.run) / 'rules.yaml'}", *gptq)
+    assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
+    with pytest.raises(PlanError, match=r"calibrate\.smooth=Awq: .* several together; calibrate=gptq or imatrix"):
+        run("flow=allocate", "allocate.quants=[mxfp4]", "allocate.bits=4.25", "calibrate=awq", *SHORT)
+    with pytest.raises(PlanError, match=r"allocate\.quants: fp8_e4m3: calibrate=gptq: is for blocks in one row"):
+        run("flow=allocate", "allocate.quants=[fp8_e4m3]", "allocate.bits=8.5", *gptq)

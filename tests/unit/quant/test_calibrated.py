@@ -20,6 +20,7 @@ SCHEMES = {
     "int4": {"element": "int4", "block_elems": 32, "scale": "bf16", "scale_rule": "amax"},
     "uint4": {"element": "uint4", "block_elems": 16, "scale": "f16", "zero_point": "int", "scale_rule": "minmax"},
     "int8": {"element": "int8", "block_elems": 64, "scale": "f32", "scale_rule": "amax"},
+    "int4 rows": {"element": "int4", "block_elems": 0, "scale": "f32", "scale_rule": "amax"},
     "mxfp4": {"element": "e2m1", "block_elems": 32, "scale": "e8m0"},
     "nvfp4": {"element": "e2m1", "block_elems": 16, "scale": "e4m3", "second": "f32", "scale_rule": "amax"},
     "q4_0": {"element": "int4", "block_elems": 32, "scale": "f16", "scale_rule": "signed"},
@@ -55,7 +56,7 @@ def test_with_inputs_that_do_not_go_together_gptq_rounds_to_the_nearest(name, ac
 
 
 @pytest.mark.parametrize("act_order", [True, False])
-@pytest.mark.parametrize("name", ["int4", "mxfp4", "nvfp4"])
+@pytest.mark.parametrize("name", ["int4", "int4 rows", "mxfp4", "nvfp4"])
 def test_gptq_is_its_definition(name, act_order):
     """Under the scales that were found: 192 columns, more than are brought up to date together."""
     method, w, x = Blockwise(**SCHEMES[name]), matrix(), inputs(192)
@@ -63,10 +64,10 @@ def test_gptq_is_its_definition(name, act_order):
     stats = SimpleNamespace(hessian=lambda: h)
     q = Gptq(damping=0.05, act_order=act_order).calibrated(method).encode(w, statistics=stats)
     order = np.argsort(-np.diag(h), kind="stable") if act_order else np.arange(192)
-    size = method.block_elems
+    size = method.block_elems or 192
     second = 1.0 if q.second is None else float(q.second.reshape(()))
     scale = q.scales.astype(np.float64) if name != "mxfp4" else 2.0 ** (q.scales.astype(np.float64) - 127)
-    least = np.arange(-7, 8) if name == "int4" else np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    least = np.arange(-7, 8) if name.startswith("int4") else np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
     levels = np.unique(np.concatenate([least, -least]))
 
     def rounded(j, values):
@@ -146,8 +147,8 @@ def test_the_reference_weighs_columns_too(name):
 
 def test_what_cannot_be_is_said():
     rows = Blockwise(element="int8", block_elems=0, scale="f32", scale_rule="amax")
-    with pytest.raises(ConfigError, match="blocks of columns in one row"):
-        Gptq().calibrated(rows)
+    with pytest.raises(ConfigError, match="blocks in one row"):
+        Gptq().calibrated(replace(rows, block_rows=0))
     with pytest.raises(ConfigError, match=r"searches for scales, as search=mse does: .* a whole matrix"):
         Imatrix(GRID).calibrated(replace(rows, block_rows=0))
     with pytest.raises(ConfigError, match="importance: of shape"):
