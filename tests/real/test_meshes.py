@@ -36,6 +36,7 @@ def written(model: Any, prompts: list[list[int]]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.brief(1)  # toys of Gemma's are spread in tests/sharding
 def test_greedy_tokens_are_those_of_one_device(name: str) -> None:
     if not (FOLDER / name).is_file():
         pytest.skip(f"{name} is not in WEIGHTMILL_MODELS")

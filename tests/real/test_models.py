@@ -75,6 +75,7 @@ def nll_of(model: Any, ids: list[int]) -> tuple[float, int]:
     ("name", "text", "tokens"),
     [(SMOLLM2, "sotu_eval.txt", TOKENS), (SMOLLM2, "moby_eval.txt", TOKENS), (GEMMA, "sotu_eval.txt", 512)],
 )
+@pytest.mark.brief(when=lambda text: text == "moby_eval.txt")  # what Gemma says, below
 def test_perplexity_is_that_of_transformers(name: str, text: str, tokens: int) -> None:
     needed(name)
     model = ours(name)
@@ -98,6 +99,7 @@ def test_perplexity_is_that_of_transformers(name: str, text: str, tokens: int) -
         ("Name three colours.", "red"),
     ],
 )
+@pytest.mark.brief(1)
 def test_smollm2_answers_as_with_transformers(asked: str, inside: str) -> None:
     needed(SMOLLM2)
     import torch
@@ -115,6 +117,7 @@ def test_smollm2_answers_as_with_transformers(asked: str, inside: str) -> None:
 
 
 @pytest.mark.parametrize("begun", ["Monday, Tuesday, Wednesday,", "The capital of France is"])
+@pytest.mark.brief(1)
 def test_gemma_continues_as_with_transformers(begun: str) -> None:
     needed(GEMMA)
     import torch
