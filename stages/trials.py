@@ -69,7 +69,9 @@ class Options:
     def left_out(self) -> dict[str, str]:
         """Options that no run with the same `calibrate=` could take, and so none to choose from: why."""
         found: dict[str, str] = {}
-        for name, method in self.methods.items() if self.calibrate is not None else ():
+        if self.calibrate is None:
+            return found
+        for name, method in self.methods.items():
             try:
                 self.calibrate.calibrated(method)
             except ConfigError as why:
@@ -95,7 +97,9 @@ class Options:
             raise PlanError(problems)
         return allocation.grouped(names, self.alike)
 
-    def variants(self, checkpoint: Checkpoint, groups: Mapping[str, list[str]]) -> dict[str, tuple[list[str], Checkpoint]]:
+    def variants(
+        self, checkpoint: Checkpoint, groups: Mapping[str, list[str]]
+    ) -> dict[str, tuple[list[str], Checkpoint]]:
         """Option → the groups that can take it, and the checkpoint in which they have."""
         found = {}
         for name, method in self.methods.items():

@@ -82,7 +82,8 @@ class CorrectedStructs(Structs):
             codes[column], found = nearest(layout, values, units[at], lesses[at])
             return found
 
-        options = {"damping": self.damping, "act_order": self.act_order}
-        feedback.correct(matrix, hessian, size, begin, rounded, **options)
+        feedback.correct(
+            matrix, hessian, size, begin, rounded, damping=self.damping, act_order=self.act_order
+        )  # fmt: skip
         made = codes.reshape(-1, size, rows).swapaxes(1, 2)
         return np.stack([with_codes(kind, b, c) for b, c in zip(blocks, made, strict=True)], axis=1).reshape(rows, -1)

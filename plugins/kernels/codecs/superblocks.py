@@ -8,9 +8,9 @@ grids these are but for Q5_1 and IQ4_NL; then codes and fit are brought to agree
 rounded together, neighbours tried, and the factors fitted to all of a block (`SETTLED`), which is not done there.
 
 The factors of a super-block are then multiplied by what makes Σ weight · value · decoded value what Σ weight · value²
-is (`_unshrunk`). Least squares leave it smaller, by 4 % in Q2_K and 1 % in Q3_K, so every matrix multiplies by less than
-it should: squares grow by it, and the KL of two Llamas of width 512 falls by 20 % (q2_k) and 3 to 12 % (q3_k_m). From
-4 bits on it changes little.
+is (`_unshrunk`). Least squares leave it smaller, by 4 % in Q2_K and 1 % in Q3_K, so every matrix multiplies by less
+than it should: squares grow by it, and the KL of two Llamas of width 512 falls by 20 % (q2_k) and 3 to 12 % (q3_k_m).
+From 4 bits on it changes little.
 
 Weights: importance · sqrt(2 · mean square of the block + x²), as `quantize_row_q4_K_impl` has them, with 8 for 2 in the
 kinds of 2 and 3 bits. Where importance is not known these take it to be 1, and the others root mean square of the
