@@ -6,6 +6,7 @@ A stage gathers them (`stages/calibrate.py`) by running the model as it was on t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,6 +113,28 @@ class Smoothing:
     factors: Any
     loss: float
     said: Mapping[str, Any]
+
+
+class Reconstructor(Protocol):
+    """A plugin node under `calibrate.reconstruct`: trains what a block's weights are rounded to, block after block."""
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the text a block is trained on, each as often as it comes, for the plan."""
+        ...
+
+    def problem(self, scheme: Any) -> str | None:
+        """Why tensors of this scheme cannot be trained; None: they can."""
+        ...
+
+    def learn(
+        self, engine: Any, checkpoint: Any, coded: Any, rows: Sequence[Sequence[int]], batch: int, folder: Path,
+        seed: int,
+    ) -> None:  # fmt: skip
+        """Write what was learned into `folder`, a file `blocks.N.npz` a block: of every tensor that `coded` has packed
+        and `checkpoint` has not what `pipeline.learned.arrays_of` says, and `blocks.N/report`, JSON. What an earlier
+        call had finished there is not done again."""
+        ...
 
 
 class Smoother(Protocol):

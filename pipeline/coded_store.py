@@ -12,6 +12,7 @@ from pipeline.calibration import Statistics
 from pipeline.errors import StageError, ValueRangeError
 from pipeline.gained import NEAREST, Past
 from pipeline.hooks import optional
+from pipeline.learned import Learned
 from pipeline.measured import encoded
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Kernel
@@ -20,7 +21,7 @@ from pipeline.tensors.matrices import ExtremesOf, scanned
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
-from pipeline.tensors.stats import Gain
+from pipeline.tensors.stats import ErrorStats, Gain
 from pipeline.tensors.store import Index, TensorStore, checked, normalize
 from pipeline.tensors.store_view import StoreView
 
@@ -43,6 +44,7 @@ class CodedStore(StoreView):
         plain: what tensors become that are unpacked: `bf16`, or `keep`, the fp32 values that they decode to.
         statistics: of what the tensors are multiplied by, for methods that look at that; None: there are none.
         pasts: of tensors that were changed before, what they would be had they been rounded before that, in order.
+        learned: codes and scales that take the place of those that methods make.
         extremes: of whole matrices and rows, for methods that need them.
     """
 
@@ -53,6 +55,7 @@ class CodedStore(StoreView):
     unpack: Kernel = field(default_factory=partial(Kernel, "dequantize", ("numpy",)))
     statistics: Statistics | None = None
     pasts: tuple[Past, ...] = ()
+    learned: Learned | None = None
     extremes: ExtremesOf = field(default_factory=ExtremesOf, compare=False, repr=False)
 
     @cached_property
@@ -128,6 +131,8 @@ class CodedStore(StoreView):
             value = value[tuple(slice(b.start - o.start, b.stop - o.start) for b, o in zip(box, outer, strict=True))]
         if spec.scheme is None:
             return checked(value, spec, box, name)
+        if self.learned is not None and name in self.learned:
+            return self._learned(self.learned, name, box, value)
         try:
             wider = self._wider(method, name, box)
             if self.measure:
@@ -141,6 +146,16 @@ class CodedStore(StoreView):
             at = ",".join(f"{s.start}:{s.stop}" for s in box)
             raise ValueRangeError(f"{name}[{at}]: {why}") from None
         return checked(coded, spec, box, name)
+
+    def _learned(self, learned: Learned, name: str, box: tuple[slice, ...], value: Any) -> QTensor:
+        """What was learned of a box, with what is lost by it; what the steps gained comes with its beginning."""
+        coded = learned.read(name, self.specs[name], box)
+        if self.measure:
+            values = np.asarray(value).astype(np.float32)
+            meter.error(name, ErrorStats.between(values, np.asarray(self.unpack(coded, "F32"))))
+            if all(s.start == 0 for s in box) and (gain := learned.gain(name)) is not None:
+                meter.gained(name, gain)
+        return checked(coded, self.specs[name], box, name)
 
     def _gain(self, method: Method, name: str, box: tuple[slice, ...], value: Any, coded: QTensor) -> Gain:
         """What is lost of outputs after each step, of a box that was just encoded."""

@@ -37,6 +37,7 @@ from pipeline.fields import CHOSEN as CHOSEN
 from pipeline.fields import NEUTRAL as NEUTRAL
 from pipeline.figures import Cell, Figure
 from pipeline.hooks import hooks_of
+from pipeline.learned import Learned
 from pipeline.mesh import Placement, Step
 from pipeline.model_slot import ModelSlot
 from pipeline.tensors.folds import Fold
@@ -183,6 +184,7 @@ class Checkpoint:
         statistics: of what its matrices are multiplied by; None: no stage has looked.
         nearest: its tensors as rounding to the nearest alone makes them, where methods look at what they are multiplied
             by; None: they do not.
+        learned: codes and scales that its tensors are to take, where a stage has trained them; None: none has.
         folded: stage → the tensors that it changed so that only together they are what they were, and how.
         input_scales: of what its matrices are multiplied by, made before any is seen; None: there are none.
         turned: matrices that are rotated, and whose inputs models are to rotate, too; None: there are none.
@@ -206,6 +208,7 @@ class Checkpoint:
     keeping: Callable[[Sequence[str]], str] | None = field(default=None, compare=False, repr=False)
     statistics: Statistics | None = field(default=None, repr=False)
     nearest: TensorStore | None = field(default=None, repr=False)
+    learned: Learned | None = field(default=None, repr=False)
     folded: Mapping[str, Fold] = field(default_factory=dict, repr=False)
     input_scales: InputScales | None = field(default=None, repr=False)
     turned: Turned | None = field(default=None, repr=False)

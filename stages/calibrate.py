@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -149,19 +149,13 @@ class Calibrate:
         """
         assert ctx.folder is not None
         assert ctx.unfinished is not None
-        tokenizer = self.engine.tokenizer.load(checkpoint)  # type: ignore[attr-defined]
-        rows = []
-        for text in self.texts:
-            ids, size = beginning(tokenizer, texts.read(text), self.windows.limit), self.windows.window
-            rows += [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
-        if not rows:
-            raise ConfigError(f"calibrate.texts: no text has the {self.windows.window} tokens of a window")
+        rows = rows_of(self.engine, checkpoint, self.texts, self.windows)
         text_stream.write(f"calibrating on {len(rows) * self.windows.window:,} tokens\n")
         kept = {"hessian": self.hessian, "samples": self.samples}
         observer(self.engine)(checkpoint, rows, self.windows.batch, ctx.unfinished, **kept)
-        for path in sorted(ctx.unfinished.glob("layers.*.np[yz]")):  # in both: whoever is killed here finds them again
+        for path in sorted(ctx.unfinished.glob("layers.*.np[yz]")):
             meter.wrote(path.stat().st_size)
-            _in_both(path, ctx.folder / path.name)
+            in_both(path, ctx.folder / path.name)
         found = self.reopen(ctx.folder, checkpoint)
         assert isinstance(found.statistics, Folder)
         if missing := [name for name in likely(checkpoint) if name not in found.statistics]:
@@ -183,13 +177,31 @@ class Calibrate:
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian, self.samples > 0))
 
 
-def _in_both(path: Path, other: Path) -> None:
-    """A file under another name as well; copied, where file systems have no links."""
+def in_both(path: Path, other: Path) -> None:
+    """A file under another name as well, so that whoever is killed finds it again; copied, where file systems have no
+    links."""
     other.unlink(missing_ok=True)
     try:
         os.link(path, other)
     except OSError:
         clone(path, other)
+
+
+def rows_of(engine: Engine, checkpoint: Checkpoint, files: Sequence[str], windows: Windows) -> list[list[int]]:
+    """Texts as token ids, in rows of one window each.
+
+    Raises:
+        ConfigError: no text fills a window.
+        SourceError: no tokenizer; a text that is not UTF-8.
+    """
+    tokenizer = engine.tokenizer.load(checkpoint)  # type: ignore[attr-defined]
+    rows, size = list[list[int]](), windows.window
+    for text in files:
+        ids = beginning(tokenizer, texts.read(text), windows.limit)
+        rows += [ids[i : i + size] for i in range(0, len(ids) - size + 1, size)]
+    if not rows:
+        raise ConfigError(f"calibrate.texts: no text has the {size} tokens of a window")
+    return rows
 
 
 def beginning(tokenizer: Any, text: str, limit: int | None) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Literal
 from pipeline import gained
 from pipeline.assigned import assigned, keeping
 from pipeline.calibrated import calibrated
-from pipeline.calibration import Calibrator, Smoother, Statistics
+from pipeline.calibration import Calibrator, Reconstructor, Smoother, Statistics
 from pipeline.coded_store import CodedStore, Unpacked
 from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.folded import Narrowed
@@ -42,6 +42,7 @@ class Quantize:
         calibrate: makes methods look at what the stage `calibrate` found; None: at weights alone.
         smooth, rotate: what scales channels and rotates hidden states in the stages of these names, which have to be
             there then; None: nothing.
+        reconstruct: what trains codes and scales in the stage of this name, which has to be there then; None: nothing.
         inputs: what activations are rounded to under scales that `calibrate` is to say; None: no such scales are made.
         quantile: the share of sampled inputs that lie within these; None: all that were seen.
         turn: rotates columns of what is quantized in blocks, as models do with what they multiply it by; None: nothing.
@@ -60,6 +61,7 @@ class Quantize:
     calibrate: Calibrator | None = None
     smooth: Smoother | None = None
     rotate: Rotation | None = None
+    reconstruct: Reconstructor | None = None
     inputs: Method | None = None
     quantile: float | None = None
     turn: Rotation | None = None
@@ -74,6 +76,13 @@ class Quantize:
             PlanError: a rule matches nothing, or a selected tensor does not fit its scheme, all of them at once; or a
                 quantization is asked for, and no tensor would have any.
         """
+        if self.reconstruct is not None and checkpoint.learned is None:
+            text = "trains what weights are rounded to; the stage reconstruct, before quantize, does that"
+            raise PlanError([Problem("calibrate.reconstruct", text)])
+        return self._coded(checkpoint)
+
+    def _coded(self, checkpoint: Checkpoint) -> Checkpoint:
+        """What `run` gives; of a checkpoint of which nothing was learned yet, what learning begins with."""
         for stage, asked, does in (("smooth", self.smooth, "scales channels"), ("rotate", self.rotate, "rotates")):
             if asked is not None and stage not in checkpoint.folded:
                 text = f"{does} before anything is quantized; the stage {stage}, before quantize, does that"
@@ -89,12 +98,12 @@ class Quantize:
         checkpoint = self._turned(checkpoint, todo)
         store = CodedStore(
             checkpoint.store, todo, self.measure, self.plain, self.unpack, checkpoint.statistics,
-            self._pasts(checkpoint, todo) if self.measure else (),
+            self._pasts(checkpoint, todo) if self.measure else (), checkpoint.learned,
         )  # fmt: skip
         nearest = None
-        if self.calibrate is not None:
+        if self.calibrate is not None or checkpoint.learned is not None:
             by = {n: gained.nearest(m) for n, m in todo.items()}
-            nearest = replace(store, methods=by, measure=False, pasts=())
+            nearest = replace(store, methods=by, measure=False, pasts=(), learned=None)
         kept = partial(keeping, roles=self.roles, taken=tuple(todo), extra=self.extra_rules)
         return replace(checkpoint, store=store, keeping=kept, nearest=nearest)
 
@@ -220,3 +229,12 @@ def to_be(quantize: Quantize, checkpoint: Checkpoint) -> dict[str, Method]:
         PlanError: as `Quantize.run`.
     """
     return quantize._assigned(checkpoint)
+
+
+def coded(quantize: Quantize, checkpoint: Checkpoint) -> Checkpoint:
+    """What `quantize` makes of a checkpoint of which nothing was learned yet: what a stage before that one learns from.
+
+    Raises:
+        PlanError: as `Quantize.run`.
+    """
+    return quantize._coded(checkpoint)

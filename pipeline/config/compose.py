@@ -97,7 +97,7 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
 
 
 def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
-    """`tree` without the stages `rotate`, `calibrate` and `smooth` where none of what they do was asked for."""
+    """`tree` without those stages of `calibrate=` of which none of what they do was asked for."""
     asked, nodes = tree.get("calibrate"), tree.get("stages")
     if not isinstance(asked, Mapping) or not isinstance(nodes, Mapping):
         return tree
@@ -107,6 +107,7 @@ def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
         "calibrate": not smooths and not scales and asked.get("method") is None,
         "smooth": not smooths,
         "rotate": asked.get("rotate") is None,
+        "reconstruct": asked.get("reconstruct") is None,
     }
     return {**tree, "stages": {name: node for name, node in nodes.items() if not left.get(name)}}
 
