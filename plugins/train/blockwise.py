@@ -154,7 +154,7 @@ class _Block:
             positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
             return own(x, layer, CacheView(None, positions, fresh=True), ops)
 
-        self.run, self._batch = run, batch
+        self.run, self._layer, self._batch = run, layer, batch
         self._compiled = jax.jit(run)
 
     @staticmethod
