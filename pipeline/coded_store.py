@@ -147,7 +147,7 @@ class CodedStore(StoreView):
             raise ValueRangeError(f"{name}[{at}]: {why}") from None
         return checked(coded, spec, box, name)
 
-    def _learned(self, learned: Learned, name: str, box: tuple[slice, ...], value: Any) -> QTensor:
+    def _learned(self, learned: Learned, name: str, box: tuple[slice, ...], value: Any) -> Any:
         """What was learned of a box, with what is lost by it; what the steps gained comes with its beginning."""
         coded = learned.read(name, self.specs[name], box)
         if self.measure:

@@ -122,7 +122,7 @@ def _save(path: Path, array: Any) -> None:
     with part.open("wb") as file:
         np.save(file, array)
     part.replace(path)
-    meter.wrote(array.nbytes)
+    meter.on_disk(sum(p.stat().st_size for p in path.parent.glob("hidden.*.npy")))
 
 
 def _embedded(model: Decoder, checkpoint: Checkpoint, load: Callable[..., None], tokens: Any, batch: int) -> Any:
@@ -272,7 +272,7 @@ def _fixed(w: Any, q: QTensor) -> dict[str, Any]:
     size = scheme.block_elems
     stored = scales.load(np.asarray(q.scales), scheme).astype(np.float32)
     lead = shape[:-2]
-    second = np.float32(1)
+    second: Any = np.float32(1)
     if q.second is not None:
         second = np.asarray(q.second, np.float32).reshape(*lead, 1, 1)
         second = 1 / second if scheme.second == "inverse_f32" else second

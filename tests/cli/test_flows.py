@@ -456,6 +456,28 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -
         run(*asked, "allocate.kl=1e-9", "allocate.keep=false")
 
 
+def test_what_blocks_learn_is_what_is_exported(here: Path) -> None:
+    few = ("calibrate=reconstruct", "calibrate.windows.tokens=2048", "calibrate.reconstruct.updates=10",
+           "calibrate.reconstruct.look=5", "calibrate.reconstruct.round_rate=0.03")  # fmt: skip
+    report = run("flow=convert", "quant=mxfp4", *few)
+    blocks = report.results["reconstruct"]["blocks"]
+    assert [*blocks] == [f"model.layers.{i}" for i in range(4)]
+    assert all(of["after"] < of["before"] for of in blocks.values())
+    kl = [
+        run("flow=evaluate", "quant=mxfp4", *more, *SHORT).results["evaluate"]["texts"]["sotu_eval.txt"]["kl"]
+        for more in ((), few)
+    ]
+    assert kl[1] < kl[0]
+    with pytest.raises(PlanError, match=r"calibrate\.reconstruct: model\.layers.*coded together"):
+        run("flow=convert", "quant=iq4_nl", "export=gguf", *few)
+    with pytest.raises(PlanError, match=r"activations_rotate: rotates inputs of packed weights"):
+        run("flow=evaluate", "quant=mxfp4", "activations=mxfp4", "activations_rotate=32", *few, *SHORT)
+    with pytest.raises(ConfigError, match=r"update.*did you mean 'updates'"):
+        run("flow=convert", "quant=mxfp4", *few, "calibrate.reconstruct.update=3")
+    with pytest.raises(PlanError, match=r"calibrate\.reconstruct=Reconstruction: .* several together"):
+        run("flow=allocate", "allocate.quants=[mxfp4]", "allocate.bits=4.25", *few, *SHORT)
+
+
 def test_bits_are_allocated_among_what_is_calibrated(here: Path) -> None:
     """Options are tried as the run rounds that takes the rules, and those that it would refuse are none."""
     gptq = ("calibrate=gptq", "calibrate.windows.tokens=1024", *SHORT)
