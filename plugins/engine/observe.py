@@ -4,10 +4,11 @@ The hidden states that a block is given lie on disk, and so do those that it giv
 block that was not finished, with equal bytes. Sums are float32 in a batch and float64 over batches, Hessians float32.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +58,30 @@ def observe(
     load = partial(fill, checkpoint=checkpoint, where=device, cast=engine.cast, unpack=engine.unpack)
     tokens = np.asarray(rows, np.int32)
     blocks = list(model.layers)
-    done = max((i for i in range(len(blocks) + 1) if _hidden(folder, i).is_file()), default=-1)
+    done = max((i for i in range(len(blocks) + 1) if hidden_file(folder, i).is_file()), default=-1)
     going = Progress("calibrating", len(blocks) * tokens.size, "tokens", done=max(done, 0) * tokens.size)
     if done < 0:
-        with _held(model.embed_tokens, load):
-            embed = jax.jit(lambda leaf, part: _embedded(model, leaf, part))
+        with on_device(model.embed_tokens, load):
+            embed = jax.jit(lambda leaf, part: embedded(model, leaf, part))
             leaf = model.embed_tokens.get_value()
             shape, kind = (*tokens.shape, leaf.shape[-1]), np.float32 if model.dtype == "float32" else np.uint16
-            with _saved(_hidden(folder, 0), shape, kind) as into:
-                for at in _starts(tokens, batch):
-                    into[at : at + batch] = _bits(embed(leaf, tokens[at : at + batch]))
+            with saved(hidden_file(folder, 0), shape, kind) as into:
+                for at in starts(tokens, batch):
+                    into[at : at + batch] = bits(embed(leaf, tokens[at : at + batch]))
         done = 0
     for i in range(done, len(blocks)):
-        before = np.load(_hidden(folder, i), mmap_mode="r")
-        with _held(blocks[i], load):
+        before = np.load(hidden_file(folder, i), mmap_mode="r")
+        with on_device(blocks[i], load):
             every = max(1, (tokens.size // samples - 1) | 1) if samples else 0  # odd, or all had few places in windows
-            step, told = _program(model, blocks[i], i, hessian=hessian, every=every)
-            sums, spilled = Sums(), list[_Spilled]()
+            step, told = program(model, blocks[i], i, hessian=hessian, every=every)
+            sums, spilled = Sums(), list[Spilled]()
             leaves = jax.tree.leaves(nnx.split(blocks[i])[1])
-            with _saved(_hidden(folder, i + 1), before.shape, before.dtype) as after:
-                for at in _starts(tokens, batch):
+            with saved(hidden_file(folder, i + 1), before.shape, before.dtype) as after:
+                for at in starts(tokens, batch):
                     y, found, routed = step(leaves, jnp.asarray(before[at : at + batch]).view(model.dtype))
                     sums.add(found)
-                    after[at : at + batch] = _bits(y)
-                    spilled = spilled or [_Spilled(folder, k, tokens.size, *of) for k, of in enumerate(routed)]
+                    after[at : at + batch] = bits(y)
+                    spilled = spilled or [Spilled(folder, k, tokens.size, *of) for k, of in enumerate(routed)]
                     for into, of in zip(spilled, routed, strict=True):
                         into.add(*of)
                     going.add(y.shape[0] * y.shape[1])
@@ -90,29 +91,29 @@ def observe(
                 for seen, of in zip(told.routed, spilled, strict=True):
                     statistics |= experts(seen, of.x, of.live, held, hessians, samples)
                     of.gone()
-                _save_arrays(folder / f"{STEM}.{i}.npz", statistics)
-        _hidden(folder, i).unlink()
+                save_arrays(folder / f"{STEM}.{i}.npz", statistics)
+        hidden_file(folder, i).unlink()
 
 
 STEM = "layers"
 
 
-def _hidden(folder: Path, block: int) -> Path:
+def hidden_file(folder: Path, block: int) -> Path:
     """What `block` is given, [rows, T, D], as unsigned integers where NumPy's files do not know the dtype."""
     return folder / f"hidden.{block}.npy"
 
 
-def _starts(tokens: Any, batch: int) -> range:
+def starts(tokens: Any, batch: int) -> range:
     return range(0, len(tokens), batch)
 
 
-def _bits(array: Any) -> Any:
+def bits(array: Any) -> Any:
     array = np.asarray(array)
     return array if array.dtype == np.float32 else array.view(np.uint16)
 
 
 @contextmanager
-def _saved(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Any]:
+def saved(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Any]:
     """An array to be filled: a file that is there is whole."""
     partial_path = path.with_suffix(".partial")
     array = np.lib.format.open_memmap(partial_path, "w+", dtype, shape)
@@ -121,25 +122,25 @@ def _saved(path: Path, shape: tuple[int, ...], dtype: Any) -> Iterator[Any]:
     partial_path.replace(path)
 
 
-class _Spilled:
+class Spilled:
     """What one mixture of a block is given, on disk until its experts are looked at."""
 
     def __init__(self, folder: Path, number: int, rows: int, x: Any, live: Any):
         self._path, self._at = folder / f"routed.{number}.npy", 0
-        self._bits = np.lib.format.open_memmap(self._path, "w+", _bits(x).dtype, (rows, x.shape[1]))
+        self._bits = np.lib.format.open_memmap(self._path, "w+", bits(x).dtype, (rows, x.shape[1]))
         self.x, self.live = self._bits.view(x.dtype), np.zeros((rows, live.shape[1]), np.bool_)
 
     def add(self, x: Any, live: Any) -> None:
         """Rows x [n, in], and which experts these are for, [n, experts]."""
         stop = self._at + len(x)
-        self._bits[self._at : stop], self.live[self._at : stop] = _bits(x), np.asarray(live)
+        self._bits[self._at : stop], self.live[self._at : stop] = bits(x), np.asarray(live)
         self._at = stop
 
     def gone(self) -> None:
         self._path.unlink()
 
 
-def _save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
+def save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     partial_path = path.with_suffix(".partial")
     with partial_path.open("wb") as file:
         np.savez(file, **arrays)
@@ -147,7 +148,7 @@ def _save_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _held(part: Any, load: Callable[..., None]) -> Iterator[None]:
+def on_device(part: Any, load: Callable[..., None]) -> Iterator[None]:
     """With the weights of `part` on the device, and without them afterwards."""
     holder = part if isinstance(part, nnx.Module) else nnx.List([part])
     empty = [(p, p.get_value()) for p in parameters(holder)]
@@ -159,34 +160,44 @@ def _held(part: Any, load: Callable[..., None]) -> Iterator[None]:
             param.set_value(nothing)
 
 
-def _embedded(model: Decoder, leaf: Any, tokens: Any) -> Any:
+def embedded(model: Decoder, leaf: Any, tokens: Any) -> Any:
     x = model.ops.embed(tokens, leaf, dtype=jnp.dtype(model.dtype))
     return x if model.embed_scale is None else x * jnp.asarray(model.embed_scale, x.dtype)
 
 
 @dataclass
-class _Told:
+class Told:
     """What the trace of a block has said, beside arrays.
 
     Attributes:
         alike: tensor → the one that is multiplied by the same, and stands for it.
         routed: its mixtures of experts.
+        order: what is multiplied one after the other: the tensor that stands for those alike, or the place of a
+            mixture in `routed`.
     """
 
     alike: dict[str, str] = field(default_factory=dict)
     routed: list[Routed] = field(default_factory=list)
+    order: list[str | int] = field(default_factory=list)
+
+    def again(self) -> None:
+        """Another trace begins, as that of a last batch of fewer rows."""
+        self.routed.clear()
+        self.order.clear()
 
 
-def _program(model: Decoder, block: Any, layer: int, *, hessian: bool, every: int) -> tuple[Any, _Told]:
+def program(
+    model: Decoder, block: Any, layer: int, *, hessian: bool, every: int, only: Collection[str] | None = None
+) -> tuple[Any, Told]:
     """`(leaves, x [B, T, D]) → (x, tensor → statistic → sums, what each mixture is given)` of one block; and what its
-    first call will have said."""
+    first call will have said. Of other tensors than `only` nothing is added up; None: of all."""
     graph, state = nnx.split(block)
-    tree, told = jax.tree.structure(state), _Told()
+    tree, told = jax.tree.structure(state), Told()
 
     @jax.jit
     def run(leaves: Any, x: Any) -> Any:
         own: Any = nnx.merge(graph, jax.tree.unflatten(tree, leaves))
-        recorder = _Recorder(list(parameters(own)), hessian, every, told)
+        recorder = _Recorder(list(parameters(own)), hessian, every, told, only)
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
         watched: dict[str, Any] = {
             "matmul": _Matmul(model.ops.matmul, recorder), "moe": _Moe(model.ops.moe, recorder)
@@ -200,9 +211,12 @@ def _program(model: Decoder, block: Any, layer: int, *, hessian: bool, every: in
 class _Recorder:
     """What was multiplied by which parameter, inside one trace; with `every` one of so many rows."""
 
-    def __init__(self, params: Sequence[Any], hessian: bool, every: int, told: _Told):
+    def __init__(
+        self, params: Sequence[Any], hessian: bool, every: int, told: Told, only: Collection[str] | None = None
+    ):
+        told.again()
         self.names = {_known_by(p.get_value()): p.names for p in params}
-        self.hessian, self.every, self.told = hessian, every, told
+        self.hessian, self.every, self.told, self.only = hessian, every, told, only
         self.found: Found = {}
         self.given: list[tuple[Any, Any]] = []
         self._first: dict[int, tuple[str, Any]] = {}  # by identity; the array is held, or another could have its own
@@ -213,7 +227,9 @@ class _Recorder:
         if first != name:
             self.told.alike[name] = first
             return
-        self.found[name] = self.sums(x.reshape(-1, x.shape[-1]).astype(jnp.float32))
+        self.told.order.append(name)
+        if self.only is None or name in self.only:
+            self.found[name] = self.sums(x.reshape(-1, x.shape[-1]).astype(jnp.float32))
 
     def sums(self, x: Any) -> dict[str, Any]:
         """Sums over the rows of x [N, in], fp32."""
@@ -227,8 +243,10 @@ class _Recorder:
     def experts(self, x: Any, live: Any, w_in: Any, b_in: Any, w_out: Any, activation: Any) -> None:
         into, out = (tuple(self.names[_known_by(w)] for w in ws) for ws in (w_in, (w_out,)))
         biases = tuple(None if b is None else self.names[_known_by(b)] for b in b_in)
+        self.told.order.append(len(self.told.routed))
         self.told.routed.append(Routed(into, biases, out[0], activation))
-        self.given.append((x, live))
+        if self.only is None or not {*chain(*into), *out[0]}.isdisjoint(self.only):
+            self.given.append((x, live))
 
 
 def _known_by(w: Any) -> int:

@@ -23,7 +23,7 @@ def hessian_of(folder: Path, found: Any, name: str) -> Any:
 def test_sums_of_batches_are_those_of_all(tmp_path):
     x = np.random.default_rng(0).standard_normal((96, 5)).astype(np.float32)
     sums = observe.Sums()
-    recorder = observe._Recorder([], True, 3, observe._Told())
+    recorder = observe._Recorder([], True, 3, observe.Told())
     for part in np.split(x, 3):
         sums.add({"w": {k: np.asarray(v) for k, v in recorder.sums(part).items()}})
     found = sums.statistics({"v": "w"}, observe.Hessians(tmp_path, "layers.0"), 4)
@@ -53,17 +53,17 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     assert [*whole] == [
         f"layers.{i}.{what}" for i in (0, 1) for what in (*(f"hessian.{k}.npy" for k in range(5)), "npz")
     ]
-    save, saved = observe._save_arrays, []
+    save, saved = observe.save_arrays, []
 
     def killed(path: Path, arrays: Any) -> None:
         if path.name == "layers.1.npz":
             raise KeyboardInterrupt
         save(path, arrays)
 
-    monkeypatch.setattr(observe, "_save_arrays", killed)
+    monkeypatch.setattr(observe, "save_arrays", killed)
     with pytest.raises(KeyboardInterrupt):
         observed(tmp_path / "killed")
-    monkeypatch.setattr(observe, "_save_arrays", lambda path, arrays: (saved.append(path.name), save(path, arrays)))
+    monkeypatch.setattr(observe, "save_arrays", lambda path, arrays: (saved.append(path.name), save(path, arrays)))
     assert observed(tmp_path / "killed") == whole
     assert saved == ["layers.1.npz"]
 
@@ -138,3 +138,16 @@ def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> 
             wanted = rows[np.linspace(0, len(rows) - 1, 20).astype(int)] if len(rows) else np.zeros_like(sample)
             np.testing.assert_allclose(sample, wanted, rtol=1e-3, atol=1e-4)
     assert len([*tmp_path.glob("*.npy")]) == 2  # gate and up are multiplied by the same
+
+
+def test_a_last_batch_may_have_fewer_rows(tmp_path: Path) -> None:
+    found = []
+    for batch in (3, 4):  # of four rows
+        folder = tmp_path / str(batch)
+        folder.mkdir()
+        model_runs.engine().observe(model_runs.checkpoint(two_layers.folder()), ROWS, batch, folder, hessian=True)
+        with np.load(folder / "layers.1.npz") as of:
+            found.append({key: of[key] for key in of.files if key.endswith(("tokens", "mean_square"))})
+    assert found[0].keys() == found[1].keys()
+    for key, array in found[0].items():
+        np.testing.assert_allclose(array, found[1][key], rtol=1e-5, err_msg=key)
