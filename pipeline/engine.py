@@ -345,7 +345,8 @@ class EngineHooks:
     """`observe(checkpoint, rows, batch, folder, hessian=…, samples=…)`: run a model over rows of token ids, `batch` at
     once, and write what its matrices are multiplied by into `folder`, a file `layers.N.npz` a block and with `hessian`
     others beside it, `layers.N.*.npy`; see `plugins.engine.observe`. What an earlier call had finished there is not
-    done again."""
+    done again. With `rounded=…`, `coded=…`, `names=…` and `within=…` each block is quantized before the next one is
+    looked at; see `plugins.engine.successive`."""
 
 
 def gang_of(engine: Engine) -> Gang | None:

@@ -30,6 +30,15 @@ class Learned:
     place: Path | None
     files: Mapping[str, str]
 
+    @classmethod
+    def of(cls, folder: Path) -> "Learned":
+        """What lies in a folder."""
+        files: dict[str, str] = {}
+        for path in sorted(folder.glob("blocks.*.npz")):
+            with np.load(path) as kept:
+                files |= {name: path.name for key in kept.files if (name := key.removesuffix("/codes")) != key}
+        return cls(folder, files)
+
     def __contains__(self, name: object) -> bool:
         return name in self.files
 

@@ -160,9 +160,7 @@ class Calibrate:
         assert isinstance(found.statistics, Folder)
         if missing := [name for name in likely(checkpoint) if name not in found.statistics]:
             raise StageError(f"calibrate: the model multiplies nothing by {some(missing)}, which was not foreseen")
-        if few := list(found.statistics.few()):
-            said = f"saw fewer than {LEAST} tokens and take the mean of their layer's"
-            text_stream.write(f"{len(few)} matrices of experts {said}: {', '.join(few)}\n")
+        say_few(found.statistics)
         return found
 
     def reopen(self, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
@@ -175,6 +173,13 @@ class Calibrate:
                     if what == "tokens":
                         files[name] = path.name
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian, self.samples > 0))
+
+
+def say_few(found: Folder) -> None:
+    """Name the experts that saw too little."""
+    if few := list(found.few()):
+        said = f"saw fewer than {LEAST} tokens and take the mean of their layer's"
+        text_stream.write(f"{len(few)} matrices of experts {said}: {', '.join(few)}\n")
 
 
 def in_both(path: Path, other: Path) -> None:

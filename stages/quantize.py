@@ -1,6 +1,6 @@
 """Quantize: a list of rules says which tensors take which method and which stay as they are."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
@@ -14,6 +14,7 @@ from pipeline.errors import ConfigError, PlanError, Problem
 from pipeline.folded import Narrowed
 from pipeline.gained import Past
 from pipeline.hooks import optional
+from pipeline.learned import Learned
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
 from pipeline.rotated import TurnedStatistics, turned
@@ -169,7 +170,7 @@ class Quantize:
     def _todo(self, checkpoint: Checkpoint) -> dict[str, Method]:
         """Tensor → the method that it is to take, with what that is told of activations."""
         todo = self._assigned(checkpoint)
-        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics)
+        return todo if self.calibrate is None else self._calibrated(todo, checkpoint.statistics, checkpoint.learned)
 
     def _assigned(self, checkpoint: Checkpoint) -> dict[str, Method]:
         """Tensor → the method that it is to take, of weights alone."""
@@ -191,14 +192,18 @@ class Quantize:
             raise PlanError(problems)
         return {n: m for n, m in found.items() if specs[n].scheme != m.scheme}
 
-    def _calibrated(self, todo: dict[str, Method], statistics: Statistics | None) -> dict[str, Method]:
-        """`todo` with methods that look at activations, for the tensors that have any: an embedding is looked up."""
+    def _calibrated(
+        self, todo: dict[str, Method], statistics: Statistics | None, learned: Learned | None
+    ) -> dict[str, Method]:
+        """`todo` with methods that look at activations, for the tensors that have any, or have codes by them:
+        an embedding is looked up."""
         assert self.calibrate is not None
-        if statistics is None:
+        told: Container[str] | None = learned if statistics is None else statistics
+        if told is None:
             text = "has no statistics to look at; the stage calibrate, before quantize, makes them"
             raise PlanError([Problem("calibrate", text)])
         by = {m: self.calibrate.calibrated(m) for m in dict.fromkeys(todo.values()) if m.scheme is not None}
-        return {n: by.get(m, m) if n in statistics else m for n, m in todo.items()}
+        return {n: by.get(m, m) if n in told else m for n, m in todo.items()}
 
     @property
     def _rules(self) -> tuple[Rule, ...]:

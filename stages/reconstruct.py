@@ -100,19 +100,15 @@ class Reconstruct:
 
     def reopen(self, folder: Path, checkpoint: Checkpoint) -> Checkpoint:
         """See `pipeline.stage.StageHooks`."""
-        files, said = dict[str, str](), dict[int, Any]()
+        said = dict[int, Any]()
         for path in folder.glob("blocks.*.npz"):
             with np.load(path) as kept:
                 for key in kept.files:
                     name, _, what = key.rpartition("/")
                     if what == REPORT:
                         said[int(name.rpartition(".")[2])] = json.loads(str(kept[key]))
-                    elif what == "codes":
-                        files[name] = path.name
         blocks = {f"model.layers.{i}": said[i] for i in sorted(said) if said[i]}
-        return replace(
-            checkpoint, learned=Learned(folder, files), report={"blocks": blocks, "tables": (_table(blocks),)}
-        )
+        return replace(checkpoint, learned=Learned.of(folder), report={"blocks": blocks, "tables": (_table(blocks),)})
 
     def _learned(self, checkpoint: Checkpoint, begun: Checkpoint) -> list[str]:
         """The tensors of blocks that are to be quantized.

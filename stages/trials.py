@@ -55,7 +55,8 @@ class Options:
     def __post_init__(self) -> None:
         for name, what in self.changes.items():
             if what is not None:
-                text = f"calibrate.{name}={type(what).__name__}: allocate looks at tensors one by one, and this changes"
+                said = what if isinstance(what, str) else type(what).__name__
+                text = f"calibrate.{name}={said}: allocate looks at tensors one by one, and this changes"
                 also = "; calibrate=gptq or imatrix, or allocate by one of these and then rules_file= with this"
                 raise ConfigError(f"{text} several together{also}")
         if not self.methods:

@@ -103,10 +103,12 @@ def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
         return tree
     smooths = asked.get("smooth") is not None
     scales = tree.get("activations_scales") == "calibrated" and bool(asked.get("texts"))
+    one_by_one = asked.get("sequential") is not None
     left = {
-        "calibrate": not smooths and not scales and asked.get("method") is None,
+        "calibrate": not smooths and not scales and (asked.get("method") is None or one_by_one),
         "smooth": not smooths,
         "rotate": asked.get("rotate") is None,
+        "successive": not one_by_one,
         "reconstruct": asked.get("reconstruct") is None,
     }
     return {**tree, "stages": {name: node for name, node in nodes.items() if not left.get(name)}}

@@ -30,9 +30,13 @@ class JaxLoader:
 
     def observe(self, engine: Engine, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any) -> None:
         """See `pipeline.engine.EngineHooks.observe`."""
+        if "rounded" in kept:
+            from plugins.engine.successive import successive
+
+            return successive(engine, checkpoint, rows, batch, folder, **kept)
         from plugins.engine.observe import observe
 
-        observe(engine, checkpoint, rows, batch, folder, **kept)
+        return observe(engine, checkpoint, rows, batch, folder, **kept)
 
     def load(self, engine: Engine, checkpoint: Checkpoint) -> "Model":
         """See `Engine.load`."""

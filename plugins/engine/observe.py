@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -49,26 +48,9 @@ def observe(
         batch: rows at once.
         folder: may hold what an earlier call with equal arguments had finished.
     """
-    device, dtype, _ = resolved(engine)
-    weights = Weights(checkpoint.store.specs, engine.weights_dtype)
-    model: Decoder = family_of(checkpoint.config, engine.families).build(
-        checkpoint.config, weights, engine.ops.on(device.platform), DTYPES[dtype]
-    )
-    weights.check()
-    load = partial(fill, checkpoint=checkpoint, where=device, cast=engine.cast, unpack=engine.unpack)
-    tokens = np.asarray(rows, np.int32)
+    model, load, tokens, done = begun(engine, checkpoint, rows, batch, folder)
     blocks = list(model.layers)
-    done = max((i for i in range(len(blocks) + 1) if hidden_file(folder, i).is_file()), default=-1)
-    going = Progress("calibrating", len(blocks) * tokens.size, "tokens", done=max(done, 0) * tokens.size)
-    if done < 0:
-        with on_device(model.embed_tokens, load):
-            embed = jax.jit(lambda leaf, part: embedded(model, leaf, part))
-            leaf = model.embed_tokens.get_value()
-            shape, kind = (*tokens.shape, leaf.shape[-1]), np.float32 if model.dtype == "float32" else np.uint16
-            with saved(hidden_file(folder, 0), shape, kind) as into:
-                for at in starts(tokens, batch):
-                    into[at : at + batch] = bits(embed(leaf, tokens[at : at + batch]))
-        done = 0
+    going = Progress("calibrating", len(blocks) * tokens.size, "tokens", done=done * tokens.size)
     for i in range(done, len(blocks)):
         before = np.load(hidden_file(folder, i), mmap_mode="r")
         with on_device(blocks[i], load):
@@ -96,6 +78,37 @@ def observe(
 
 
 STEM = "layers"
+
+
+def outlined(engine: Engine, checkpoint: Checkpoint) -> Decoder:
+    """The model, its parameters without values."""
+    device, dtype, _ = resolved(engine)
+    weights = Weights(checkpoint.store.specs, engine.weights_dtype)
+    model: Decoder = family_of(checkpoint.config, engine.families).build(
+        checkpoint.config, weights, engine.ops.on(device.platform), DTYPES[dtype]
+    )
+    weights.check()
+    return model
+
+
+def begun(
+    engine: Engine, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path
+) -> tuple[Decoder, Callable[..., None], Any, int]:
+    """The model, its parameters without values; `load(part)`, which reads those of a part; the rows as an array; and
+    the first block that is not done, what is given to which then lies in `folder`."""
+    model = outlined(engine, checkpoint)
+    load = partial(fill, checkpoint=checkpoint, where=resolved(engine)[0], cast=engine.cast, unpack=engine.unpack)
+    tokens = np.asarray(rows, np.int32)
+    done = max((i for i in range(len(model.layers) + 1) if hidden_file(folder, i).is_file()), default=-1)
+    if done < 0:
+        with on_device(model.embed_tokens, load):
+            embed = jax.jit(lambda leaf, part: embedded(model, leaf, part))
+            leaf = model.embed_tokens.get_value()
+            shape, kind = (*tokens.shape, leaf.shape[-1]), np.float32 if model.dtype == "float32" else np.uint16
+            with saved(hidden_file(folder, 0), shape, kind) as into:
+                for at in starts(tokens, batch):
+                    into[at : at + batch] = bits(embed(leaf, tokens[at : at + batch]))
+    return model, load, tokens, max(done, 0)
 
 
 def hidden_file(folder: Path, block: int) -> Path:
@@ -244,8 +257,9 @@ class _Recorder:
         into, out = (tuple(self.names[_known_by(w)] for w in ws) for ws in (w_in, (w_out,)))
         biases = tuple(None if b is None else self.names[_known_by(b)] for b in b_in)
         self.told.order.append(len(self.told.routed))
-        self.told.routed.append(Routed(into, biases, out[0], activation))
-        if self.only is None or not {*chain(*into), *out[0]}.isdisjoint(self.only):
+        seen = Routed(into, biases, out[0], activation)
+        self.told.routed.append(seen)
+        if self.only is None or not seen.names.isdisjoint(self.only):
             self.given.append((x, live))
 
 

@@ -3,9 +3,10 @@
 A block's experts are never decoded together, and XᵀX of one is all that is held of these: the others lie on disk.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,11 @@ class Routed:
     biases: tuple[tuple[str, ...] | None, ...]
     out: tuple[str, ...]
     activation: Callable[..., Any]
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of all matrices."""
+        return frozenset((*chain(*self.into), *self.out))
 
 
 class Hessians:
@@ -103,8 +109,9 @@ class _Side:
 
 
 def experts(
-    seen: Routed, x: Any, live: Any, held: Mapping[tuple[str, ...], Any], hessians: Hessians | None, samples: int
-) -> dict[str, Any]:
+    seen: Routed, x: Any, live: Any, held: Mapping[tuple[str, ...], Any], hessians: Hessians | None, samples: int, *,
+    only: Collection[str] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """Statistics of one mixture, NAME/statistic → array; XᵀX go into files.
 
     Args:
@@ -112,30 +119,36 @@ def experts(
         live: which rows each expert was chosen for, bool [rows, experts].
         held: names of a parameter → its array or QTensor, [experts, …].
         samples: rows of inputs that are kept of every expert.
+        only: of other tensors nothing is added up; None: of all.
     """
+    sides = [only is None or not names.isdisjoint(only) for names in ({*chain(*seen.into)}, {*seen.out})]
     count = live.shape[1]
     widths = (x.shape[1], held[seen.out].shape[-1])
     with ExitStack() as stack:
         files = [
-            ("", None) if hessians is None else stack.enter_context(hessians.another((count, n, n))) for n in widths
+            stack.enter_context(hessians.another((count, n, n))) if hessians is not None and wanted else ("", None)
+            for n, wanted in zip(widths, sides, strict=True)
         ]
         into, out = (_Side(count, n, samples, *file) for n, file in zip(widths, files, strict=True))
         act = jax.jit(lambda *inside: seen.activation(*inside))
         for e in range(count):
             rows = np.flatnonzero(live[:, e])
-            weights = [np.asarray(_taken(held[names], e)) for names in seen.into] if len(rows) else []
+            weights = [np.asarray(_taken(held[names], e)) for names in seen.into] if len(rows) and sides[1] else []
             biases = [None if names is None else np.asarray(_taken(held[names], e)) for names in seen.biases]
             for at in range(0, len(rows), ROWS):
                 part = np.asarray(x[rows[at : at + ROWS]])
                 wide = part.astype(np.float32)
+                if sides[0]:
+                    into.add(e, wide, at, len(rows))
+                if not sides[1]:
+                    continue
                 inside = [wide @ w.T + (0 if b is None else b) for w, b in zip(weights, biases, strict=True)]
                 padded = [np.pad(y.astype(part.dtype), ((0, ROWS - len(y)), (0, 0))) for y in inside]
-                into.add(e, wide, at, len(rows))
                 out.add(e, np.asarray(act(*padded)).astype(np.float32)[: len(part)], at, len(rows))
             into.done(e)
             out.done(e)
-    found = out.told(seen.out)
-    for names in seen.into:
+    found = out.told(seen.out) if sides[1] else {}
+    for names in seen.into if sides[0] else ():
         found |= into.told(names)
     return found
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 import pipeline as weightmill
 from pipeline.api import compose_run
@@ -454,6 +455,45 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -
         run(*asked, "allocate.bits=2", "allocate.keep=false")
     with pytest.raises(StageError, match=r"allocate\.kl: nothing loses as little as 1e-09 nats"):
         run(*asked, "allocate.kl=1e-9", "allocate.keep=false")
+
+
+def test_blocks_are_calibrated_on_quantized_ones(here: Path) -> None:
+    few = ("quant=int4", "calibrate=gptq", "calibrate.method.grid=[]", "calibrate.windows.tokens=512")
+
+    def exported(*more: str) -> dict[str, Any]:
+        report = run("flow=convert", *few, *more)
+        with safe_open(Path(report.run, "model", "model.safetensors"), "np") as file:
+            return {n: file.get_tensor(n) for n in file.keys() if n.endswith("weight_packed")}  # noqa: SIM118
+
+    was, blocks, matrices = (
+        exported(*more) for more in ((), ("calibrate.sequential=blocks",), ("calibrate.sequential=matrices",))
+    )
+    assert was.keys() == blocks.keys() == matrices.keys()
+    first = [n for n in was if ".layers.0." in n]
+    into = [n for n in first if "gate" in n or "up" in n]
+    assert first
+    assert into
+    assert all((was[n] == blocks[n]).all() for n in first), "nothing before the first block is quantized"
+    assert all((was[n] == matrices[n]).all() for n in into), "nor before these"
+    for found in (blocks, matrices):
+        assert any((was[n] != found[n]).any() for n in was if ".layers.1." in n)
+    assert any((blocks[n] != matrices[n]).any() for n in first)
+    kl = run("flow=evaluate", *few, "calibrate.sequential=matrices", *SHORT).results["evaluate"]["texts"]
+    nearest = run("flow=evaluate", "quant=int4", *SHORT).results["evaluate"]["texts"]
+    assert kl["sotu_eval.txt"]["kl"] < nearest["sotu_eval.txt"]["kl"]
+    with pytest.raises(PlanError, match=r"calibrate\.sequential=blocks: .*; calibrate=gptq or imatrix do"):
+        run("flow=convert", "quant=int4", "calibrate=none", "calibrate.sequential=blocks")
+    with pytest.raises(PlanError, match=r"calibrate\.sequential: 'block' is not a choice; did you mean 'blocks'"):
+        run("flow=convert", *few, "calibrate.sequential=block")
+    with pytest.raises(PlanError, match=r"calibrate\.sequential=blocks: .* several together"):
+        run(
+            "flow=allocate",
+            "allocate.quants=[mxfp4]",
+            "allocate.bits=4.25",
+            *few,
+            *SHORT,
+            "calibrate.sequential=blocks",
+        )
 
 
 def test_what_blocks_learn_is_what_is_exported(here: Path) -> None:
