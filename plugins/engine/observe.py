@@ -52,29 +52,41 @@ def observe(
     blocks = list(model.layers)
     going = Progress("calibrating", len(blocks) * tokens.size, "tokens", done=done * tokens.size)
     for i in range(done, len(blocks)):
-        before = np.load(hidden_file(folder, i), mmap_mode="r")
-        with on_device(blocks[i], load):
-            every = max(1, (tokens.size // samples - 1) | 1) if samples else 0  # odd, or all had few places in windows
-            step, told = program(model, blocks[i], i, hessian=hessian, every=every)
-            sums, spilled = Sums(), list[Spilled]()
-            leaves = jax.tree.leaves(nnx.split(blocks[i])[1])
-            with saved(hidden_file(folder, i + 1), before.shape, before.dtype) as after:
-                for at in starts(tokens, batch):
-                    y, found, routed = step(leaves, jnp.asarray(before[at : at + batch]).view(model.dtype))
-                    sums.add(found)
-                    after[at : at + batch] = bits(y)
-                    spilled = spilled or [Spilled(folder, k, tokens.size, *of) for k, of in enumerate(routed)]
-                    for into, of in zip(spilled, routed, strict=True):
-                        into.add(*of)
-                    going.add(y.shape[0] * y.shape[1])
-                hessians = Hessians(folder, f"{STEM}.{i}") if hessian else None
-                statistics = sums.statistics(told.alike, hessians, samples)
-                held = {p.names: p.get_value() for p in parameters(blocks[i])}
-                for seen, of in zip(told.routed, spilled, strict=True):
-                    statistics |= experts(seen, of.x, of.live, held, hessians, samples)
-                    of.gone()
-                save_arrays(folder / f"{STEM}.{i}.npz", statistics)
+        with on_device(blocks[i], load):  # and of it nothing is held when the next one is read
+            _look(model, i, tokens.size, batch, folder, going, hessian=hessian, samples=samples)
         hidden_file(folder, i).unlink()
+
+
+def _look(
+    model: Decoder, layer: int, count: int, batch: int, folder: Path, going: Progress, *, hessian: bool, samples: int
+) -> None:
+    """Write what is said of a block, and what it gives.
+
+    Args:
+        count: tokens that there are.
+    """
+    block, before = model.layers[layer], np.load(hidden_file(folder, layer), mmap_mode="r")
+    every = max(1, (count // samples - 1) | 1) if samples else 0  # odd, or all had few places in windows
+    step, told = program(model, block, layer, hessian=hessian, every=every)
+    sums, spilled = Sums(), list[Spilled]()
+    leaves = jax.tree.leaves(nnx.split(block)[1])
+    with saved(hidden_file(folder, layer + 1), before.shape, before.dtype) as after:
+        for at in starts(before, batch):
+            y, found, routed = step(leaves, jnp.asarray(before[at : at + batch]).view(model.dtype))
+            sums.add(found)
+            after[at : at + batch] = bits(y)
+            spilled = spilled or [Spilled(folder, k, count, *of) for k, of in enumerate(routed)]
+            for into, of in zip(spilled, routed, strict=True):
+                into.add(*of)
+            going.add(y.shape[0] * y.shape[1])
+        del y, found, routed
+        hessians = Hessians(folder, f"{STEM}.{layer}") if hessian else None
+        statistics = sums.statistics(told.alike, hessians, samples)
+        held = {p.names: p.get_value() for p in parameters(block)}
+        for seen, of in zip(told.routed, spilled, strict=True):
+            statistics |= experts(seen, of.x, of.live, held, hessians, samples)
+            of.gone()
+        save_arrays(folder / f"{STEM}.{layer}.npz", statistics)
 
 
 STEM = "layers"

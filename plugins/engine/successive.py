@@ -71,12 +71,17 @@ def successive(
                 _move(becomes, block, group & names)
                 for path in folder.glob(f"{STEM}*.np[yz]"):
                     path.unlink()
-            step, _ = program(model, block, i, hessian=False, every=0, only=())
-            leaves = jax.tree.leaves(nnx.split(block)[1])
-            with saved(hidden_file(folder, i + 1), before.shape, before.dtype) as after:
-                for at, x in _batches(model, before, batch):
-                    after[at : at + batch] = bits(step(leaves, x)[0])
+            _run(model, block, i, before, batch, folder)
         hidden_file(folder, i).unlink()
+
+
+def _run(model: Decoder, block: Any, layer: int, states: Any, batch: int, folder: Path) -> None:
+    """Write what a block gives, as it is now; of its weights nothing is held afterwards."""
+    step, _ = program(model, block, layer, hessian=False, every=0, only=())
+    leaves = jax.tree.leaves(nnx.split(block)[1])
+    with saved(hidden_file(folder, layer + 1), states.shape, states.dtype) as after:
+        for at, x in _batches(model, states, batch):
+            after[at : at + batch] = bits(step(leaves, x)[0])
 
 
 def _move(source: Any, into: Any, names: frozenset[str]) -> None:
