@@ -79,14 +79,13 @@ class Folder:
         assert self.place is not None
         with np.load(self.place / self.files[name]) as kept:
             tokens, file, part = kept[f"{name}/tokens"], str(kept[f"{name}/hessian"]), kept[f"{name}/part"]
-        found = np.load(self.place / file, mmap_mode="r")
         if tokens.ndim and tokens[expert] < LEAST:
             weights = tokens / tokens.sum() if tokens.any() else np.full(len(tokens), 1 / len(tokens))
-            mean = np.zeros(found.shape[1:], np.float64)
-            for weight, one in zip(weights, found, strict=True):  # one at a time
-                mean += weight * one
+            mean: Any = np.float64(0)
+            for e, weight in enumerate(weights):  # one at a time
+                mean = mean + weight * _matrix(self.place / file, e)
             return mean.astype(np.float32)
-        return np.array(found[(*part, *expert)])
+        return _matrix(self.place / file, *part, *expert)
 
 
 @dataclass(frozen=True)
@@ -124,10 +123,12 @@ class Calibrate:
         if self.windows.limit is not None:
             usage = replace(usage, text_nbytes=min(usage.text_nbytes, 4 * CHARS * self.windows.limit))
         takes = self.engine.plan(checkpoint, usage=usage)
-        block, width, hessians, largest, sampled = _sizes(checkpoint)
-        # One block's weights in place of all; an expert in fp32, twice, and two sums of XᵀX and a quotient.
+        block, width, hessians, largest, square, sampled = _sizes(checkpoint)
+        # One block's weights in place of all; a matrix in fp32, twice, and two sums of XᵀX and a quotient; what goes
+        # into and out of the experts of a batch's tokens.
         device = round(takes.device_nbytes * block)
-        host = takes.host_nbytes - takes.device_nbytes + device + (5 if self.hessian else 2) * largest
+        host = takes.host_nbytes - takes.device_nbytes + device + 2 * largest + (3 * square if self.hessian else 0)
+        host += self.windows.batch * self.windows.window * _routed(checkpoint)
         states = 3 * 4 * width * usage.tokens  # of a block what goes in, what comes out, and what is routed
         takes = replace(
             takes,
@@ -173,6 +174,16 @@ class Calibrate:
                     if what == "tokens":
                         files[name] = path.name
         return replace(checkpoint, statistics=Folder(folder, files, self.hessian, self.samples > 0))
+
+
+def _matrix(path: Path, *index: int) -> Any:
+    """One matrix of an array of several; of a mapping all that was looked at would count as memory of the process."""
+    with path.open("rb") as file:
+        np.lib.format.read_magic(file)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        place = int(np.ravel_multi_index(index, shape[:-2])) if index else 0
+        file.seek(place * prod(shape[-2:]) * dtype.itemsize, os.SEEK_CUR)
+        return np.fromfile(file, dtype, prod(shape[-2:])).reshape(shape[-2:])
 
 
 def say_few(found: Folder) -> None:
@@ -221,9 +232,17 @@ def beginning(tokenizer: Any, text: str, limit: int | None) -> list[int]:
         most *= 2
 
 
-def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int, int]:
-    """Of the largest block's weights the share of all; how wide hidden states are; bytes of all XᵀX, at most, and of
-    the largest, or of the matrix that it is of, in fp32; and of one row of inputs of every matrix."""
+def _routed(checkpoint: Checkpoint) -> int:
+    """Bytes of what goes into and out of the experts that a token has, fp32; 0: there are none."""
+    specs = checkpoint.store.specs
+    chosen = checkpoint.config.get("num_experts_per_tok")
+    sides = [sum(specs[n].shape[-2:]) for n in likely(checkpoint) if len(specs[n].shape) > 2]
+    return 4 * 2 * max(sides, default=0) * (chosen if isinstance(chosen, int) else 1)
+
+
+def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int, int, int]:
+    """Of the largest block's weights the share of all; how wide hidden states are; bytes of all XᵀX, at most; of the
+    largest matrix in fp32, and of the largest XᵀX; and of one row of inputs of every matrix."""
     specs = checkpoint.store.specs
     blocks: Counter[str] = Counter()
     for name, spec in specs.items():
@@ -231,10 +250,11 @@ def _sizes(checkpoint: Checkpoint) -> tuple[float, int, int, int, int]:
     share = max(blocks.values(), default=0) / max(1, sum(blocks.values()))
     shapes = [specs[n].shape for n in likely(checkpoint)]
     hessians = sum(4 * prod(s[:-2]) * s[-1] ** 2 for s in shapes)
-    largest = max((4 * s[-1] * max(s[-2:]) for s in shapes), default=0)
+    largest = max((4 * prod(s[-2:]) for s in shapes), default=0)
+    square = max((4 * s[-1] ** 2 for s in shapes), default=0)
     sampled = sum(4 * prod(s[:-2]) * s[-1] for s in shapes)
     norms = [s.shape[0] for n, s in specs.items() if n.endswith("layernorm.weight") and len(s.shape) == 1]
-    return share, max(norms, default=0), hessians, largest, sampled
+    return share, max(norms, default=0), hessians, largest, square, sampled
 
 
 def likely(checkpoint: Checkpoint) -> dict[str, str]:

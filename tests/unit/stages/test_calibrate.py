@@ -3,10 +3,11 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pipeline.engine import Windows
-from stages.calibrate import CHARS, MARGIN, Calibrate, beginning
+from stages.calibrate import CHARS, MARGIN, Calibrate, _matrix, beginning
 from tests.sharding import models
 
 
@@ -52,3 +53,11 @@ class _Any:
 
     def inputs(self, checkpoint: object) -> tuple[()]:
         return ()
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_one_matrix_of_a_file_is_read(lead: tuple[int, ...], tmp_path: Path) -> None:
+    array = np.random.default_rng(0).standard_normal((*lead, 5, 5)).astype(np.float32)
+    np.save(tmp_path / "h.npy", array)
+    for index in np.ndindex(*lead):
+        np.testing.assert_array_equal(_matrix(tmp_path / "h.npy", *index), array[index])
