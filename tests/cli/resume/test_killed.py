@@ -30,6 +30,31 @@ def test_killed_on_threads(source, expected, tmp_path):
     assert not partials(tmp_path / "model")
 
 
+def test_what_steps_gained_outlives_a_kill(tmp_path):
+    def asked(name):
+        few = ("quant=int4", "calibrate=gptq", "calibrate.method.grid=[]", "calibrate.windows.tokens=256")
+        where = (
+            f"paths.outputs={tmp_path}/{name}",
+            f"paths.run={tmp_path}/{name}/run",
+        )  # what one has found, none takes
+        return ("+model=gpt_oss", "flow=convert", *few, "dask.workers=1", "dask.chunk=256KiB", *where)
+
+    assert pipeline(*asked("whole")).code == 0
+    run = tmp_path / "killed" / "run"
+    process = start(*asked("killed"))
+    after_chunks(run, 10, process)
+    process.kill()
+    end(process)
+    had = len(journaled(run))
+    assert done(*asked("killed"))["chunks"]["reused"] == had
+    gains = [{row["name"]: row for row in manifest(tmp_path / of / "run")["gains"]} for of in ("whole", "killed")]
+    assert gains[0]
+    assert gains[1].keys() == gains[0].keys()
+    for name, row in gains[0].items():
+        assert gains[1][name]["by"] == row["by"] == "products"
+        assert gains[1][name]["lost"] == pytest.approx(row["lost"], rel=1e-12), "in whatever order chunks are added up"
+
+
 @pytest.mark.repeats
 def test_killed_twice_and_resumed_another_way(source, expected, tmp_path):
     for threads, least in (("2", 8), ("1", 30)):
