@@ -13,8 +13,8 @@ import numpy as np
 
 from pipeline import meter, texts
 from pipeline.calibration import LinearStatistics
-from pipeline.engine import Engine, Windows, observer, scoring
-from pipeline.errors import ConfigError, StageError, some
+from pipeline.engine import Engine, Windows, gang_of, observer, scoring
+from pipeline.errors import ConfigError, PlanError, Problem, StageError, some
 from pipeline.files import clone
 from pipeline.running import text_stream
 from pipeline.stage import NEUTRAL, Checkpoint, Context, Prediction
@@ -96,7 +96,8 @@ class Calibrate:
     was killed goes on with the block that was not finished.
 
     Attributes:
-        engine: runs the model, a block's weights on the device at a time.
+        engine: runs the model, a block's weights on the device at a time; of several devices each has them, and batches
+            go to one after another.
         texts: files, UTF-8.
         hessian: keep XᵀX as well, fp32, [in, in] of every matrix.
         samples: rows of inputs that are kept of every matrix, and of every expert, fp32.
@@ -118,6 +119,13 @@ class Calibrate:
             texts.check(text, "calibrate.texts")
 
     def plan(self, checkpoint: Checkpoint) -> Prediction:
+        """
+        Raises:
+            PlanError: the engine's devices are those of several processes.
+        """
+        if (gang := gang_of(self.engine)) is not None and gang.processes > 1:
+            text = f"{gang.processes}: calibrate runs in one process, on all devices of it; mesh.processes=1"
+            raise PlanError([Problem("mesh.processes", text)])
         files = [texts.input_file(text) for text in self.texts]
         usage = replace(scoring([f.nbytes for f in files], self.windows), observes=True)
         if self.windows.limit is not None:
@@ -129,6 +137,7 @@ class Calibrate:
         device = round(takes.device_nbytes * block)
         host = takes.host_nbytes - takes.device_nbytes + device + 2 * largest + (3 * square if self.hessian else 0)
         host += self.windows.batch * self.windows.window * _routed(checkpoint)
+        host += (takes.devices - 1) * device  # every device has the block, and memory of its own or the host's
         states = 3 * 4 * width * usage.tokens  # of a block what goes in, what comes out, and what is routed
         takes = replace(
             takes,

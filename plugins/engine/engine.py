@@ -184,12 +184,14 @@ class Engine:
             problems.append(Problem("activations_rotate", "inputs are rotated on one device so far; mesh=single"))
         if problems := [*problems, *mute]:
             raise PlanError(Problem(p.where, f"{p.message}; flow=convert needs no model to run") for p in problems)
-        placement = self._placed(checkpoint, usage, plain=plain) if self.mesh.size > 1 else None
+        mesh = SINGLE if usage.observes else self.mesh  # then every device has a whole block
+        placement = self._placed(checkpoint, usage, plain=plain) if mesh.size > 1 else None
         dtype = self._dtype(plain=plain)
         cache = dtype if self.cache == "auto" else self.cache
         native = self.ops.attention.backends[0] == "native" and self.platform == "cpu"
-        running = Running(weights, ignored, self.mesh, placement, dtype, cache, self._on_host, native)
-        return replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
+        running = Running(weights, ignored, mesh, placement, dtype, cache, self._on_host, native)
+        found = replace(running.footprint(checkpoint, usage), inputs=self.tokenizer.inputs(checkpoint))
+        return replace(found, devices=self.mesh.size) if usage.observes else found
 
     def _of_activations(self, checkpoint: Checkpoint) -> Iterator[Problem]:
         """Packed weights whose inputs cannot be cut into blocks, and meshes."""
@@ -381,13 +383,7 @@ class Engine:
         return self.loader.load(replace(self, weights_dtype="f32", dtype="f32") if plain else self, checkpoint)
 
     def observe(self, checkpoint: Checkpoint, rows: Any, batch: int, folder: Path, **kept: Any) -> None:
-        """See `pipeline.engine.EngineHooks.observe`.
-
-        Raises:
-            ConfigError: the engine has several devices.
-        """
-        if self.mesh.size > 1:
-            raise ConfigError("calibrate runs on one device, and the engine has several; mesh=single")
+        """See `pipeline.engine.EngineHooks.observe`."""
         self.loader.observe(self, checkpoint, rows, batch, folder, **kept)
 
 

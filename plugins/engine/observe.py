@@ -23,6 +23,7 @@ from plugins.engine.engine import Engine
 from plugins.engine.load import fill, parameters
 from plugins.engine.routed import Hessians, Routed, experts, spaced
 from plugins.engine.start import DTYPES, resolved
+from plugins.mesh.devices import arrange
 from plugins.models.common.cache import CacheView
 from plugins.models.common.decoder import Decoder
 from plugins.models.common.weights import Weights
@@ -50,16 +51,18 @@ def observe(
     """
     model, load, tokens, done = begun(engine, checkpoint, rows, batch, folder)
     blocks = list(model.layers)
+    devices = devices_of(engine)
     going = Progress("calibrating", len(blocks) * tokens.size, "tokens", done=done * tokens.size)
     for i in range(done, len(blocks)):
         with on_device(blocks[i], load):  # and of it nothing is held when the next one is read
-            _look(model, i, tokens.size, batch, folder, going, hessian=hessian, samples=samples)
+            _look(model, i, tokens.size, batch, folder, going, devices, hessian=hessian, samples=samples)
         hidden_file(folder, i).unlink()
 
 
 def _look(
-    model: Decoder, layer: int, count: int, batch: int, folder: Path, going: Progress, *, hessian: bool, samples: int
-) -> None:
+    model: Decoder, layer: int, count: int, batch: int, folder: Path, going: Progress, devices: Sequence[Any], *,
+    hessian: bool, samples: int,
+) -> None:  # fmt: skip
     """Write what is said of a block, and what it gives.
 
     Args:
@@ -69,10 +72,8 @@ def _look(
     every = max(1, (count // samples - 1) | 1) if samples else 0  # odd, or all had few places in windows
     step, told = program(model, block, layer, hessian=hessian, every=every)
     sums, spilled = Sums(), list[Spilled]()
-    leaves = jax.tree.leaves(nnx.split(block)[1])
     with saved(hidden_file(folder, layer + 1), before.shape, before.dtype) as after:
-        for at in starts(before, batch):
-            y, found, routed = step(leaves, jnp.asarray(before[at : at + batch]).view(model.dtype))
+        for at, (y, found, routed) in spread(step, model, block, before, batch, devices):
             sums.add(found)
             after[at : at + batch] = bits(y)
             spilled = spilled or [Spilled(folder, k, count, *of) for k, of in enumerate(routed)]
@@ -126,6 +127,34 @@ def begun(
 def hidden_file(folder: Path, block: int) -> Path:
     """What `block` is given, [rows, T, D], as unsigned integers where NumPy's files do not know the dtype."""
     return folder / f"hidden.{block}.npy"
+
+
+def devices_of(engine: Engine) -> list[Any]:
+    """Those that batches go to: all of the engine's mesh.
+
+    Raises:
+        PlanError: there are more or fewer.
+    """
+    first = resolved(engine)[0]
+    return [first] if engine.mesh.size == 1 else [*arrange(engine.mesh, jax.devices(first.platform)).devices.flat]
+
+
+def spread(
+    step: Callable[..., Any], model: Decoder, block: Any, states: Any, batch: int, devices: Sequence[Any]
+) -> Iterator[tuple[int, Any]]:
+    """Where a batch of `states` [rows, T, D] begins, and what `step(leaves, x)` gives of it. Each device has all of the
+    block's weights; batches go to one after another, so that sums are of the same batches, however many there are."""
+    leaves = jax.tree.leaves(nnx.split(block)[1])
+    held = [leaves if len(devices) == 1 else jax.device_put(leaves, device) for device in devices]
+    first = [*starts(states, batch)]
+    for i in range(0, len(first), len(devices)):
+        given = zip(first[i : i + len(devices)], devices, held, strict=False)
+        found = [(at, step(of, jax.device_put(_part(model, states, at, batch), device))) for at, device, of in given]
+        yield from found  # all of them were asked for before the first is waited for
+
+
+def _part(model: Decoder, states: Any, at: int, batch: int) -> Any:
+    return np.asarray(states[at : at + batch]).view(jnp.dtype(model.dtype))
 
 
 def starts(tokens: Any, batch: int) -> range:

@@ -26,13 +26,14 @@ from plugins.engine.observe import (
     Told,
     begun,
     bits,
+    devices_of,
     hidden_file,
     on_device,
     outlined,
     program,
     save_arrays,
     saved,
-    starts,
+    spread,
 )
 from plugins.engine.routed import Hessians, experts
 from plugins.models.common.decoder import Decoder
@@ -60,28 +61,27 @@ def successive(
             `plugins.engine.observe` writes them; gives a checkpoint that has them quantized.
     """
     model, load, _, done = begun(engine, checkpoint, rows, batch, folder)
-    packed = outlined(engine, coded)
+    packed, devices = outlined(engine, coded), devices_of(engine)
     for i in range(done, len(model.layers)):
         block, becomes = model.layers[i], packed.layers[i]
         before = np.load(hidden_file(folder, i), mmap_mode="r")
         with on_device(block, load):
             for part, group in enumerate(_groups(model, block, i, before[:batch], names, within=within)):
-                _look(model, block, i, before, batch, folder, group, hessian=hessian)
+                _look(model, block, i, before, batch, folder, group, devices, hessian=hessian)
                 load(becomes, checkpoint=rounded(i, part, group & names), only=group & names)
                 _move(becomes, block, group & names)
                 for path in folder.glob(f"{STEM}*.np[yz]"):
                     path.unlink()
-            _run(model, block, i, before, batch, folder)
+            _run(model, block, i, before, batch, folder, devices)
         hidden_file(folder, i).unlink()
 
 
-def _run(model: Decoder, block: Any, layer: int, states: Any, batch: int, folder: Path) -> None:
+def _run(model: Decoder, block: Any, layer: int, states: Any, batch: int, folder: Path, devices: Sequence[Any]) -> None:
     """Write what a block gives, as it is now; of its weights nothing is held afterwards."""
     step, _ = program(model, block, layer, hessian=False, every=0, only=())
-    leaves = jax.tree.leaves(nnx.split(block)[1])
     with saved(hidden_file(folder, layer + 1), states.shape, states.dtype) as after:
-        for at, x in _batches(model, states, batch):
-            after[at : at + batch] = bits(step(leaves, x)[0])
+        for at, (y, *_) in spread(step, model, block, states, batch, devices):
+            after[at : at + batch] = bits(y)
 
 
 def _move(source: Any, into: Any, names: frozenset[str]) -> None:
@@ -91,11 +91,6 @@ def _move(source: Any, into: Any, names: frozenset[str]) -> None:
         if not names.isdisjoint(a.names):
             b.set_value(a.get_value())
             a.set_value(abstract(a.spec))
-
-
-def _batches(model: Decoder, states: Any, batch: int) -> Iterator[tuple[int, Any]]:
-    for at in starts(states, batch):
-        yield at, jnp.asarray(states[at : at + batch]).view(model.dtype)
 
 
 def _groups(
@@ -121,15 +116,13 @@ def _in_order(told: Told) -> Iterator[set[str]]:
 
 
 def _look(
-    model: Decoder, block: Any, layer: int, states: Any, batch: int, folder: Path, group: frozenset[str], *,
-    hessian: bool,
+    model: Decoder, block: Any, layer: int, states: Any, batch: int, folder: Path, group: frozenset[str],
+    devices: Sequence[Any], *, hessian: bool,
 ) -> None:  # fmt: skip
     """Write `successive.npz`: what the tensors of `group` are multiplied by, as the block is now."""
     step, told = program(model, block, layer, hessian=hessian, every=0, only=group)
-    leaves = jax.tree.leaves(nnx.split(block)[1])
     sums, spilled = Sums(), list[Spilled]()
-    for _, x in _batches(model, states, batch):
-        _, found, routed = step(leaves, x)
+    for _, (_, found, routed) in spread(step, model, block, states, batch, devices):
         sums.add(found)
         spilled = spilled or [Spilled(folder, k, states.shape[0] * states.shape[1], *of) for k, of in enumerate(routed)]
         for into, of in zip(spilled, routed, strict=True):

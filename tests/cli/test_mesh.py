@@ -50,3 +50,25 @@ def test_load_model() -> None:
     assert model.facts["devices"] == 4
     said = [m.generate("The people", max_tokens=8).completion.tokens for m in (alone, model)]
     assert said[0] == said[1]
+
+
+CALIBRATED = ("flow=evaluate", "quant=int4", "calibrate=imatrix", "calibrate.windows.tokens=512")
+
+
+def test_statistics_of_several_processes_are_refused() -> None:
+    said = pipeline("plan", *MAIN, *CALIBRATED, "mesh=data", "mesh.processes=2")
+    assert "mesh.processes: 2: calibrate runs in one process, on all devices of it; mesh.processes=1" in said.err
+
+
+@pytest.mark.repeats  # tests/unit/engine/test_observe.py in process
+def test_statistics_are_those_of_one_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    few = (*CALIBRATED, "calibrate.windows.batch=1", "evaluate.windows.tokens=512", "progress=false")
+    found = []
+    for mesh in (("mesh=single",), ("mesh=data", "mesh.axes.data=4")):
+        where = f"paths.outputs={tmp_path}/{len(found)}"
+        weightmill.run([*MAIN, *few, *mesh, where])
+        [folder] = {p.parent for p in tmp_path.glob(f"{len(found)}/.results/*/layers.0.npz")}
+        found.append({p.name: p.read_bytes() for p in folder.glob("layers.*")})
+    assert found[0] == found[1]
+    assert len(found[0]) == 4

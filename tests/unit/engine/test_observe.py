@@ -10,7 +10,10 @@ from safetensors.numpy import load_file
 
 from pipeline.api import quant_method
 from pipeline.coded_store import CodedStore
+from pipeline.errors import PlanError
+from pipeline.mesh import Mesh
 from plugins.engine import observe, routed
+from plugins.mesh.devices import arrange
 from stages.calibrate import likely
 from tests.cases import model_runs, two_layers
 from tests.sharding import models
@@ -40,9 +43,10 @@ def test_sums_of_batches_are_those_of_all(tmp_path):
 ROWS = np.random.default_rng(1).integers(0, 200, (4, 24))
 
 
-def observed(folder: Path) -> dict[str, bytes]:
+def observed(folder: Path, engine: Any = None, batch: int = 2) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)
-    model_runs.engine().observe(model_runs.checkpoint(two_layers.folder()), ROWS, 2, folder, hessian=True)
+    engine = engine or model_runs.engine()
+    engine.observe(model_runs.checkpoint(two_layers.folder()), ROWS, batch, folder, hessian=True)
     assert not [*folder.glob("routed.*")]
     return {p.name: p.read_bytes() for p in sorted(folder.glob("layers.*.np[yz]"))}
 
@@ -151,3 +155,24 @@ def test_a_last_batch_may_have_fewer_rows(tmp_path: Path) -> None:
     assert found[0].keys() == found[1].keys()
     for key, array in found[0].items():
         np.testing.assert_allclose(array, found[1][key], rtol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("axes", [{"data": 3}, {"data": 2, "expert": 2}])
+def test_batches_on_several_devices_give_the_same_bytes(axes: dict[str, int], tmp_path: Path) -> None:
+    wanted = observed(tmp_path / "one", batch=1)
+    ran = set[Any]()
+    program = observe.program
+
+    def watched(*args: Any, **kept: Any) -> Any:
+        step, told = program(*args, **kept)
+        return lambda leaves, x: (ran.update(x.devices()), step(leaves, x))[1], told
+
+    mesh = Mesh(axes, {"batch": "data"}, replicated_most=1.0)
+    several = replace(model_runs.engine(), mesh=mesh)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(observe, "program", watched)
+        patch.setattr(observe, "arrange", lambda mesh, devices: arrange(mesh, devices[: mesh.size]))
+        assert observed(tmp_path / "several", several, batch=1) == wanted
+    assert len(ran) == mesh.size
+    with pytest.raises(PlanError, match=r"= 3 devices, and there are|= 16 devices, and there are"):
+        observed(tmp_path / "other", replace(several, mesh=Mesh({"data": 16 if mesh.size == 4 else 3})))
