@@ -70,7 +70,7 @@ def overview(text: str, families: Mapping[str, Sequence[str]]) -> list[str]:
         if line.startswith("model: "):
             names = line.removeprefix("model: ").split(", ")
             found += folded(f"model: {', '.join(n for n in names if n not in families)}")
-            found += folded(f"model, families of which model.source= is any: {', '.join(families)}")
+            found += folded(f"model, families of any model.source=: {', '.join(families)}")
         else:
             found += folded(line)
     return found
