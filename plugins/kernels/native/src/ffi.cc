@@ -123,6 +123,7 @@ void find_blocks(Product& p) {
       spread[l] = k < q.w.n ? block - p.first[size_t(g)] : -1;
     }
   q.first = p.first.data(), q.spread = p.spread.data();
+  q.few = std::all_of(p.spread.begin(), p.spread.end(), [](int32_t past) { return past < 4; });
 }
 
 // The same for all products; those of like weights share them.
@@ -135,7 +136,7 @@ void find_blocks(std::vector<Product>& products) {
     };
     const auto other = std::find_if(products.begin(), products.begin() + int64_t(s), alike);
     if (other == products.begin() + int64_t(s)) find_blocks(products[s]);
-    else q.first = other->q.first, q.spread = other->q.spread;
+    else q.first = other->q.first, q.spread = other->q.spread, q.few = other->q.few;
   }
 }
 

@@ -35,19 +35,22 @@ WM_INLINE void totals(const V* v, float* out) {
   const __m256 d = _mm256_add_ps(_mm512_castps512_ps256(c), _mm512_extractf32x8_ps(c, 1));
   _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(d), _mm256_extractf128_ps(d, 1)));
 }
-WM_INLINE V spread(const float* s, const int32_t* at) {
+WM_INLINE V spread(const float* s, const int32_t* at, bool) {
   return (V)_mm512_permutexvar_ps(_mm512_loadu_si512(at), _mm512_loadu_ps(s));
 }
 #elif WM_SIMD == 256
 WM_INLINE V fused(V a, V b, V c) { return (V)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c); }
-WM_INLINE V spread(const float* s, const int32_t* at) {
-  return (V)_mm256_permutevar8x32_ps(_mm256_loadu_ps(s), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)));
+// few: AMD's cores before Zen 4 take twice as long where floats come from the other half of a register.
+WM_INLINE V spread(const float* s, const int32_t* at, bool few) {
+  const __m256i which = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
+  if (few) return (V)_mm256_permutevar_ps(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(s)), which);
+  return (V)_mm256_permutevar8x32_ps(_mm256_loadu_ps(s), which);
 }
 WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
 #else
 WM_INLINE V fused(V a, V b, V c) { return a * b + c; }
 WM_INLINE float total(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-WM_INLINE V spread(const float* s, const int32_t* at) { return V{} + s[at[0]]; }  // a group is one `grain`
+WM_INLINE V spread(const float* s, const int32_t* at, bool) { return V{} + s[at[0]]; }  // a group is one `grain`
 #endif
 
 #if WM_SIMD != 512
@@ -182,15 +185,20 @@ enum class Part { WHOLE, TAIL, HALVES };
 template <class L, int R, Scaled HOW>
 constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
 
+// Sums of a row that go on from group to group and wait for none of each other: AVX2 has registers for those of two rows.
+template <Scaled HOW>
+constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW ? 2 : 1;
+
 // Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m]. codes: of group `first` of
 // each row; s: scales of each row, from its start.
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                   const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M]) {
+                   const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M][KEPT<HOW>]) {
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
   // and among others.
-  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : 1, AT_ONCE = M == 1 ? CHAINS : 1;
+  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : KEPT<HOW>;
+  constexpr int AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
   const Ahead ahead = R == 1 && q.ahead.linear ? Ahead{q.ahead.linear, true, 0, 0} : q.ahead;
@@ -200,7 +208,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
     for (int r = 0; r < R; ++r) {
       if (r % EACH == 0) stored[r] = l.load(codes[r] + at);
-      if (!TAIL)
+      if (!TAIL && (L::NBYTES >= 64 || at % 64 < L::NBYTES))  // once a line
         for (int b = 0; b < L::NBYTES; b += 64) ask_for(soon + R * at + r * L::NBYTES + b, codes[r] + at + b, ahead);
     }
 #pragma GCC unroll 2
@@ -211,14 +219,14 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m];
+          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m][(chain + c) % KEPT<HOW>];
       if constexpr (L::FIXED) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; r += EACH)
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m)
             here[0][r][m] = l.template products<PART == Part::HALVES>(
-                stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED, sum[r][m], HOW == Scaled::LANES);
+                stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED, sum[r][m][0], HOW == Scaled::LANES);
       } else {
 #pragma GCC unroll 16
         for (int j = chain; j < L::VECS; j += CHAINS / AT_ONCE) {
@@ -252,18 +260,20 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
         const int32_t* which = q.spread + g * LANES;
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-          V scale = spread(s[r] + block, which);
+          V scale = spread(s[r] + block, which, q.few);
           if (TAIL) scale = of_lanes_there(scale, which);
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) sum[r][m] = fused(here[c][r][m], scale, sum[r][m]);
+            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][0] = fused(here[c][r][m], scale, sum[r][m][0]);
         }
       } else {
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-          for (int m = 0; m < M; ++m) sum[r][m] = here[0][r][m];
+          for (int m = 0; m < M; ++m)
+#pragma GCC unroll 2
+            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][(chain + c) % KEPT<HOW>] = here[c][r][m];
       }
     }
   }
@@ -273,14 +283,14 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 // function of its own, so that each of these is compiled once.
 template <int R, int M>
 static __attribute__((noinline)) void add_offsets(const Gemv& q, const float* const (&z)[R], const Arranged* xs,
-                                                  V (&sum)[R][M]) {
+                                                  V (&sum)[R][M][1]) {
   for (int64_t g = 0; g < q.groups; ++g) {
     const int32_t* which = q.spread + g * LANES;
     V x[M];
     for (int m = 0; m < M; ++m) x[m] = load(xs[m].sums + g * LANES);
     for (int r = 0; r < R; ++r) {
-      const V offset = of_lanes_there(spread(z[r] + q.first[g], which), which);
-      for (int m = 0; m < M; ++m) sum[r][m] = fused(offset, x[m], sum[r][m]);
+      const V offset = of_lanes_there(spread(z[r] + q.first[g], which, q.few), which);
+      for (int m = 0; m < M; ++m) sum[r][m][0] = fused(offset, x[m], sum[r][m][0]);
     }
   }
 }
@@ -291,16 +301,16 @@ template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                      const float* const (&z)[R], const Arranged* xs, const float* all, float (&out)[R][M]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
-  V sum[R][M] = {};
+  V sum[R][M][KEPT<HOW>] = {};
   if constexpr (HOW == Scaled::LANES)
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
     if ((linear = q.ahead.linear != 0))
       for (int r = 0; r < R; ++r) {
-        V own[1][M] = {};
+        V own[1][M][KEPT<HOW>] = {};
         add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
-        sum[r][0] = own[0][0];
+        sum[r][0][0] = own[0][0][0];
       }
   if (!linear) add<L, R, M, HOW, Part::WHOLE>(l, q, codes, s, xs, 0, whole, sum);
   if (left) {
@@ -325,7 +335,8 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     V four[4] = {};
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j)
-      if (i + j < R * M) four[j] = sum[(i + j) / M][(i + j) % M];
+      if (i + j < R * M)
+        for (const V& kept : sum[(i + j) / M][(i + j) % M]) four[j] += kept;
     totals(four, found + i);
   }
   for (int r = 0; r < R; ++r)
@@ -371,13 +382,14 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
 template <class L, Scaled HOW>
 static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
-  constexpr int R = WM_SIMD == 512 ? 4 : 2;  // so that sums and weights stay in registers
+  // So that sums and weights stay in registers.
+  constexpr int R = WM_SIMD == 512 ? 4 : WM_SIMD == 256 && HOW == Scaled::LANES ? 1 : 2;
   if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
     if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);
   const Arranged four[] = {x[0], x[1], x[m / 2], x[m - 1]};
   float* const to[] = {y[0], y[1], y[m / 2], y[m - 1]};
-  some<L, R / 2, 4, HOW>(q, matrix, row, count, four, to, scratch);
+  some<L, R / 2 ? R / 2 : 1, 4, HOW>(q, matrix, row, count, four, to, scratch);
 }
 
 // Blocks of any size: scales go to the activations, once for all rows of weights that share them.
@@ -465,14 +477,15 @@ static const GemvKernel* kernel(WmElement e) {
   static constexpr GemvKernel BF16 = kernel_of<PlainBf16>(), SIX = kernel_of<Six>(), EIGHT = kernel_of<Float8>();
   static constexpr GemvKernel FOUR = kernel_of<Few<4>>(), THREE = kernel_of<Few<3>>(), TWO = kernel_of<Few<2>>();
 #if WM_PAIRED
-  constexpr const GemvKernel *F32 = nullptr, *F16 = nullptr, *NF4 = nullptr, *INT8 = nullptr;
+  constexpr const GemvKernel *F32 = nullptr, *F16 = nullptr, *NF4 = nullptr, *INT8 = nullptr, *UINT8 = nullptr;
 #else
   static constexpr GemvKernel OTHERS[] = {kernel_of<PlainF32>(), kernel_of<PlainF16>(), kernel_of<Nf4>(),
-                                          kernel_of<Int8>()};
+                                          kernel_of<Int8>(), kernel_of<Uint8>()};
   constexpr const GemvKernel *F32 = OTHERS, *F16 = OTHERS + 1, *NF4 = OTHERS + 2, *INT8 = OTHERS + 3;
+  constexpr const GemvKernel* UINT8 = OTHERS + 4;
 #endif
   static constexpr const GemvKernel* ALL[] = {F32, &BF16, F16,   &FOUR, &SIX,  &SIX, &EIGHT, &EIGHT, INT8,
-                                              NF4, INT8,  &FOUR, &THREE, &TWO, INT8, &FOUR, &THREE, &TWO};
+                                              NF4, INT8,  &FOUR, &THREE, &TWO, UINT8, &FOUR, &THREE, &TWO};
 #if WM_PAIRED
   return is_struct(e) ? nullptr : ALL[e];
 #else

@@ -9,101 +9,193 @@ WM_INLINE __m256i three_bytes_each(const uint8_t* p) {
   return _mm256_shuffle_epi8(_mm256_set_m128i(high, low), at);
 }
 
-// Codes of two to four bits, by a table of all of them.
-template <int BITS>
-struct Few : Floats {
+// Look-ups of bytes are what all of these machines do well: those of floats in registers take two cycles on AMD's before
+// Zen 4. A table of sixteen bytes, in both halves of a register.
+struct Bytes16 {
+  __m256i of;
+  // Byte `at` of what each of sixteen codes is worth as a float32.
+  Bytes16(WmElement e, int at) {
+    alignas(16) uint8_t bytes[16];
+    for (int c = 0; c < 16; ++c) {
+      uint32_t bits;
+      std::memcpy(&bits, element_values(e) + c, 4);
+      bytes[c] = uint8_t(bits >> 8 * at);
+    }
+    of = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  WM_METHOD __m256i operator()(__m256i codes) const { return _mm256_shuffle_epi8(of, codes); }
+};
+
+// Codes of four bits, eight of a lane. Bytes are put in an order in which, once what is looked up of them is interleaved,
+// a lane has those that it began with.
+struct Halves4 {
   static constexpr bool PLAIN = false;
-  static constexpr int VECS = BITS == 2 ? 16 : 8, GROUP = 8 * VECS, NBYTES = GROUP * BITS / 8, GRAIN = VECS;
-  static constexpr int place(int k) { return k % VECS * 8 + k / VECS; }
-  using Codes = __m256i;
-  float unit = 1;
-  __m256 low, high;
-  explicit Few(WmElement e) {
-    float values[16];
-    for (int i = 0; i < 16; ++i) values[i] = element_values(e)[i % (1 << BITS)];
-    low = _mm256_loadu_ps(values), high = _mm256_loadu_ps(values + 8);
-  }
-  WM_METHOD Codes load(const uint8_t* p) const {
-    if constexpr (BITS == 3) return three_bytes_each(p);
-    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  }
-  WM_METHOD V value(Codes c, int j) const {
-    const __m256i here = _mm256_srli_epi32(c, BITS * j);
-    const __m256 found = _mm256_permutevar8x32_ps(low, here);
-    if constexpr (BITS < 4) return (V)found;
-    const __m256 others = _mm256_permutevar8x32_ps(high, here);
-    return (V)_mm256_blendv_ps(found, others, _mm256_castsi256_ps(_mm256_slli_epi32(here, 28)));
+  static constexpr int VECS = 8, GROUP = 64, NBYTES = 32, GRAIN = 8;
+  // Vectors: of bytes that are interleaved first and last, of lower and upper codes, of the two that are neighbours then.
+  static constexpr int place(int k) { return (k % 8 / 4 * 4 + k % 2 * 2 + k % 4 / 2) * 8 + k / 8; }
+  struct Codes {
+    __m256i of[2];  // of each byte the lower and the upper ones
+  };
+  WM_INLINE Codes split(const uint8_t* p, __m256i order) {
+    const __m256i all = _mm256_shuffle_epi8(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), order);
+    const __m256i kept = _mm256_set1_epi8(15);
+    return {{_mm256_and_si256(all, kept), _mm256_and_si256(_mm256_srli_epi16(all, 4), kept)}};
   }
 };
 
-// E2M3 and E3M2: a float32's bits, but for subnormals, which are integers.
-struct Six : Floats {
+// Of values that bfloat16 holds: their upper bytes, and below them, in lanes, those of a neighbour.
+struct Four : Floats, Halves4 {
+  float unit = 1;
+  Bytes16 low, high;
+  explicit Four(WmElement e) : low(e, 2), high(e, 3) {}
+  WM_METHOD Codes load(const uint8_t* p) const {
+    return split(p, _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15,  //
+                                     0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
+  }
+  WM_METHOD V value(const Codes& c, int j) const {
+    const __m256i a = low(c.of[j / 2 % 2]), b = high(c.of[j / 2 % 2]);
+    const __m256i both = j / 4 ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b);
+    return (V)(j % 2 ? _mm256_and_si256(both, _mm256_set1_epi32(int(0xFFFF0000))) : _mm256_slli_epi32(both, 16));
+  }
+};
+
+// Of any values: all four bytes.
+struct Nf4 : Floats, Halves4 {
+  float unit = 1;
+  Bytes16 bytes[4];
+  explicit Nf4(WmElement e) : bytes{{e, 0}, {e, 1}, {e, 2}, {e, 3}} {}
+  WM_METHOD Codes load(const uint8_t* p) const {
+    return split(p, _mm256_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15,  //
+                                     0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
+  }
+  WM_METHOD V value(const Codes& c, int j) const {
+    const __m256i codes = c.of[j / 2 % 2];
+    const auto pairs = [&](int at) __attribute__((always_inline)) {
+      const __m256i a = bytes[at](codes), b = bytes[at + 1](codes);
+      return j / 4 ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b);
+    };
+    const __m256i a = pairs(0), b = pairs(2);
+    return (V)(j % 2 ? _mm256_unpackhi_epi16(a, b) : _mm256_unpacklo_epi16(a, b));
+  }
+};
+
+// Codes of three bits, by a table of all of them.
+struct Three : Floats {
   static constexpr bool PLAIN = false;
-  static constexpr int VECS = 4, GROUP = 32, NBYTES = 24, GRAIN = 4;
-  static constexpr int place(int k) { return k % 4 * 8 + k / 4; }
+  static constexpr int VECS = 8, GROUP = 64, NBYTES = 24, GRAIN = 8;
+  static constexpr int place(int k) { return k % 8 * 8 + k / 8; }
   using Codes = __m256i;
   float unit = 1;
-  int fraction;
-  __m256i bias, normal;
-  __m256 step;
-  explicit Six(WmElement e)
-      : fraction(e == WM_E2M3 ? 3 : 2),
-        bias(_mm256_set1_epi32((e == WM_E2M3 ? 126 : 124) << 23)),
-        normal(_mm256_set1_epi32((1 << fraction) - 1)),
-        step(_mm256_set1_ps(element_values(e)[1])) {}
+  __m256 table;
+  explicit Three(WmElement e) : table(_mm256_loadu_ps(element_values(e))) {}
   WM_METHOD Codes load(const uint8_t* p) const { return three_bytes_each(p); }
-  WM_METHOD V value(Codes c, int j) const {
-    const __m256i here = _mm256_srli_epi32(c, 6 * j), m = _mm256_and_si256(here, _mm256_set1_epi32(31));
-    const __m256i moved = _mm256_add_epi32(_mm256_sll_epi32(m, _mm_cvtsi32_si128(23 - fraction)), bias);
-    const __m256 tiny = _mm256_mul_ps(_mm256_cvtepi32_ps(m), step);
-    const __m256i is_normal = _mm256_cmpgt_epi32(m, normal);
-    const __m256 found = _mm256_blendv_ps(tiny, _mm256_castsi256_ps(moved), _mm256_castsi256_ps(is_normal));
-    const __m256i sign = _mm256_and_si256(_mm256_slli_epi32(here, 26), _mm256_set1_epi32(int(0x80000000)));
-    return (V)_mm256_or_ps(found, _mm256_castsi256_ps(sign));
+  WM_METHOD V value(Codes c, int j) const { return (V)_mm256_permutevar8x32_ps(table, _mm256_srli_epi32(c, 3 * j)); }
+};
+
+// Codes of two bits, by a table in either half of a register.
+struct Two : Floats {
+  static constexpr bool PLAIN = false;
+  static constexpr int VECS = 16, GROUP = 128, NBYTES = 32, GRAIN = 16;
+  static constexpr int place(int k) { return k % 16 * 8 + k / 16; }
+  using Codes = __m256i;
+  float unit = 1;
+  __m256 table;
+  explicit Two(WmElement e) : table(_mm256_broadcast_ps(reinterpret_cast<const __m128*>(element_values(e)))) {}
+  WM_METHOD Codes load(const uint8_t* p) const { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  WM_METHOD V value(Codes c, int j) const { return (V)_mm256_permutevar_ps(table, _mm256_srli_epi32(c, 2 * j)); }
+};
+
+template <int BITS>
+using Few = std::conditional_t<BITS == 4, Four, std::conditional_t<BITS == 3, Three, Two>>;
+
+// Eight of the halves of two registers, the lower ones of each first.
+WM_INLINE V halves_to_floats(__m256i a, __m256i b, int j) {
+  const __m256i from = j % 2 ? b : a;
+  return (V)_mm256_cvtph_ps(j / 2 ? _mm256_extracti128_si256(from, 1) : _mm256_castsi256_si128(from));
+}
+
+// E2M3 and E3M2 are binary16 further down, 2^14 and 2^12 too small: its subnormals are theirs, which nobody flushes.
+struct Six : Floats {
+  static constexpr bool PLAIN = false;
+  static constexpr int VECS = 4, GROUP = 32, NBYTES = 24, GRAIN = 32;
+  static constexpr int place(int k) { return k; }
+  struct Codes {
+    __m256i a, b;  // binary16: of each half's sixteen codes the first eight, and the others
+  };
+  float unit;
+  __m128i down;
+  __m256i kept;
+  explicit Six(WmElement e)
+      : unit(e == WM_E2M3 ? 0x1p14f : 0x1p12f),
+        down(_mm_cvtsi32_si128(e == WM_E2M3 ? 3 : 2)),
+        kept(_mm256_set1_epi16(short(e == WM_E2M3 ? 0x8F80 : 0x9F00))) {}
+  // To each code the two bytes that it lies in, then its sign to the uppermost bit.
+  WM_METHOD __m256i halves(__m256i all, __m256i at) const {
+    const __m256i up = _mm256_set1_epi64x(1 << 10 | 1 << (4 + 16) | 1ll << (6 + 32) | 1ll << (8 + 48));
+    const __m256i moved = _mm256_mullo_epi16(_mm256_shuffle_epi8(all, at), up);
+    return _mm256_and_si256(_mm256_sra_epi16(moved, down), kept);
   }
+  WM_METHOD Codes load(const uint8_t* p) const {
+    const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8));
+    const __m256i all = _mm256_set_m128i(high, low), six = _mm256_set1_epi8(6);
+    const __m256i at = _mm256_setr_epi8(0, 1, 0, 1, 1, 2, 2, 3, 3, 4, 3, 4, 4, 5, 5, 6,  //
+                                        4, 5, 4, 5, 5, 6, 6, 7, 7, 8, 7, 8, 8, 9, 9, 10);
+    return {halves(all, at), halves(all, _mm256_add_epi8(at, six))};
+  }
+  WM_METHOD V value(const Codes& c, int j) const { return halves_to_floats(c.a, c.b, j); }
 };
 
 // E5M2 is the upper half of a binary16; E4M3, a bit further down in one, is 2^8 too small, and its NaN a number.
 struct Float8 : Floats {
   static constexpr bool PLAIN = false;
-  static constexpr int VECS = 2, GROUP = 16, NBYTES = 16, GRAIN = 16;
-  static constexpr int place(int k) { return k; }
-  using Codes = __m128i;
+  static constexpr int VECS = 4, GROUP = 32, NBYTES = 32, GRAIN = 16;
+  static constexpr int place(int k) { return k % 16 / 4 * 8 + k / 16 * 4 + k % 4; }
+  struct Codes {
+    __m256i a, b;  // binary16: a lane's codes are all of the first sixteen, or all of the others
+  };
   float unit;
-  __m128i down, kept, nan;
+  __m128i down;
+  __m256i kept, nan;
   explicit Float8(WmElement e)
       : unit(e == WM_E4M3 ? 256 : 1),
         down(_mm_cvtsi32_si128(e == WM_E4M3)),
-        kept(_mm_set1_epi16(e == WM_E4M3 ? short(0xBFFF) : -1)),
-        nan(_mm_set1_epi16(e == WM_E4M3 ? 0x7F00 : 0x0080)) {}  // the latter is the upper half of nothing
-  WM_METHOD Codes load(const uint8_t* p) const { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-  WM_METHOD V value(Codes c, int j) const {
-    const __m128i none = _mm_setzero_si128(), half = j ? _mm_unpackhi_epi8(none, c) : _mm_unpacklo_epi8(none, c);
-    const __m128i is_nan = _mm_cmpeq_epi16(_mm_and_si128(half, _mm_set1_epi16(0x7F00)), nan);
-    return (V)_mm256_cvtph_ps(_mm_or_si128(_mm_and_si128(_mm_sra_epi16(half, down), kept), is_nan));
+        kept(_mm256_set1_epi16(e == WM_E4M3 ? short(0xBFFF) : -1)),
+        nan(_mm256_set1_epi16(e == WM_E4M3 ? 0x7F00 : 0x0080)) {}  // the latter is the upper half of nothing
+  WM_METHOD __m256i halves(__m256i up) const {
+    const __m256i is_nan = _mm256_cmpeq_epi16(_mm256_and_si256(up, _mm256_set1_epi16(0x7F00)), nan);
+    return _mm256_or_si256(_mm256_and_si256(_mm256_sra_epi16(up, down), kept), is_nan);
   }
+  WM_METHOD Codes load(const uint8_t* p) const {
+    const __m256i stored = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)), none = _mm256_setzero_si256();
+    const __m256i c = _mm256_permutevar8x32_epi32(stored, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    return {halves(_mm256_unpacklo_epi8(none, c)), halves(_mm256_unpackhi_epi8(none, c))};
+  }
+  WM_METHOD V value(const Codes& c, int j) const { return halves_to_floats(c.a, c.b, j); }
 };
 
-struct Int8 : Floats {
+// Bytes of lanes: signed ones by way of the uppermost, from where shifting brings their sign along.
+template <bool SIGNED>
+struct Byte : Floats {
   static constexpr bool PLAIN = false;
-  static constexpr int VECS = 2, GROUP = 16, NBYTES = 16, GRAIN = 16;
-  static constexpr int place(int k) { return k; }
-  using Codes = __m128i;
+  static constexpr int VECS = 4, GROUP = 32, NBYTES = 32, GRAIN = 4;
+  static constexpr int place(int k) { return k % 4 * 8 + k / 4; }
+  using Codes = __m256i;
   float unit;
-  __m128i flip;
-  __m256 zero;
-  explicit Int8(WmElement e)
-      : unit(element_values(e)[1]),
-        flip(_mm_set1_epi8(e == WM_UINT8 ? 0 : char(0x80))),
-        zero(_mm256_set1_ps(e == WM_UINT8 ? 0 : 128)) {}
-  WM_METHOD Codes load(const uint8_t* p) const {
-    return _mm_xor_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), flip);
-  }
+  explicit Byte(WmElement e) : unit(element_values(e)[1]) {}
+  WM_METHOD Codes load(const uint8_t* p) const { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   WM_METHOD V value(Codes c, int j) const {
-    const __m256i wide = _mm256_cvtepu8_epi32(j ? _mm_srli_si128(c, 8) : c);
-    return (V)_mm256_sub_ps(_mm256_cvtepi32_ps(wide), zero);
+    // The j-th byte of each lane; its others become 0. As one constant, which compilers do not make of several.
+    const int32_t k = j * (SIGNED ? 0x1000000 : 1);
+    constexpr int32_t LANE = SIGNED ? 0x00808080 : int32_t(0x80808000), NEXT = SIGNED ? 0x4000000 : 4;
+    const __m256i at = _mm256_setr_epi32(LANE + k, LANE + NEXT + k, LANE + 2 * NEXT + k, LANE + 3 * NEXT + k,  //
+                                         LANE + k, LANE + NEXT + k, LANE + 2 * NEXT + k, LANE + 3 * NEXT + k);
+    const __m256i found = _mm256_shuffle_epi8(c, at);
+    return (V)_mm256_cvtepi32_ps(SIGNED ? _mm256_srai_epi32(found, 24) : found);
   }
 };
+using Int8 = Byte<true>;
+using Uint8 = Byte<false>;
 
 struct Plain : Floats {
   static constexpr bool PLAIN = true;
@@ -141,5 +233,3 @@ struct PlainBf16 : Plain {
     return (V)(j % 2 ? _mm256_and_si256(both, _mm256_set1_epi32(int(0xFFFF0000))) : _mm256_slli_epi32(both, 16));
   }
 };
-
-using Nf4 = Few<4>;

@@ -196,6 +196,7 @@ struct Plain : Floats {
 template <int BITS>
 using Few = std::conditional_t<BITS == 4, Four, Loader<FewHalves<BITS>>>;
 using Nf4 = Four;
+using Uint8 = Int8;
 using PlainF32 = Plain<4>;
 using PlainF16 = Plain<2>;
 

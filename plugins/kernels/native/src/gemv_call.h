@@ -28,6 +28,7 @@ struct Gemv {
   int64_t groups;         // of elements in a row, the last of them perhaps not full
   const int32_t* first;   // [groups], LANES: the first block of a group
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
+  bool few;               // LANES: those that lanes of a group are of are four at most
   Ahead ahead;
 };
 

@@ -36,6 +36,7 @@ template <int BITS>
 using Few = Codes16<BITS>;
 using Six = Codes16<6>;
 using Int8 = Codes16<8>;
+using Uint8 = Int8;
 using Float8 = Codes16<8>;
 
 template <typename T, WmScale KIND>
