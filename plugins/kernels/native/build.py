@@ -30,6 +30,7 @@ from pipeline.digest import identity
 from pipeline.errors import StageError, StorageError, Unsupported
 from pipeline.files import cache_folder, write_json
 from pipeline.places import hindrance
+from pipeline.running import text_stream
 from plugins.kernels.native import compiler
 
 SOURCES: Final = Path(__file__).parent / "src"
@@ -47,6 +48,9 @@ SANITIZED: Final = (
     "-O0", "-g1", "--param=asan-instrumentation-with-call-threshold=0", "-fno-sanitize-recover=all",
     "-fno-sanitize=null,object-size,pointer-overflow",
 )  # fmt: skip
+SELDOM: Final = ("gradient", "limits", "superblocks")
+"""Units that few runs need: to train, to benchmark, to make k-quants. They are compiled when they are first called, for
+all of them together take a fifth of the time that compiling takes."""
 MOST_LINES: Final = 20  # of what a compiler says
 QUICK_S: Final = 5.0
 RETRY_S: Final = 24 * 3600.0
@@ -76,7 +80,7 @@ def library(unit: str = "core") -> Path:
     """
     if (found := _found(unit)) is not None:
         return found
-    if failed := _make([unit], lambda said: None):
+    if failed := _make([unit], text_stream.say):
         raise StageError(failed[unit])
     return _place(unit)
 
@@ -106,14 +110,20 @@ def missing() -> str | None:
     return None
 
 
-def prepare(say: Callable[[str], None]) -> None:
-    """Make what is not there yet, all units at once; what cannot be made is `missing` from then on."""
+def prepare(say: Callable[[str], None], seldom: bool = False) -> None:
+    """Make what is not there yet, all units at once; what cannot be made is `missing` from then on.
+
+    Args:
+        say: hears that it is compiled.
+        seldom: `SELDOM` too.
+    """
     missing.cache_clear()
     _refused.pop(folder(), None)
     try:
         if _hindrance() is not None:
             return
-        due = [u for u in units() if (f := _found(u)) is None or _unloadable(f) is not None]
+        wanted = [u for u in units() if seldom or u not in SELDOM]
+        due = [u for u in wanted if (f := _found(u)) is None or _unloadable(f) is not None]
         due = [u for u in due if _is_to_be_tried(_place(u))]
         if due:
             _make(due, say)

@@ -16,6 +16,7 @@ import pytest
 
 from pipeline import backends
 from pipeline.errors import StageError, StorageError, Unsupported
+from pipeline.running import text_stream
 from plugins.kernels.native import build, compiler
 from tests.cases.native import needs_compiler
 
@@ -208,6 +209,22 @@ def test_of_two_processes_one_compiles_and_one_waits(here: Path) -> None:
     compiling, waiting = "compiling the native kernels, once: one, two", "waiting for another process, which compiles"
     assert said == [[compiling, "None"], [f"{waiting} the native kernels", "None"]]
     assert len((here / "calls").read_text().split()) == 2  # units, each once
+
+
+def test_what_few_runs_need_is_compiled_when_it_is_called(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "SELDOM", ("two",))
+    assert prepared() == ["compiling the native kernels, once: one"]
+    assert prepared() == []
+    assert build.missing() is None  # it will be there
+    said: list[str] = []
+    with text_stream.to(said.append, said.append):
+        assert build.library("two").exists()
+        build.library("two")
+    assert said == ["compiling the native kernels, once: two\n"]
+
+
+def test_units_that_few_runs_need_are_units() -> None:
+    assert {*build.SELDOM} < {*build.units()}
 
 
 def test_what_a_killed_process_left_is_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
