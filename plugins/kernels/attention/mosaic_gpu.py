@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from plugins.kernels.attention import pallas
-from plugins.kernels.attention.mosaic_gpu_kernel import HIGH, LOG2_E, WIDE, Shape, forward
+from plugins.kernels.attention.mosaic_gpu_kernel import LOG2_E, WIDE, Shape, forward
 from plugins.kernels.attention.pallas_kernels import Options
 from plugins.kernels.gradients import given, wanted
 from plugins.kernels.mosaic_gpu.launch import Device, everywhere
+from plugins.kernels.mosaic_gpu.products import HIGH
 from plugins.kernels.pallas.blocks import padded
 from plugins.kernels.varying import alike
 

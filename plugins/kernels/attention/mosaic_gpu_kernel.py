@@ -19,10 +19,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from plugins.kernels.attention.pallas_kernels import Options
 from plugins.kernels.mosaic_gpu.launch import COPIES, WARPGROUP, Device, registers, tiled
-from plugins.kernels.mosaic_gpu.products import ACROSS, COLUMNS, ROWS, added, laid, transposed
+from plugins.kernels.mosaic_gpu.products import ACROSS, COLUMNS, HIGH, ROWS, added, laid, transposed
 
 Refs = Mapping[str, Any]
-HIGH = 64  # rows of a warpgroup: those of one `wgmma`
 WIDE = 128  # slots of a step
 LOG2_E, LN_2 = log2(e), log(2)
 

@@ -18,7 +18,7 @@ from plugins.kernels.platforms import chosen
 from plugins.kernels.varying import along, axes_of, typed
 
 HOPPER: Final = "9.0"  # `wgmma` is of sm_90a alone: later devices have another instruction in its place
-SWIZZLE: Final = 128  # bytes across which rows are permuted in shared memory, which is what wgmma reads fastest
+SWIZZLE: Final = 128  # bytes at most across which rows are permuted in shared memory; wgmma reads the most fastest
 COPIES: Final = 40  # registers of a thread that copies
 WARPGROUP: Final = "warpgroup"  # the axis of a kernel's threads, which are warpgroups of 128 of the device's
 
@@ -90,7 +90,9 @@ def registers(multiplying: int) -> int:
 
 
 def tiled(shape: Sequence[int], dtype: Any) -> Any:
-    """Shared memory `[…, rows, columns]` as TMA writes and `wgmma` reads it: columns are a multiple of 128 bytes."""
-    columns = SWIZZLE // jnp.dtype(dtype).itemsize
-    lies = plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(SWIZZLE)
+    """Shared memory `[…, rows, columns]` as TMA writes and `wgmma` reads it: columns of 32 or 64 bytes, or of a
+    multiple of 128."""
+    itemsize = jnp.dtype(dtype).itemsize
+    swizzle = min(SWIZZLE, shape[-1] * itemsize)
+    lies = plgpu.TilingTransform((8, swizzle // itemsize)), plgpu.SwizzleTransform(swizzle)
     return plgpu.SMEM(tuple(shape), dtype, transforms=lies)

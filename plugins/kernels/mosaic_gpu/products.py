@@ -5,6 +5,7 @@ anything but zeros (`run_state`), and no layouts. There the same product is made
 barriers; what it reads is seen by the detection of races, which `wgmma` in the interpreter is not.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from plugins.kernels.mosaic_gpu.launch import Device
 
+HIGH = 64  # rows of a warpgroup: those of one `wgmma`
 ACROSS = plgpu.Layout.WGMMA  # of `[M, N]` in a warpgroup's registers: M is a multiple of 64, N of 8
 ROWS = ACROSS.reduce(1)  # of `[M]`, a number for each row of such a one
 COLUMNS = ACROSS.reduce(0)  # of `[N]`
@@ -40,3 +42,16 @@ def added(device: Device, total: Any, a: Any, b: Any) -> Any:
     if device.interpreted:
         return total + jnp.dot(a, b[...], preferred_element_type=jnp.float32)
     return pl.run_state(lambda sum_: plgpu.wgmma(sum_, a, b))(plgpu.WGMMAAccumulatorRef.init(total))  # type: ignore[no-untyped-call]
+
+
+def added_transposed(device: Device, total: Any, pairs: Sequence[tuple[Any, Any]]) -> Any:
+    """float32 `[M, N]`, `total` + Σ a · bᵀ of pairs, `a` `[M, K]` in registers and a reference `b` `[N, K]` to shared
+    memory."""
+    if device.interpreted:
+        return total + sum(jnp.dot(a, b[...].T, preferred_element_type=jnp.float32) for a, b in pairs)
+
+    def multiply(sum_: Any) -> None:
+        for a, b in pairs:
+            plgpu.wgmma(sum_, a, plgpu.transpose_ref(b, (1, 0)))
+
+    return pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(total))  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Mosaic GPU kernels interpreted: the corpus as it is for them, several blocks of everything, who waits for whom."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,17 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
 from pipeline.backends import load
 from pipeline.errors import Unsupported
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
-from pipeline.tensors.scheme import Scheme
+from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.tensors.spec import TensorSpec
 from pipeline.testing.kernel import Case
+from pipeline.testing.memory import quantized
 from pipeline.testing.model_op import ModelOpContract, agree
 from plugins.kernels.attention.mosaic_gpu import _reach
 from plugins.kernels.attention.pallas_kernels import Options
-from plugins.kernels.cases import BF16, normal, rng_of
+from plugins.kernels.cases import BF16, SCHEMES, normal, rng_of
 from plugins.kernels.mosaic_gpu.interpreted import races
 from tests.cases.model_runs import quick_compilation
 from tests.cases.mosaic_interpreted import compiled_once
@@ -140,6 +143,73 @@ def test_which_steps_are_read_and_which_are_not_masked() -> None:
     documents = jnp.arange(512, dtype=jnp.int32)[None] // 256
     own = {"own": documents[:, 256:]}, {"of_slot": documents}
     assert reach(rows=own[0], slots=own[1], causal=False) == [[2, 2, 4, 4], [2, 2, 4, 4]]
+
+
+FORMATS = {
+    "mxfp4": MXFP4, "nvfp4": SCHEMES["nvfp4"], "int8, blocks of 128": Scheme("int8", 128, "f16"),
+    "uint4 with zero": SCHEMES["uint4 with zero"], "q4_1": SCHEMES["q4_1"], "int4 a row": Scheme("int4", 0, "f32"),
+}  # fmt: skip
+
+
+@pytest.mark.brief("mxfp4", "int8, blocks of 128")
+@pytest.mark.parametrize("name", FORMATS)
+def test_matmul_of_several_tiles_and_more_steps_than_there_is_room_for(name: str) -> None:
+    """Two tiles of x, the second not full, times two of weights by two warpgroups; rows of five steps or ten."""
+    rng = rng_of(name)
+    x, w = normal(rng, 140, 640).astype(BF16), quantized(FORMATS[name], (256, 640))
+    expected = load("matmul", "reference")(x, w)
+    with races() as raced:
+        found = jax.block_until_ready(jax.jit(load("matmul", "mosaic_gpu"))(x, w))
+    agree(expected, found)
+    assert raced == []
+
+
+def test_matmul_of_rows_in_steps_of_32_bytes_and_f16() -> None:
+    """As gpt-oss's, whose rows have 1440 bytes; one warpgroup, as 192 rows are three times 64."""
+    rng = rng_of("steps of 32")
+    x, w = normal(rng, 20, 320).astype(np.float16), quantized(MXFP4, (192, 320))
+    agree(load("matmul", "reference")(x, w), jax.jit(load("matmul", "mosaic_gpu"))(x, w))
+
+
+def test_the_smallest_scale_is_half_of_the_next() -> None:
+    """2^-127, which is subnormal: what it makes of codes of 1 and more is not."""
+    codes = np.full((16, 32), 0x44, np.uint8)
+    w = QTensor(codes, np.tile(np.array([[0, 1]], np.uint8), (16, 1)), MXFP4)
+    x = np.full((1, 64), 2.0**100, BF16)
+    agree(load("matmul", "reference")(x, w), jax.jit(load("matmul", "mosaic_gpu"))(x, w))
+
+
+def test_moe_of_several_tiles_and_an_expert_that_nobody_chose() -> None:
+    rng = rng_of("tiles of experts")
+    x = (normal(rng, 90, 256) / 16).astype(BF16)
+    chosen = rng.choice([0, 1, 3], (90, 2)).astype(np.int32)
+    weights = rng.uniform(0.1, 1, (90, 2)).astype(np.float32)
+    w_in, w_out = quantized(MXFP4, (4, 64, 256)), quantized(MXFP4, (4, 128, 64), seed=1)
+    w_in.scales[2] = 0xFF  # NaN, all of it
+    args = x, chosen, weights, (w_in,), (None,), w_out, None
+    expected = jax.jit(partial(load("moe", "xla"), activation=jnp.tanh))(*args)
+    with races() as raced:
+        found = jax.block_until_ready(jax.jit(partial(load("moe", "mosaic_gpu"), activation=jnp.tanh))(*args))
+    assert np.isfinite(found).all()
+    agree(np.asarray(expected), np.asarray(found))
+    assert raced == []
+
+
+def test_what_is_declined_of_weights() -> None:
+    def reasons(op: str, x: Any, w: Any) -> str:
+        given = {"x": x, "w": w} if op == "matmul" else {"x": x, "w_in": (w,), "w_out": w}
+        return Kernel(op, ("mosaic_gpu",), "gpu").choose(given).reasons.removeprefix("mosaic_gpu: ")
+
+    x = TensorSpec((4, 256), "BF16")
+    weights = partial(TensorSpec, (3, 8, 256), "F32")
+    for op in ("matmul", "moe"):
+        for scheme in FORMATS.values():
+            assert reasons(op, x, weights(scheme)) == ""
+        assert reasons(op, replace(x, dtype="F32"), weights(MXFP4)).startswith("F32 activations; the kernel multiplies")
+        assert reasons(op, x, TensorSpec((3, 8, 256), "BF16")).startswith("plain BF16 weights, which XLA's")
+        assert reasons(op, x, weights(SCHEMES["int3"])).startswith("codes of 3 bits straddle bytes")
+        few = "blocks of 8 × 4 bits; the kernel takes those of at least 8 bytes"
+        assert reasons(op, x, weights(Scheme("int4", 8, "f16"))) == few
 
 
 def test_what_is_declined_and_why() -> None:
