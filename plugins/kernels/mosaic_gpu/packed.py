@@ -67,9 +67,9 @@ class Packed:
     @property
     def ahead(self) -> int:
         """Steps that shared memory has room for."""
-        x: int = self.planes * self.high * self.step * jnp.dtype(self.dtype).itemsize
+        x = self.planes * self.high * self.step * jnp.dtype(self.dtype).itemsize
         beside = sum(self.blocks * jnp.dtype(dtype).itemsize for _, dtype in self.shared)
-        one = x + self.warpgroups * HIGH * (self.step + beside)
+        one: int = x + self.warpgroups * HIGH * (self.step + beside)
         return max(2, min(MOST_AHEAD, (BUDGET - 4 * self.warpgroups * HIGH * self.high) // one))
 
     def scratch(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _copied(p: Packed, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], steps: 
     """What the warpgroup does that copies."""
     matrix, tile, out = of
 
-    def step(k: Any, _: None) -> None:
+    def step(k: Any, carry: None) -> None:
         place = lax.rem(k, np.int32(p.ahead))
 
         @pl.when(k >= p.ahead)
@@ -179,10 +179,10 @@ def _copied(p: Packed, gmem: Refs, smem: Refs, of: tuple[Any, Any, Any], steps: 
         for w in range(p.warpgroups):
             rows = pl.ds((out * p.warpgroups + w) * HIGH, HIGH)
             plgpu.copy_gmem_to_smem(gmem["codes"].at[matrix, rows, columns], smem["codes"].at[place, w], there)
-            for name, _dtype in p.shared:
+            for name, _ in p.shared:
                 plgpu.copy_gmem_to_smem(gmem[name].at[matrix, blocks, rows], smem[name].at[place, w], there)
 
-    def end(k: Any, _: None) -> None:
+    def end(k: Any, carry: None) -> None:
         plgpu.barrier_wait(smem["done"].at[lax.rem(k, np.int32(p.ahead))])
 
     lax.fori_loop(0, steps, step, None)
