@@ -74,11 +74,12 @@ peers: $(VENV)/.core  ## build llama.cpp and ik_llama.cpp for bench to compare w
 test-gpu: $(VENV)/.dev  ## the corpus of every op with its kernels for GPUs, compiled for this machine's
 	@$(BIN)/python -m plugins.bench.gpu
 	JAX_PLATFORMS=cuda,cpu $(BIN)/python -m pytest tests/contract/test_model_ops.py tests/contract/test_kernels.py \
-		tests/unit/kernels/test_fused_attention.py -k 'pallas or cudnn or tokamax' $(ARGS)
+		tests/unit/kernels/test_fused_attention.py tests/unit/kernels/test_mosaic_gpu.py \
+		-k 'pallas or mosaic_gpu or cudnn or tokamax' $(ARGS)
 
-bench-gpu: $(VENV)/.core  ## measure the Pallas kernels beside XLA, cuDNN and tokamax on this machine's GPU
+bench-gpu: $(VENV)/.core  ## measure the Pallas and Mosaic GPU kernels beside XLA, cuDNN and tokamax on this machine's GPU
 	@$(BIN)/python -m plugins.bench.gpu
-	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,xla,cudnn,tokamax]' \
+	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,mosaic_gpu,xla,cudnn,tokamax]' \
 		'bench.ops=[matmul,moe,attention,softmax,quantize_dequantize,quantize,dequantize]' $(ARGS)
 
 golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names, the table of kernels

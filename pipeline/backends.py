@@ -55,6 +55,8 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         "xla": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
         # Kernels for GPUs and TPUs; on CPUs they are interpreted, which is for checking them.
         "pallas": Backend(platforms=("cpu", "gpu", "tpu"), resident=512 << 20),
+        # The same for NVIDIA's Hopper alone, by name only; on CPUs JAX interprets them, in seconds for a block.
+        "mosaic_gpu": Backend(platforms=("cpu", "gpu"), resident=512 << 20),
         # Attention of others', by name only: what comes with JAX, and a package of kernels.
         "cudnn": Backend(platforms=("gpu",)),
         "tokamax": Backend(platforms=("gpu",), package="tokamax"),

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.testing.model_op import ModelOpContract
 from tests.cases.model_runs import quick_compilation
+from tests.cases.mosaic_interpreted import compiled_once
 
 
 @pytest.fixture(autouse=True)
@@ -17,8 +18,8 @@ def _quick(request: pytest.FixtureRequest) -> Iterator[None]:
     by_xla = call["backend"] == "pallas" and request.cls.op in ("matmul", "moe") and "differentiable" in call
     if by_xla and not any(some in call["differentiable"].name for some in ("mxfp4", "padding", "bias")):
         pytest.skip("its gradient is that of xla, which is held to all cases; how it comes there, to these")
-    quickly = call["backend"].startswith(("native", "pallas"))
-    with quick_compilation(quickly or "gradient" in request.function.__name__):
+    quickly = call["backend"].startswith(("native", "pallas", "mosaic_gpu"))
+    with quick_compilation(quickly or "gradient" in request.function.__name__), compiled_once():
         yield
 
 

@@ -48,6 +48,12 @@ def cases() -> Iterator[Case]:
     yield Case("decode", one, {"scale": 0.4, "sinks": sinks, "window": 4})
     yield Case("decode, bf16", (*(a.astype(BF16) for a in one[:3]), *one[3:]), {"scale": 0.4})
     yield Case("keys of bf16", (q, *(a.astype(BF16) for a in (k, v)), at, slot), {"scale": 0.4, "sinks": sinks})
+    for name, dims, options in (
+        ("64 dims, bf16", (64, 64), {"sinks": sinks, "window": 4}),
+        ("64 and 128 dims, bf16", (64, 128), {"softcap": 1.5, "causal": False}),
+    ):  # fmt: skip
+        wide = (normal(rng, *a.shape[:-1], n).astype(BF16) for a, n in zip((q, k, v), (dims[0], *dims), strict=True))
+        yield Case(name, (*wide, at, slot), {"scale": 0.1, **options})
     packed_rows = (q, k[:, :queries], v[:, :queries])
     inside = np.array([[0, 1, 2, 0, 1], [0, 0, 1, 2, -1]], np.int32)
     segments = np.array([[1, 1, 1, 2, 2], [1, 2, 2, 2, 0]], np.int32)

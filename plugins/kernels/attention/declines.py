@@ -4,6 +4,8 @@ from pipeline.ops import Request
 
 FLOATS = ("F32", "BF16")
 PACKED = ("e4m3", "int8")
+SIXTEEN = ("BF16", "F16")
+TILED_DIMS = (64, 128)
 MOST_DIMS = 256  # of a head: a tile of keys and one of values have to fit a core
 MASK_NBYTES = 64 << 20  # at most; cuDNN adds one of 16 bits to logits
 
@@ -37,6 +39,23 @@ def pallas(request: Request) -> str | None:
         if held.shape[-1] > MOST_DIMS:
             return f"heads of {held.shape[-1]} dims; the kernels hold at most {MOST_DIMS}"
     return native(request)
+
+
+def mosaic_gpu(request: Request) -> str | None:
+    q = request.get("q")
+    if q is not None and q.dtype not in SIXTEEN:
+        return f"{q.dtype} queries; the kernel multiplies {' and '.join(SIXTEEN)}"
+    for name in ("k", "v"):
+        if (held := request.get(name)) is None:
+            continue
+        if held.scheme is not None:
+            return f"{held.encoding} keys or values; the kernel reads {' and '.join(SIXTEEN)}, unpacked"
+        if held.dtype not in SIXTEEN or (q is not None and held.dtype != q.dtype):
+            return f"{held.dtype} keys or values; the kernel reads those of the queries' dtype, {' or '.join(SIXTEEN)}"
+        if held.shape[-1] not in TILED_DIMS:
+            dims = " and ".join(map(str, TILED_DIMS))
+            return f"heads of {held.shape[-1]} dims; the kernel has tiles for {dims}"
+    return None
 
 
 def cudnn(request: Request) -> str | None:

@@ -93,7 +93,7 @@ def _forward(options: Options, *args: Any) -> tuple[Any, Any]:
 
 
 @once
-def _backward(options: Options, kept: Any, dy: Any) -> tuple[Any, ...]:
+def backward(options: Options, kept: Any, dy: Any) -> tuple[Any, ...]:
     args, out, m, total, asked = kept
     q, k, v, *_, sinks = args
     do = cotangent(dy).astype(q.dtype)
@@ -114,7 +114,7 @@ def _backward(options: Options, kept: Any, dy: Any) -> tuple[Any, ...]:
     return None if dq is None else dq.astype(q.dtype), dk, dv, None, None, None, d_sinks
 
 
-_attention.defvjp(_forward, _backward, symbolic_zeros=True)
+_attention.defvjp(_forward, backward, symbolic_zeros=True)
 
 
 @dataclass(frozen=True)

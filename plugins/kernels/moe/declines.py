@@ -2,6 +2,7 @@
 
 from pipeline.ops import Request
 from pipeline.tensors.spec import TensorSpec
+from plugins.kernels.mosaic_gpu.scheme import SIXTEEN, unfit
 from plugins.kernels.native.scheme import unknown
 from plugins.kernels.pallas.scheme import FLOATS
 from plugins.kernels.pallas.scheme import unknown as unread
@@ -19,6 +20,13 @@ def pallas(request: Request) -> str | None:
     if x is not None and x.dtype not in FLOATS:
         return f"{x.dtype} activations are not among {', '.join(FLOATS)}"
     return next(filter(None, map(unread, _weights(request))), None)
+
+
+def mosaic_gpu(request: Request) -> str | None:
+    x = request.get("x")
+    if x is not None and x.dtype not in SIXTEEN:
+        return f"{x.dtype} activations; the kernel multiplies {' and '.join(SIXTEEN)}"
+    return next(filter(None, map(unfit, _weights(request))), None)
 
 
 def _weights(request: Request) -> tuple[TensorSpec, ...]:

@@ -1,30 +1,22 @@
 """moe as Pallas kernels: one launch for each projection, over all experts, whose weights stay packed.
 
-Assignments are sorted by expert and cut into tiles of one expert each (`schedule.py`); a last tile of an expert is
-made up with rows of zeros. There is room for as many tiles as there may be, A / rows + min(E, A) of A assignments, and
-those that turn out to be none do nothing: an expert that nobody chose is not read. A point of the grid is a tile and
-some rows of its expert's weights, which it decodes as `matmul` does (`plugins/kernels/pallas/decode.py`). Gradients
-are XLA's.
+How assignments become tiles of one expert each is in `tiled.py`; an expert that nobody chose is not read. A point of
+the grid is a tile and some rows of its expert's weights, which it decodes as `matmul` does
+(`plugins/kernels/pallas/decode.py`). Gradients are XLA's.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from plugins.kernels.gradients import cotangent, given, once, wanted
 from plugins.kernels.matmul.pallas import FEW, OUT, ROWS, added
-from plugins.kernels.moe.schedule import Schedule
-from plugins.kernels.moe.xla import project
-from plugins.kernels.moe.xla_gradient import gradients
+from plugins.kernels.moe.tiled import Products, tiled
 from plugins.kernels.pallas.blocks import power
 from plugins.kernels.pallas.decode import Tiles
 from plugins.kernels.pallas.launch import Device, everywhere
-from plugins.kernels.varying import alike
 
 
 def moe(
@@ -40,45 +32,8 @@ def moe(
     out_dtype: Any = None,
 ) -> Any:
     """See the op's docstring."""
-    x, chosen, weights = jnp.asarray(x), jnp.asarray(chosen), jnp.asarray(weights).astype(jnp.float32)
-    how = (activation, jnp.dtype(x.dtype if out_dtype is None else out_dtype))
-    return _moe(how, *alike(x, chosen, weights, tuple(w_in), tuple(b_in), w_out, b_out))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _moe(how: tuple[Any, Any], x: Any, chosen: Any, weights: Any, w_in: Any, b_in: Any, w_out: Any, b_out: Any) -> Any:
-    activation, dtype = how
-    (experts, d_out), total = w_out.shape[:2], chosen.size
-    if not x.size:
-        return jnp.zeros((len(x), d_out), dtype)
-    schedule = Schedule.of(chosen, weights, experts, FEW, ROWS)
-    expert, assignment, own = _tiles(schedule, total // schedule.rows + min(experts, total))
-
-    def projected(x: Any, w: Any, b: Any, dtype: Any) -> Any:
-        (y,) = everywhere(_grouped, schedule.rows, expert, x, w)
-        if b is not None:
-            y = y + jnp.repeat(jnp.asarray(b).astype(jnp.float32)[expert], schedule.rows, axis=0)
-        return y.astype(dtype)
-
-    rows = jnp.where(own[:, None], x[assignment // chosen.shape[1]], 0)  # padding may be NaN
-    hidden = [projected(rows, w, b, x.dtype) for w, b in zip(w_in, b_in, strict=True)]
-    y = projected(activation(*hidden), w_out, b_out, dtype)
-    y = jnp.zeros((total, d_out), dtype).at[jnp.where(own, assignment, total)].set(y, mode="drop")
-    y = y.reshape(*chosen.shape, d_out).astype(jnp.float32)
-    return jnp.sum(jnp.where(weights[:, :, None] == 0, 0.0, y * weights[:, :, None]), axis=1).astype(dtype)
-
-
-def _tiles(schedule: Schedule, most: int) -> tuple[Any, Any, Any]:
-    """Of `most` tiles, int32 `[most]`: the expert, that after the last for a tile that is none; and of all their rows
-    which assignment each is, and whether it is one."""
-    experts = len(schedule.count)
-
-    def one(i: Any) -> tuple[Any, Any, Any]:
-        tile = schedule.tile(i)
-        return tile.expert, tile.assignment, tile.own & (tile.expert < experts)
-
-    expert, assignment, own = jax.vmap(one)(jnp.arange(most))
-    return expert.astype(jnp.int32), assignment.reshape(-1), own.reshape(-1)
+    args = (x, chosen, weights, w_in, b_in, w_out, b_out)
+    return tiled(PRODUCTS, *args, activation=activation, out_dtype=out_dtype)
 
 
 def _grouped(high: int, device: Device, expert: Any, x: Any, w: Any) -> tuple[Any]:
@@ -121,16 +76,8 @@ def _grouped(high: int, device: Device, expert: Any, x: Any, w: Any) -> tuple[An
     return (y if tiles.after is None else y * jnp.repeat(tiles.after[expert], high, axis=0),)
 
 
-def _forward(how: tuple[Any, Any], *args: Any) -> tuple[Any, Any]:
-    x, _, weights, w_in, b_in, w_out, b_out = args
-    asked = wanted(x, weights, *w_in, *b_in, w_out, b_out)
-    return _moe(how, *given(args)), (given(args), asked)
+def _product(high: int, expert: Any, x: Any, w: Any) -> Any:
+    return everywhere(_grouped, high, expert, x, w)[0]
 
 
-@once
-def _backward(how: tuple[Any, Any], kept: Any, dy: Any) -> tuple[Any, ...]:
-    args, asked = kept
-    return gradients(how[0], how[1], project, args, asked.flags, cotangent(dy))
-
-
-_moe.defvjp(_forward, _backward, symbolic_zeros=True)
+PRODUCTS = Products(_product, FEW, ROWS)

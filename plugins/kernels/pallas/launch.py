@@ -1,8 +1,7 @@
 """Pallas kernels on whatever device a program is compiled for: lowered for GPUs and TPUs, interpreted on CPUs.
 
-Which of them is decided when the program is lowered (`lax.platform_dependent`), so that one program can be lowered for
-a device that is not here, and is (tests/unit/kernels/test_pallas_lowering.py). Interpreting computes what the kernel
-says, block after block, as a loop of ordinary XLA: slow, and there to be checked.
+Which of them is decided when the program is lowered (`plugins/kernels/platforms.py`). Interpreting computes what the
+kernel says, block after block, as a loop of ordinary XLA: slow, and there to be checked.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -11,14 +10,11 @@ from functools import partial
 from typing import Any, Final
 
 import jax
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
-from pipeline.errors import Unsupported
 from plugins.kernels.pallas import triton
+from plugins.kernels.platforms import chosen
 from plugins.kernels.varying import along, axes_of, typed
 
 
@@ -90,31 +86,4 @@ def everywhere(f: Callable[..., Any], how: Hashable, *args: Any) -> Any:
     Raises:
         Unsupported: while lowering for a platform that none of `DEVICES` is of.
     """
-    here = {device.platform: jax.jit(partial(f, how, device)) for device in DEVICES}
-    shapes = tuple(jax.eval_shape(here["cpu"], *args))  # jit remembers what it traced
-
-    def nowhere(*args: Any) -> tuple[Any, ...]:
-        return tuple(_nowhere.bind(*jax.tree.leaves(args), results=shapes))  # type: ignore[no-untyped-call]
-
-    return lax.platform_dependent(*args, **here, default=nowhere)
-
-
-_nowhere = Primitive("pallas_nowhere")
-_nowhere.multiple_results = True
-
-
-def _like(*args: Any, results: tuple[Any, ...]) -> list[Any]:
-    return [args[0].update(shape=r.shape, dtype=r.dtype) for r in results]
-
-
-def _refuse(ctx: Any, *args: Any, results: Any) -> Any:
-    platforms = ctx.platforms or ctx.module_context.platforms
-    *lowered, interpreted = (device.platform for device in DEVICES)
-    raise Unsupported(
-        f"no Pallas kernels for {', '.join(platforms)}: they are lowered for {', '.join(lowered)}, and interpreted on "
-        f"{interpreted}; kernels=xla runs there"
-    )
-
-
-_nowhere.def_abstract_eval(_like)  # type: ignore[no-untyped-call]
-mlir.register_lowering(_nowhere, _refuse)
+    return chosen("Pallas", {device.platform: jax.jit(partial(f, how, device)) for device in DEVICES}, *args)

@@ -1,0 +1,42 @@
+"""moe as a Mosaic GPU kernel for Hopper: one launch for each projection, over all experts, whose weights stay packed.
+
+How assignments become tiles of one expert each is in `tiled.py`, and what is done with a tile in
+`plugins/kernels/mosaic_gpu/packed.py`: a block of the grid reads which expert its tile is of, and then that one's
+codes; an expert that nobody chose is not read. Gradients are XLA's.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plugins.kernels.matmul.mosaic_gpu import FEW, MANY
+from plugins.kernels.moe.tiled import Products, tiled
+from plugins.kernels.mosaic_gpu.launch import Device, everywhere
+from plugins.kernels.mosaic_gpu.packed import products
+
+
+def moe(
+    x: Any,
+    chosen: Any,
+    weights: Any,
+    w_in: Sequence[Any],
+    b_in: Sequence[Any],
+    w_out: Any,
+    b_out: Any,
+    *,
+    activation: Callable[..., Any],
+    out_dtype: Any = None,
+) -> Any:
+    """See the op's docstring."""
+    args = (x, chosen, weights, w_in, b_in, w_out, b_out)
+    return tiled(PRODUCTS, *args, activation=activation, out_dtype=out_dtype)
+
+
+def _grouped(high: int, device: Device, expert: Any, x: Any, w: Any) -> tuple[Any]:
+    return (products(device, x, w, high, expert),)
+
+
+def _product(high: int, expert: Any, x: Any, w: Any) -> Any:
+    return everywhere(_grouped, high, expert, x, w)[0]
+
+
+PRODUCTS = Products(_product, FEW, MANY)
