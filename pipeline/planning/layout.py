@@ -4,11 +4,12 @@ Needs config.json and the specs of tensors, and builds no model.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pipeline.errors import PlanError, Problem, did_you_mean, some
 from pipeline.mesh import COMPUTED, Axes, Layout, Mesh, Parameter, several
 from pipeline.tensors.blocks import block_grain
+from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec, group_of
 from pipeline.units import show_bytes
 
@@ -80,6 +81,23 @@ def device_problems(mesh: Mesh, devices: int) -> list[Problem]:
     sizes = " × ".join(f"{axis} {size}" for axis, size in mesh.axes.items()) or "one device"
     said = f"{sizes} = {mesh.size} devices, and there are {devices}"
     return [Problem("mesh.axes", f"{said}; the product must be that number, and 1 takes an axis away")]
+
+
+def divided_input(parameter: Parameter, layout: Layout, scheme: Scheme, ways: Callable[[Axes], int]) -> str | None:
+    """Why a device that has its part of what a weight is multiplied by cannot round that as `scheme` does: its scales
+    are of other devices' parts as well. None: it can.
+
+    Args:
+        ways: how many parts axes of the mesh make together.
+    """
+    over = layout.used.axes[-1]
+    here = parameter.shape[-1] // ways(over)
+    by_block = scheme.block_elems and scheme.second is None
+    if not over or (by_block and here % scheme.block_elems == 0):
+        return None
+    shared = f"blocks of {scheme.block_elems}" if by_block else "a row"
+    text = f"its input is divided over {' and '.join(over)}, {here} on each device, and scales are of {shared}"
+    return f"{text}; mesh.stored divides weights and no inputs"
 
 
 def batch_problems(mesh: Mesh, batch: Mapping[str, int]) -> list[Problem]:

@@ -16,7 +16,7 @@ from pipeline.hooks import optional
 from pipeline.mesh import SINGLE, Mesh, Placement
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Call, Kernel
-from pipeline.planning.layout import batch_problems, lay_out
+from pipeline.planning.layout import batch_problems, divided_input, lay_out
 from pipeline.running import gang
 from pipeline.running.keeper import here
 from pipeline.stage import NEUTRAL, Checkpoint, Footprint, Gang
@@ -194,11 +194,9 @@ class Engine:
         return replace(found, devices=self.mesh.size) if usage.observes else found
 
     def _of_activations(self, checkpoint: Checkpoint) -> Iterator[Problem]:
-        """Packed weights whose inputs cannot be cut into blocks, and meshes."""
+        """Packed weights whose inputs cannot be cut into blocks."""
         if self.activations is None or (scheme := self.activations.scheme) is None:
             return
-        if self.mesh.size > 1:
-            yield Problem("activations", "are rounded on one device so far; mesh=single")
         unfit: dict[str, list[str]] = {}
         for name, spec in self._held(checkpoint, self.weights_dtype).items():
             if spec.scheme is not None and (why := scheme.problem((1, spec.shape[-1]))):
@@ -291,6 +289,8 @@ class Engine:
             PlanError: as `placement`; the rows of `usage` do not divide, or another mesh was laid out for.
         """
         problems = self.for_one_device()
+        if self.activations is not None and self.activations_scales == "calibrated" and not plain:
+            problems.append(Problem("activations_scales", "calibrated ones are for one device so far; mesh=single"))
         problems += [] if usage.generates else batch_problems(self.mesh, {"evaluate.windows.batch": usage.batch})
         if checkpoint.placement is not None and checkpoint.placement.mesh != self.mesh:
             given = checkpoint.placement.mesh.axes
@@ -300,9 +300,20 @@ class Engine:
             found = self.placement(checkpoint, plain=plain)
         except PlanError as why:
             raise PlanError([*why.problems, *problems], exit_code=why.exit_code) from None
-        if problems:
+        if problems := [*problems, *([] if plain else self._of_divided_inputs(found))]:
             raise PlanError(problems)
         return found
+
+    def _of_divided_inputs(self, placed: Placement) -> Iterator[Problem]:
+        """Packed weights whose inputs a device would round by itself, as if its part of them were all."""
+        if self.activations is None or (scheme := self.activations.scheme) is None:
+            return
+        for p in placed.parameters:
+            held = placed.specs.get(p.names[0])
+            if held is None or held.scheme is None:
+                continue
+            if why := divided_input(p, placed.layouts[p.name], scheme, self.mesh.ways):
+                yield Problem("activations", f"before {p.name}: {why}")
 
     def _dtype(self, *, plain: bool) -> Literal["bf16", "f32"]:
         """Of activations, as far as can be told without JAX."""

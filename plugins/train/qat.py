@@ -15,6 +15,7 @@ from pipeline.hooks import optional
 from pipeline.mesh import Layout, Parameter
 from pipeline.method import Method, MethodHooks
 from pipeline.ops import Kernel
+from pipeline.planning.layout import divided_input
 from pipeline.tensors.blocks import block_grain
 from pipeline.tensors.scheme import Scheme
 from pipeline.tensors.spec import TensorSpec
@@ -85,13 +86,8 @@ class Qat:
             return
         methods, _ = self.packing.chosen(specs)
         for p in parameters:
-            over = layouts[p.name].used.axes[-1]
-            here = p.shape[-1] // ways(over)
-            if over and p.name in methods and (not scheme.block_elems or here % scheme.block_elems):
-                text = f"its input is divided over {' and '.join(over)}, {here} on each device, and scales are of "
-                text += f"blocks of {scheme.block_elems}" if scheme.block_elems else "a row"
-                text += "; mesh.stored divides weights and no inputs; or train.transform.activations=null"
-                yield Problem(p.name, text)
+            if p.name in methods and (why := divided_input(p, layouts[p.name], scheme, ways)):
+                yield Problem(p.name, f"{why}; or train.transform.activations=null")
 
     def _obstacle(self, method: Method, spec: TensorSpec) -> str | None:
         recipe = optional(method, MethodHooks, "recipe")

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 
+from pipeline.api import quant_method
 from pipeline.engine import Against, Windows
 from pipeline.errors import PlanError
 from pipeline.mesh import Mesh
@@ -63,6 +64,22 @@ def test_tokens_are_those_of_one_device(kind: str, name: str, dtype: str) -> Non
     assert k.addressable_shards[0].data.size * parts == k.size
     assert sum(local) == runtime.cache_nbytes(4, 20)
     assert {key[0] for key in runtime.compiled} == {"cache", "prefill", "first", "step"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "option"),
+    [("gpt_oss", "data_expert", "mxfp8_e4m3"), ("llama", "fsdp", "int8"), ("qwen3_moe", "expert", "nvfp4")],
+)
+@pytest.mark.brief("gpt_oss-data_expert-mxfp8_e4m3", "llama-fsdp-int8")
+def test_inputs_are_rounded_as_on_one_device(kind: str, name: str, option: str) -> None:
+    """Where no device has a part of them only: the same codes, so the same numbers but for the order of sums."""
+    given = {"of": models.packed(kind, 0), "activations": quant_method(option)}
+    alone, mesh = (models.model(kind, m, **given).runtime.forward(IDS, POSITIONS) for m in (None, MESHES[name]))
+    as_they_are = models.model(kind, None, of=given["of"]).runtime.forward(IDS, POSITIONS)
+    assert apart(as_they_are, alone) > 1e-3
+    # A last bit may take a value to the next code.
+    assert np.median(np.abs(np.asarray(mesh) - np.asarray(alone))) < 1e-6 * np.abs(np.asarray(alone)).max()
+    assert apart(mesh, alone) < apart(as_they_are, alone) / 3
 
 
 class Slow:
