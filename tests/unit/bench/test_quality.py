@@ -10,7 +10,7 @@ import pytest
 
 import pipeline
 from pipeline.bench import against, quality
-from pipeline.bench.quality import KL, STORED
+from pipeline.bench.quality import KL, STORED, Given
 from pipeline.config.measuring import of_quality
 from pipeline.errors import ConfigError, PlanError, StageError
 from pipeline.records import schemas
@@ -120,7 +120,7 @@ def test_what_is_published_is_made_of_every_expert(method: Any, bits: float) -> 
     checkpoint: Any = replace(Checkpoint(store, {}), statistics=known)
     rounder = Published(method)
     assert not rounder.why_not(checkpoint)
-    made = rounder.rounded(checkpoint, names, None, Path())
+    made = rounder.rounded(checkpoint, names, Given(None, []), Path())
     assert {n: 8 * b / values[n].size for n, b in made.nbytes.items()} == dict.fromkeys(names, bits)
     whole = made.checkpoint.store.read(names[1], (slice(1, 2), slice(0, 24), slice(0, 192)))[0]
     h = (xs[1].T @ xs[1] / 400).astype(np.float64)
@@ -128,7 +128,9 @@ def test_what_is_published_is_made_of_every_expert(method: Any, bits: float) -> 
     wanted = gptq(parts[1], h) if method == "gptq" else awq(parts, h)[1]
     np.testing.assert_array_equal(whole, wanted.astype(np.float32))
     with pytest.raises(StageError, match=r"experts\.gate_proj: nothing was seen"):
-        rounder.rounded(replace(checkpoint, statistics=SimpleNamespace(of=lambda n: None)), names, None, Path())
+        rounder.rounded(
+            replace(checkpoint, statistics=SimpleNamespace(of=lambda n: None)), names, Given(None, []), Path()
+        )
 
 
 def test_others_say_what_they_cannot() -> None:
