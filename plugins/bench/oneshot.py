@@ -45,6 +45,8 @@ def main(of: Mapping[str, Any]) -> None:
     from llmcompressor import oneshot
     from torch.utils.data import DataLoader
 
+    if not torch.accelerator.is_available():  # AWQ of 0.14 pins what it keeps, which torch refuses where there is none
+        torch.Tensor.pin_memory = lambda self, *_, **__: self
     rows = [{"input_ids": torch.tensor(row)} for row in np.load(of["rows"]).astype(np.int64)]
     model = oneshot(
         model=of["model"], dataset=DataLoader(rows, batch_size=of["batch"]), recipe=recipe(of), precision=of["dtype"],
