@@ -13,13 +13,14 @@ from pipeline.bench import quality
 from pipeline.bench.cell import Export
 from pipeline.bench.measuring import WRITES, Benched, Measuring
 from pipeline.bench.process import done
-from pipeline.bench.quality import Ours, Rounder, Theirs
+from pipeline.bench.quality import Given, Ours, Rounder, Theirs
 from pipeline.bench.rows import unmeasured
 from pipeline.bench.turns import LOGS, Turns
 from pipeline.engine import Engine, Windows, scoring
 from pipeline.errors import ConfigError, PlanError, Problem, StageError, did_you_mean
 from pipeline.ops import Kernel
 from pipeline.stage import Checkpoint, Context, Footprint, Prediction
+from stages.calibrate import rows_of
 
 HOST_NBYTES = 1 << 30  # of a process, with its libraries and programs
 HELD = 6  # times the values in fp32: the model, what is exchanged in it, and the GGUF file that is written
@@ -46,6 +47,7 @@ class BenchQuality:
         evaluated: texts, UTF-8.
         calibrated: other texts; on the first of them `quant=auto` chooses.
         windows: how those that are evaluated are cut.
+        calibrated_windows: how the others are.
         unpack: decodes what others packed.
         measuring: on how many cores, against what.
     """
@@ -62,6 +64,7 @@ class BenchQuality:
     evaluated: tuple[str, ...]
     calibrated: tuple[str, ...]
     windows: Windows
+    calibrated_windows: Windows
     unpack: Kernel
     measuring: Measuring
     outputs: str = field(default="outputs")
@@ -107,19 +110,21 @@ class BenchQuality:
             }
             shutil.rmtree(room, ignore_errors=True)  # of one that was interrupted
             room.mkdir()
-            if any(peer.reads_gguf for peer in left.values()):
-                written = done(self._written(checkpoint, room), self.measuring.cores, ctx.run_dir / LOGS / "gguf.txt")
+            for form in {peer.reads: None for peer in left.values() if peer.reads is not None}:
+                log = ctx.run_dir / LOGS / f"{form}.txt"
+                written = done(self._written(checkpoint, room, form), self.measuring.cores, log)
                 if written.failed:
-                    raise StageError(f"bench: the model as GGUF: {written.failed}")
-            made = {n: self._theirs(checkpoint, i, peer, room) for i, (n, peer) in enumerate(left.items())}
+                    raise StageError(f"bench: the model as {form}: {written.failed}")
+            rows = rows_of(self.engine, checkpoint, self.calibrated, self.calibrated_windows) if left else []
+            made = {n: self._theirs(checkpoint, i, peer, rows, room) for i, (n, peer) in enumerate(left.items())}
             turns.rounds(made, 1, quality.said)
         finally:
             shutil.rmtree(room, ignore_errors=True)
-        rows = [self._row(name, turns, apart) for name in (*self._cells(), *self.peers)]
+        shown = [self._row(name, turns, apart) for name in (*self._cells(), *self.peers)]
         asked = self._windows(checkpoint).tokens
-        quality.draw(ctx.run_dir / quality.PICTURE, f"{asked:,} tokens of each text" if asked else "whole texts", rows)
+        quality.draw(ctx.run_dir / quality.PICTURE, f"{asked:,} tokens of each text" if asked else "whole texts", shown)
         return self.measuring.record(
-            ctx.run_dir, BENCHMARK, rows, quality.tables, quality.figures(rows), **turns.took,
+            ctx.run_dir, BENCHMARK, shown, quality.tables, quality.figures(shown), **turns.took,
             workload={"texts": [Path(t).name for t in self.evaluated], "tokens": asked},
         )  # fmt: skip
 
@@ -182,23 +187,25 @@ class BenchQuality:
         patterns = [p for role in roles for p in self.roles.get(role, ())]
         return tuple(n for n in checkpoint.store.specs if any(fnmatchcase(n, p) for p in patterns))
 
-    def _written(self, checkpoint: Checkpoint, room: Path) -> Export:
-        """A process of ours that writes the model in fp32, for those who read GGUF."""
+    def _written(self, checkpoint: Checkpoint, room: Path, form: str) -> Export:
+        """A process of ours that writes the model in fp32, for those who read it in this form."""
         from pipeline.config.overrides import quoted
 
         of_model = [o for o in self._common(checkpoint) if not o.startswith(("evaluate", "calibrate", "model.rules"))]
-        places = {"export.path": room / SOURCE, "paths.run": room / "run", "paths.outputs": room}
+        out = room / SOURCE / form
+        places = {"export.path": out, "paths.run": room / f"run-{form}", "paths.outputs": room}
         set_ = [f"{key}={quoted(str(path))}" for key, path in places.items()]
-        return Export((*of_model, "flow=convert", "quant=none", "export=gguf", *set_), room / SOURCE)
+        return Export((*of_model, "flow=convert", "quant=none", f"export={form}", *set_), out)
 
-    def _theirs(self, checkpoint: Checkpoint, number: int, peer: Rounder, room: Path) -> Theirs:
+    def _theirs(self, checkpoint: Checkpoint, number: int, peer: Rounder, rows: list[list[int]], room: Path) -> Theirs:
         place = room / str(number)
         place.mkdir(parents=True, exist_ok=True)
         return Theirs(
             rounder=peer, engine=self.engine, checkpoint=replace(checkpoint, keeping=None),
             names=self._names(checkpoint, self.rounds_of), texts={Path(t).name: texts.read(t) for t in self.evaluated},
-            windows=self._windows(checkpoint), source=room / SOURCE / "model.gguf" if peer.reads_gguf else None,
-            place=place, unpack=self.unpack,
+            windows=self._windows(checkpoint),
+            given=Given(None if peer.reads is None else room / SOURCE / peer.reads, rows), place=place,
+            unpack=self.unpack,
         )  # fmt: skip
 
     def _apart(self, checkpoint: Checkpoint) -> Iterator[tuple[str, tuple[str, str]]]:

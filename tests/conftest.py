@@ -56,6 +56,7 @@ SLOW = (
     "unit/running/test_learning.py", "unit/running/test_why.py", "unit/train/test_adapted_run.py",
     "unit/train/test_adapters.py", "unit/train/test_distilled_run.py",
     "unit/train/test_killed.py", "unit/train/test_lora.py", "unit/train/test_qat.py",
+    "unit/quant/test_llm_compressor.py",
 )  # fmt: skip
 
 

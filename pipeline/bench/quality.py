@@ -30,10 +30,25 @@ class Rounded:
     Attributes:
         checkpoint: with them, packed or as the values that they decode to.
         nbytes: those that were rounded, and what they take.
+        changed: what was changed with them and is as wide as it was, such as norms.
     """
 
     checkpoint: Checkpoint
     nbytes: Mapping[str, int]
+    changed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What somebody else is given beside the checkpoint.
+
+    Attributes:
+        source: folder of the model in fp32, in the form that it reads; None: it reads none.
+        rows: the token ids that statistics are of, a window each.
+    """
+
+    source: Path | None
+    rows: Sequence[Sequence[int]]
 
 
 class Rounder(Protocol):
@@ -44,18 +59,17 @@ class Rounder(Protocol):
         """Modules, and what to type where they are not installed."""
 
     @property
-    def reads_gguf(self) -> bool:
-        """Whether it reads a GGUF file of the model in fp32, which is written for it."""
+    def reads(self) -> str | None:
+        """The export option in which it reads the model, in fp32, which is written for it; None: it reads none."""
 
     def why_not(self, checkpoint: Checkpoint) -> str:
         """Why it cannot do this, in words; empty: it can."""
 
-    def rounded(self, checkpoint: Checkpoint, names: Sequence[str], source: Path | None, place: Path) -> Rounded:
+    def rounded(self, checkpoint: Checkpoint, names: Sequence[str], given: Given, place: Path) -> Rounded:
         """
         Args:
             checkpoint: with statistics, where a stage has looked.
             names: matrices that are to be rounded.
-            source: the GGUF file; None: it reads none.
             place: an empty folder of its own.
         """
 
@@ -108,7 +122,7 @@ class Theirs:
     Attributes:
         names: matrices that are to be rounded, as ours are.
         texts: name → the text.
-        source: see `Rounder.rounded`.
+        given: see `Rounder.rounded`.
         place: a folder of its own, which is there and empty.
         unpack: decodes what is packed.
     """
@@ -119,12 +133,12 @@ class Theirs:
     names: tuple[str, ...]
     texts: Mapping[str, str]
     windows: Windows
-    source: Path | None
+    given: Given
     place: Path
     unpack: Kernel
 
     def __call__(self) -> Mapping[str, Any]:
-        found = self.rounder.rounded(self.checkpoint, self.names, self.source, self.place)
+        found = self.rounder.rounded(self.checkpoint, self.names, self.given, self.place)
         packed = frozenset(n for n, s in found.checkpoint.store.specs.items() if s.scheme is not None)
         other = replace(found.checkpoint, store=MappedStore(found.checkpoint.store, Unpacked(packed, self.unpack)))
         session = self.engine.load(self.checkpoint, plain=True)
@@ -134,7 +148,7 @@ class Theirs:
             ids = session.tokenizer.encode(text)
             session.score(ids, self.windows, keep=against.states, against=None)
             session.keep_head(against.head)
-            with session.replaced([*found.nbytes], other):
+            with session.replaced([*found.nbytes, *found.changed], other):
                 scores.append(session.score(ids, self.windows, keep=None, against=against))
         scored = sum(s.scored for s in scores)
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pipeline.bench.quality import Rounded
+from pipeline.bench.quality import Given, Rounded
 from pipeline.errors import StageError
 from pipeline.stage import Checkpoint
 from pipeline.tensors.spec import TensorSpec
@@ -44,8 +44,8 @@ class Published:
         return {}
 
     @property
-    def reads_gguf(self) -> bool:
-        return False
+    def reads(self) -> str | None:
+        return None
 
     def why_not(self, checkpoint: Checkpoint) -> str:
         known = checkpoint.statistics
@@ -55,7 +55,7 @@ class Published:
             else "no XᵀX: bench_quality has calibrate=gptq"
         )
 
-    def rounded(self, checkpoint: Checkpoint, names: Sequence[str], source: Path | None, place: Path) -> Rounded:
+    def rounded(self, checkpoint: Checkpoint, names: Sequence[str], given: Given, place: Path) -> Rounded:
         specs = checkpoint.store.specs
         values: dict[str, Any] = {}
         for shared in _shared(names) if self.method == "awq" else [[name] for name in names]:
@@ -83,7 +83,7 @@ class Published:
 def gptq(w: Any, hessian: Any) -> Any:
     """The values that codes of `w` [out, in] decode to."""
     n = w.shape[1]
-    group = _group(n)
+    group = group_of(n)
     scales = np.maximum(np.abs(w.reshape(len(w), -1, group)).max(-1) / 7.5, 1e-12).astype(np.float16).astype(np.float64)
     h = np.array(hessian, np.float64)
     h[np.diag_indices(n)] = np.where(np.diag(h) > 0, np.diag(h), 1)  # of inputs that are always 0
@@ -102,7 +102,7 @@ def awq(parts: Sequence[Any], hessian: Any) -> list[Any]:
     """The values that codes of matrices with the same inputs decode to, inputs and columns scaled."""
     rms = np.sqrt(np.maximum(np.diag(hessian), 1e-12))
     rows = np.concatenate(parts)
-    grouped = np.abs(rows).reshape(len(rows), -1, _group(rows.shape[1]))
+    grouped = np.abs(rows).reshape(len(rows), -1, group_of(rows.shape[1]))
     size = (grouped / np.maximum(grouped.max(-1, keepdims=True), 1e-12)).reshape(rows.shape).mean(0)
     best: tuple[float, list[Any]] | None = None
     for step in range(GRID):
@@ -117,7 +117,7 @@ def awq(parts: Sequence[Any], hessian: Any) -> list[Any]:
 
 
 def _asymmetric(w: Any) -> Any:
-    blocks = w.reshape(len(w), -1, _group(w.shape[1]))
+    blocks = w.reshape(len(w), -1, group_of(w.shape[1]))
     low, high = np.minimum(blocks.min(-1, keepdims=True), 0), np.maximum(blocks.max(-1, keepdims=True), 0)
     scale = np.maximum((high - low) / 15, 1e-8).astype(np.float16).astype(np.float64)
     scale = np.maximum(scale, 6e-8)
@@ -125,15 +125,15 @@ def _asymmetric(w: Any) -> Any:
     return ((np.clip(np.rint(blocks / scale) + zero, 0, 15) - zero) * scale).reshape(w.shape)
 
 
-def _group(n: int) -> int:
-    """128 columns, and fewer in rows that these do not divide, as ours have."""
-    return next(size for size in (GROUP, 64, 32, 16) if n % size == 0)
+def group_of(n: int, most: int = GROUP) -> int:
+    """`most` columns, and fewer in rows of `n` that these do not divide, as ours have."""
+    return next(size for size in (most, 64, 32, 16) if size <= most and n % size == 0)
 
 
 def _nbytes(shape: tuple[int, ...], method: str) -> Iterator[int]:
     """Codes, scales, and zero points."""
     values = int(np.prod(shape))
-    groups = values // _group(shape[-1])
+    groups = values // group_of(shape[-1])
     yield values * BITS // 8
     yield groups * SCALE_BITS // 8
     yield groups * BITS // 8 if method == "awq" else 0

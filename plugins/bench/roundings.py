@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.bench.quality import Rounded
+from pipeline.bench.quality import Given, Rounded
 from pipeline.errors import StageError
 from pipeline.stage import Checkpoint
 from plugins.bench.converters import llama_quantize
@@ -19,6 +19,7 @@ from plugins.formats.gguf.table import Arch, entries
 KINDS = {  # quant options as llama.h has them (`enum llama_ftype`)
     "q2_k": 10, "q3_k_m": 12, "q3_k_l": 13, "q4_k_s": 14, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18,
 }  # fmt: skip
+FILE = "model.gguf"  # what an export is called there
 WHOLE = 4  # bytes of a value in the file that it is given
 
 
@@ -39,8 +40,8 @@ class LlamaQuantize:
         return LlamaCpp().needs
 
     @property
-    def reads_gguf(self) -> bool:
-        return True
+    def reads(self) -> str | None:
+        return "gguf"
 
     def why_not(self, checkpoint: Checkpoint) -> str:
         if self.quant not in KINDS:
@@ -49,12 +50,12 @@ class LlamaQuantize:
             return f"no names of GGUF are known of {checkpoint.config.get('model_type')}"
         return "no statistics: calibrate=none reads no text" if self.importance and not checkpoint.statistics else ""
 
-    def rounded(self, checkpoint: Checkpoint, names: Sequence[str], source: Path | None, place: Path) -> Rounded:
-        assert source is not None
+    def rounded(self, checkpoint: Checkpoint, names: Sequence[str], given: Given, place: Path) -> Rounded:
+        assert given.source is not None
         assert checkpoint.opener is not None
-        out = place / "model.gguf"
+        out = place / FILE
         importance = self._importance(checkpoint, names) if self.importance else {}
-        llama_quantize(KINDS[self.quant], source, out, importance, plain_ends=True)
+        llama_quantize(KINDS[self.quant], given.source / FILE, out, importance, plain_ends=True)
         found = checkpoint.opener(out)
         sizes = {n: s.size for n, s in checkpoint.store.specs.items()}
         if strange := [n for n in names if not found.stored.get(n, WHOLE * sizes[n]) < WHOLE * sizes[n]]:

@@ -1,6 +1,9 @@
 """`flow=bench_quality`: cells of ours and of others in one table, and the methods of others as they were published."""
 
+import json
+import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +13,13 @@ import pytest
 
 import pipeline
 from pipeline.bench import against, quality
-from pipeline.bench.quality import KL, STORED
+from pipeline.bench.quality import KL, STORED, Given
 from pipeline.config.measuring import of_quality
 from pipeline.errors import ConfigError, PlanError, StageError
 from pipeline.records import schemas
 from pipeline.stage import Checkpoint
+from pipeline.tensors.spec import TensorSpec
+from plugins.bench.llm_compressor import PACKAGE, LlmCompressor
 from plugins.bench.restated import Published, awq, gptq
 from plugins.bench.roundings import LlamaQuantize
 from plugins.quant.blockwise import Blockwise
@@ -23,11 +28,13 @@ from tests.cases.memory_store import MemoryStore
 from tests.unit.quant.test_calibrated import inputs, matrix, statistics
 
 INT4 = Blockwise(element="int4", block_elems=128, scale="f16", scale_rule="half_range")
+ROOT = Path(pipeline.__file__).parents[1]
 PEERS = ("llama_cpp_q4_k_m", "llama_cpp_q4_k_m_imatrix", "llama_cpp_q3_k_m_imatrix", "awq_as_published")
+LLM_COMPRESSOR = ("gptq", "gptq_g64_bf16", "gptq_g64", "awq", "gptq_w3")
 SMALL = (
     "+model=gpt_oss", "flow=bench_quality", "calibrate.windows.window=64", "calibrate.windows.tokens=256",
     "evaluate.windows.window=64", "evaluate.windows.tokens=128", "~bench.more.auto", "~bench.more.auto_gptq",
-    *(f"~stages.bench_quality.peers.{name}" for name in PEERS),
+    *(f"~stages.bench_quality.peers.{name}" for name in (*PEERS, *(f"llm_compressor_{n}" for n in LLM_COMPRESSOR[1:]))),
 )  # fmt: skip
 
 
@@ -120,7 +127,7 @@ def test_what_is_published_is_made_of_every_expert(method: Any, bits: float) -> 
     checkpoint: Any = replace(Checkpoint(store, {}), statistics=known)
     rounder = Published(method)
     assert not rounder.why_not(checkpoint)
-    made = rounder.rounded(checkpoint, names, None, Path())
+    made = rounder.rounded(checkpoint, names, Given(None, []), Path())
     assert {n: 8 * b / values[n].size for n, b in made.nbytes.items()} == dict.fromkeys(names, bits)
     whole = made.checkpoint.store.read(names[1], (slice(1, 2), slice(0, 24), slice(0, 192)))[0]
     h = (xs[1].T @ xs[1] / 400).astype(np.float64)
@@ -128,7 +135,9 @@ def test_what_is_published_is_made_of_every_expert(method: Any, bits: float) -> 
     wanted = gptq(parts[1], h) if method == "gptq" else awq(parts, h)[1]
     np.testing.assert_array_equal(whole, wanted.astype(np.float32))
     with pytest.raises(StageError, match=r"experts\.gate_proj: nothing was seen"):
-        rounder.rounded(replace(checkpoint, statistics=SimpleNamespace(of=lambda n: None)), names, None, Path())
+        rounder.rounded(
+            replace(checkpoint, statistics=SimpleNamespace(of=lambda n: None)), names, Given(None, []), Path()
+        )
 
 
 def test_others_say_what_they_cannot() -> None:
@@ -139,6 +148,71 @@ def test_others_say_what_they_cannot() -> None:
     assert "of mixes it has" in LlamaQuantize("q9").why_not(llama)
     assert "no statistics" in LlamaQuantize("q4_k_m", importance=True).why_not(llama)
     assert "bench_quality has calibrate=gptq" in Published("gptq").why_not(llama)
+
+
+def a_python(folder: Path, program: str) -> str:
+    """One that does `program` whatever script it is given, of which `settings` are the settings."""
+    script, python = folder / "program.py", folder / "python"
+    script.write_text(f"import json, sys\nif '-c' in sys.argv: sys.exit(print('1.0'))\n"
+                      f"settings = json.load(open(sys.argv[-1]))\n{program}\n")  # fmt: skip
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o755)
+    return str(python)
+
+
+NAMES = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.experts.gate_up_proj")
+
+
+def test_llm_compressor_is_told_what_to_round(tmp_path: Path) -> None:
+    """Every expert is a module there, and rows of 192 columns have groups of 64."""
+    python = a_python(tmp_path, "json.dump(settings, open(settings['out'], 'w'))")
+    specs = {NAMES[0]: TensorSpec((16, 256), "F32"), NAMES[1]: TensorSpec((4, 64, 192), "F32")}
+    LlmCompressor("awq", python, bits=3, symmetric=False).compress(
+        Path("model"), tmp_path / "out", [[1, 2, 3], [4, 5, 6]], specs, tmp_path
+    )
+    told = json.loads((tmp_path / "out").read_text())
+    expert = r"re:.*model\.layers\.0\.mlp\.experts\.\d+\.(gate|up)_proj$"
+    assert told["groups"] == {"128": ["model.layers.0.self_attn.q_proj"], "64": [expert]}
+    assert (told["model"], told["method"], told["bits"], told["symmetric"]) == ("model", "awq", 3, False)
+    np.testing.assert_array_equal(np.load(told["rows"]), [[1, 2, 3], [4, 5, 6]])
+
+
+def test_what_llm_compressor_fails_at_is_said(tmp_path: Path) -> None:
+    python = a_python(tmp_path, "sys.exit('no such module')")
+    with pytest.raises(StageError, match="llm-compressor: exit code 1: no such module"):
+        LlmCompressor("gptq", python).compress(tmp_path, tmp_path / "out", [[1]], {}, tmp_path)
+
+
+@pytest.mark.skipif(find_spec(PACKAGE) is not None, reason="this Python has it")
+def test_a_python_without_llm_compressor_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"bench.llm_compressor='.*': has no llmcompressor .*allowed: the program"):
+        LlmCompressor("gptq", sys.executable)
+    with pytest.raises(ConfigError, match=r"nowhere': No such file or directory; allowed"):
+        LlmCompressor("gptq", str(tmp_path / "nowhere"))
+    assert [*LlmCompressor("gptq").needs] == [PACKAGE]
+
+
+def test_what_another_program_wrote_is_scored(tmp_path: Path) -> None:
+    """A program that rounds as ours do loses what ours lose, in as many bits; it is given the model and token ids."""
+    ours = ["quant=int4", "quant.scale=f32", "export=compressed_tensors"]
+    rules = "model.rules=[{role: attention, to: quant}, {role: experts, to: quant}]"
+    program = (
+        f"import numpy\nassert numpy.load(settings['rows']).shape == (8, 64)\nsys.path.insert(0, {str(ROOT)!r})\n"
+        f"import pipeline\npipeline.run(['+model=gpt_oss', 'flow=convert', 'stages.decode.dtype=keep', *{ours}, "
+        f"{rules!r}, 'model.source=' + json.dumps(settings['model']), 'export.path=' + json.dumps(settings['out']), "
+        f"'paths.outputs={tmp_path / 'fake'}'], progress=False)"
+    )
+    cells = ["bench.quants=[int4]", "bench.calibrates=[none]", "~stages.bench_quality.peers.gptq_as_published"]
+    report = pipeline.run([
+        *SMALL, *cells, f"bench.llm_compressor={a_python(tmp_path, program)}",
+        f"paths.outputs={tmp_path / 'outputs'}",
+    ], progress=False)  # fmt: skip
+    record = schemas.read("benchmark", Path(report.run) / against.NAME)
+    rows = {row["engine"]: row for row in record["rows"]}
+    theirs = rows["llm_compressor_gptq"]
+    assert theirs["state"] == "measured", theirs["why"]
+    assert theirs["metrics"][KL]["value"] == pytest.approx(rows["none"]["metrics"][KL]["value"], rel=0.05)
+    assert theirs["metrics"][STORED]["value"] > rows["none"]["metrics"][STORED]["value"], "scales in fp32"
 
 
 @pytest.fixture(scope="module")
