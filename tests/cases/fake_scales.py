@@ -39,11 +39,9 @@ class Fake:
             raise MemoryError("no more")
         time.sleep(self.slow_s)
         things = (folder / "things").read_text()
-        start, equal = time.process_time(), 0
-        for a in things:
-            for b in things if self.pairs else range(1000):
-                equal += a == b
-        return {"cost": time.process_time() - start, **({self.more: 1.0} if self.more else {})}
+        # Counted, as a clock tells how busy the machine is.
+        looked = sum(len(things if self.pairs else range(1000)) for _ in things)
+        return {"cost": looked / 1e9, **({self.more: 1.0} if self.more else {})}
 """
 TARGET = "plugins.scales.fake.Fake"
 FIELDS = {
