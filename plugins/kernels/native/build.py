@@ -48,8 +48,8 @@ SANITIZED: Final = (
     "-O0", "-g1", "--param=asan-instrumentation-with-call-threshold=0", "-fno-sanitize-recover=all",
     "-fno-sanitize=null,object-size,pointer-overflow",
 )  # fmt: skip
-SELDOM: Final = ("gradient", "limits", "superblocks")
-"""Units that few runs need: to train, to benchmark, to make k-quants. They are compiled when they are first called, for
+SELDOM: Final = ("gradient", "limits", "rounded", "superblocks")
+"""Units that few runs need: to train, to benchmark, to round activations, to make k-quants. They are compiled when they are first called, for
 all of them together take a fifth of the time that compiling takes."""
 MOST_LINES: Final = 20  # of what a compiler says
 QUICK_S: Final = 5.0

@@ -74,7 +74,8 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
         expert: int32 `[A]`, A a multiple of N: assignment a is of row a // (A / N). Rows of one expert share its
             weights. A negative expert gives zeros. None: A is N, and there is one matrix.
         stacks: arrays and QTensors `[E, out, in]`, `out` may differ; or `[out, in]` where `expert` is None.
-        bits: 8 or 16: more than a few rows are rounded to such integers, in blocks of 32 (src/gemm_int.h). 0: exact.
+        bits: 8 or 16: more than a few rows are rounded to such integers, in blocks of 32 (src/gemm_int.h); a few, to 8
+            bits alone, where `scheme.takes_integers` of all stacks (src/gemv_rounded.h). 0: exact.
         tuned: how the work is divided; None: as is best here.
     """
     x = x if x.dtype in (jnp.float32, jnp.bfloat16) else x.astype(jnp.float32)
@@ -94,7 +95,8 @@ def grouped(x: Any, expert: Any, stacks: Sequence[Any], bits: int = 0, tuned: Tu
     formats = np.array([scheme.numbers(spec_of(w)) for w in stacks], np.int64).reshape(-1)
     chosen = np.zeros(0, np.int32) if expert is None else expert
     numbers = {name: np.int64(value) for name, value in {"isa": library.isa(), **options}.items()}
-    product = call("gemm" if many else "ffi", "wm_grouped", results)
+    rounded = bits == 8 and all(scheme.takes_integers(spec_of(w)) for w in stacks)
+    product = call("gemm" if many else "rounded" if rounded else "ffi", "wm_grouped", results)
     return list(product(x, chosen, book, *given, formats=formats, **numbers))
 
 

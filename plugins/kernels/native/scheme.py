@@ -14,6 +14,8 @@ ZEROS: Final = (None, "int", "min_f16")
 SECONDS: Final = (None, "f32", "inverse_f32", "dynamic8")
 HAVE_MINIMA: Final = ("q2_k", "q4_k", "q5_k", "q5_1")
 """Structs whose values lose something by way of the sums of activations, as those do that have a minimum."""
+INTEGERS: Final = {"e2m1": 8, "int4": 8, "uint4": 8, "int8": 4, "uint8": 4, "mxint8": 4}
+"""Elements of four and eight bits that are integers in some unit, and how many of them a lane of 32 bits meets."""
 
 
 class Numbers(NamedTuple):
@@ -44,3 +46,13 @@ def numbers(w: TensorSpec) -> Numbers:
         return Numbers(ELEMENTS.index(s.element), 0, zero, 0, 1, 0)  # no scales beside the codes
     found = ELEMENTS.index(s.element), SCALES.index(s.scale), ZEROS.index(s.zero), SECONDS.index(s.second)
     return Numbers(*found, s.block_rows, s.block_elems)
+
+
+def takes_integers(w: TensorSpec) -> bool:
+    """Whether a few rows of activations that are rounded to integers meet such weights as integers: elements of four
+    or eight bits that are integers in some unit, in blocks of no fewer of them than a register's lane holds
+    (src/gemv_rounded.h)."""
+    s = w.scheme
+    if s is None or s.element not in INTEGERS:
+        return False
+    return s.block_elems % INTEGERS[s.element] == 0 or s.block_elems >= w.shape[-1]

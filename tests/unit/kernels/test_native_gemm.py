@@ -227,8 +227,3 @@ def test_an_infinite_scale_is_one_of_what_is_there(isa: str) -> None:
             assert np.isfinite(found[:, [0, 2]]).all()
 
 
-def test_few_rows_are_exact_whatever_the_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ffi, "FEW_ROWS", 4)
-    x, w = normal(np.random.default_rng(0), 5, 64), quantized(MXFP4, (8, 64))
-    assert np.array_equal(native_int8.matmul(x[:4], w), native.matmul(x[:4], w))
-    assert not np.array_equal(native_int8.matmul(x, w), native.matmul(x, w))

@@ -25,6 +25,12 @@ typedef V Loose __attribute__((aligned(4), may_alias));
 WM_INLINE V load(const float* p) { return *reinterpret_cast<const Loose*>(p); }
 
 #if WM_SIMD == 512
+// A value that is used several times; compilers would read it from memory each time.
+WM_INLINE __m512i in_register(__m512i v) {
+  asm("" : "+v"(v));
+  return v;
+}
+
 WM_INLINE V fused(V a, V b, V c) { return (V)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 // Of four vectors at once.
 WM_INLINE void totals(const V* v, float* out) {
@@ -50,7 +56,15 @@ WM_INLINE float total(V v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v
 #else
 WM_INLINE V fused(V a, V b, V c) { return a * b + c; }
 WM_INLINE float total(V v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-WM_INLINE V spread(const float* s, const int32_t* at, bool) { return V{} + s[at[0]]; }  // a group is one `grain`
+WM_INLINE V spread(const float* s, const int32_t* at, bool) {
+#if WM_ROUNDED
+  V v;
+  for (int l = 0; l < LANES; ++l) v[l] = s[at[l] < 0 ? 0 : at[l]];
+  return v;
+#else
+  return V{} + s[at[0]];  // a group is one `grain`
+#endif
+}
 #endif
 
 #if WM_SIMD != 512
@@ -186,18 +200,18 @@ template <class L, int R, Scaled HOW>
 constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
 
 // Sums of a row that go on from group to group and wait for none of each other: AVX2 has registers for those of two rows.
-template <Scaled HOW>
-constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW ? 2 : 1;
+template <class L, Scaled HOW>
+constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW && !L::FIXED ? 2 : 1;
 
 // Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m]. codes: of group `first` of
 // each row; s: scales of each row, from its start.
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
-                   const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M][KEPT<HOW>]) {
+                   const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M][KEPT<L, HOW>]) {
   // A group is summed in two chains, its even vectors and its odd ones. One row of activations has too few sums to keep a
   // core at work, and makes both at a time; several make one after the other, so that a row's numbers are the same alone
   // and among others.
-  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : KEPT<HOW>;
+  constexpr int CHAINS = HOW == Scaled::LANES && L::VECS >= 8 && !L::FIXED ? 2 : KEPT<L, HOW>;
   constexpr int AT_ONCE = M == 1 ? CHAINS : 1;
   constexpr bool TAIL = PART != Part::WHOLE;
   constexpr int EACH = PART == Part::HALVES ? 2 : 1;  // rows in a register
@@ -219,7 +233,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m][(chain + c) % KEPT<HOW>];
+          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m][(chain + c) % KEPT<L, HOW>];
       if constexpr (L::FIXED) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; r += EACH)
@@ -273,7 +287,7 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
           for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][(chain + c) % KEPT<HOW>] = here[c][r][m];
+            for (int c = 0; c < AT_ONCE; ++c) sum[r][m][(chain + c) % KEPT<L, HOW>] = here[c][r][m];
       }
     }
   }
@@ -301,14 +315,14 @@ template <class L, int R, int M, Scaled HOW>
 WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                      const float* const (&z)[R], const Arranged* xs, const float* all, float (&out)[R][M]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
-  V sum[R][M][KEPT<HOW>] = {};
+  V sum[R][M][KEPT<L, HOW>] = {};
   if constexpr (HOW == Scaled::LANES)
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
     if ((linear = q.ahead.linear != 0))
       for (int r = 0; r < R; ++r) {
-        V own[1][M][KEPT<HOW>] = {};
+        V own[1][M][KEPT<L, HOW>] = {};
         add<L, 1, M, HOW, Part::WHOLE>(l, q, {codes[r]}, {s[r]}, xs, 0, whole, own);
         sum[r][0][0] = own[0][0][0];
       }
@@ -443,10 +457,12 @@ constexpr GemvKernel kernel_of() {
   else return {LANES, L::GROUP, L::GROUP, L::GRAIN, !L::HALVES, arrange<L>, product<L>};
 }
 
-#if !WM_PAIRED && !WM_FIXED
+#if !WM_PAIRED && !WM_FIXED && !WM_ROUNDED
 #include "gemv_structs.h"
 #endif
-#if WM_SIMD == 512
+#if WM_ROUNDED
+#include "gemv_rounded.h"
+#elif WM_SIMD == 512
 #include "gemv_avx512.h"
 #if WM_FIXED
 #include "gemv_fixed.h"
@@ -458,12 +474,12 @@ constexpr GemvKernel kernel_of() {
 #endif
 
 // For weights of this element: activations of any dtype or, with WM_PAIRED, bfloat16 ones that are multiplied as they are,
-// where bfloat16 holds the weights too, or, with WM_FIXED, by way of integers; else null.
+// where bfloat16 holds the weights too, or, with WM_FIXED, by way of integers or, with WM_ROUNDED, as integers; else null.
 static const GemvKernel* kernel(WmElement e) {
-#if WM_FIXED
-  static constexpr GemvKernel E2M1 = kernel_of<Fixed<WM_E2M1>>(), INT4 = kernel_of<Fixed<WM_INT4>>();
-  static constexpr GemvKernel UINT4 = kernel_of<Fixed<WM_UINT4>>(), MXINT8 = kernel_of<Fixed<WM_MXINT8>>();
-  static constexpr GemvKernel INT8 = kernel_of<Fixed<WM_INT8>>(), UINT8 = kernel_of<Fixed<WM_UINT8>>();
+#if WM_FIXED || WM_ROUNDED
+  static constexpr GemvKernel E2M1 = kernel_of<Integers<WM_E2M1>>(), INT4 = kernel_of<Integers<WM_INT4>>();
+  static constexpr GemvKernel UINT4 = kernel_of<Integers<WM_UINT4>>(), MXINT8 = kernel_of<Integers<WM_MXINT8>>();
+  static constexpr GemvKernel INT8 = kernel_of<Integers<WM_INT8>>(), UINT8 = kernel_of<Integers<WM_UINT8>>();
   switch (e) {
     case WM_E2M1: return &E2M1;
     case WM_INT4: return &INT4;

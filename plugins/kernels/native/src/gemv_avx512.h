@@ -14,12 +14,6 @@ WM_INLINE __m512i three_bytes_each(const uint8_t* p) {
   return _mm512_permutexvar_epi8(_mm512_load_si512(AT), bytes);
 }
 
-// A value that is used several times; compilers would read it from memory each time.
-WM_INLINE __m512i in_register(__m512i v) {
-  asm("" : "+v"(v));
-  return v;
-}
-
 WM_INLINE uint16_t half_of(float f) {  // that bfloat16 holds
   uint32_t bits;
   std::memcpy(&bits, &f, 4);

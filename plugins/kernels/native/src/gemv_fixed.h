@@ -26,7 +26,7 @@ struct alignas(64) FixedGroup {
 };
 
 template <WmElement E>
-struct Fixed {
+struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
   using Codes = __m512i;
@@ -40,7 +40,7 @@ struct Fixed {
   float unit = E == WM_E2M1 ? 0.5f : element_values(E)[1];
   __m512i table;  // four times over, as look-ups take six bits
 
-  explicit Fixed(WmElement) {
+  explicit Integers(WmElement) {
     alignas(64) uint8_t of[64] = {};
     if constexpr (FOUR_BITS)
       for (int c = 0; c < 64; ++c) of[c] = uint8_t(element_values(E)[c % 16] / unit + UP);

@@ -1,0 +1,206 @@
+// Products of a few rows with stacks of weights, whatever kernels they are made with: what a call divides, and among whom.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <type_traits>
+#include <vector>
+
+#include "gemv_call.h"
+#include "grouped.h"
+#include "parallel.h"
+#include "scratch.h"
+#include "targets.h"
+
+namespace {
+
+#if WM_X86
+bool intel() {
+  static const bool is = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+  return is;
+}
+#endif
+
+// Cores wait for a dozen or two lines at a time for the first cache, and for several times as many for the second. What
+// is near comes from there to the first on AMD's: two of Zen 4 read MXFP4 at 27 GB/s so, and at 17 all to the first. One
+// of them reads bf16 at 28 GB/s row by row, and four rows at a time at 17; what is scaled is slower to add up than that.
+Ahead ahead() {
+#if WM_X86
+  if (intel()) return {8192, true, 0, 0};
+  return {2048, true, 512, 1024};
+#else
+  return {8192, false, 0, 0};
+#endif
+}
+
+// Of the unit that includes this: its kernels for weights of one element, the best first. The last takes whatever
+// activations and blocks the unit is asked for; none where it has none for the element.
+std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElement e);
+
+Scaled scaled(const Weights& w, const GemvKernel& kernel) {
+  if (w.block_elems >= w.n) return Scaled::ROW;
+  return w.block_elems % kernel.grain == 0 ? Scaled::LANES : Scaled::EACH;
+}
+
+// One stack of weights of a call.
+struct Product {
+  Gemv q;
+  const GemvKernel* any;  // of whatever activations
+  float* y;
+  std::vector<int32_t> first, spread;
+  const std::vector<Arranged>* x;  // a row each
+  int64_t grain, pieces;    // rows of weights that are one piece of work, and how many of them a matrix has
+};
+
+void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
+  Gemv& q = p.q;
+  const Weights& w = q.w;
+  const GemvKernel* kernel = kernels.front();
+  if (!kernel->any_blocks && scaled(w, *kernel) == Scaled::EACH) kernel = kernels.back();
+  q.kernel = kernel, p.any = kernels.back();
+  q.ahead = ahead();
+  q.scaled = scaled(w, *kernel);
+  q.groups = (w.n + kernel->group - 1) / kernel->group;
+}
+
+// Which blocks the lanes of each group are of. Without a division for each: there are as many as a short row has
+// products.
+void find_blocks(Product& p) {
+  Gemv& q = p.q;
+  const int lanes = q.kernel->lanes, group = q.kernel->group, grain = q.kernel->grain, own = group / lanes;
+  std::vector<int32_t> at(static_cast<size_t>(lanes));
+  for (int l = 0; l < lanes; ++l) at[size_t(l)] = l * own / grain * grain;
+  p.first.resize(size_t(q.groups));
+  p.spread.resize(size_t(q.groups * lanes));
+  int32_t* spread = p.spread.data();
+  int32_t block = 0;
+  for (int64_t g = 0, next = q.w.block_elems; g < q.groups; ++g, spread += lanes)
+    for (int l = 0; l < lanes; ++l) {
+      const int64_t k = g * group + at[size_t(l)];
+      for (; k >= next; next += q.w.block_elems) ++block;
+      if (l == 0) p.first[size_t(g)] = block;
+      spread[l] = k < q.w.n ? block - p.first[size_t(g)] : -1;
+    }
+  q.first = p.first.data(), q.spread = p.spread.data();
+  q.few = std::all_of(p.spread.begin(), p.spread.end(), [](int32_t past) { return past < 4; });
+}
+
+// The same for all products; those of like weights share them.
+void find_blocks(std::vector<Product>& products) {
+  for (size_t s = 0; s < products.size(); ++s) {
+    Gemv& q = products[s].q;
+    if (q.scaled != Scaled::LANES) continue;
+    const auto alike = [&](const Product& p) {
+      return p.q.scaled == q.scaled && p.q.kernel == q.kernel && p.q.w.block_elems == q.w.block_elems;
+    };
+    const auto other = std::find_if(products.begin(), products.begin() + int64_t(s), alike);
+    if (other == products.begin() + int64_t(s)) find_blocks(products[s]);
+    else q.first = other->q.first, q.spread = other->q.spread, q.few = other->q.few;
+  }
+}
+
+// What a call keeps of activations, in an order that some of its weights want.
+struct Order {
+  const GemvKernel* kernel;
+  Scratch<> x, sums;
+  std::vector<Arranged> rows;
+
+  Order(const GemvKernel* kernel, int64_t x, int64_t sums) : kernel(kernel), x(x), sums(sums) {}
+};
+
+constexpr int64_t USUAL_FLOATS = 1 << 12;  // of scratch, beside which there are few larger
+constexpr int64_t PIECES = 8;  // of a small call, for each thread: they end within a sixteenth of it
+
+// See struct Grouped. `dots`: whether pairs of bfloat16 and fours of bytes are multiplied as they are, where the machine
+// can. `piece_nbytes`: of codes, for a thread at a time, so that all end together; less where there are few.
+// `worth_nbytes`: of codes for each thread, as waking one takes as long as reading some.
+ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piece_nbytes, int64_t worth_nbytes,
+                   ffi::Span<const int64_t> formats, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> expert,
+                   ffi::Buffer<ffi::F32> book, ffi::RemainingArgs args, ffi::RemainingRets rets) {
+  Grouped call;
+  const ffi::Error wrong = read(formats, x, expert, book, args, rets, call);
+  if (wrong.failure() || call.groups.empty()) return wrong;
+  const int64_t n = call.n;
+  std::vector<Product> products(call.stacks.size());
+  for (size_t s = 0; s < products.size(); ++s) {
+    products[s].q.w = call.stacks[s].w, products[s].y = call.stacks[s].y;
+    const auto known = kernels(isa, dots != 0, call.bf16, call.stacks[s].w.element);
+    if (known.empty()) return ffi::Error(ffi::ErrorCode::kUnimplemented, "no kernel for weights of this element");
+    decide(products[s], known);
+    if (products[s].q.scaled == Scaled::EACH && !products[s].q.kernel->any_blocks)
+      return ffi::Error(ffi::ErrorCode::kUnimplemented, "no kernel for blocks of this size");
+  }
+  find_blocks(products);
+
+  const bool sums = std::any_of(products.begin(), products.end(), [](const Product& p) { return p.q.w.zero; });
+  std::deque<Order> orders;
+  for (Product& p : products) {
+    const GemvKernel* k = p.q.kernel;
+    const int64_t stride = p.q.groups * k->arranged, lanes = p.q.groups * k->lanes;
+    auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
+    if (o == orders.end()) {
+      orders.emplace_back(k, call.rows * stride, sums ? call.rows * lanes : 0);
+      o = orders.end() - 1;
+      for (int64_t i = 0; i < call.rows; ++i) {
+        const uint8_t* row = call.x + i * n * (call.bf16 ? 2 : 4);
+        float *to = o->x.data + i * stride, *sum = sums ? o->sums.data + i * lanes : nullptr;
+        const bool possible = k->arrange(row, call.bf16, n, to, sum);
+        if (!possible) p.any->arrange(row, call.bf16, n, to, sum);
+        o->rows.push_back({to, sum, possible ? k : p.any});
+      }
+    }
+    p.x = &o->rows;
+  }
+
+  int64_t pieces = 0, nbytes = 0;
+  for (const Product& p : products) nbytes += p.q.w.rows * p.q.w.row_nbytes() * int64_t(call.groups.size());
+  const int64_t threads = std::max<int64_t>(1, std::min<int64_t>(pool.num_threads(), nbytes / worth_nbytes));
+  piece_nbytes = std::min(piece_nbytes, nbytes / (threads * PIECES));
+  for (Product& p : products) {
+    const Weights& w = p.q.w;
+    p.grain = std::max<int64_t>(4, piece_nbytes / std::max<int64_t>(1, w.row_nbytes()) / 4 * 4);
+    p.pieces = (w.rows + p.grain - 1) / p.grain;
+    pieces += p.pieces;
+  }
+  parallel(pool, threads, pieces * int64_t(call.groups.size()), [&](int64_t i) {
+    const Group& group = call.groups[size_t(i / pieces)];
+    i %= pieces;
+    const Product* p = products.data();
+    for (; i >= p->pieces; ++p) i -= p->pieces;
+    const int64_t rows = p->q.w.rows, row = i * p->grain, some = std::min(p->grain, rows - row);
+    const Scratch<USUAL_FLOATS> scratch(scratch_floats(p->q));
+    for (size_t from = 0; from < group.assignments.size();) {
+      Arranged xs[GEMV_MOST];
+      float* ys[GEMV_MOST];
+      int m = 0;
+      for (; m < GEMV_MOST && from < group.assignments.size(); ++m, ++from) {
+        const int64_t a = group.assignments[from];
+        const Arranged& x = (*p->x)[size_t(a / call.each)];
+        if (m && x.kernel != xs[0].kernel) break;
+        xs[m] = x, ys[m] = p->y + a * rows;
+      }
+      xs[0].kernel->product(p->q, group.matrix, row, some, m, xs, ys, scratch.data);
+    }
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+XLA_FFI_DEFINE_HANDLER_SYMBOL(wm_grouped, grouped,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("isa")
+                                  .Attr<int64_t>("dots")
+                                  .Attr<int64_t>("piece_nbytes")
+                                  .Attr<int64_t>("worth_nbytes")
+                                  .Attr<ffi::Span<const int64_t>>("formats")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets());
+#pragma GCC visibility pop

@@ -1,0 +1,176 @@
+// Integers of four and eight bits times activations that are rounded to integers of eight: those of gemv.h that are not
+// exact. Activations are what they are in gemm_int.h: -127 … 127 in blocks of 32 columns, in a unit in which the largest
+// is 127. Sums of a lane are exact until they become float32, to be scaled. A block that holds what is not finite makes
+// its row NaN.
+//
+// Products of bytes take one side without a sign: codes are moved up to have none, and the sums begin at what makes that
+// good; or, with AVX2 and eight bits, where pairs of products must fit 16 bits, codes lose their sign to the activations.
+
+constexpr int ROUNDED_BLOCK = 32;  // columns
+
+// What a group of activations is when it is in order: integers that meet the lower codes of bytes and those that meet the
+// upper ones; what they are times; what is added to sums because codes are moved up.
+template <int CODES>  // of a byte
+struct alignas(4 * LANES) RoundedGroup {
+  int8_t codes[CODES][4 * LANES];
+  float unit[LANES];
+  int32_t moved[LANES];
+};
+
+template <WmElement E>
+struct Integers {
+  static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
+  using X = float;
+  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
+  static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
+  static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 4 * LANES, GRAIN = OWN;
+  // So much are codes moved up.
+  static constexpr bool UNSIGNED = E == WM_UINT4 || E == WM_UINT8;
+  static constexpr int UP = WM_SIMD == 0               ? 0
+                            : E == WM_E2M1             ? 12
+                            : E == WM_INT4             ? 8
+                            : E == WM_UINT4            ? 0
+                            : WM_SIMD == 256           ? (UNSIGNED ? -128 : 0)
+                                                       : (UNSIGNED ? 0 : 128);
+  using Group = RoundedGroup<IN_BYTE>;
+  static constexpr int ARRANGED = sizeof(Group) / sizeof(X);
+  float unit = E == WM_E2M1 ? 0.5f : element_values(E)[1];
+
+#if WM_SIMD == 0
+  struct Codes {
+    uint8_t of[NBYTES];
+  };
+  explicit Integers(WmElement) {}
+  WM_METHOD Codes load(const uint8_t* p) const {
+    Codes c;
+    std::memcpy(&c, p, sizeof c);
+    return c;
+  }
+  WM_INLINE int32_t value(uint32_t code) {
+    if (!FOUR_BITS) return UNSIGNED ? int32_t(code) : int8_t(code);
+    static constexpr int8_t HALVES_OF[] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    if (E == WM_E2M1) return HALVES_OF[code];
+    return UNSIGNED ? int32_t(code) : int32_t(code ^ 8) - 8;
+  }
+  WM_METHOD I whole(const Codes& c, const Group& q) const {
+    I sum = {};
+    for (int l = 0; l < LANES; ++l)
+      for (int i = 4 * l; i < 4 * l + 4; ++i) {
+        sum[l] += value(FOUR_BITS ? c.of[i] & 15 : c.of[i]) * q.codes[0][i];
+        if (FOUR_BITS) sum[l] += value(c.of[i] >> 4) * q.codes[IN_BYTE - 1][i];
+      }
+    return sum;
+  }
+#elif WM_SIMD == 256
+  using Codes = __m256i;
+  __m256i table;
+  explicit Integers(WmElement) {
+    alignas(16) uint8_t of[16] = {};
+    if constexpr (E == WM_E2M1)
+      for (int c = 0; c < 16; ++c) of[c] = uint8_t(element_values(E)[c] / 0.5f + UP);
+    table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(of)));
+  }
+  WM_METHOD Codes load(const uint8_t* p) const { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  WM_METHOD __m256i half(Codes c, bool upper) const {
+    if (upper) c = _mm256_srli_epi16(c, 4);
+    c = _mm256_and_si256(c, _mm256_set1_epi8(15));
+    if constexpr (E == WM_E2M1) return _mm256_shuffle_epi8(table, c);
+    return UP ? _mm256_xor_si256(c, _mm256_set1_epi8(UP)) : c;
+  }
+  WM_METHOD I whole(Codes c, const Group& q) const {
+    const auto codes = [&](int i) __attribute__((always_inline)) {
+      return _mm256_load_si256(reinterpret_cast<const __m256i*>(q.codes[i]));
+    };
+    __m256i pairs;
+    if constexpr (FOUR_BITS) {
+      pairs = _mm256_add_epi16(_mm256_maddubs_epi16(half(c, false), codes(0)),
+                               _mm256_maddubs_epi16(half(c, true), codes(IN_BYTE - 1)));
+    } else {
+      if (UP) c = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
+      pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(c), _mm256_sign_epi8(codes(0), c));
+    }
+    const __m256i fours = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    if (!UP) return (I)fours;
+    return (I)_mm256_add_epi32(fours, _mm256_load_si256(reinterpret_cast<const __m256i*>(q.moved)));
+  }
+#else
+  using Codes = __m512i;
+  __m512i table;  // four times over, as look-ups take six bits
+  explicit Integers(WmElement) {
+    alignas(64) uint8_t of[64] = {};
+    if constexpr (E == WM_E2M1)
+      for (int c = 0; c < 64; ++c) of[c] = uint8_t(element_values(E)[c % 16] / 0.5f + UP);
+    table = _mm512_load_si512(of);
+  }
+  WM_METHOD Codes load(const uint8_t* p) const { return in_register(_mm512_loadu_si512(p)); }
+  WM_METHOD __m512i bytes(Codes c, bool upper) const {
+    if constexpr (!FOUR_BITS) return UP ? _mm512_xor_si512(c, _mm512_set1_epi8(char(UP))) : c;
+    if (upper) c = _mm512_srli_epi32(c, 4);
+    if constexpr (E == WM_E2M1) return _mm512_permutexvar_epi8(c, table);
+    return _mm512_ternarylogic_epi32(c, _mm512_set1_epi8(UP), _mm512_set1_epi8(15), 0x28);  // (c ^ UP) & 15
+  }
+#endif
+
+  // What each lane's products sum up to, added to `sum`. TWO_ROWS: of the first half of the lanes, in both halves.
+  template <bool TWO_ROWS>
+  WM_METHOD V products(Codes c, const X* x, V sum, bool first) const {
+    const Group& q = *reinterpret_cast<const Group*>(x);
+#if WM_SIMD == 512
+    const auto vector = [](const auto& stored) __attribute__((always_inline)) {
+      return TWO_ROWS ? _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(&stored)))
+                      : _mm512_load_si512(&stored);
+    };
+    __m512i found = UP ? vector(q.moved) : _mm512_setzero_si512();
+    for (int i = 0; i < IN_BYTE; ++i) found = _mm512_dpbusd_epi32(found, bytes(c, i == 1), vector(q.codes[i]));
+    const V v = (V)_mm512_cvtepi32_ps(found), times = (V)vector(q.unit);
+#else
+    const V v = __builtin_convertvector(whole(c, q), V), times = gemv::load(q.unit);
+#endif
+    return first ? v * times : fused(v, times, sum);
+  }
+};
+
+// To integers, block by block; always possible.
+template <class L>
+static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
+  typename L::Group* to = static_cast<typename L::Group*>(out);
+  constexpr int IN_BLOCK = ROUNDED_BLOCK / L::OWN;  // lanes
+  const int64_t lanes = (n + L::GROUP - 1) / L::GROUP * LANES;
+  for (int64_t first = 0; first < lanes; first += IN_BLOCK) {
+    const int64_t k = first * L::OWN, count = n - k < ROUNDED_BLOCK ? (n > k ? n - k : 0) : ROUNDED_BLOCK;
+    float here[ROUNDED_BLOCK] = {};
+    if (!from_bf16) std::memcpy(here, static_cast<const float*>(x) + k, size_t(count) * 4);
+    else
+      for (int64_t i = 0; i < count; ++i) here[i] = widened(static_cast<const Bf16*>(x)[k + i]);
+    int32_t largest = 0, codes[ROUNDED_BLOCK];
+    for (float v : here) {
+      int32_t bits;
+      std::memcpy(&bits, &v, 4);
+      bits &= 0x7FFFFFFF;
+      largest = largest < bits ? bits : largest;
+    }
+    float top, unit = 0, inverse = 0;
+    std::memcpy(&top, &largest, 4);
+    // Not from next to nothing, of which the inverse were infinite.
+    if (largest >= 0x7F800000) unit = __builtin_nanf("");
+    else if (top >= 0x1p-120f) unit = top * (1 / 127.0f), inverse = 127.0f / top;
+    for (int i = 0; i < ROUNDED_BLOCK; ++i) {
+      const float v = here[i] * inverse + 12582912.0f;  // 1.5 · 2²³, whose last place is 1: rounded to even
+      std::memcpy(codes + i, &v, 4);
+      codes[i] = unit == unit ? codes[i] - 0x4B400000 : 0;
+    }
+    for (int l = 0; l < IN_BLOCK && first + l < lanes; ++l) {
+      typename L::Group& group = to[(first + l) / LANES];
+      const int64_t lane = (first + l) % LANES;
+      int32_t total = 0;
+      for (int j = 0; j < L::OWN; ++j) {
+        const int32_t code = codes[l * L::OWN + j];
+        group.codes[j % L::IN_BYTE][lane * 4 + j / L::IN_BYTE] = int8_t(code);
+        total += code;
+      }
+      group.unit[lane] = unit, group.moved[lane] = -L::UP * total;
+      if (sums) sums[first + l] = float(total) * unit;
+    }
+  }
+  return true;
+}

@@ -1,0 +1,48 @@
+// XLA's door of products of a few rows whose activations are rounded to integers of eight bits; see gemv_rounded.h.
+#include "elements.h"
+#include "floats.h"
+#include "gemv_grouped.h"
+
+#define WM_ROUNDED 1
+#define WM_KERNELS "gemv.h"
+#if WM_X86
+#include <immintrin.h>
+#endif
+
+#define WM_SIMD 0
+namespace portable {
+#include WM_KERNELS
+}
+#undef WM_SIMD
+#if WM_X86
+#define WM_SIMD 256
+namespace avx2 {
+WM_TARGET_BEGIN(WM_AVX2)
+#include WM_KERNELS
+WM_TARGET_END
+}
+#undef WM_SIMD
+#define WM_SIMD 512
+namespace avx512vnni {
+WM_TARGET_BEGIN(WM_AVX512_VNNI)
+#include WM_KERNELS
+WM_TARGET_END
+}
+#undef WM_SIMD
+#endif
+
+namespace {
+
+// Without dot products of bytes, wider registers have nothing for these.
+std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool, WmElement e) {
+  const GemvKernel* found = nullptr;
+#if WM_X86
+  if (isa == WM_ISA_AVX512 && dots && __builtin_cpu_supports("avx512vnni")) found = avx512vnni::gemv::kernel(e);
+  else if (isa != WM_ISA_PORTABLE) found = avx2::gemv::kernel(e);
+#endif
+  if (isa == WM_ISA_PORTABLE) found = portable::gemv::kernel(e);
+  if (found == nullptr) return {};
+  return {found};
+}
+
+}  // namespace
