@@ -1,6 +1,4 @@
-"""moe in C++, over integers of 8 bits: not exact, and for prefill; what it rounds, and by how much, is said in
-`matmul.native_int8`.
-"""
+"""moe in C++, over integers of 8 bits: not exact; what it rounds, and by how much, is said in `matmul.native_int8`."""
 
 from typing import Any
 

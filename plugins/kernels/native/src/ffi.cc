@@ -7,6 +7,15 @@
 #include "each_isa.h"
 
 #if WM_X86
+#define WM_FIXED 1
+#define WM_SIMD 256
+namespace avx2fixed {
+WM_TARGET_BEGIN(WM_AVX2)
+#include WM_KERNELS
+WM_TARGET_END
+}
+#undef WM_SIMD
+#undef WM_FIXED
 #define WM_SIMD 512
 #define WM_PAIRED 1
 namespace avx512bf16 {
@@ -41,7 +50,11 @@ std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElem
     if (paired && !intel()) before(avx512bf16::gemv::kernel(e));
     return all;
   }
-  if (isa == WM_ISA_AVX2) return {avx2::gemv::kernel(e)};
+  if (isa == WM_ISA_AVX2) {
+    const GemvKernel *any = avx2::gemv::kernel(e), *fixed = avx2fixed::gemv::kernel(e);
+    if (fixed != nullptr) return {fixed, any};
+    return {any};
+  }
 #endif
   return {portable::gemv::kernel(e)};
 }

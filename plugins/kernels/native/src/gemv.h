@@ -73,6 +73,18 @@ WM_INLINE void totals(const V* v, float* out) {
 }
 #endif
 
+// Of [units], that of each lane of group g. FOUR_BITS: a group is 8 · LANES elements, else 4 · LANES.
+template <bool FOUR_BITS>
+WM_INLINE V of_units(const float* s, int64_t g) {
+#if WM_SIMD == 256
+  if constexpr (FOUR_BITS) {
+    const __m256 both = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(s + 2 * g)));
+    return (V)_mm256_permutevar_ps(both, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+  }
+#endif
+  return V{} + s[g * (FOUR_BITS ? 8 : 4) * LANES / UNIT];
+}
+
 // 0 in lanes that have no element: what they would be scaled by is another's, and may be infinite.
 WM_INLINE V of_lanes_there(V v, const int32_t* at) {
   I there;
@@ -173,7 +185,7 @@ static bool arrange(const void* x, bool from_bf16, int64_t n, void* out, float* 
 // What float32 activations have in common.
 struct Floats {
   using X = float;
-  static constexpr bool HALVES = false, FIXED = false;
+  static constexpr bool HALVES = false, FIXED = false, UNITS = false;
   template <typename T>
   WM_INLINE float taken(T v) { return widened(v); }
   WM_INLINE float value_of(float v) { return v; }
@@ -191,6 +203,13 @@ WM_INLINE void ask_for(const uint8_t* far, const uint8_t* own, const Ahead& ahea
   if (ahead.near) __builtin_prefetch(own + ahead.near);
 }
 
+// How scales may come to a loader's products.
+template <class L>
+constexpr int takes() {
+  if constexpr (L::FIXED) return L::TAKES;
+  else return set_of(Scaled::ROW) | (L::PLAIN ? 0 : set_of(Scaled::LANES)) | (L::PLAIN || L::HALVES ? 0 : set_of(Scaled::EACH));
+}
+
 // Which groups of rows: full ones; the last ones, which are not; or, if these fill half of a register at most, the same of
 // two rows in one register. Sums are then put where they are without: numbers are the same.
 enum class Part { WHOLE, TAIL, HALVES };
@@ -199,12 +218,16 @@ enum class Part { WHOLE, TAIL, HALVES };
 template <class L, int R, Scaled HOW>
 constexpr bool HALVED = WM_SIMD == 512 && R % 2 == 0 && L::NBYTES == 64 && HOW == Scaled::LANES;
 
+// Whether sums of lanes are scaled after each group.
+template <Scaled HOW>
+constexpr bool BY_GROUP = HOW == Scaled::LANES || HOW == Scaled::UNITS;
+
 // Sums of a row that go on from group to group and wait for none of each other: AVX2 has registers for those of two rows.
 template <class L, Scaled HOW>
 constexpr int KEPT = WM_SIMD == 256 && HOW == Scaled::ROW && !L::FIXED ? 2 : 1;
 
 // Groups first … until of R rows of weights, times M rows of activations: added to sum[r][m]. codes: of group `first` of
-// each row; s: scales of each row, from its start.
+// each row; s: scales of each row, from its start; UNITS: those times the units of each row of activations, [M, units].
 template <class L, int R, int M, Scaled HOW, Part PART>
 WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], const float* const (&s)[R],
                    const Arranged* xs, int64_t first, int64_t until, V (&sum)[R][M][KEPT<L, HOW>]) {
@@ -233,8 +256,14 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
 #pragma GCC unroll 4
         for (int m = 0; m < M; ++m)
 #pragma GCC unroll 2
-          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = HOW == Scaled::LANES ? V{} : sum[r][m][(chain + c) % KEPT<L, HOW>];
-      if constexpr (L::FIXED) {
+          for (int c = 0; c < AT_ONCE; ++c) here[c][r][m] = BY_GROUP<HOW> ? V{} : sum[r][m][(chain + c) % KEPT<L, HOW>];
+      if constexpr (HOW == Scaled::UNITS) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m)
+            here[0][r][m] = l.whole(stored[r], static_cast<const typename L::X*>(xs[m].x) + g * L::ARRANGED);
+      } else if constexpr (L::FIXED) {
 #pragma GCC unroll 4
         for (int r = 0; r < R; r += EACH)
 #pragma GCC unroll 4
@@ -269,7 +298,13 @@ WM_INLINE void add(const L& l, const Gemv& q, const uint8_t* const (&codes)[R], 
               here[c][r + 1][m] = upper_half(here[c][r][m]);
               here[c][r][m] = lower_half(here[c][r][m]);
             }
-      if constexpr (HOW == Scaled::LANES) {
+      if constexpr (HOW == Scaled::UNITS) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+          for (int m = 0; m < M; ++m)
+            sum[r][m][0] = fused(here[0][r][m], L::scales(s[r] + m * q.units, g), sum[r][m][0]);
+      } else if constexpr (HOW == Scaled::LANES) {
         const int64_t block = q.first[g];
         const int32_t* which = q.spread + g * LANES;
 #pragma GCC unroll 4
@@ -316,7 +351,7 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
                      const float* const (&z)[R], const Arranged* xs, const float* all, float (&out)[R][M]) {
   const int64_t whole = q.w.n / L::GROUP, left = q.w.row_nbytes() - whole * L::NBYTES;
   V sum[R][M][KEPT<L, HOW>] = {};
-  if constexpr (HOW == Scaled::LANES)
+  if constexpr (BY_GROUP<HOW>)
     if (q.w.zero != WM_ZERO_NONE) add_offsets<R, M>(q, z, xs, sum);
   bool linear = false;
   if constexpr (WM_SIMD == 512 && L::PLAIN && M == 1)  // the next row's products begin while those of one wait for another
@@ -362,6 +397,18 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     }
 }
 
+// A row's scales times the units of activations that they meet; 0 past its end.
+template <class L>
+WM_INLINE void times_units(const Gemv& q, const float* s, const Arranged& x, float* out) {
+  const float* units = static_cast<const typename L::X*>(x.x) + q.groups * L::ARRANGED;
+  const int64_t count = (q.w.n + UNIT - 1) / UNIT, each = q.w.block_elems / UNIT;
+  if (each == 1)
+    for (int64_t i = 0; i < count; ++i) out[i] = s[i] * units[i];
+  else
+    for (int64_t i = 0; i < count; ++i) out[i] = s[i / each] * units[i];
+  for (int64_t i = count; i < q.units; ++i) out[i] = 0;
+}
+
 template <class L, int R, int M, Scaled HOW>
 static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, const Arranged* x, float* const* y,
                  float* scratch) {
@@ -386,6 +433,13 @@ static void some(const Gemv& q, int64_t matrix, int64_t row, int64_t count, cons
       const int64_t i = row + at + r < last ? row + at + r : last, place = (w.band(i) - band) * across;
       codes[r] = first + (i - row) * nbytes, s[r] = own + place, z[r] = offsets + place;
     }
+    if constexpr (HOW == Scaled::UNITS) {
+      float* scaled = offsets + room + LANES;
+      for (int r = 0; r < R; ++r, scaled += M * q.units) {
+        for (int m = 0; m < M; ++m) times_units<L>(q, s[r], x[m], scaled + m * q.units);
+        s[r] = scaled;
+      }
+    }
     float out[R][M];
     block<L, R, M, HOW>(l, q, codes, s, z, x, all, out);
     for (int r = 0; r < R && at + r < count; ++r)
@@ -398,6 +452,7 @@ static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
                     float* const* y, float* scratch) {
   // So that sums and weights stay in registers.
   constexpr int R = WM_SIMD == 512 ? 4 : WM_SIMD == 256 && HOW == Scaled::LANES ? 1 : 2;
+  static_assert(R * GEMV_MOST / 2 <= 2 * GEMV_MOST, "scratch_floats has room for so many rows of UNITS");
   if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
     if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);
@@ -441,20 +496,24 @@ static void of_any_blocks(const Gemv& q, int64_t matrix, int64_t row, int64_t co
   }
 }
 
+// Rows that a loader of integers cannot take go to that of float32, which has the same groups, and lanes for UNITS.
 template <class L>
 static void product(const Gemv& q, int64_t matrix, int64_t row, int64_t count, int m, const Arranged* x,
                     float* const* y, float* scratch) {
-  if (L::PLAIN || q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
-  if constexpr (!L::PLAIN) {
-    if (q.scaled == Scaled::LANES) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
-    if constexpr (!L::HALVES && !L::FIXED) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
-  }
+  constexpr int TAKES = takes<L>();
+  if constexpr (has(TAKES, Scaled::ROW))
+    if (L::PLAIN || q.scaled == Scaled::ROW) return of_rows<L, Scaled::ROW>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (has(TAKES, Scaled::UNITS))
+    if (q.scaled == Scaled::UNITS) return of_rows<L, Scaled::UNITS>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (has(TAKES, Scaled::LANES))
+    if (q.scaled != Scaled::EACH) return of_rows<L, Scaled::LANES>(q, matrix, row, count, m, x, y, scratch);
+  if constexpr (has(TAKES, Scaled::EACH)) of_any_blocks<L>(q, matrix, row, count, m, x, y, scratch);
 }
 
 template <class L>
 constexpr GemvKernel kernel_of() {
-  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, false, arrange<L>, product<L>};
-  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, !L::HALVES, arrange<L>, product<L>};
+  if constexpr (L::FIXED) return {LANES, L::GROUP, L::ARRANGED, L::GRAIN, takes<L>(), arrange<L>, product<L>};
+  else return {LANES, L::GROUP, L::GROUP, L::GRAIN, takes<L>(), arrange<L>, product<L>};
 }
 
 #if !WM_PAIRED && !WM_FIXED && !WM_ROUNDED
@@ -462,6 +521,8 @@ constexpr GemvKernel kernel_of() {
 #endif
 #if WM_ROUNDED
 #include "gemv_rounded.h"
+#elif WM_FIXED && WM_SIMD == 256
+#include "gemv_fixed_avx2.h"
 #elif WM_SIMD == 512
 #include "gemv_avx512.h"
 #if WM_FIXED
@@ -478,15 +539,20 @@ constexpr GemvKernel kernel_of() {
 static const GemvKernel* kernel(WmElement e) {
 #if WM_FIXED || WM_ROUNDED
   static constexpr GemvKernel E2M1 = kernel_of<Integers<WM_E2M1>>(), INT4 = kernel_of<Integers<WM_INT4>>();
-  static constexpr GemvKernel UINT4 = kernel_of<Integers<WM_UINT4>>(), MXINT8 = kernel_of<Integers<WM_MXINT8>>();
-  static constexpr GemvKernel INT8 = kernel_of<Integers<WM_INT8>>(), UINT8 = kernel_of<Integers<WM_UINT8>>();
+  static constexpr GemvKernel MXINT8 = kernel_of<Integers<WM_MXINT8>>(), INT8 = kernel_of<Integers<WM_INT8>>();
+#if WM_FIXED && WM_SIMD == 256
+  constexpr const GemvKernel *UINT4 = nullptr, *UINT8 = nullptr;
+#else
+  static constexpr GemvKernel UNSIGNED[] = {kernel_of<Integers<WM_UINT4>>(), kernel_of<Integers<WM_UINT8>>()};
+  constexpr const GemvKernel *UINT4 = UNSIGNED, *UINT8 = UNSIGNED + 1;
+#endif
   switch (e) {
     case WM_E2M1: return &E2M1;
     case WM_INT4: return &INT4;
-    case WM_UINT4: return &UINT4;
+    case WM_UINT4: return UINT4;
     case WM_MXINT8: return &MXINT8;
     case WM_INT8: return &INT8;
-    case WM_UINT8: return &UINT8;
+    case WM_UINT8: return UINT8;
     default: return nullptr;
   }
 #else

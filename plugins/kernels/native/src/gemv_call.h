@@ -5,8 +5,18 @@
 #include "weights.h"
 
 // How scales come to products. ROW: a whole row of weights has one, for its sum. LANES: whatever a lane of a register
-// holds at a time is of one block, so sums are scaled lane by lane after each group. EACH: blocks of any other size.
-enum class Scaled { ROW, LANES, EACH };
+// holds at a time is of one block, so sums are scaled lane by lane after each group. UNITS: so are those of activations in
+// units of their own, UNIT columns each, of which blocks are multiples: scales are times units before. EACH: blocks of any
+// other size.
+enum class Scaled { ROW, LANES, UNITS, EACH };
+constexpr int UNIT = 32;
+
+// Sets of them.
+template <typename... S>
+constexpr int set_of(S... some) {
+  return ((1 << int(some)) | ...);
+}
+constexpr bool has(int set, Scaled one) { return set >> int(one) & 1; }
 
 struct GemvKernel;
 
@@ -26,15 +36,16 @@ struct Gemv {
   const GemvKernel* kernel;
   Scaled scaled;
   int64_t groups;         // of elements in a row, the last of them perhaps not full
-  const int32_t* first;   // [groups], LANES: the first block of a group
+  int64_t units;          // of activations, those of the last group too, a multiple of 16; 0 where they have none
+  const int32_t* first;   // [groups], LANES and UNITS: the first block of a group
   const int32_t* spread;  // [groups, lanes]: which block after that a lane is of; -1 past the end of a row
-  bool few;               // LANES: those that lanes of a group are of are four at most
+  bool few;               // those that lanes of a group are of are four at most
   Ahead ahead;
 };
 
 // Activations as the kernel reads them.
 struct Arranged {
-  const void* x;      // [groups, arranged], elements where the kernel meets them
+  const void* x;      // [groups, arranged], elements where the kernel meets them; then their units, [units]
   const float* sums;  // [groups, lanes] of what each lane meets; null where no zero points or minimums want them
   const GemvKernel* kernel;  // whose it is; of the same lanes, group and grain as that of the weights
 };
@@ -43,7 +54,7 @@ struct GemvKernel {
   int lanes, group;  // elements of a group
   int arranged;      // floats, or half as large, that a group of activations is
   int grain;         // of elements: a lane's are all in one
-  bool any_blocks;                  // whatever their size; else none that are Scaled::EACH
+  int takes;         // a set of Scaled
   // x is float32 or, `from_bf16`, bfloat16. Whether they can: see gemv_fixed.h.
   bool (*arrange)(const void* x, bool from_bf16, int64_t n, void* out, float* sums);
   // y[m][row …] of `count` rows of weights of a matrix for m (1 … 4) rows of activations; `scratch` has scratch_floats.
@@ -60,6 +71,6 @@ static inline int64_t factors_room(const Weights& w) {
 }
 
 static inline int64_t scratch_floats(const Gemv& q) {
-  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes);
+  const int64_t blocks = 2 * (factors_room(q.w) + q.kernel->lanes) + 2 * GEMV_MOST * q.units;
   return q.scaled == Scaled::EACH ? blocks + 2 * q.w.across() + GEMV_MOST * q.groups * q.kernel->group : blocks;
 }

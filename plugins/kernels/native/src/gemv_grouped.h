@@ -39,9 +39,11 @@ Ahead ahead() {
 // activations and blocks the unit is asked for; none where it has none for the element.
 std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElement e);
 
+// How scales come to a kernel's products; one that does not take that is not for these weights.
 Scaled scaled(const Weights& w, const GemvKernel& kernel) {
   if (w.block_elems >= w.n) return Scaled::ROW;
-  return w.block_elems % kernel.grain == 0 ? Scaled::LANES : Scaled::EACH;
+  if (has(kernel.takes, Scaled::UNITS) && w.block_elems % UNIT == 0) return Scaled::UNITS;
+  return w.block_elems % kernel.grain == 0 && has(kernel.takes, Scaled::LANES) ? Scaled::LANES : Scaled::EACH;
 }
 
 // One stack of weights of a call.
@@ -58,11 +60,12 @@ void decide(Product& p, const std::vector<const GemvKernel*>& kernels) {
   Gemv& q = p.q;
   const Weights& w = q.w;
   const GemvKernel* kernel = kernels.front();
-  if (!kernel->any_blocks && scaled(w, *kernel) == Scaled::EACH) kernel = kernels.back();
+  if (!has(kernel->takes, scaled(w, *kernel))) kernel = kernels.back();
   q.kernel = kernel, p.any = kernels.back();
   q.ahead = ahead();
   q.scaled = scaled(w, *kernel);
   q.groups = (w.n + kernel->group - 1) / kernel->group;
+  q.units = has(kernel->takes, Scaled::UNITS) ? ((q.groups * kernel->group + UNIT - 1) / UNIT + 15) / 16 * 16 : 0;
 }
 
 // Which blocks the lanes of each group are of. Without a division for each: there are as many as a short row has
@@ -91,7 +94,7 @@ void find_blocks(Product& p) {
 void find_blocks(std::vector<Product>& products) {
   for (size_t s = 0; s < products.size(); ++s) {
     Gemv& q = products[s].q;
-    if (q.scaled != Scaled::LANES) continue;
+    if (q.scaled != Scaled::LANES && q.scaled != Scaled::UNITS) continue;
     const auto alike = [&](const Product& p) {
       return p.q.scaled == q.scaled && p.q.kernel == q.kernel && p.q.w.block_elems == q.w.block_elems;
     };
@@ -129,7 +132,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
     const auto known = kernels(isa, dots != 0, call.bf16, call.stacks[s].w.element);
     if (known.empty()) return ffi::Error(ffi::ErrorCode::kUnimplemented, "no kernel for weights of this element");
     decide(products[s], known);
-    if (products[s].q.scaled == Scaled::EACH && !products[s].q.kernel->any_blocks)
+    if (!has(products[s].q.kernel->takes, products[s].q.scaled))
       return ffi::Error(ffi::ErrorCode::kUnimplemented, "no kernel for blocks of this size");
   }
   find_blocks(products);
@@ -138,7 +141,7 @@ ffi::Error grouped(ffi::ThreadPool pool, int64_t isa, int64_t dots, int64_t piec
   std::deque<Order> orders;
   for (Product& p : products) {
     const GemvKernel* k = p.q.kernel;
-    const int64_t stride = p.q.groups * k->arranged, lanes = p.q.groups * k->lanes;
+    const int64_t stride = p.q.groups * k->arranged + p.q.units, lanes = p.q.groups * k->lanes;
     auto o = std::find_if(orders.begin(), orders.end(), [&](const Order& other) { return other.kernel == k; });
     if (o == orders.end()) {
       orders.emplace_back(k, call.rows * stride, sums ? call.rows * lanes : 0);

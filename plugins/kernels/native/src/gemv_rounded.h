@@ -6,8 +6,6 @@
 // Products of bytes take one side without a sign: codes are moved up to have none, and the sums begin at what makes that
 // good; or, with AVX2 and eight bits, where pairs of products must fit 16 bits, codes lose their sign to the activations.
 
-constexpr int ROUNDED_BLOCK = 32;  // columns
-
 // What a group of activations is when it is in order: integers that meet the lower codes of bytes and those that meet the
 // upper ones; what they are times; what is added to sums because codes are moved up.
 template <int CODES>  // of a byte
@@ -22,6 +20,8 @@ struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
   static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
+  static constexpr bool UNITS = WM_SIMD != 512;  // there, whatever it is that lanes are scaled by takes one look-up
+  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES) | (UNITS ? set_of(Scaled::UNITS) : 0);
   static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 4 * LANES, GRAIN = OWN;
   // So much are codes moved up.
@@ -52,7 +52,7 @@ struct Integers {
     if (E == WM_E2M1) return HALVES_OF[code];
     return UNSIGNED ? int32_t(code) : int32_t(code ^ 8) - 8;
   }
-  WM_METHOD I whole(const Codes& c, const Group& q) const {
+  WM_METHOD I integers(const Codes& c, const Group& q) const {
     I sum = {};
     for (int l = 0; l < LANES; ++l)
       for (int i = 4 * l; i < 4 * l + 4; ++i) {
@@ -77,7 +77,7 @@ struct Integers {
     if constexpr (E == WM_E2M1) return _mm256_shuffle_epi8(table, c);
     return UP ? _mm256_xor_si256(c, _mm256_set1_epi8(UP)) : c;
   }
-  WM_METHOD I whole(Codes c, const Group& q) const {
+  WM_METHOD I integers(Codes c, const Group& q) const {
     const auto codes = [&](int i) __attribute__((always_inline)) {
       return _mm256_load_si256(reinterpret_cast<const __m256i*>(q.codes[i]));
     };
@@ -111,9 +111,18 @@ struct Integers {
   }
 #endif
 
-  // What each lane's products sum up to, added to `sum`. TWO_ROWS: of the first half of the lanes, in both halves.
+#if WM_SIMD != 512
+  // What each lane's products sum up to.
+  WM_METHOD V whole(const Codes& c, const X* x) const {
+    return __builtin_convertvector(integers(c, *reinterpret_cast<const Group*>(x)), V);
+  }
+  // What that is times, of [units].
+  WM_INLINE V scales(const float* s, int64_t g) { return of_units<FOUR_BITS>(s, g); }
+#endif
+  // What each lane's products sum up to, times its unit, added to `sum`. TWO_ROWS: of the first half of the lanes, in both
+  // halves.
   template <bool TWO_ROWS>
-  WM_METHOD V products(Codes c, const X* x, V sum, bool first) const {
+  WM_METHOD V products(const Codes& c, const X* x, V sum, bool first) const {
     const Group& q = *reinterpret_cast<const Group*>(x);
 #if WM_SIMD == 512
     const auto vector = [](const auto& stored) __attribute__((always_inline)) {
@@ -124,7 +133,7 @@ struct Integers {
     for (int i = 0; i < IN_BYTE; ++i) found = _mm512_dpbusd_epi32(found, bytes(c, i == 1), vector(q.codes[i]));
     const V v = (V)_mm512_cvtepi32_ps(found), times = (V)vector(q.unit);
 #else
-    const V v = __builtin_convertvector(whole(c, q), V), times = gemv::load(q.unit);
+    const V v = whole(c, x), times = gemv::load(q.unit);
 #endif
     return first ? v * times : fused(v, times, sum);
   }
@@ -134,15 +143,16 @@ struct Integers {
 template <class L>
 static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
   typename L::Group* to = static_cast<typename L::Group*>(out);
-  constexpr int IN_BLOCK = ROUNDED_BLOCK / L::OWN;  // lanes
+  constexpr int IN_BLOCK = UNIT / L::OWN;  // lanes
   const int64_t lanes = (n + L::GROUP - 1) / L::GROUP * LANES;
+  float* units = static_cast<float*>(out) + lanes / LANES * L::ARRANGED;
   for (int64_t first = 0; first < lanes; first += IN_BLOCK) {
-    const int64_t k = first * L::OWN, count = n - k < ROUNDED_BLOCK ? (n > k ? n - k : 0) : ROUNDED_BLOCK;
-    float here[ROUNDED_BLOCK] = {};
+    const int64_t k = first * L::OWN, count = n - k < UNIT ? (n > k ? n - k : 0) : UNIT;
+    float here[UNIT] = {};
     if (!from_bf16) std::memcpy(here, static_cast<const float*>(x) + k, size_t(count) * 4);
     else
       for (int64_t i = 0; i < count; ++i) here[i] = widened(static_cast<const Bf16*>(x)[k + i]);
-    int32_t largest = 0, codes[ROUNDED_BLOCK];
+    int32_t largest = 0, codes[UNIT];
     for (float v : here) {
       int32_t bits;
       std::memcpy(&bits, &v, 4);
@@ -154,11 +164,12 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
     // Not from next to nothing, of which the inverse were infinite.
     if (largest >= 0x7F800000) unit = __builtin_nanf("");
     else if (top >= 0x1p-120f) unit = top * (1 / 127.0f), inverse = 127.0f / top;
-    for (int i = 0; i < ROUNDED_BLOCK; ++i) {
+    for (int i = 0; i < UNIT; ++i) {
       const float v = here[i] * inverse + 12582912.0f;  // 1.5 · 2²³, whose last place is 1: rounded to even
       std::memcpy(codes + i, &v, 4);
       codes[i] = unit == unit ? codes[i] - 0x4B400000 : 0;
     }
+    if (L::UNITS) *units++ = unit;
     for (int l = 0; l < IN_BLOCK && first + l < lanes; ++l) {
       typename L::Group& group = to[(first + l) / LANES];
       const int64_t lane = (first + l) % LANES;
