@@ -15,7 +15,7 @@ BUILD := --no-build-isolation --use-pep517
 # 1: compare with other people's libraries too. Their pins are checked on Python 3.11, where torch's CPU build is small;
 # elsewhere the default is 0, and the test run says what it left out. ORACLES=1 asks for them anyway.
 ORACLES ?= $(shell $(BIN)/python -c 'import sys; print(int(sys.version_info[:2] == (3, 11)))')
-JOBS ?= 2
+JOBS ?= 3
 ARGS ?=
 
 # Tests start hundreds of processes, each of which would compile all it imports anew.
@@ -31,7 +31,7 @@ help:  ## this list
 	@echo 'ARGS=…              more arguments: overrides for run, options for pytest'
 	@echo 'MINUTES=10          how long fuzz takes for each format (1)'
 	@echo 'ORACLES=0           leave the comparisons with other libraries out of test'
-	@echo 'JOBS=2              processes of pytest'
+	@echo 'JOBS=3              processes of pytest'
 
 setup: $(VENV)/.dev  ## virtual environment with the project and all development tools
 

@@ -106,6 +106,7 @@ def baselines(here: Path, name: str) -> list[Path]:
     return sorted(p.with_name(name) for p in (here / "outputs" / ".results").glob("*/states.npz"))
 
 
+@pytest.mark.repeats
 def test_a_damaged_baseline_is_made_again(here: Path) -> None:
     def evaluated() -> Any:
         return run("flow=evaluate", "quant=mxfp4", *SHORT, "overwrite=true").results["evaluate"]["texts"]
@@ -457,6 +458,7 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -
         run(*asked, "allocate.kl=1e-9", "allocate.keep=false")
 
 
+@pytest.mark.repeats
 def test_blocks_are_calibrated_on_quantized_ones(here: Path) -> None:
     few = ("quant=int4", "calibrate=gptq", "calibrate.method.grid=[]", "calibrate.windows.tokens=512")
 
@@ -496,6 +498,7 @@ def test_blocks_are_calibrated_on_quantized_ones(here: Path) -> None:
         )
 
 
+@pytest.mark.repeats
 def test_what_blocks_learn_is_what_is_exported(here: Path) -> None:
     few = ("calibrate=reconstruct", "calibrate.windows.tokens=2048", "calibrate.reconstruct.updates=10",
            "calibrate.reconstruct.look=5", "calibrate.reconstruct.round_rate=0.03")  # fmt: skip
@@ -518,6 +521,7 @@ def test_what_blocks_learn_is_what_is_exported(here: Path) -> None:
         run("flow=allocate", "allocate.quants=[mxfp4]", "allocate.bits=4.25", *few, *SHORT)
 
 
+@pytest.mark.repeats
 def test_bits_are_allocated_among_what_is_calibrated(here: Path) -> None:
     """Options are tried as the run rounds that takes the rules, and those that it would refuse are none."""
     gptq = ("calibrate=gptq", "calibrate.windows.tokens=1024", *SHORT)

@@ -71,6 +71,7 @@ def twice(tmp_path_factory):
     ],
     ids=lambda args: " ".join(args),
 )
+@pytest.mark.brief(1)
 def test_any_scheme_keeps_to_a_bound_that_the_weights_are_past(twice, tmp_path, args):
     """The codec of all schemes, not MXFP4's own: high-water mark of the process, whichever tile it was in."""
     bound = 150 << 20

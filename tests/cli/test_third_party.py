@@ -96,6 +96,7 @@ def test_in_a_sweep(tmp_path: Path, installed: dict[str, str]) -> None:
     ],
     ids=lambda v: v[0] if isinstance(v, list) else None,
 )
+@pytest.mark.brief(3)
 def test_its_mistakes_are_explained_like_ours(
     args: list[str], said: list[str], tmp_path: Path, installed: dict[str, str]
 ) -> None:

@@ -114,9 +114,7 @@ OPS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("mutant", OPS)
-@pytest.mark.brief(
-    "window one wider", "no sinks", "gate and up swapped", "positions from 1", "rope interleaved", "norms without + 1"
-)
+@pytest.mark.brief("window one wider", "gate and up swapped", "norms without + 1")
 def test_wrong_calls_of_ops(mutant: str) -> None:
     name, where, op, wrong = OPS[mutant]
     assert_caught(name, where, ops=ops(**{op: wrong}))
@@ -167,7 +165,7 @@ PATCHES: dict[str, tuple[str, str, Any, str, Any]] = {
 
 
 @pytest.mark.parametrize("mutant", PATCHES)
-@pytest.mark.brief("silu without alpha", "gate and up swapped, MLP")
+@pytest.mark.brief("silu without alpha")
 def test_wrong_parts(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, where, owner, attribute, wrong = PATCHES[mutant]
     monkeypatch.setattr(owner, attribute, wrong)
@@ -205,7 +203,7 @@ def merged(config: Any, change: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("mutant", CONFIGS)
-@pytest.mark.brief("eps", "one expert fewer", "no scaling of rope", "no cap", "norm_topk_prob")
+@pytest.mark.brief("no scaling of rope", "norm_topk_prob")
 def test_every_number_counts(mutant: str) -> None:
     name, where, change = CONFIGS[mutant]
 

@@ -44,7 +44,7 @@ def assert_same(got: dict[str, Any], want: dict[str, Any], atol: float = ATOL) -
 
 
 @pytest.mark.parametrize("name", toy_models.KINDS)
-@pytest.mark.brief("gpt-oss", "llama3", "qwen2", "qwen3-moe", "gemma3", "mistral", "smollm2")
+@pytest.mark.brief("gpt-oss", "llama3", "qwen2", "qwen3-moe", "gemma3")
 def test_hidden_states_and_logits(name: str) -> None:
     """Whole sequences, and in the same batch shorter ones with padding before and behind them."""
     t = toy(name)

@@ -83,6 +83,7 @@ def together(pick: Pick) -> tuple[Pick, ...]:
 
 
 @pytest.mark.parametrize(("pick", "way"), PICKS)
+@pytest.mark.brief(when=lambda pick: pick in (Index(2), Lane(-2, 2, 3)))
 def test_every_box_of_every_pick(pick: Pick, way: Any) -> None:
     whole = np.arange(np.prod(SHAPE), dtype=np.int32).reshape(SHAPE)
     whole_box = tuple(slice(0, n) for n in SHAPE)

@@ -49,8 +49,8 @@ SANITIZED: Final = (
     "-fno-sanitize=null,object-size,pointer-overflow",
 )  # fmt: skip
 SELDOM: Final = ("gradient", "limits", "rounded", "superblocks")
-"""Units that few runs need: to train, to benchmark, to round activations, to make k-quants. They are compiled when they are first called, for
-all of them together take a fifth of the time that compiling takes."""
+"""Units that few runs need: to train, to benchmark, to round activations, to make k-quants. They are compiled when they
+are first called, for all of them together take a quarter of the time that compiling takes."""
 MOST_LINES: Final = 20  # of what a compiler says
 QUICK_S: Final = 5.0
 RETRY_S: Final = 24 * 3600.0

@@ -23,6 +23,7 @@ BASE = ["+model=gpt_oss", "quant=int4"]
         ("evaluate.n_ctx=128", "evaluate.windows.window=128"),
     ],
 )  # fmt: skip
+@pytest.mark.brief(3)
 def test_a_word_of_another_program_is_told_the_override_to_type(typed: str, ours: str) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011  Hydra's, of a class that it does not promise
         compose_run([*BASE, typed])

@@ -30,7 +30,7 @@ def jsonl(*objects):
 
 
 @pytest.mark.parametrize("kind", cases.KINDS)
-@pytest.mark.brief("byte_level", "ranks", "sentencepiece_bpe", "wordpiece")
+@pytest.mark.brief("ranks", "sentencepiece_bpe")
 def test_the_tokens_of_a_text_are_those_of_all_of_it_at_once(kind, tmp_path, monkeypatch):
     """However often it is cut while it is read."""
     monkeypatch.setattr(encode, "PART_CHARS", 300)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.tensors.scheme import MXFP4, Scheme
+from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, SCHEMES, normal
 from plugins.kernels.matmul import native, native_int8, native_int16
@@ -225,5 +225,3 @@ def test_an_infinite_scale_is_one_of_what_is_there(isa: str) -> None:
             found = np.asarray(native.matmul(np.ones((9, n_in), dtype), w, out_dtype=np.float32))
             assert (found[:, 1] == np.inf).all()
             assert np.isfinite(found[:, [0, 2]]).all()
-
-

@@ -115,22 +115,25 @@ def test_what_is_next_to_nothing_is_nothing_or_what_it_was(isa: str) -> None:
 def test_others_are_exact(name: str) -> None:
     """And so is all of a call in which one of the weights is another."""
     other = {
-        "nf4": Scheme("nf4", 32, "f32"), "e2m3": Scheme("e2m3", 32, "e8m0"), "blocks of three": Scheme("int4", 3, "f32"),
+        "nf4": Scheme("nf4", 32, "f32"), "e2m3": Scheme("e2m3", 32, "e8m0"),
+        "blocks of three": Scheme("int4", 3, "f32"),
     }  # fmt: skip
     x = jnp.asarray(normal(np.random.default_rng(0), 3, 96))
     first = quantized(MXFP4, (8, 96))
     if name == "a part":
         ws = [first, normal(np.random.default_rng(1), 8, 96)]
     else:
-        ws = [normal(np.random.default_rng(1), 8, 96).astype(BF16) if name == "BF16" else quantized(other[name], (8, 96))]
+        plain = normal(np.random.default_rng(1), 8, 96).astype(BF16)
+        ws = [plain if name == "BF16" else quantized(other[name], (8, 96))]
     for one, same in zip(ffi.grouped(x, None, ws, 8), ffi.grouped(x, None, ws), strict=True):
         assert np.array_equal(np.asarray(one), np.asarray(same))
 
 
 def test_which_weights_meet_integers() -> None:
-    takes = {
-        scheme.takes_integers(TensorSpec((4, 96), "F32", s)): s for s in (Scheme("int4", 24, "f32"), Scheme("int4", 4, "f32"))
-    }
-    assert takes[True].block_elems == 24
+    def takes(block: int, columns: int) -> bool:
+        return scheme.takes_integers(TensorSpec((4, columns), "F32", Scheme("int4", block, "f32")))
+
+    assert takes(24, 96)
+    assert not takes(4, 96)
+    assert takes(2, 2), "a scale a row"
     assert not scheme.takes_integers(TensorSpec((4, 96), "BF16", None))
-    assert scheme.takes_integers(TensorSpec((4, 2), "F32", Scheme("int4", 2, "f32")))

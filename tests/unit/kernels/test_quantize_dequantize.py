@@ -59,14 +59,14 @@ def traced(method: Any, **more: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.brief(when=lambda name: not name.startswith(("int2", "int3", "uint2", "mxfp6_e3", "mxfp8_e5", "fp8_e5")))
+@pytest.mark.brief(when=lambda name: name.startswith(("mx", "nvfp4", "nf4", "fp8 tiles", "q4_1", "int8 a matrix")))
 def test_bits_are_the_host_s(name: str) -> None:
     method, x = built(name), array(np.float32)
     check(on_host(method, x), traced(method)(x))
 
 
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.brief("mxfp4", "nvfp4", "uint4 with a zero point", "q4_1", "nf4", "fp8 tiles")
+@pytest.mark.brief("nvfp4", "uint4 with a zero point", "nf4")
 def test_with_a_gradient_the_bits_are_the_same_and_it_passes(name: str) -> None:
     method, x = built(name), array(BF16)
     direction = np.random.default_rng(1).standard_normal(x.shape).astype(BF16)

@@ -34,6 +34,7 @@ def test_losses_fall_and_every_parameter_moves(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", trained.FAMILIES)
+@pytest.mark.brief("gpt_oss", "gemma")
 def test_gradients_are_what_losses_change_by(kind: str) -> None:
     """Of some parameters of every kind, along their gradients; Adam's first average holds a tenth of these."""
     step, batches, before = trained.step_of(kind), trained.batches(2, 2, 24), trained.parameters(kind)
