@@ -1,11 +1,12 @@
 """Hydra's and OmegaConf's errors, said again with what was given, what is allowed and the nearest name.
 
-Hydra stops at the first override it cannot place. Here each override is tried again on its own on top of those that
-work, so that all bad ones are reported at once.
+Hydra stops at the first override it cannot place. Where all others work without the one that it names, that is all.
+Else each override is tried again on its own on top of those that work, so that all bad ones are reported at once.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -33,7 +34,7 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
     hydras = index or isinstance(error, HydraException | OmegaConfBaseException)
     if isinstance(error, WeightmillError) or not hydras:
         return error
-    messages = mistakes(overrides, sweeps=sweeps)
+    messages = mistakes(overrides, error if isinstance(error, HydraException) else None, sweeps=sweeps)
     if index and not messages:
         return error
     if not messages and isinstance(error, OmegaConfBaseException):
@@ -42,10 +43,11 @@ def explain(error: Exception, overrides: Iterable[str], *, sweeps: bool = True) 
     return ConfigError("\n".join(messages) or str(error).partition("\n")[0])
 
 
-def mistakes(overrides: Iterable[str], *, sweeps: bool = True) -> list[str]:
+def mistakes(overrides: Iterable[str], error: HydraException | None = None, *, sweeps: bool = True) -> list[str]:
     """What is wrong with each of `overrides`.
 
     Args:
+        error: what Hydra said of them; None: nothing is known.
         sweeps: several values are several jobs, which are explained one by one; otherwise they are too many.
     """
     search = search_override(extend.folder())
@@ -54,7 +56,10 @@ def mistakes(overrides: Iterable[str], *, sweeps: bool = True) -> list[str]:
     good: list[str] = []
     lost: set[str] = set()  # groups of which nothing was chosen, whose fields nobody can know
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        for override in sorted(overrides, key=lambda o: not _adds(o)):  # whose fields are not there without it
+        tried = sorted(overrides, key=lambda o: not _adds(o))  # whose fields are not there without it
+        if error is not None and (found := _the_only(error, tried, search)):
+            return [found]
+        for override in tried:
             group = override.lstrip("+").partition("=")[0].partition(".")[0]
             if override.startswith("hydra.") or group in lost:
                 continue
@@ -69,9 +74,31 @@ def mistakes(overrides: Iterable[str], *, sweeps: bool = True) -> list[str]:
                 compose("config", [*search, *good, override])
                 good.append(override)
             except (HydraException, OmegaConfBaseException, ValueError) as why:
-                messages.append(_message(override, why, [*search, *good]))
+                messages.append(_message(override, why, partial(compose, "config", [*search, *good])))
                 lost |= {group} if "." not in override.partition("=")[0] else set()
     return messages
+
+
+def _the_only(error: HydraException, overrides: Sequence[str], search: Sequence[str]) -> str | None:
+    """What is wrong with the override that `error` names, where it names one and all others work."""
+    text = f"{error}\n{error.__cause__ or ''}"
+    named = [o for o in overrides if not o.startswith("hydra.") and any(word in text for word in _words(o))]
+    if len(named) != 1 or any(_sweeps(o) or misread(o) for o in overrides):
+        return None
+    group = named[0].lstrip("+~").partition("=")[0].partition(".")[0]
+    if any(o.lstrip("+").partition("=")[0] == group for o in overrides[overrides.index(named[0]) + 1 :]):
+        return None  # that one may be what is wrong: an option without a field that was set
+    try:
+        config = compose("config", [*search, *(o for o in overrides if o != named[0] and not o.startswith("hydra."))])
+    except (HydraException, OmegaConfBaseException, ValueError):
+        return None
+    return _message(named[0], error, lambda: config)
+
+
+def _words(override: str) -> tuple[str, str]:
+    """How Hydra's messages call it: the field, or the group and its option."""
+    key, _, value = override.lstrip("+~").partition("=")
+    return f"'{key}'", f"'{key.partition('@')[0]}/{value}'"
 
 
 def _adds(override: str) -> bool:
@@ -104,7 +131,8 @@ def _sweeps(override: str) -> bool:
         return False
 
 
-def _message(override: str, why: Exception, good: list[str]) -> str:
+def _message(override: str, why: Exception, config: Callable[[], Any]) -> str:
+    """`config`: what there is without it."""
     text = f"{why}\n{why.__cause__ or ''}"
     key, _, value = override.lstrip("+~").partition("=")
     if key.startswith("kernels.") and (key.count(".") > 1 or value.startswith("{")):
@@ -126,7 +154,7 @@ def _message(override: str, why: Exception, good: list[str]) -> str:
     if "Could not delete" in text or "Could not override" in text or "is not in struct" in text or "Key " in text:
         if ours := synonyms.instead(key, value):
             return f"{override}: there is no {key!r} here; say {ours}"
-        return f"{override}: {_unknown_key(key, good, _keys_of(override))}"
+        return f"{override}: {_unknown_key(key, config(), _keys_of(override))}"
     if "Cannot merge DictConfig with ListConfig" in text:  # whichever of them was given
         if value.startswith("["):
             return f"{override}: a mapping is expected, {key}={{name: value}}"
@@ -162,9 +190,9 @@ def _keys_of(override: str) -> list[str]:
     return list(map(str, value)) if isinstance(value, dict) else []
 
 
-def _unknown_key(key: str, good: list[str], below: list[str]) -> str:
+def _unknown_key(key: str, config: Any, below: list[str]) -> str:
     """What of `key` is not in the config, or else which of the names that its value sets there."""
-    node: Any = compose("config", good)
+    node = config
     parent = ""
     for part in key.split("."):
         if not OmegaConf.is_dict(node):

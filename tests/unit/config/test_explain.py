@@ -5,8 +5,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
+from pipeline.config import explain as explaining
 from pipeline.config.compose import CONF, register
-from pipeline.config.explain import explain
+from pipeline.config.explain import explain, mistakes
 
 KEPT = ["model.rules=[{match: '*', to: keep}]", "stages.decode.dtype=keep"]
 
@@ -46,3 +47,31 @@ def test_a_mapping_that_cannot_be_read_is_not_quoted(value: str, said: str) -> N
 def test_texts_in_a_list_are_quoted() -> None:
     found = explained("+model=gpt_oss", "generate.prompts=[it's, so]")
     assert 'generate.prompts=["it\'s", "so"]' in found
+
+
+MANY = ["quant=int4", "mesh=expert", "mesh.axes.expert=4", "+model=gpt_oss", "seed=3", "flow=evaluate", "export=hf"]
+
+
+@pytest.mark.parametrize(
+    "wrong", ["quant.blok=3", "bits=5", "evaluate.n_ctx=9", "calibrate=gptk", "mesh.axes.exprt=2", "~bench.more"]
+)
+def test_one_mistake_among_many_is_said_at_once(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one composition of the others; and as where each is tried on its own."""
+    composed: list[list[str]] = []
+    real = explaining.compose
+
+    def counted(name: str, overrides: list[str]) -> object:
+        composed.append(overrides)
+        return real(name, overrides)
+
+    monkeypatch.setattr(explaining, "compose", counted)
+    said = explained(*MANY, wrong)
+    assert len(composed) == 1
+    assert [said] == mistakes([*MANY, wrong])
+    assert len(composed) > len(MANY)
+
+
+def test_two_mistakes_are_both_said() -> None:
+    assert [line.partition(":")[0] for line in explained(*MANY, "quant.blok=3", "bits=5").splitlines()] == [
+        "quant.blok=3", "bits=5",
+    ]  # fmt: skip
