@@ -6,6 +6,7 @@ import pytest
 
 from plugins.kernels.native import library
 from tests.cases.model_runs import quick_compilation
+from tests.cases.native import instruction_set
 
 
 @pytest.fixture
@@ -18,7 +19,4 @@ def quick() -> Iterator[None]:
 @pytest.fixture(params=library.ISAS)
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each instruction set that this machine has, forced; the others' tests are skipped."""
-    if library.ISAS.index(request.param) > library.core().wm_isa():
-        pytest.skip(f"this machine has no {request.param}")
-    monkeypatch.setenv(library.ISA, request.param)
-    return str(request.param)
+    return instruction_set(request.param, monkeypatch)

@@ -24,11 +24,10 @@ from plugins.kernels.matmul import reference as matmul_reference
 from plugins.kernels.moe import native as native_moe
 from plugins.kernels.moe import reference as moe_reference
 from plugins.kernels.native import ffi, library
-from tests.cases.native import needs_compiler
+from tests.cases.native import BEST, instruction_set, needs_compiler
 from tests.cases.quantized import quantized
 
 BF16 = ml_dtypes.bfloat16
-BEST = "best"  # whatever the machine has, extensions too
 MATMUL = Kernel("matmul", ("native",))
 
 pytestmark = needs_compiler
@@ -36,13 +35,7 @@ pytestmark = needs_compiler
 
 @pytest.fixture(params=(*library.ISAS, BEST))
 def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == BEST:
-        monkeypatch.delenv(library.ISA, raising=False)
-    elif library.ISAS.index(request.param) > library.core().wm_isa():
-        pytest.skip(f"this machine has no {request.param}")
-    else:
-        monkeypatch.setenv(library.ISA, request.param)
-    return str(request.param)
+    return instruction_set(request.param, monkeypatch)
 
 
 def schemes(n: int) -> Iterator[Scheme]:
@@ -265,6 +258,18 @@ def test_activations_of_any_size(isa: str, scheme: Scheme, dtype: Any) -> None:
     if scheme.zero == "int":  # zeros are taken off the sums
         added += 2 ** ELEMENT_BITS[scheme.element] * added.max()
     np.testing.assert_array_less(np.abs(np.concatenate(found) - exact @ plain.T) / (np.abs(exact) @ added.T), 1e-6)
+
+
+def test_scales_and_activations_far_apart(isa: str) -> None:
+    """What one is times the other is an ordinary number, or none of the weights counts."""
+    ones = finite(MXFP4, (3, 64), 0)
+    ones = replace(ones, codes=np.full_like(ones.codes, 0x22))
+    for of_scale, of_x in ((-56, -50), (-30, -79), (-100, 60), (100, -79), (90, -60), (-90, 60)):
+        w = replace(ones, scales=np.full_like(ones.scales, 127 + of_scale))
+        found = np.asarray(MATMUL(np.full((2, 64), 2.0**of_x, np.float32), w, out_dtype=np.float32))
+        np.testing.assert_allclose(found, 64 * 2.0 ** (of_scale + of_x), rtol=1e-6)
+    nothing = replace(ones, codes=np.zeros_like(ones.codes), scales=np.full_like(ones.scales, 187))
+    assert (np.asarray(MATMUL(np.full((1, 64), 2.0**100, np.float32), nothing)) == 0).all()
 
 
 @pytest.mark.parametrize("scheme", INTEGERS, ids=lambda s: s.element)

@@ -13,8 +13,8 @@ from pipeline.testing.memory import quantized
 from plugins.kernels.cases import BF16, normal
 from plugins.kernels.matmul import native, native_int8
 from plugins.kernels.matmul.reference import values
-from plugins.kernels.native import ffi, scheme
-from tests.cases.native import needs_compiler
+from plugins.kernels.native import ffi, library, scheme
+from tests.cases.native import BEST, instruction_set, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -30,6 +30,11 @@ SCHEMES = {
     "uint8 a row": Scheme("uint8", 0, "f32", zero="int"),
     "mxint8": Scheme("mxint8", 32, "e8m0"),
 }
+
+
+@pytest.fixture(params=(*library.ISAS, BEST))
+def isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    return instruction_set(request.param, monkeypatch)
 
 
 def rounded(x: Any) -> Any:

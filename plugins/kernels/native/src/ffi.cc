@@ -38,23 +38,19 @@ namespace {
 
 std::vector<const GemvKernel*> kernels(int64_t isa, bool dots, bool bf16, WmElement e) {
 #if WM_X86
+  std::vector all{isa == WM_ISA_AVX512 ? avx512::gemv::kernel(e) : avx2::gemv::kernel(e)};
+  const auto before = [&](const GemvKernel* better) {
+    if (better != nullptr) all.insert(all.begin(), better);
+  };
   if (isa == WM_ISA_AVX512) {
-    std::vector all{avx512::gemv::kernel(e)};
-    const auto before = [&](const GemvKernel* better) {
-      if (better != nullptr) all.insert(all.begin(), better);
-    };
     // Intel's cores take twice as long for a product of bfloat16 pairs as for one of bytes; AMD's do not.
     const bool paired = dots && bf16 && __builtin_cpu_supports("avx512bf16");
     if (paired && intel()) before(avx512bf16::gemv::kernel(e));
     if (dots && __builtin_cpu_supports("avx512vnni")) before(avx512vnni::gemv::kernel(e));
     if (paired && !intel()) before(avx512bf16::gemv::kernel(e));
-    return all;
   }
-  if (isa == WM_ISA_AVX2) {
-    const GemvKernel *any = avx2::gemv::kernel(e), *fixed = avx2fixed::gemv::kernel(e);
-    if (fixed != nullptr) return {fixed, any};
-    return {any};
-  }
+  if (isa == WM_ISA_AVX2) before(avx2fixed::gemv::kernel(e));
+  if (isa != WM_ISA_PORTABLE) return all;
 #endif
   return {portable::gemv::kernel(e)};
 }

@@ -78,8 +78,9 @@ template <bool FOUR_BITS>
 WM_INLINE V of_units(const float* s, int64_t g) {
 #if WM_SIMD == 256
   if constexpr (FOUR_BITS) {
-    const __m256 both = _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(s + 2 * g)));
-    return (V)_mm256_permutevar_ps(both, _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
+    double two;
+    std::memcpy(&two, s + 2 * g, sizeof two);
+    return (V)_mm256_permutevar_ps(_mm256_castpd_ps(_mm256_set1_pd(two)), _mm256_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1));
   }
 #endif
   return V{} + s[g * (FOUR_BITS ? 8 : 4) * LANES / UNIT];
@@ -185,7 +186,7 @@ static bool arrange(const void* x, bool from_bf16, int64_t n, void* out, float* 
 // What float32 activations have in common.
 struct Floats {
   using X = float;
-  static constexpr bool HALVES = false, FIXED = false, UNITS = false;
+  static constexpr bool HALVES = false, FIXED = false;
   template <typename T>
   WM_INLINE float taken(T v) { return widened(v); }
   WM_INLINE float value_of(float v) { return v; }
@@ -397,15 +398,16 @@ WM_INLINE void block(const L& l, const Gemv& q, const uint8_t* const (&codes)[R]
     }
 }
 
-// A row's scales times the units of activations that they meet; 0 past its end.
+// A row's scales times the units of activations that they meet, [units]; 0 past its end.
 template <class L>
 WM_INLINE void times_units(const Gemv& q, const float* s, const Arranged& x, float* out) {
   const float* units = static_cast<const typename L::X*>(x.x) + q.groups * L::ARRANGED;
-  const int64_t count = (q.w.n + UNIT - 1) / UNIT, each = q.w.block_elems / UNIT;
+  const int64_t count = q.w.n / UNIT, each = q.w.block_elems / UNIT;  // rows are whole blocks, and blocks whole units
   if (each == 1)
     for (int64_t i = 0; i < count; ++i) out[i] = s[i] * units[i];
   else
-    for (int64_t i = 0; i < count; ++i) out[i] = s[i / each] * units[i];
+    for (int64_t i = 0; i < count; i += each, ++s)
+      for (int64_t j = i; j < i + each; ++j) out[j] = *s * units[j];
   for (int64_t i = count; i < q.units; ++i) out[i] = 0;
 }
 
@@ -452,7 +454,7 @@ static void of_rows(const Gemv& q, int64_t matrix, int64_t row, int64_t count, i
                     float* const* y, float* scratch) {
   // So that sums and weights stay in registers.
   constexpr int R = WM_SIMD == 512 ? 4 : WM_SIMD == 256 && HOW == Scaled::LANES ? 1 : 2;
-  static_assert(R * GEMV_MOST / 2 <= 2 * GEMV_MOST, "scratch_floats has room for so many rows of UNITS");
+  static_assert(HOW != Scaled::UNITS || R <= 2, "scratch_floats has room for GEMV_MOST rows of UNITS");
   if (m == 1) return some<L, R, 1, HOW>(q, matrix, row, count, x, y, scratch);
   if constexpr (WM_SIMD != 0)  // elsewhere what is compiled counts for more
     if (m == 2) return some<L, R, 2, HOW>(q, matrix, row, count, x, y, scratch);

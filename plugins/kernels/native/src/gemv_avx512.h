@@ -102,7 +102,7 @@ template <class H>
 struct Paired : H {
   using H::H;
   using X = uint16_t;
-  static constexpr bool HALVES = true, FIXED = false, UNITS = false;
+  static constexpr bool HALVES = true, FIXED = false;
   static constexpr int VECS = H::REGISTERS;
   WM_INLINE X taken(Bf16 v) { return v.bits; }
   WM_INLINE float value_of(X v) { return widened(Bf16{v}); }

@@ -30,7 +30,7 @@ struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
   using Codes = __m512i;
-  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, UNITS = false, FOUR_BITS = bits_of(E) == 4;
+  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
   static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES);
   static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = 16 * OWN, NBYTES = 64, GRAIN = OWN;  // those of the float32 loader

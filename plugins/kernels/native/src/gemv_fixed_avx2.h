@@ -3,14 +3,14 @@
 //
 // Activations of UNIT columns become integers that share a power of two: of 24 bits, three digits of base 256 from -128 to
 // 127, for elements of four bits, which are moved up where they may be negative; of 27 bits, two halves, for those of
-// eight. Each is off by 2^-24, or 2^-26, of twice the largest of its UNIT at most, which is what float32 sums are off by.
+// eight. Each is off by 2^-24, or 2^-27, of twice the largest of its UNIT at most, which is what float32 sums are off by.
 // Sums of a lane are exact until they become float32, to be scaled. Rows that gemv_fixed.h leaves to float32 are left here too.
 
 template <WmElement E>
 struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
-  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, UNITS = true, FOUR_BITS = bits_of(E) == 4;
+  static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
   static constexpr int TAKES = set_of(Scaled::UNITS);  // where a row has one scale, float32 is as fast
   static constexpr int OWN = FOUR_BITS ? 8 : 4;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 32, GRAIN = OWN;  // those of the float32 loader
@@ -29,12 +29,16 @@ struct Integers {
   using Group = std::conditional_t<FOUR_BITS, Four, Eight>;
   static constexpr int ARRANGED = sizeof(Group) / sizeof(X);
   static_assert(ARRANGED >= GROUP, "float32 may be arranged there instead");
-  float unit = E == WM_E2M1 ? 0.5f : element_values(E)[1];
+  // Of the power of two by which integers are larger than activations, what units leave to the end: scales times units are
+  // neither next to nothing nor infinite before sums are.
+  static constexpr int HALF = (BITS - 1) / 2;
+  static constexpr float ONE = E == WM_MXINT8 ? 0x1p-6f : E == WM_E2M1 ? 0.5f : 1;  // of codes as integers
+  float unit = ONE / float(1 << HALF);
   __m256i table;
 
   explicit Integers(WmElement) {
     alignas(16) uint8_t of[16];
-    for (int c = 0; c < 16; ++c) of[c] = FOUR_BITS ? uint8_t(element_values(E)[c] / unit + UP) : 0;
+    for (int c = 0; c < 16; ++c) of[c] = FOUR_BITS ? uint8_t(element_values(E)[c] / ONE + UP) : 0;
     table = _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(of)));
   }
   struct Codes {
@@ -73,8 +77,8 @@ struct Integers {
 
 // Whether float32 would do no better, see gemv_fixed.h.
 template <class L>
-static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float* sums) {
-  constexpr float LEAST = 0x1p-80f;  // of the largest: powers of two have an end
+static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, float*) {  // signed codes want no sums
+  constexpr float LEAST = 0x1p-60f, MOST = 0x1p60f;  // of the largest: scales are times its unit, and float32 has ends
   constexpr float ROOM = float(1 << L::BITS) / float(L::LARGEST);
   constexpr int32_t BELOW = (L::BITS - 1) << 23;
   typename L::Group* to = static_cast<typename L::Group*>(out);
@@ -107,7 +111,7 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
     int32_t power;
     std::memcpy(&power, &room, 4);
     power = std::max(power & 0x7F800000, BELOW + (1 << 23));
-    const int32_t up = (254 << 23) + BELOW - power, down = power - BELOW;
+    const int32_t up = (254 << 23) - (power - BELOW), down = power - BELOW + (L::HALF << 23);
     std::memcpy(&times, &up, 4);
     std::memcpy(&unit, &down, 4);
     *units++ = unit;
@@ -134,14 +138,9 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
       for (int i = 0; i < UNIT; ++i) {
         const int32_t high = (whole[i] + (1 << (L::LOW - 1))) >> L::LOW;
         group.high[i / 16][i % 16] = int16_t(high);
-        group.low[i / 16][i % 16] = int16_t(whole[i] - (high << L::LOW));
+        group.low[i / 16][i % 16] = int16_t(whole[i] - high * (1 << L::LOW));
       }
     }
-    if (sums)
-      for (int l = 0; l < UNIT / L::OWN; ++l, ++sums) {
-        *sums = 0;
-        for (int j = 0; j < L::OWN; ++j) *sums += here[l * L::OWN + j];
-      }
   }
-  return (largest == 0 || largest >= LEAST) && 2 * largest <= all;
+  return (largest == 0 || (largest >= LEAST && largest <= MOST)) && 2 * largest <= all;
 }

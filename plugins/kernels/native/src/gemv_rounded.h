@@ -20,8 +20,8 @@ struct Integers {
   static_assert(bits_of(E) == 8 || E == WM_E2M1 || bits_of(E) == 4, "integers, or halves of such");
   using X = float;
   static constexpr bool PLAIN = false, HALVES = false, FIXED = true, FOUR_BITS = bits_of(E) == 4;
-  static constexpr bool UNITS = WM_SIMD != 512;  // there, whatever it is that lanes are scaled by takes one look-up
-  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES) | (UNITS ? set_of(Scaled::UNITS) : 0);
+  // With 512 bits, whatever it is that lanes are scaled by takes one look-up.
+  static constexpr int TAKES = set_of(Scaled::ROW, Scaled::LANES) | (WM_SIMD == 512 ? 0 : set_of(Scaled::UNITS));
   static constexpr int IN_BYTE = FOUR_BITS ? 2 : 1, OWN = 4 * IN_BYTE;  // elements of a lane
   static constexpr int VECS = OWN, GROUP = LANES * OWN, NBYTES = 4 * LANES, GRAIN = OWN;
   // So much are codes moved up.
@@ -169,7 +169,7 @@ static bool arrange_fixed(const void* x, bool from_bf16, int64_t n, void* out, f
       std::memcpy(codes + i, &v, 4);
       codes[i] = unit == unit ? codes[i] - 0x4B400000 : 0;
     }
-    if (L::UNITS) *units++ = unit;
+    if (has(L::TAKES, Scaled::UNITS)) *units++ = unit;
     for (int l = 0; l < IN_BLOCK && first + l < lanes; ++l) {
       typename L::Group& group = to[(first + l) / LANES];
       const int64_t lane = (first + l) % LANES;
