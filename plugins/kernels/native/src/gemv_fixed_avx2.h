@@ -4,7 +4,8 @@
 // Activations of UNIT columns become integers that share a power of two: of 24 bits, three digits of base 256 from -128 to
 // 127, for elements of four bits, which are moved up where they may be negative; of 27 bits, two halves, for those of
 // eight. Each is off by 2^-24, or 2^-27, of twice the largest of its UNIT at most, which is what float32 sums are off by.
-// Sums of a lane are exact until they become float32, to be scaled. Rows that gemv_fixed.h leaves to float32 are left here too.
+// Sums of a lane are exact until they become float32, to be scaled. Rows that gemv_fixed.h leaves to float32 are left here
+// too, and those whose largest is past 2^60 or below 2^-60.
 
 template <WmElement E>
 struct Integers {
