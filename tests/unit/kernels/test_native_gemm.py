@@ -182,6 +182,26 @@ def test_integers_do_not_overflow(isa: str) -> None:
             np.testing.assert_allclose(backend.matmul(x, w), exact(x, w)[0], rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [("int8 a row", (0x80, 0x7F)), ("mxint8", (0x80, 0x7F)), ("int4 a group", (0x88, 0x77)), ("mxfp4", (0xFF, 0x77))],
+)
+def test_integers_of_packed_weights_do_not_overflow(isa: str, name: str, ends: tuple[int, int]) -> None:
+    """All elements at their ends, and activations that are integers of the largest magnitude: of like signs, so that
+    sums are the largest there are, of unlike signs, and of any."""
+    rng = np.random.default_rng(0)
+    signs = rng.choice([-1, 1], (3, 576))
+    signs[1], signs[2] = 1, -1
+    x = (3 * signs).astype(np.float32)
+    w = weights(name, 70, 576)
+    codes = rng.choice(np.array(ends, np.uint8), w.codes.shape)
+    codes[1], codes[2] = ends
+    w = replace(w, codes=codes.view(w.codes.dtype))
+    want, bound = exact(x, w)
+    for backend in (native_int8, native_int16):
+        assert (np.abs(np.asarray(backend.matmul(x, w, out_dtype=np.float32)) - want) <= 4 * bound).all()
+
+
 @pytest.mark.parametrize("bits", [8, 16])
 @pytest.mark.parametrize("name", ["mxfp4", "mxint8"])
 def test_how_units_are_multiplied_makes_no_difference(isa: str, bits: int, name: str) -> None:

@@ -6,8 +6,10 @@
 // are of whole BLOCKs, are exact; others are rounded as activations are. A block's products are summed as int32 and
 // cannot overflow; blocks are summed as float32. Where a block holds what is not finite its sums are NaN.
 //
-// Pairs of int16 serve both widths; VNNI has dot products of four int8, of which one side is unsigned: weights + 128. The
-// sums then begin at -128 · Σ x.
+// Pairs of int16 serve both widths. Of bytes VNNI sums products of four, of which one side is unsigned: weights + 128, and
+// sums begin at -128 · Σ x. AVX2 sums products of two as int16, which holds all of a block where weights are small: then
+// they are weights + SMALL, and sums begin at -SMALL · Σ x (both modulo 2¹⁶; what they come to is within ± 2¹⁵). Others
+// lend activations their signs and are summed as int32 at once.
 
 namespace gemm_int {
 
@@ -25,7 +27,7 @@ using gemm::fused;
 constexpr int BLOCK = 32;
 constexpr int64_t MOST_DEPTH = 768;  // columns of a strip at a time
 constexpr int64_t BLOCKS = MOST_DEPTH / BLOCK;
-constexpr int MOST = WM_SIMD == 512 ? 6 : 2;  // rows whose sums fit registers, two kinds of them
+constexpr int MOST = WM_SIMD == 0 ? 2 : 6;  // rows whose sums fit registers: with AVX2 those of integers alone
 constexpr int64_t ROWS = 516;
 
 WM_INLINE Ints load_ints(const int32_t* p) {
@@ -35,31 +37,48 @@ WM_INLINE Ints load_ints(const int32_t* p) {
 }
 WM_INLINE Ints everywhere(int32_t v) { return Ints{} + v; }
 
+constexpr int SMALL = 16;  // more than the magnitude of any small weight; 32 · 127 · 15 / 2 < 2¹⁵
+
 // What BITS of activations mean: how integers lie in 32-bit lanes, and the largest of both sides.
 template <int BITS>
 struct Width {
-  static constexpr bool QUADS = WM_SIMD == 512 && BITS == 8;
+  static constexpr bool QUADS = WM_SIMD != 0 && BITS == 8;
   static constexpr int PER = QUADS ? 4 : 2;  // of a lane
   static constexpr float MOST_X = BITS == 8 ? 127 : 32767;
   static constexpr float MOST_W = BITS == 8 ? 127 : 2047;  // 32 · 32767 · 2047 < 2³¹
   // The column of a block that is the i-th of lane t: of eight columns every other one, or every fourth. So four-bit
   // codes lie in bytes and in halves of 32 bits.
   static constexpr int column(int t, int i) {
-    return WM_SIMD != 512 ? 2 * t + i : t / (8 / PER) * 8 + t % (8 / PER) + 8 / PER * i;
+    return !QUADS && WM_SIMD != 512 ? 2 * t + i : t / (8 / PER) * 8 + t % (8 / PER) + 8 / PER * i;
   }
+  // What is added to weights.
+  static constexpr int offset(bool small) { return !QUADS ? 0 : WM_SIMD == 512 ? 128 : small ? SMALL : 0; }
 };
 
 // sums + the dot products of lanes of w and x.
-template <bool QUADS>
+template <bool QUADS, bool IS_SMALL>
 WM_INLINE Ints dot(Ints sum, Ints w, Ints x) {
 #if WM_SIMD == 512
   if (QUADS) return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
   return (Ints)_mm512_dpwssd_epi32((__m512i)sum, (__m512i)w, (__m512i)x);
 #elif WM_SIMD == 256
-  return sum + (Ints)_mm256_madd_epi16((__m256i)w, (__m256i)x);
+  const __m256i a = (__m256i)w, b = (__m256i)x;
+  if (!QUADS) return sum + (Ints)_mm256_madd_epi16(a, b);
+  if (IS_SMALL) return (Ints)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(a, b));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));  // 2 · 127 · 128 < 2¹⁵
+  return sum + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 #else
   return sum + (w << 16 >> 16) * (x << 16 >> 16) + (w >> 16) * (x >> 16);
 #endif
+}
+
+// What `dot` comes to in the end.
+template <bool PAIRS>
+WM_INLINE Ints summed(Ints sum) {
+#if WM_SIMD == 256
+  if (PAIRS) return (Ints)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1));
+#endif
+  return sum;
 }
 
 // To the nearest integer, of magnitudes under 2²².
@@ -86,14 +105,12 @@ WM_INLINE void unit_of(Ints largest, float most, Floats* unit, Floats* inverse) 
 
 #if WM_SIMD == 512
 WM_INLINE int32_t most(Ints v) { return _mm512_reduce_max_epi32((__m512i)v); }
-WM_INLINE int32_t sum_of(Ints v) { return _mm512_reduce_add_epi32((__m512i)v); }
 #else
 WM_INLINE int32_t most(Ints v) {
   int32_t found = v[0];
   for (int l = 1; l < LANES; ++l) found = v[l] > found ? v[l] : found;
   return found;
 }
-WM_INLINE int32_t sum_of(Ints) { return 0; }  // who has no unsigned side needs none
 #endif
 
 #include "gemm_int_rows.h"
@@ -116,23 +133,33 @@ static bool moderate(const float* units, int64_t count, int32_t fraction) {
 
 // POWERS: all units are moderate, those of weights powers of two. What remains of a product of units is a sum of
 // exponents, which leaves the ports that multiply to the dot products: measured on Zen 5, 86 % of their peak, not 77 %.
-template <int BITS, int M, bool POWERS>
+template <int BITS, int M, bool POWERS, bool IS_SMALL>
 static void tile(const int32_t* w, const float* w_units, const int32_t* x, const float* x_units, const int32_t* begin,
                  int64_t blocks, float* sums, bool add) {
   using W = Width<BITS>;
+  constexpr bool AS_PAIRS = IS_SMALL && W::QUADS && WM_SIMD == 256, BEGIN = AS_PAIRS || (W::QUADS && WM_SIMD == 512);
   Floats sum[M][2];
 #pragma GCC unroll 8
   for (int m = 0; m < M; ++m) sum[m][0] = sum[m][1] = Floats{};  // not at once, which clears memory for them as well
   for (int64_t b = 0; b < blocks; ++b, begin += M, x_units += M, w_units += STRIP) {
     Ints whole[M][2];
-    for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = everywhere(begin[m]);
+    for (int m = 0; m < M; ++m) whole[m][0] = whole[m][1] = everywhere(BEGIN ? begin[m] : 0);
+#if WM_SIMD == 256
+#pragma GCC unroll 1  // or products are made of all and wait in memory to be summed
+#endif
     for (int t = 0; t < BLOCK / W::PER; ++t, w += STRIP, x += M) {
       const Ints w0 = load_ints(w), w1 = load_ints(w + LANES);
 #pragma GCC unroll 8
       for (int m = 0; m < M; ++m) {
-        const Ints v = everywhere(x[m]);
-        whole[m][0] = dot<W::QUADS>(whole[m][0], w0, v);
-        whole[m][1] = dot<W::QUADS>(whole[m][1], w1, v);
+        Ints v = everywhere(x[m]);
+#if WM_SIMD == 256  // row by row, or products of all rows are made first and find no registers
+        asm volatile("" : "+x"(v));
+#endif
+        whole[m][0] = dot<W::QUADS, AS_PAIRS>(whole[m][0], w0, v);
+        whole[m][1] = dot<W::QUADS, AS_PAIRS>(whole[m][1], w1, v);
+#if WM_SIMD == 256
+        asm volatile("" : "+x"(whole[m][0]), "+x"(whole[m][1]));
+#endif
       }
     }
     const Floats w_unit[2] = {load(w_units), load(w_units + LANES)};
@@ -143,7 +170,7 @@ static void tile(const int32_t* w, const float* w_units, const int32_t* x, const
         Floats unit;
         if constexpr (POWERS) unit = (Floats)((Ints)x_unit + ((Ints)w_unit[h] - (127 << 23)));
         else unit = x_unit * w_unit[h];
-        sum[m][h] = fused(decoding::to_float(whole[m][h]), unit, sum[m][h]);
+        sum[m][h] = fused(decoding::to_float(summed<AS_PAIRS>(whole[m][h])), unit, sum[m][h]);
       }
     }
   }
@@ -155,10 +182,12 @@ using Tile = void (*)(const int32_t*, const float*, const int32_t*, const float*
                       bool);
 
 template <int BITS, int M>
-static inline Tile tile_of(int64_t rows, bool powers) {
+static inline Tile tile_of(int64_t rows, bool powers, bool small) {
   if constexpr (M > 1)
-    if (rows < M) return tile_of<BITS, M - 1>(rows, powers);
-  return powers ? tile<BITS, M, true> : tile<BITS, M, false>;
+    if (rows < M) return tile_of<BITS, M - 1>(rows, powers, small);
+  if constexpr (WM_SIMD == 256 && BITS == 8)
+    if (small) return powers ? tile<BITS, M, true, true> : tile<BITS, M, false, true>;
+  return powers ? tile<BITS, M, true, false> : tile<BITS, M, false, false>;
 }
 
 // Activations in order: integers of all rows, then units, then what sums begin with.
@@ -205,6 +234,7 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
                     float* scratch) {
   const gemm::StripDecoder& decoder = gemm::strip_decoder(w);
   const float multiple = multiple_of(w, Width<BITS>::MOST_W);
+  const bool small = multiple != 0 && decoding::bits(w.element) <= 4;
   const Arranged<BITS, const float> from(x, q);
   float *scales = scratch + STRIP * MOST_DEPTH, *units = scales + gemm::SCALES_SCRATCH, *sums = units + STRIP * BLOCKS;
   int32_t* strip = reinterpret_cast<int32_t*>(sums + STRIP * ROWS);
@@ -213,12 +243,12 @@ static void product(const Weights& w, int64_t matrix, int64_t first, int64_t las
   gemm::products<MOST>(
       decoder, Part{w, matrix, 0, 0, 0, 0, scratch, scales, 0}, depth_of(w.n), first, last, q, sums,
       [&](const Part& p) {
-        for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, strip, units);
+        for (int half = 0; half < 2; ++half) make<BITS>(p, half, decoder, multiple, small, strip, units);
         powers = moderate_x && moderate(units, (p.depth + BLOCK - 1) / BLOCK * STRIP, 0x7FFFFF);
       },
       [&](const Part& p, int64_t m, int64_t height, float* to, bool add) {
         const int64_t before = p.k / BLOCK, some = (p.depth + BLOCK - 1) / BLOCK;
-        tile_of<BITS, MOST>(height, powers)(
+        tile_of<BITS, MOST>(height, powers, small)(
             strip, units, reinterpret_cast<const int32_t*>(from.ints_at(m, before, some)),
             from.units_at(m, before, some), reinterpret_cast<const int32_t*>(from.begin_at(m, before, some)), some, to, add);
       });

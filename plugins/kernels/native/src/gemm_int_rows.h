@@ -13,10 +13,36 @@ WM_INLINE void narrow(Ints v, int32_t* lanes) {
     const __m256i halves = _mm512_cvtepi32_epi16((__m512i)v);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), _mm256_shuffle_epi8(halves, _mm256_broadcastsi128_si256(one)));
   }
+#elif WM_SIMD == 256
+  const __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  if (QUADS) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, -1, -1, -1, -1, -1, -1, -1, -1);
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(lanes), _mm_shuffle_epi8(_mm_packs_epi16(halves, halves), order));
+  } else {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(lanes), halves);
+  }
 #else
   typedef int16_t Halves __attribute__((vector_size(2 * LANES)));
   const Halves half = __builtin_convertvector(v, Halves);
   std::memcpy(lanes, &half, sizeof half);
+#endif
+}
+
+// What sums of a block begin with, whose lanes those are and whose integers are `total` together: see gemm_int.h.
+template <bool QUADS>
+WM_INLINE int32_t begin_of([[maybe_unused]] const int32_t* lanes, [[maybe_unused]] Ints total) {
+  if (!QUADS) return 0;
+#if WM_SIMD == 512
+  return -128 * _mm512_reduce_add_epi32((__m512i)total);
+#elif WM_SIMD == 256
+  const __m256i bytes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes));
+  const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(SMALL), bytes);
+  __m128i sum = _mm_add_epi16(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0x4E));
+  sum = _mm_add_epi16(sum, _mm_shuffle_epi32(sum, 0xB1));
+  return _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), sum));
+#else
+  return 0;
 #endif
 }
 
@@ -47,7 +73,7 @@ static void arrange(const GemmRows& q, int64_t first, int64_t m, int64_t k, int6
       for (int t = 0; t < BLOCK / W::PER; ++t) out[(b * (BLOCK / W::PER) + t) * m + i] = lanes[t];
       const bool nothing = unit[0] == 0 && inverse[0] == 0;  // all are 0: in any unit, and 1 is a moderate one
       units[b * m + i] = nothing ? 1 : unit[0];
-      begin[b * m + i] = W::QUADS ? -128 * sum_of(total) : 0;
+      begin[b * m + i] = begin_of<W::QUADS>(lanes, total);
     }
   }
 }

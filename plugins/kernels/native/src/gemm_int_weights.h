@@ -24,8 +24,10 @@ WM_INLINE void unit_of_scale(const Part& p, int half, int64_t b, float multiple,
 
 // Half a strip that is decoded, as integers [block][lane][STRIP], and what is theirs of units, [block][STRIP].
 template <int BITS>
-static void integers(const Part& p, int half, float multiple, int32_t* out, float* units) {
+static void integers(const Part& p, int half, float multiple, bool small, int32_t* out, float* units) {
   using W = Width<BITS>;
+  const Floats offset = gemm::everywhere(float(W::offset(small)));
+  constexpr int32_t MASK = W::QUADS ? 0xFF : 0xFFFF;
   float* strip = p.out + half * LANES;
   const int64_t blocks = (p.depth + BLOCK - 1) / BLOCK;
   for (int64_t c = p.depth; c < blocks * BLOCK; ++c) store(strip + c * STRIP, Floats{});
@@ -42,16 +44,15 @@ static void integers(const Part& p, int half, float multiple, int32_t* out, floa
     for (int t = 0; t < BLOCK / W::PER; ++t) {
       Ints lane = {};
       for (int j = 0; j < W::PER; ++j) {
-        const Floats v = load(strip + W::column(t, j) * STRIP);
-        if (W::QUADS) lane |= rounded(fused(v, inverse, gemm::everywhere(128.0f))) << (8 * j);
-        else lane |= j ? rounded(v * inverse) << 16 : rounded(v * inverse) & 0xFFFF;
+        const Floats v = load(strip + W::column(t, j) * STRIP), scaled = W::QUADS ? fused(v, inverse, offset) : v * inverse;
+        lane |= (rounded(scaled) & MASK) << (32 / W::PER * j);
       }
       std::memcpy(out + (b * (BLOCK / W::PER) + t) * STRIP + half * LANES, &lane, sizeof lane);
     }
   }
 }
 
-#if WM_SIMD == 512
+#if WM_SIMD != 0
 static void units_of(const Part& p, int half, float multiple, float* units) {
   for (int64_t b = 0; b * BLOCK < p.depth; ++b) {
     Floats unit, inverse;
@@ -60,14 +61,15 @@ static void units_of(const Part& p, int half, float multiple, float* units) {
   }
 }
 
-// What elements of four bits are as integers, with the offset of bytes, repeated so that stray bits above do no harm.
-template <typename Number, WmElement E, int MULTIPLE>
+// What elements of four bits are as integers of W, with the offset of bytes, repeated so that stray bits above do no harm.
+template <typename W, WmElement E, int MULTIPLE>
 struct Integers {
+  using Number = std::conditional_t<W::QUADS, uint8_t, int16_t>;
   alignas(64) Number value[64 / sizeof(Number)];
   constexpr Integers() : value() {
     constexpr decoding::Table VALUES = decoding::table<E>();
     for (size_t i = 0; i < 64 / sizeof(Number); ++i)
-      value[i] = Number(int(VALUES.value[i % 16] * MULTIPLE) + (sizeof(Number) == 1 ? 128 : 0));
+      value[i] = Number(int(VALUES.value[i % 16] * MULTIPLE) + W::offset(true));
   }
 };
 
@@ -87,28 +89,32 @@ WM_INLINE void straight(const Part& p, int half, float multiple, int32_t* out, f
   }
 }
 
+#endif
+
+#if WM_SIMD == 512
 // Of four bits: look-ups of bytes, or of halves.
 template <int BITS, WmElement E, int MULTIPLE>
 static void four_bits(const Part& p, int half, int32_t* out, float* units) {
-  constexpr bool QUADS = Width<BITS>::QUADS;
-  static constexpr Integers<std::conditional_t<QUADS, uint8_t, int16_t>, E, MULTIPLE> TABLE;
+  using W = Width<BITS>;
+  static constexpr Integers<W, E, MULTIPLE> TABLE;
   const __m512i table = _mm512_load_si512(TABLE.value);
   straight<4>(p, half, MULTIPLE, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; ++t)
-      for (int i = 0; i < (QUADS ? 2 : 4); ++i, at += STRIP) {
+      for (int i = 0; i < 8 / W::PER; ++i, at += STRIP) {
         const __m512i codes = (__m512i)(lanes[t] >> (4 * i));
-        _mm512_storeu_si512(at, QUADS ? _mm512_permutexvar_epi8(codes, table) : _mm512_permutexvar_epi16(codes, table));
+        const __m512i found = W::QUADS ? _mm512_permutexvar_epi8(codes, table) : _mm512_permutexvar_epi16(codes, table);
+        _mm512_storeu_si512(at, found);
       }
   });
 }
 
 // Of eight bits, which stay what they are: every other one of eight columns.
-static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
+static void eight_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
   alignas(64) uint8_t even[64];
   for (int i = 0; i < 64; ++i) even[i] = uint8_t(i / 4 * 4 + i % 2 * 2 + i % 4 / 2 * 64);
   const __m512i evens = _mm512_load_si512(even), odds = _mm512_add_epi8(evens, _mm512_set1_epi8(1));
   const __m512i offset = _mm512_set1_epi8(char(0x80));
-  straight<8>(p, half, 1, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+  straight<8>(p, half, multiple, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
     for (int64_t t = 0; t < count; t += 2)
       for (int i = 0; i < 2; ++i, at += STRIP) {
         const __m512i codes = _mm512_permutex2var_epi8((__m512i)lanes[t], i ? odds : evens, (__m512i)lanes[t + 1]);
@@ -116,17 +122,50 @@ static void eight_bits(const Part& p, int half, int32_t* out, float* units) {
       }
   });
 }
+#elif WM_SIMD == 256
+// Of four bits: look-ups of bytes.
+template <int BITS, WmElement E, int MULTIPLE>
+static void four_bits(const Part& p, int half, int32_t* out, float* units) {
+  static constexpr Integers<Width<BITS>, E, MULTIPLE> TABLE;
+  const __m256i table = _mm256_load_si256(reinterpret_cast<const __m256i*>(TABLE.value));
+  straight<4>(p, half, MULTIPLE, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+    for (int64_t t = 0; t < count; ++t)
+      for (int i = 0; i < 2; ++i, at += STRIP) {
+        const __m256i codes = _mm256_and_si256((__m256i)(lanes[t] >> (4 * i)), _mm256_set1_epi8(15));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), _mm256_shuffle_epi8(table, codes));
+      }
+  });
+}
+
+// Of eight bits, which stay what they are: every other one of eight columns.
+static void eight_bits(const Part& p, int half, float multiple, int32_t* out, float* units) {
+  const __m256i evens_first =
+      _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 2, 1, 3, 4, 6, 5, 7, 8, 10, 9, 11, 12, 14, 13, 15));
+  straight<8>(p, half, multiple, out, units, [&](const Ints* lanes, int64_t count, int32_t*& at) {
+    for (int64_t t = 0; t < count; t += 2) {
+      const __m256i a = _mm256_shuffle_epi8((__m256i)lanes[t], evens_first);
+      const __m256i b = _mm256_shuffle_epi8((__m256i)lanes[t + 1], evens_first);
+      const __m256i both[2] = {_mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xAA),
+                               _mm256_blend_epi16(_mm256_srli_epi32(a, 16), b, 0xAA)};
+      for (int i = 0; i < 2; ++i, at += STRIP) _mm256_storeu_si256(reinterpret_cast<__m256i*>(at), both[i]);
+    }
+  });
+}
 #endif
 
-// What makes integers of half a strip.
+// What makes integers of half a strip. small: weights are, where that makes a difference.
 template <int BITS>
-static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, int32_t* out,
+static void make(const Part& p, int half, const gemm::StripDecoder& decoder, float multiple, bool small, int32_t* out,
                  float* units) {
-#if WM_SIMD == 512
-  if (multiple != 0 && p.w.element == WM_E2M1) return four_bits<BITS, WM_E2M1, 2>(p, half, out, units);
-  if (multiple != 0 && p.w.element == WM_INT8 && BITS == 8) return eight_bits(p, half, out, units);
-  if (multiple != 0 && p.w.element == WM_INT4) return four_bits<BITS, WM_INT4, 1>(p, half, out, units);
+#if WM_SIMD != 0
+  constexpr bool QUADS = Width<BITS>::QUADS;
+  const WmElement element = multiple != 0 ? p.w.element : WM_F32;
+  if constexpr (WM_SIMD == 512 || QUADS) {
+    if (element == WM_E2M1) return four_bits<BITS, WM_E2M1, 2>(p, half, out, units);
+    if (element == WM_INT4) return four_bits<BITS, WM_INT4, 1>(p, half, out, units);
+  }
+  if (QUADS && (element == WM_INT8 || element == WM_MXINT8)) return eight_bits(p, half, multiple, out, units);
 #endif
   decoder.half(p, half);
-  integers<BITS>(p, half, multiple, out, units);
+  integers<BITS>(p, half, multiple, small, out, units);
 }
