@@ -52,14 +52,15 @@ def load_run(cfg: DictConfig, build: Sequence[str] = ()) -> RunConfig:
     """Check a composed config and build its stages.
 
     Args:
-        cfg: the config.
+        cfg: the config, which nobody reads afterwards: its `kernels` become what references to them find.
         build: nodes that are built beside them: `engine`.
 
     Raises:
         PlanError: every problem of every node.
     """
     chosen = _plain(cfg.get("kernels", {}))
-    cfg, astray = _with_kernels(cfg, chosen)
+    found, astray = kernels.nodes(chosen, allowed_packages())
+    OmegaConf.update(cfg, "kernels", found, merge=False, force_add=True)  # what `${kernels.OP}` is to give
     tree, problems = _resolved(cfg)
     problems = [*astray, *problems]
     folders = option_folders(None)
@@ -116,14 +117,6 @@ def _wanted(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _plain(node: Any) -> Any:
     return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-
-
-def _with_kernels(cfg: DictConfig, chosen: Any) -> tuple[DictConfig, list[Problem]]:
-    """The config with `kernels` as what `${kernels.OP}` is to give; see `pipeline.config.kernels`."""
-    nodes, problems = kernels.nodes(chosen, allowed_packages())
-    found = cfg.copy()
-    OmegaConf.update(found, "kernels", nodes, merge=False, force_add=True)
-    return found, problems
 
 
 def _astray(cfg: DictConfig) -> list[Problem]:
