@@ -3,11 +3,13 @@
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pipeline import api
 from pipeline.formats import PEEKED, Dialect
 from pipeline.tensors.binding import Binding
 from pipeline.tensors.qtensor import QTensor
@@ -16,6 +18,12 @@ from pipeline.tensors.views import JoinedStore, split
 from pipeline.testing.memory import MemoryStore
 from pipeline.testing.memory import quantized as quantized
 from plugins.formats.safetensors.container import SafeTensors
+
+
+@cache
+def quant_method(name: str, *overrides: str) -> Any:
+    """As `pipeline.quant_method`, which composes a config: once for all tests."""
+    return api.quant_method(name, overrides)
 
 
 def leaves_of(binding: Binding, tensors: Mapping[str, Any]) -> dict[str, np.ndarray]:

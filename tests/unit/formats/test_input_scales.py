@@ -7,7 +7,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.formats import INPUTS
 from pipeline.tensors.inputs import InputScales, Stated, as_one
 from pipeline.tensors.scheme import Scheme
@@ -15,21 +14,25 @@ from pipeline.testing.memory import MemoryStore
 from plugins.formats.compressed_tensors.dialect import CompressedTensors
 from plugins.formats.compressed_tensors.schemes import NVFP4 as INVERSE
 from plugins.formats.modelopt.dialect import COMPANION, FP8, NVFP4, ModelOpt
-from tests.cases.quantized import leaves_of, quantized, read
+from tests.cases.quantized import leaves_of, quant_method, quantized, read
 from tests.unit.formats.test_compressed_tensors import CONFIG, LAYER, plain, problems_of, specs_of
 
 INT8 = Scheme("int8", 0, "f32")
 Q, DOWN, STACKS = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.mlp.down_proj.weight", LAYER
-METHODS = {
-    "int8": quant_method("int8"), "fp8": quant_method("fp8_e4m3"), "nvfp4": quant_method("nvfp4", ["quant.second=f32"]),
-    "inverse": quant_method("nvfp4", ["quant.second=inverse_f32"]), "mxfp4": quant_method("mxfp4"),
+COMPOSED = {
+    "int8": ("int8",), "fp8": ("fp8_e4m3",), "nvfp4": ("nvfp4", "quant.second=f32"),
+    "inverse": ("nvfp4", "quant.second=inverse_f32"), "mxfp4": ("mxfp4",),
 }  # fmt: skip
 TENSORS: dict[str, Any] = {"model.norm.weight": plain(96), "lm_head.weight": plain(104, 96)}
 
 
+def method(kind: str) -> Any:
+    return quant_method(*COMPOSED[kind])
+
+
 def scales_of(kind: str, *names: str) -> InputScales:
     values = {name: float(np.float32(0.37) * np.float32(i + 1)) for i, name in enumerate(names)}
-    return InputScales(as_one(METHODS[kind].scheme), values)  # type: ignore[arg-type]
+    return InputScales(as_one(method(kind).scheme), values)  # type: ignore[arg-type]
 
 
 def there_and_back(dialect: Any, tensors: dict[str, Any], scales: InputScales) -> tuple[Any, dict[str, Any], Any]:
@@ -52,7 +55,7 @@ def test_compressed_tensors_has_one_value_a_module(kind: str) -> None:
     """Of matrices whose sizes all differ."""
     scheme = {"int8": INT8, "fp8": FP8, "inverse": INVERSE}[kind]
     tensors = {Q: quantized(scheme, (56, 96)), DOWN: quantized(scheme, (96, 48), 1), **TENSORS}
-    dialect = CompressedTensors(activations=METHODS[kind], activations_scales="calibrated")
+    dialect = CompressedTensors(activations=method(kind), activations_scales="calibrated")
     scales = scales_of(kind, Q, DOWN)
     there, leaves, found = there_and_back(dialect, tensors, scales)
     leaf = "input_global_scale" if kind == "inverse" else "input_scale"
@@ -74,7 +77,7 @@ def test_experts_that_are_written_one_by_one_have_their_stack_s() -> None:
         name: quantized(INVERSE, (3, 40, 96)),
         f"{STACKS.format(0)}.down_proj": quantized(INVERSE, (3, 96, 32), 1),
     }
-    dialect = CompressedTensors(activations=METHODS["inverse"], activations_scales="calibrated")
+    dialect = CompressedTensors(activations=method("inverse"), activations_scales="calibrated")
     scales = scales_of("inverse", *tensors)
     _, leaves, found = there_and_back(dialect, {**tensors, **TENSORS}, scales)
     mine = {n: float(x[0]) for n, x in leaves.items() if n.endswith("gate_proj.input_global_scale")}
@@ -86,7 +89,7 @@ def test_experts_that_are_written_one_by_one_have_their_stack_s() -> None:
 
 def test_modelopt_has_them_in_fp8_and_in_nvfp4_of_matrices_and_stacks() -> None:
     fp8 = {Q: quantized(FP8, (56, 96)), DOWN: quantized(FP8, (96, 48), 1), **TENSORS}
-    dialect = ModelOpt(activations=METHODS["fp8"], activations_scales="calibrated")
+    dialect = ModelOpt(activations=method("fp8"), activations_scales="calibrated")
     scales = scales_of("fp8", Q, DOWN)
     there, leaves, found = there_and_back(dialect, fp8, scales)
     module = Q.removesuffix(".weight")
@@ -100,7 +103,7 @@ def test_modelopt_has_them_in_fp8_and_in_nvfp4_of_matrices_and_stacks() -> None:
 
     stack, down = f"{STACKS.format(0)}.gate_up_proj", f"{STACKS.format(0)}.down_proj"
     fp4 = {Q: quantized(NVFP4, (56, 96)), stack: quantized(NVFP4, (3, 40, 96)), down: quantized(NVFP4, (3, 96, 48), 1)}
-    dialect = ModelOpt(activations=METHODS["nvfp4"], activations_scales="calibrated")
+    dialect = ModelOpt(activations=method("nvfp4"), activations_scales="calibrated")
     scales = scales_of("nvfp4", *fp4)
     there, leaves, found = there_and_back(dialect, {**fp4, **TENSORS}, scales)
     assert leaves[f"{stack}_input_scale"].shape == leaves[f"{module}.input_scale"].shape == ()
@@ -119,7 +122,7 @@ def test_fp8_of_modelopt_is_read_with_scales_of_one_dimension_too() -> None:
     config = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}
     store = read(ModelOpt(), leaves, config)
     q = store.read(Q)
-    assert METHODS["fp8"].decode(q, "F32").tolist() == [[0.5] * 3] * 2
+    assert method("fp8").decode(q, "F32").tolist() == [[0.5] * 3] * 2
     assert store.binding.input_scales is None
 
 
@@ -132,8 +135,8 @@ def test_fp8_of_modelopt_is_read_with_scales_of_one_dimension_too() -> None:
     ],
 )  # fmt: skip
 def test_scales_that_are_not_there_or_others_are_said(dialect: Any, scheme: Scheme, kind: Any, said: str) -> None:
-    method = METHODS["int8" if scheme == INT8 else "fp8"]
-    asked = type(dialect)(activations=method, activations_scales="calibrated")
+    rounding = method("int8" if scheme == INT8 else "fp8")
+    asked = type(dialect)(activations=rounding, activations_scales="calibrated")
     given = {} if kind is None else {INPUTS: scales_of(kind, Q)}
     found = problems_of(asked.encode, specs_of({Q: quantized(scheme, (56, 96))}), {**CONFIG, **given})
     assert said in found["activations"]
@@ -147,22 +150,22 @@ def test_what_readers_have_no_word_for_is_said() -> None:
     def said(dialect: Any, tensors: Any, config: Any = CONFIG) -> str:
         return " ".join(problems_of(dialect.encode, specs_of(tensors), config).values())
 
-    assert "calibrate=absmax" in said(CompressedTensors(activations=METHODS["inverse"]), int8)
+    assert "calibrate=absmax" in said(CompressedTensors(activations=method("inverse")), int8)
     assert "activations_scales=dynamic" in said(
-        CompressedTensors(activations=METHODS["mxfp4"], **calibrated), int8, more
+        CompressedTensors(activations=method("mxfp4"), **calibrated), int8, more
     )
     two = {**int8, DOWN: quantized(INT8, (96, 48))}
-    assert f"inputs of {DOWN}" in said(CompressedTensors(activations=METHODS["int8"], **calibrated), two, more)
+    assert f"inputs of {DOWN}" in said(CompressedTensors(activations=method("int8"), **calibrated), two, more)
     assert "comes with calibrated scales of inputs" in said(ModelOpt(), fp8)
-    assert "take calibrated scales of inputs alone" in said(ModelOpt(activations=METHODS["nvfp4"]), fp4)
-    assert "activations=nvfp4, not int8" in said(ModelOpt(activations=METHODS["int8"], **calibrated), fp4, more)
-    only = ModelOpt("W4A16_NVFP4", METHODS["nvfp4"], "calibrated")
+    assert "take calibrated scales of inputs alone" in said(ModelOpt(activations=method("nvfp4")), fp4)
+    assert "activations=nvfp4, not int8" in said(ModelOpt(activations=method("int8"), **calibrated), fp4, more)
+    only = ModelOpt("W4A16_NVFP4", method("nvfp4"), "calibrated")
     assert "has activations as they are" in said(only, fp4, {**CONFIG, INPUTS: scales_of("nvfp4", Q)})
     stack = {f"{STACKS.format(0)}.down_proj": quantized(FP8, (3, 96, 48))}
     assert "no stacks of experts in FP8" in said(ModelOpt(), stack)
     both = {**fp4, DOWN: quantized(FP8, (96, 48))}
     given = {**CONFIG, INPUTS: scales_of("nvfp4", Q, DOWN)}
-    assert "NVFP4 and FP8 in one" in said(ModelOpt(activations=METHODS["nvfp4"], **calibrated), both, given)
+    assert "NVFP4 and FP8 in one" in said(ModelOpt(activations=method("nvfp4"), **calibrated), both, given)
 
 
 def test_inputs_of_two_kinds_are_left_out_by_name() -> None:

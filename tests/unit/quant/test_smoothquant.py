@@ -5,11 +5,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.calibration import LinearStatistics, Multiplied
 from pipeline.errors import ConfigError
 from pipeline.topology import Channels
 from plugins.quant.smoothquant import SmoothQuant
+from tests.cases.quantized import quant_method
 
 INT8 = quant_method("int8")
 N = 48

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.errors import PlanError, StageError
 from pipeline.mesh import Mesh
 from pipeline.ops import Kernel
@@ -21,6 +20,7 @@ from plugins.models.common.rounding import Fed, MatMul, MoE, Turner
 from plugins.quant.gptq import Gptq
 from plugins.quant.hadamard import Hadamard
 from stages.quantize import Quantize
+from tests.cases.quantized import quant_method
 from tests.sharding import models
 from tests.unit.engine.test_activations import rounder
 from tests.unit.stages.test_smooth import MATRICES, Seen, seen

@@ -6,7 +6,6 @@ import warnings
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from pipeline.figures import Figure
 from pipeline.reporting.compare.spread import Spread, chance, together
@@ -19,6 +18,8 @@ def test_two_samples_are_told_apart_by_welchs_test(a: list[float], b: list[float
     if len({*a}) == 1 and len({*b}) == 1:
         assert chance(Spread.of(a), Spread.of(b)) == (1.0 if a[0] == b[0] else 0.0)
         return
+    from scipy import stats  # takes seconds to import, in every process that collects tests
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # that one of them is constant
         expected = float(stats.ttest_ind(a, b, equal_var=False).pvalue)
@@ -27,6 +28,8 @@ def test_two_samples_are_told_apart_by_welchs_test(a: list[float], b: list[float
 
 def test_one_number_against_several_takes_their_deviation() -> None:
     """Crawford and Howell's test: of five controls with mean 50 and deviation 10, a case of 30."""
+    from scipy import stats
+
     several = Spread(50.0, 10.0, 5)
     t = (30 - 50) / (10 * math.sqrt(6 / 5))
     assert chance(Spread.of([30.0]), several) == pytest.approx(2 * stats.t.sf(-t, 4))
