@@ -3,6 +3,8 @@
 """
 
 import io
+from collections import defaultdict
+from copy import deepcopy
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ _OWN_PROVIDERS = {"hydra", "main", "schema"}  # of the search path, where nobody
 _asked_mode = Hydra.get_mode
 _made_map = defaults_list._create_interpolation_map
 _made_loader = _utils.get_yaml_loader
+_told_parents = base.Box._re_parent
 
 
 def register() -> None:
@@ -25,7 +28,8 @@ def register() -> None:
     for owner, name, ours in (
         (Hydra, "get_mode", _mode), (ConfigStore, "__deepcopy__", _itself),
         (defaults_list, "_create_interpolation_map", _map), (_utils, "get_yaml_loader", _loader),
-        (base, "parse", _tree), (_utils, "parse", _tree),
+        (base, "parse", _tree), (_utils, "parse", _tree), (base.Box, "_re_parent", _tell_parents),
+        (base.Metadata, "__deepcopy__", _copied),
     ):  # fmt: skip
         setattr(owner, name, ours)
 
@@ -58,6 +62,37 @@ def _tree(value: str, *how: str, **named: str) -> Any:
     """What OmegaConf parses a text with `${` to, and then only reads; it does so at every look at every such text, of
     which a config has the same ones each time."""
     return grammar_parser.parse(value, *how, **named)
+
+
+def _tell_parents(box: Any) -> None:
+    """Everything below `box` has the parent that holds it, and remembers no flag of another. Done by OmegaConf whenever
+    one config is merged into another, from one class to the next: a sixth of composing."""
+    todo = [box]
+    while todo:
+        node = todo.pop()
+        content = node.__dict__["_content"]
+        if isinstance(content, dict):
+            children: Any = content.values()
+        elif isinstance(content, list):
+            children = content
+        else:
+            children = (content,) if isinstance(content, base.Node) else ()
+        for child in children:
+            if child is not None:
+                own = child.__dict__
+                own["_parent"], own["_flags_cache"] = node, None
+                if "_content" in own:
+                    todo.append(child)
+
+
+def _copied(metadata: Any, memo: dict[int, Any]) -> Any:
+    """Types, keys and switches, which are never changed in place, and two dicts; deepcopy would look at each."""
+    found = object.__new__(type(metadata))
+    own = found.__dict__
+    own.update(metadata.__dict__)
+    own["flags"] = None if own["flags"] is None else {**own["flags"]}
+    own["resolver_cache"] = deepcopy(own["resolver_cache"], memo) if own["resolver_cache"] else defaultdict(dict)
+    return found
 
 
 @cache

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, base
 from omegaconf.errors import GrammarParseError
 
 from pipeline.config import quicker
@@ -138,3 +139,45 @@ def test_a_text_is_parsed_once_and_followed_each_time(monkeypatch: pytest.Monkey
     for _ in range(2):  # what is wrong is not kept
         with pytest.raises(GrammarParseError):
             OmegaConf.create({"a": "${b and ${a"}).a  # noqa: B018
+
+
+def described(node: Any, holder: Any = None) -> list[Any]:
+    """What a node knows of itself, and all below it."""
+    own = node.__dict__
+    assert own["_parent"] is holder
+    content = own.get("_content", own.get("_val"))
+    below = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    said = [type(node), own["_metadata"], None if below else content, own["_metadata"].__dict__["flags"]]
+    return [said, *(line for child in below for line in described(child, node))]
+
+
+@pytest.mark.parametrize("more", [["quant=nvfp4", "seed=3"], ["flow=evaluate", "calibrate=gptq", "+bench.more.x=[1]"]])
+def test_a_config_is_what_omegaconf_makes_of_it(monkeypatch: pytest.MonkeyPatch, more: list[str]) -> None:
+    """Merged and copied: parents, types, flags and values of every node."""
+    register()
+    found = []
+    for ours in (True, False):
+        if not ours:
+            monkeypatch.setattr(base.Box, "_re_parent", quicker._told_parents)
+            monkeypatch.delattr(base.Metadata, "__deepcopy__")
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            cfg = compose("config", ["+model=gpt_oss", *more])
+        found.append([described(cfg), described(cfg.copy())])
+    assert len(found[0][0]) > 300
+    assert found[0] == found[1]
+
+
+def test_a_copy_has_its_own_flags_and_memory() -> None:
+    register()
+    OmegaConf.register_new_resolver("counted", lambda: next(numbers), use_cache=True, replace=True)
+    numbers = iter(range(9))
+    cfg = OmegaConf.create({"a": {"b": 1}, "c": "${counted:}"})
+    OmegaConf.set_readonly(cfg.a, True)
+    assert cfg.c == 0
+    other = cfg.copy()
+    OmegaConf.set_readonly(other.a, False)
+    OmegaConf.clear_cache(other)
+    assert (OmegaConf.is_readonly(cfg.a), cfg.c, other.c) == (True, 0, 1)
+    merged = OmegaConf.merge(cfg, {"a": None, "d": [{"e": "${a}"}, None]})
+    assert merged.d[0]._get_parent() is merged.d
+    assert (merged.d[0].e, merged.d[1]) == (None, None)
