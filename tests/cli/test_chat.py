@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases import caches
+from tests.cases.model_runs import quick_environment
 from tests.cases.terminals import Terminal
 from tests.cli.run import ROOT
 
@@ -18,7 +19,7 @@ SHORT = ["--quant", "mxfp4", "sampling.max_tokens=2000"]
 def test_a_chat_on_a_terminal(tmp_path: Path) -> None:
     """An answer is ended by Ctrl-C, and the next one knows of it; a line is taken back; the history is kept."""
     caches.fresh(tmp_path / "cache")
-    with Terminal("-m", "weightmill", "chat", "gpt_oss", *SHORT, cwd=tmp_path) as chat:
+    with Terminal("-m", "weightmill", "chat", "gpt_oss", *SHORT, cwd=tmp_path, **quick_environment()) as chat:
         typed = "chat model=gpt_oss quant=mxfp4 sampling.max_tokens=2000"
         assert f"python -m weightmill {typed}" in chat.until("> ")
         chat.type("The state of the Union\r")

@@ -338,7 +338,7 @@ def tool(*args: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_in_the_project_tree(checkout: Path) -> None:
+def test_in_the_project_tree(checkout: Path, thorough: bool) -> None:
     """Written by new-stage, run as it says, tested, linted, type-checked; a second one is refused."""
     said = pipeline("new-stage", "drop_bias", cwd=checkout)
     assert said.code == 0, said.err
@@ -347,14 +347,18 @@ def test_in_the_project_tree(checkout: Path) -> None:
     assert all((checkout / w).is_file() for w in written)
     chosen = "stages=[load,decode,drop_bias,quantize,export]"
     assert f"  python -m pipeline +model=gpt_oss quant=mxfp4 '{chosen}'\n" in said.out
-    for run_dir, option in (("one", "factor=1"), ("two", "factor=2")):
+    for run_dir, option in (("one", "factor=1"), ("two", "factor=2"))[not thorough :]:
         done = pipeline(*MAIN, chosen, f"stages.drop_bias.{option}", f"paths.run={run_dir}", cwd=checkout)
         assert done.code == 0, done.err
-    assert digest(checkout / "one") != digest(checkout / "two")
+    if thorough:  # that a factor scales, its own test says, and of runs with other options others do
+        assert digest(checkout / "one") != digest(checkout / "two")
     tool("pytest", "-q", "-p", "no:cacheprovider", "tests/unit/test_drop_bias.py", cwd=checkout)
     for args in (("ruff", "check", "--no-cache"), ("ruff", "format", "--no-cache", "--check")):
         tool(*args, *written[::2], cwd=checkout)
-    tool("mypy", "--follow-imports=silent", "--cache-dir", os.devnull, written[0], cwd=checkout)
+    if (known := ROOT / ".mypy_cache").is_dir():  # of `make types`: what the file imports need not be read again
+        shutil.copytree(known, checkout / ".mypy_cache")
+    tool("mypy", written[0], cwd=checkout)
+    shutil.rmtree(checkout / ".mypy_cache")
     before = [(checkout / w).read_bytes() for w in written]
     again = pipeline("new-stage", "drop_bias", cwd=checkout)
     assert again.code == 2

@@ -48,17 +48,22 @@ def assert_as_planned(report: Any, *overrides: str) -> None:
         assert facts["planned_nbytes"] == facts["device_nbytes"], name
 
 
-def test_the_main_job_says_what_quantization_did(tmp_path: Path) -> None:
-    said = pipeline(*MAIN, "flow=full", "sampling.max_tokens=8", cwd=tmp_path, env=OPTIMIZED)
+def test_the_main_job_says_what_quantization_did(tmp_path: Path, thorough: bool) -> None:
+    """Of whole texts README.md says it, and test_readme.py that it does."""
+    args = ("flow=full", "sampling.max_tokens=8", f"evaluate.windows.tokens={8192 if thorough else 1024}")
+    said = pipeline(*MAIN, *args, cwd=tmp_path, env=OPTIMIZED if thorough else None)
     assert said.code == 0, said.err
-    manifest = json.loads(
-        (tmp_path / "outputs" / "gpt_oss-mxfp4-flow=full-sampling.max_tokens=8/manifest.json").read_text()
-    )
+    [found] = (tmp_path / "outputs").glob("*/manifest.json")
+    manifest = json.loads(found.read_text())
     evaluated, generated = manifest["results"]["evaluate"], manifest["results"]["generate"]
+    assert evaluated["texts"].keys() == BF16.keys()
     for name, row in evaluated["texts"].items():
-        assert row["scored"] == 8160
-        assert row["baseline_perplexity"] == pytest.approx(BF16[name], abs=6e-4)
-        assert row["perplexity"] == pytest.approx(MXFP4[name], abs=6e-4)
+        assert row["scored"] == (8160 if thorough else 1020)
+        if thorough:
+            assert row["baseline_perplexity"] == pytest.approx(BF16[name], abs=6e-4)
+            assert row["perplexity"] == pytest.approx(MXFP4[name], abs=6e-4)
+        assert f"{row['baseline_perplexity']:.3f}" in said.out
+        assert f"{row['perplexity']:.3f}" in said.out
         assert 0.001 < row["kl"] < 0.02
         assert 0.9 < row["top1"] < 1
     weights = sum(p.stat().st_size for p in (Path(manifest["run"]) / "model").glob("*.safetensors"))
@@ -69,37 +74,30 @@ def test_the_main_job_says_what_quantization_did(tmp_path: Path) -> None:
     [tokens] = generated["tokens"]
     assert len(tokens) == 8
     assert generated["finish"] == ["length"]
-    for text in (
-        "70.860",
-        "71.088",
-        "65.759",
-        "66.276",
-        "weights on the device",
-        "tokens/s",
-        generated["texts"][0][:20],
-    ):
+    for text in ("weights on the device", "tokens/s", generated["texts"][0][:20]):
         assert text in said.out
     assert generated["texts"][0] in said.err  # streamed as it came
     plan = pipeline("plan", *MAIN, "flow=full", cwd=tmp_path)
     assert plan.code == 0, plan.err
     rows = {row["what"]: row for row in manifest["predicted"]}
     assert rows["device"]["planned"] == rows["device"]["measured"] == evaluated["facts"]["baseline_nbytes"]
-    assert 0.8 * rows["disk"]["planned"] < rows["disk"]["measured"] <= rows["disk"]["planned"]
+    share = 0.8 if thorough else 0.7  # of shorter texts, what is kept is less beside what else is planned
+    assert share * rows["disk"]["planned"] < rows["disk"]["measured"] <= rows["disk"]["planned"]
     assert rows["memory"]["measured"] <= rows["memory"]["planned"]
     assert re.search(r"\bKV\b", plan.out)  # a table may break the line anywhere
     assert any(b[0] == "moe" for b in manifest["backends"])
 
 
 def test_a_sweep_computes_the_baseline_once(here: Path) -> None:
-    runs = [run("flow=evaluate", f"quant={q}", *SHORT) for q in ("mxfp4", "mxfp6_e3m2", "none")]
-    tables = [r.results["evaluate"]["texts"] for r in runs]
+    tables, times = [], []
+    for quant in ("mxfp4", "mxfp6_e3m2", "none"):
+        tables.append(run("flow=evaluate", f"quant={quant}", *SHORT).results["evaluate"]["texts"])
+        times.append([p.stat().st_mtime_ns for p in baselines(here, "states.npz")])
     assert len({t["sotu_eval.txt"].get("baseline_perplexity", t["sotu_eval.txt"]["perplexity"]) for t in tables}) == 1
     assert tables[0]["sotu_eval.txt"]["kl"] > tables[1]["sotu_eval.txt"]["kl"] > 0
     assert "kl" not in tables[2]["sotu_eval.txt"]
-    times = [p.stat().st_mtime_ns for p in baselines(here, "states.npz")]
-    assert len(times) == 2
-    run("flow=evaluate", "quant=mxfp4", "quant.scale_rule=even", *SHORT)
-    assert [p.stat().st_mtime_ns for p in baselines(here, "states.npz")] == times
+    assert len(times[0]) == 2
+    assert times[0] == times[1] == times[2]
 
 
 def baselines(here: Path, name: str) -> list[Path]:
@@ -192,7 +190,7 @@ def test_overlapping_windows_score_every_token_once(here: Path) -> None:
         assert more[name]["perplexity"] < alone[name]["perplexity"]  # more context
 
 
-def test_generate_is_the_quick_way_to_text(here: Path) -> None:
+def test_generate_is_the_quick_way_to_text(here: Path, thorough: bool) -> None:
     options = ("flow=generate", "quant=mxfp4", "sampling.max_tokens=12", "progress=false")
     report = run(*options, "prompts=[The people, Our army and navy]")
     found = report.results["generate"]
@@ -207,9 +205,10 @@ def test_generate_is_the_quick_way_to_text(here: Path) -> None:
     ended = run(*options, "prompt=The people", f"sampling.stop_tokens=[{third}]").results["generate"]
     assert ended["finish"] == ["end"]
     assert ended["tokens"][0] == found["tokens"][0][: found["tokens"][0].index(third) + 1]
-    stopped = run(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
-    assert stopped["finish"] == ["stop"]
-    assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
+    if thorough:  # of strings tests/unit/engine/test_generate.py says it
+        stopped = run(*options, "prompt=The people", "sampling.stop=[' of']").results["generate"]
+        assert stopped["finish"] == ["stop"]
+        assert stopped["texts"][0] == found["texts"][0].partition(" of")[0]
 
 
 def test_a_chat_template_that_is_not_there_is_not_left_out(here: Path) -> None:
@@ -429,25 +428,28 @@ def test_parity_with_transformers_layer_by_layer(here: Path, monkeypatch: pytest
 
 
 def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -> None:
-    asked = ("flow=allocate", "allocate.quants=[int3,mxfp4,int8]", *SHORT)
-    report = run(*asked, "allocate.bits=4.25")
+    quants = "[int3,mxfp4,int8]" if thorough else "[mxfp4,int8]"
+    asked = ("flow=allocate", f"allocate.quants={quants}", *SHORT)
+    report = run(*asked, "allocate.bits=6")
     found, tried = report.results["allocate"], report.results["trials"]
-    assert found["bits"] <= 4.25
-    assert found["kl"] <= tried["together"]["mxfp4"]["kl"]  # which is 4.25 bits, too
+    assert found["bits"] <= 6
+    assert found["kl"] <= 0.003 < tried["together"]["mxfp4"]["kl"]  # of 4.25 bits
     assert found["kl"] == pytest.approx(found["predicted"], rel=0.3)
+    assert len({*found["picks"].values()}) > 1
     folder = Path(report.run)
     assert (folder / "allocation.png").read_bytes().startswith(b"\x89PNG")
     used = run("flow=evaluate", "quant=keep", f"rules_file={folder / 'rules.yaml'}", *SHORT)
     assert used.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
-    budgets = (("allocate.kl=0.001", 0.001), ("allocate.bits=6", 0.003))
-    for budget, most in budgets if thorough else budgets[1:]:
-        again = run(*asked, budget)
-        assert again.results["trials"] == tried
-        assert again.results["allocate"]["kl"] <= most
-        assert len({*again.results["allocate"]["picks"].values()}) > 1
-    both = run("quant=auto", "quant.bits=6", "quant.quants=[int3,mxfp4,int8]", "flow=evaluate", *SHORT)
-    kl = again.results["allocate"]["kl"]
-    assert both.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(kl, rel=1e-3)
+    if thorough:
+        better, smaller = (run(*asked, budget).results for budget in ("allocate.kl=0.001", "allocate.bits=4.25"))
+        assert better["trials"] == smaller["trials"] == tried
+        assert better["allocate"]["kl"] <= 0.001
+        assert len({*better["allocate"]["picks"].values()}) > 1
+        assert smaller["allocate"]["bits"] <= 4.25
+        assert smaller["allocate"]["kl"] <= tried["together"]["mxfp4"]["kl"]  # which is 4.25 bits, too
+        assert smaller["allocate"]["kl"] == pytest.approx(smaller["allocate"]["predicted"], rel=0.3)
+    both = run("quant=auto", "quant.bits=6", f"quant.quants={quants}", "flow=evaluate", *SHORT)
+    assert both.results["evaluate"]["texts"]["sotu_eval.txt"]["kl"] == pytest.approx(found["kl"], rel=1e-3)
     said = pipeline("plan", "+model=gpt_oss", "quant=auto", "quant.bits=6", *SHORT)
     assert said.code == 0
     assert "and then: +model=gpt_oss" in said.err
@@ -455,7 +457,7 @@ def test_bits_are_allocated_and_the_rules_are_used(here: Path, thorough: bool) -
     with pytest.raises(PlanError, match=r"allocate\.bits: 2: the smallest .* bits a weight; allocate\.quants"):
         run(*asked, "allocate.bits=2", "allocate.keep=false")
     with pytest.raises(StageError, match=r"allocate\.kl: nothing loses as little as 1e-09 nats"):
-        run(*asked, "allocate.kl=1e-9", "allocate.keep=false")
+        run("flow=allocate", "allocate.quants=[mxfp4]", *SHORT, "allocate.kl=1e-9", "allocate.keep=false")
 
 
 @pytest.mark.repeats

@@ -86,7 +86,9 @@ def test_any_scheme_keeps_to_a_bound_that_the_weights_are_past(twice, tmp_path, 
 
 def test_running_a_model_takes_what_is_planned(tmp_path):
     """The whole main job, compiling included; and the plan is not far above it."""
-    args = ["quant=mxfp4", "flow=full", "engine.programs=null", "evaluate.windows.tokens=2048", f"paths.run={tmp_path}"]
+    text = f"evaluate.texts=[{ROOT}/plugins/texts/sotu_eval.txt]"
+    few = [text, "evaluate.windows.tokens=2048", "sampling.max_tokens=8"]
+    args = ["quant=mxfp4", "flow=full", "engine.programs=null", *few, f"paths.run={tmp_path}"]
     most = predicted(*args)
     seen = watch(command(*QUIETLY, *args), cwd=ROOT)
     assert seen.returncode == 0, seen.output

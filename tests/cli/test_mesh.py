@@ -36,6 +36,7 @@ def test_evaluate_and_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.oracle
+@pytest.mark.repeats  # of one device test_flows.py says it, of four tests/sharding/test_processes.py
 def test_parity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """transformers agrees with a mesh layer by layer, and so it does with single tensors replaced."""
     monkeypatch.chdir(tmp_path)

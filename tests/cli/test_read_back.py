@@ -22,6 +22,7 @@ from stages.export_work import ExportWork
 TINY = Path(__file__).parents[2] / "plugins/models/gpt_oss/tiny"
 QUICK = [f"evaluate.windows.{o}" for o in ("tokens=64", "window=32", "batch=1")] + ["sampling.max_tokens=2"]
 FULL = ["stages=[load,decode,quantize,export,evaluate,generate]", "evaluate.texts=[text.txt]", *QUICK]
+SCORED = "stages=[load,decode,quantize,export,evaluate]"
 TEXT = "The state of the Union is what the people of it make of it. " * 12
 
 
@@ -36,7 +37,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def undisturbed(here: Path) -> Any:
-    return run("paths.run=undisturbed")
+    return run(SCORED, "paths.run=undisturbed")
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +113,10 @@ def test_a_byte_that_changed_stops_the_run(
     with monkeypatch.context() as during:
         tampered(during, name, at)
         with pytest.raises(StorageError, match=rf"{name}: is no longer what this run wrote there"):
-            run(f"paths.run={where}")
+            run(SCORED, f"paths.run={where}")
     assert not (where / "manifest.json").exists()
     encoded.clear()
-    again = run(f"paths.run={where}")  # goes on, and writes again what is not what it was
+    again = run(SCORED, f"paths.run={where}")  # goes on, and writes again what is not what it was
     assert bool(encoded) == (name == "model.safetensors")
     assert perplexity(again) == perplexity(undisturbed)
 
@@ -127,7 +128,7 @@ def test_the_bytes_of_the_export_are_what_is_scored(
     header = 8 + int.from_bytes(content[:8], "little")
     at = header + json.loads(content[8:header])["model.norm.weight"]["data_offsets"][0]
     tampered(monkeypatch, "model.safetensors", at + 1, known=True)  # an exponent: little-endian bf16
-    assert perplexity(run("paths.run=other")) != perplexity(undisturbed)
+    assert perplexity(run(SCORED, "paths.run=other")) != perplexity(undisturbed)
 
 
 def test_a_run_that_was_stopped_after_its_export(
@@ -139,10 +140,10 @@ def test_a_run_that_was_stopped_after_its_export(
     with monkeypatch.context() as during:
         during.setattr(Evaluate, "_baseline", stopped)
         with pytest.raises(ConfigError, match="stopped"):
-            run("paths.run=stopped")
+            run(SCORED, "paths.run=stopped")
     assert (here / "stopped/model/config.json").exists()
     encoded.clear()
-    assert run("paths.run=stopped").results["evaluate"]["facts"]["read_from"] == str(here / "stopped/model")
+    assert run(SCORED, "paths.run=stopped").results["evaluate"]["facts"]["read_from"] == str(here / "stopped/model")
     assert not encoded
 
 
@@ -171,7 +172,7 @@ def test_the_plan_says_why_the_export_is_not_read(here: Path, override: str, why
 
 
 def test_what_the_export_does_not_hold_is_read_from_the_checkpoint(here: Path, direct: Any) -> None:
-    report = run("export=plain")
+    report = run(SCORED, "export=plain")
     assert report.results["evaluate"]["facts"]["read_from"] == str(TINY)
     assert report.results["evaluate"]["texts"] == direct.results["evaluate"]["texts"]
 

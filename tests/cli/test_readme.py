@@ -3,8 +3,8 @@
 ```sh blocks are run by bash in an empty folder; a ```text block after one is its stdout, where a line `…` stands for
 any lines, and times and rates are not compared. ```python blocks are run there too. `make` is only asked whether it
 knows the target: running it here would run these tests inside themselves. A reader has a model, `my-llama`,
-and a text, `my-text.txt`. What README.md says is typed is; of other pages, lines that are commands of ours and nothing
-else are forked (tests/cli/warm.py).
+and a text, `my-text.txt`. Where README.md says what is printed, its command is typed; elsewhere lines that are commands
+of ours and nothing else are forked (tests/cli/warm.py), and programs compile quickly.
 """
 
 import os
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.cases import my_llama, pages
+from tests.cases import model_runs, my_llama, pages
 from tests.cli import warm
 from tests.cli.run import ROOT, Said
 
@@ -78,10 +78,11 @@ def ours(script: str) -> list[list[str]]:
 def follow(tmp_path: Path) -> Follow:
     """Runs a page as its reader would; how many of its blocks said what they print."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    env = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    slowly = {**os.environ, "PATH": path, "COLUMNS": "80"}
+    quickly = {**slowly, **model_runs.quick_environment()}
     my_llama.write(tmp_path)
 
-    def typed(kind: str, text: str) -> Said:
+    def typed(kind: str, text: str, env: dict[str, str]) -> Said:
         script = re.sub(r"^make ", f"make --no-print-directory -n -C '{ROOT}' ", text, flags=re.M)
         command = ["bash", "-euo", "pipefail", "-c", script] if kind == "sh" else [sys.executable, "-c", text]
         done = subprocess.run(
@@ -92,8 +93,10 @@ def follow(tmp_path: Path) -> Follow:
     def run(page: str) -> int:
         compared = 0
         for kind, text, expected in blocks(page):
-            forked = ours(text) if kind == "sh" and page != "README.md" else []
-            each = [Said(*warm.run(words, tmp_path, env, 600)) for words in forked] or [typed(kind, text)]
+            shown = page == "README.md" and expected is not None
+            env = slowly if shown else quickly
+            forked = ours(text) if kind == "sh" and not shown else []
+            each = [Said(*warm.run(words, tmp_path, env, 600)) for words in forked] or [typed(kind, text, env)]
             for done in each:
                 assert done.code == 0, f"{page}: {text}\n{done.err}\n{done.out}"
             if expected is not None:

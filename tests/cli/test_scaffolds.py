@@ -1,5 +1,6 @@
 """new-method, new-dialect, new-kernel, new-family: what they write passes its contract, and runs as they say."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from pipeline.config.scaffolds import SCAFFOLDS
 from pipeline.errors import ConfigError
+from tests.cases.model_runs import quick_environment
 from tests.cli.run import pipeline
 
 
@@ -22,7 +24,7 @@ def test_what_is_written_passes_its_contract_and_runs(kind: str, tmp_path: Path)
     command, test = (line.strip() for line in said.out.partition("next:\n")[2].splitlines())
     found = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider", shlex.split(test)[-1]],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env={**os.environ, **quick_environment()}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout
     assert " passed" in found.stdout

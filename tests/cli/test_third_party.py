@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import ml_dtypes  # noqa: F401  NumPy knows bfloat16 from here on
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -15,6 +16,7 @@ from safetensors.numpy import load_file
 from tests.cli.run import MAIN, ROOT, Said, pipeline
 
 SOURCE = ROOT / "tests" / "third_party" / "acme_prune"
+TINY = ROOT / "plugins" / "models" / "gpt_oss" / "tiny"
 CHOSEN = "stages=[load,decode,prune_small,quantize,export]"
 EAGER = "stages=[load,decode,prune_fraction,quantize,export]"
 
@@ -41,7 +43,6 @@ def tensors(said: Said, run: Path) -> dict[str, np.ndarray]:
 def test_runs_on_threads_and_on_a_cluster(stages: str, tmp_path: Path, installed: dict[str, str]) -> None:
     unchanged = (MAIN[0], "quant=none", "export.dtype=fp32")
     args = (*unchanged, stages)
-    plain = tensors(pipeline(*unchanged, "paths.run=plain", cwd=tmp_path), tmp_path / "plain")
     threads = tensors(pipeline(*args, "paths.run=threads", cwd=tmp_path, env=installed), tmp_path / "threads")
     cluster = ("dask=distributed", "dask.workers=2", "dask.dashboard=false", "dask.memory=3GiB")
     said = pipeline(*args, *cluster, "paths.run=cluster", "paths.outputs=other", cwd=tmp_path, env=installed)
@@ -49,11 +50,12 @@ def test_runs_on_threads_and_on_a_cluster(stages: str, tmp_path: Path, installed
     files = [(tmp_path / how / "model" / "model.safetensors").read_bytes() for how in ("threads", "cluster")]
     assert files[0] == files[1]
     name = "lm_head.weight"
-    zeros = (threads[name] == 0).mean() - (plain[name] == 0).mean()
+    [plain] = (shard[name].astype(np.float32) for shard in map(load_file, TINY.glob("*.safetensors")) if name in shard)
+    zeros = (threads[name] == 0).mean() - (plain == 0).mean()
     assert 0.01 < zeros < 0.3
     kept = threads[name] != 0
-    assert (threads[name][kept] == plain[name][kept]).all()
-    assert np.abs(plain[name][~kept]).max() <= np.abs(plain[name][kept]).min()
+    assert (threads[name][kept] == plain[kept]).all()
+    assert np.abs(plain[~kept]).max() <= np.abs(plain[kept]).min()
 
 
 def test_imported_only_when_chosen(tmp_path: Path, installed: dict[str, str]) -> None:
@@ -96,7 +98,7 @@ def test_in_a_sweep(tmp_path: Path, installed: dict[str, str]) -> None:
     ],
     ids=lambda v: v[0] if isinstance(v, list) else None,
 )
-@pytest.mark.brief(3)
+@pytest.mark.brief(2)
 def test_its_mistakes_are_explained_like_ours(
     args: list[str], said: list[str], tmp_path: Path, installed: dict[str, str]
 ) -> None:
@@ -114,11 +116,12 @@ def test_without_it_the_name_is_unknown(tmp_path: Path) -> None:
     assert "there is no 'prune_small' in stages" in answer.err
 
 
-def test_another_version_is_another_run(tmp_path: Path, installed: dict[str, str]) -> None:
+def test_another_version_is_another_run(tmp_path: Path, installed: dict[str, str], thorough: bool) -> None:
     site = shutil.copytree(installed["PYTHONPATH"], tmp_path / "site")
     env = {"PYTHONPATH": str(site)}
     assert pipeline(*MAIN, CHOSEN, cwd=tmp_path, env=env).code == 0
-    assert "complete already" in pipeline(*MAIN, CHOSEN, cwd=tmp_path, env=env).err
+    if thorough:  # of our own code test_identity.py says it
+        assert "complete already" in pipeline(*MAIN, CHOSEN, cwd=tmp_path, env=env).err
     module = site / "acme_prune" / "small.py"
     module.write_text(module.read_text().replace("< threshold", "<= threshold"))
     answer = pipeline(*MAIN, CHOSEN, cwd=tmp_path, env=env)

@@ -114,7 +114,7 @@ OPS: dict[str, tuple[str, str, str, Callable[..., Any]]] = {
 
 
 @pytest.mark.parametrize("mutant", OPS)
-@pytest.mark.brief("window one wider", "gate and up swapped", "norms without + 1")
+@pytest.mark.brief("window one wider", "norms without + 1")  # of experts test_wrong_parts has one
 def test_wrong_calls_of_ops(mutant: str) -> None:
     name, where, op, wrong = OPS[mutant]
     assert_caught(name, where, ops=ops(**{op: wrong}))

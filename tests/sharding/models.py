@@ -95,9 +95,9 @@ def checkpoint(kind: str, vocab: int = VOCAB, layers: int = 2) -> Checkpoint:
 
 
 @cache
-def packed(kind: str, turn: int) -> Checkpoint:
+def packed(kind: str, turn: int, layers: int = 2) -> Checkpoint:
     """The same with every matrix in another option of conf/quant; `turn` deals them out differently."""
-    plain, folder = checkpoint(kind), Path(_FOLDER.name) / kind
+    plain, folder = checkpoint(kind, layers=layers), Path(_FOLDER.name) / f"{kind}-{layers}"
     tensors = plain.store.tensors  # type: ignore[attr-defined]
     if not folder.exists():
         dialect = GptOss() if kind == "gpt_oss" else HuggingFaceDialect()

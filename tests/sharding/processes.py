@@ -136,14 +136,14 @@ def used(folder: Path, mesh: Mesh | None) -> dict[str, Any]:
     run_dir = folder / ("one" if mesh is None else "several")
     run_dir.mkdir(exist_ok=True)
     text = folder / "text.txt"
-    plain, packed = models.checkpoint("llama"), models.packed("llama", 0)
-    some = sorted(n for n in packed.store.specs if n.endswith("layers.1.mlp.down_proj.weight") or "k_proj" in n)
+    plain, packed = models.checkpoint("llama", layers=1), models.packed("llama", 0, layers=1)
+    some = sorted(n for n in packed.store.specs if "down_proj" in n or "k_proj" in n)
     changed = replace(packed, store=Mixed(plain.store, packed.store, tuple(some)))
     results: Any = Results(run_dir)
     ctx = Context(run_dir, results=member.Together(results) if member.inside() else results, recipe="x")
     made = Generate(engine(mesh), WARM, PROMPTS).run(ctx, plain)
     scored = Evaluate(engine(mesh), (str(text),), CUT).run(ctx, changed, plain)
-    ranked = Sensitivity(engine(mesh), str(text), CUT).run(ctx, changed, plain)
+    ranked = Sensitivity(engine(mesh), str(text), CUT, by="tensor").run(ctx, changed, plain)
     if mesh is None:
         taps = ctx.models.load(engine(mesh), plain, plain=True).taps(Numbers().encode(text.read_text())[:9])
         np.savez(folder / "taps.npz", **taps)

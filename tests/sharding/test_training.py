@@ -23,6 +23,16 @@ CASES = [  # every kind of mesh once, and every family
     ("qwen3_moe", "data"),
 ]  # fmt: skip
 CAPPED = 8 * 4 * trained.VOCAB  # logits of 8 positions at a time
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
+LAYERS = {kind: {**ONE, "layer_types": ["sliding_attention"]} for kind in ("gpt_oss", "gemma")}
+
+
+def model(kind: str, mesh: Any = None) -> Any:
+    return trained.model(kind, mesh=mesh, **LAYERS.get(kind, ONE))
+
+
+def parameters_of(kind: str, seed: int = 0) -> dict[str, Any]:
+    return trained.parameters(kind, seed, **LAYERS.get(kind, ONE))
 
 
 def made(kind: str, name: str | None = None, **options: Any) -> Step:
@@ -30,12 +40,12 @@ def made(kind: str, name: str | None = None, **options: Any) -> Step:
     spread = None if mesh is None else trained.spread(mesh)
     objective = options.pop("objective", CausalLM(logits_nbytes=CAPPED))
     optimizer = options.pop("optimizer", AdamW())
-    return make_step(trained.model(kind, mesh=mesh), objective, optimizer, steps=9, spread=spread, **options)
+    return make_step(model(kind, mesh), objective, optimizer, steps=9, spread=spread, **options)
 
 
 def gradients(step: Step, kind: str, taught: Any = ()) -> Any:
     """(loss, weight, figures) and gradients, whole."""
-    parameters = jax.device_put(trained.parameters(kind), step.bound.shardings(trained.parameters(kind)))
+    parameters = jax.device_put(parameters_of(kind), step.bound.shardings(parameters_of(kind)))
     batches = step.placed(trained.batches(2, 4, 16))
     with model_runs.quick_compilation():
         found = jax.jit(step.gradients)(parameters, batches, trained.key(), {}, dict(taught))
@@ -66,10 +76,10 @@ def test_gradients_are_those_of_one_device(kind: str, name: str) -> None:
 
 @pytest.mark.repeats
 def test_a_teacher_lies_over_the_mesh_as_its_student_does() -> None:
-    objective, taught = Distillation(teaching=0.5), trained.parameters("llama", 1)
+    objective, taught = Distillation(teaching=0.5), parameters_of("llama", 1)
     steps = []
     for name in (None, "fsdp_tensor"):
-        teacher = trained.model("llama", mesh=name and MESHES[name])
+        teacher = model("llama", name and MESHES[name])
         steps.append(made("llama", name, objective=objective, teacher=teacher))
     one, several = (gradients(step, "llama", taught) for step in steps)
     close(several, one)
@@ -83,7 +93,7 @@ def test_what_an_optimizer_keeps_lies_as_the_parameters_do(optimizer: Any) -> No
     for name in (None, "fsdp_tensor"):
         step = made("llama", name, optimizer=optimizer)
         with model_runs.quick_compilation():
-            state = step.init(trained.parameters("llama"))
+            state = step.init(parameters_of("llama"))
             begun = jax.tree.map(lambda a: a.sharding, state)
             for seed in range(2):
                 state, seen = step(state, trained.batches(1, 4, 16, seed), trained.key())

@@ -56,7 +56,8 @@ class Found:
 def trainer(transform: Any, mesh: Mesh | None, **options: Any) -> Trainer:
     """Two updates by plain gradients."""
     engine = processes.engine(mesh)
-    look = Looking(prompts=PROMPTS, tokens=3, temperature=0.5, groups=("*layers*",))
+    prompts = PROMPTS if isinstance(transform, Lora) else ()  # texts are of a model, however it was trained
+    look = Looking(prompts=prompts, tokens=3, temperature=0.5, groups=("*layers*",))
     found = Trainer(
         engine, CausalLM(), SGD(rate=0.3, clip=None), steps=2, batch=8, micro=4, transform=transform, dtype="fp32",
         save=Saving(seconds=None), look=look,

@@ -73,7 +73,7 @@ def test_tokens_are_those_of_one_device(kind: str, name: str, dtype: str) -> Non
 @pytest.mark.brief("gpt_oss-data_expert-mxfp8_e4m3")
 def test_inputs_are_rounded_as_on_one_device(kind: str, name: str, option: str) -> None:
     """Where no device has a part of them only: the same codes, so the same numbers but for the order of sums."""
-    given = {"of": models.packed(kind, 0), "activations": quant_method(option)}
+    given = {"of": models.packed(kind, 0, layers=1), "activations": quant_method(option)}
     alone, mesh = (models.model(kind, m, **given).runtime.forward(IDS, POSITIONS) for m in (None, MESHES[name]))
     as_they_are = models.model(kind, None, of=given["of"]).runtime.forward(IDS, POSITIONS)
     assert apart(as_they_are, alone) > 1e-3
@@ -111,8 +111,9 @@ def test_compiling_is_counted_as_such_and_in_no_other_time(monkeypatch: pytest.M
 @pytest.mark.brief("llama-fsdp_tensor")
 def test_native_kernels_of_several_devices_run_at_once(kind: str, name: str) -> None:
     native = ("matmul", "moe", "attention")
-    runtime = models.model(kind, MESHES[name], *native, of=models.packed(kind, 0)).runtime
-    alone = models.model(kind, None, *native, of=models.packed(kind, 0)).runtime
+    of = models.packed(kind, 0, layers=1)
+    runtime = models.model(kind, MESHES[name], *native, of=of).runtime
+    alone = models.model(kind, None, *native, of=of).runtime
     assert apart(runtime.forward(IDS, POSITIONS), alone.forward(IDS, POSITIONS)) < 1e-5
     assert tokens(runtime, GREEDY) == tokens(alone, GREEDY)
 
@@ -121,7 +122,8 @@ def test_native_kernels_of_several_devices_run_at_once(kind: str, name: str) -> 
 @pytest.mark.brief("gpt_oss-expert")
 def test_scores_and_hidden_states_are_those_of_one_device(kind: str, name: str, tmp_path: Path) -> None:
     """A baseline of one device serves a mesh, and the other way round."""
-    alone, mesh = models.alone(kind), models.model(kind, MESHES[name])
+    of = models.checkpoint(kind, layers=1)
+    alone, mesh = (models.model(kind, m, of=of) for m in (None, MESHES[name]))
     found = {}
     for name_, model in (("alone", alone), ("mesh", mesh)):
         found[name_] = model.score(TEXT, CUT, keep=tmp_path / name_)

@@ -15,6 +15,7 @@ from pipeline.tensors.spec import TensorSpec
 from plugins.bench import checkpoints, engine
 from plugins.bench.contenders import Contender, Task, Turn, ours, run, work
 from plugins.bench.peers import PEERS, SOURCES, parse
+from tests.cases import two_layers
 
 TASK = Task(prompt=8, new=4, threads=2, repeats=2)
 
@@ -109,7 +110,7 @@ def test_a_program_that_fails_says_why():
 
 
 def test_ours(tmp_path):
-    turn = ours(checkpoints.TINY, ("kernels=xla",), replace(TASK, repeats=1))
+    turn = ours(two_layers.folder(), ("kernels=xla",), replace(TASK, repeats=1))
     assert [len(turn.prefill), len(turn.decode), len(turn.cpu)] == [1, 1, 1]
     assert turn.compile > 0
     assert min(turn.read, turn.ops) > 0

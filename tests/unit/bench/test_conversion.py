@@ -68,13 +68,13 @@ def record(report: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def first(acme: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def first(acme: Path, tmp_path_factory: pytest.TempPathFactory, thorough: bool) -> tuple[Path, Any]:
     outputs = tmp_path_factory.mktemp("bench") / "outputs"
     others = [
         PEER.format("broken", ", command_: 'echo no disk; false'"), PEER.format("idle", ", command_: 'true'"),
         PEER.format("absent", ", module: acme_engine"), PEER.format("picky", ", why: too large"),
     ]  # fmt: skip
-    return outputs, bench(acme, outputs, *others)
+    return outputs, bench(acme, outputs, *others, f"bench.rounds={2 if thorough else 1}")
 
 
 @pytest.mark.repeats
@@ -95,29 +95,30 @@ def test_every_command_is_a_row(first: tuple[Path, Any]) -> None:
     assert not list(Path(first[1].run).glob("converted*")), "what was converted is no result"
 
 
-@pytest.mark.parametrize(
-    ("spoilt", "said"),
-    [
-        ("b[-8:] = bytes(8)", "of its size, and is to be as it was"),  # the last values of the last tensor
-        ("b[8:9] = b'!'", "cannot be opened"),
-        ("b[:] = b.replace(b'model.norm.weight', b'model.nOrm.weight')", "model.norm.weight: missing"),
-    ],
+SPOILT = (
+    ("b[-8:] = bytes(8)", "of its size, and is to be as it was"),  # the last values of the last tensor
+    ("b[8:9] = b'!'", "cannot be opened"),
+    ("b[:] = b.replace(b'model.norm.weight', b'model.nOrm.weight')", "model.norm.weight: missing"),
 )
-@pytest.mark.brief(2)
-def test_what_is_quick_and_wrong_is_no_figure(acme: Path, tmp_path: Path, spoilt: str, said: str) -> None:
-    (tmp_path / "spoil.py").write_text(
-        "import pathlib, shutil, sys\n"
-        "shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)\n"
-        f"for path in pathlib.Path(sys.argv[2]).rglob('*.safetensors{'*' if 'replace' in spoilt else ''}'):\n"
-        f"    b = bytearray(path.read_bytes())\n    {spoilt}\n    path.write_bytes(b)\n"
-    )
-    peer = PEER.format("spoils", f", command_: '{sys.executable} {tmp_path}/spoil.py'")
-    report = bench(acme, tmp_path / "outputs", PEERLESS, peer, "bench.rounds=1")
+
+
+def test_what_is_quick_and_wrong_is_no_figure(acme: Path, tmp_path: Path) -> None:
+    peers = []
+    for n, (spoilt, _) in enumerate(SPOILT):
+        (tmp_path / f"spoil{n}.py").write_text(
+            "import pathlib, shutil, sys\n"
+            "shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)\n"
+            f"for path in pathlib.Path(sys.argv[2]).rglob('*.safetensors{'*' if 'replace' in spoilt else ''}'):\n"
+            f"    b = bytearray(path.read_bytes())\n    {spoilt}\n    path.write_bytes(b)\n"
+        )
+        peers.append(PEER.format(f"spoils{n}", f", command_: '{sys.executable} {tmp_path}/spoil{n}.py'"))
+    report = bench(acme, tmp_path / "outputs", PEERLESS, *peers, "bench.rounds=1")
     found = {row["engine"]: row for row in record(report)["rows"]}
-    assert said in found["spoils"]["wrong"], found["spoils"]["why"]
-    assert found["spoils"]["metrics"] == {}
+    for n, (_, said) in enumerate(SPOILT):
+        assert said in found[f"spoils{n}"]["wrong"], found[f"spoils{n}"]["why"]
+        assert found[f"spoils{n}"]["metrics"] == {}
+        assert f"✗ spoils{n}" in str(report.results["bench_convert"]["tables"][0])
     assert found["copies"]["wrong"] == found["cp"]["wrong"] == ""
-    assert "✗ spoils" in str(report.results["bench_convert"]["tables"][0])
 
 
 @pytest.mark.parametrize(("gain", "right"), [(1.0, True), (2.0, False), (0.0, False)])

@@ -10,6 +10,7 @@ from pipeline.bench import against, parts, turns
 from pipeline.bench.turns import Turns
 from pipeline.errors import WeightmillError
 from pipeline.records import schemas
+from tests.cases import two_layers
 from tests.cases.guests import guest
 
 MODULE = """
@@ -32,7 +33,8 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("bench")
     fixed = "stages.bench_parts.limits._target_=plugins.acme_parts.Fixed"
     with guest(folder, {"plugins.acme_parts": MODULE}):
-        report = pipeline.run([*SMALL, fixed, f"paths.outputs={folder}/outputs"], config_dir=folder, progress=False)
+        typed = [*SMALL, f"model.source={two_layers.folder()}", fixed, f"paths.outputs={folder}/outputs"]
+        report = pipeline.run(typed, config_dir=folder, progress=False)
     assert report.exit_code == 0
     return schemas.read("benchmark", Path(report.run) / against.NAME)
 
@@ -44,7 +46,7 @@ def test_a_step_is_its_ops(record: dict[str, Any]) -> None:
     calls: dict[str, int] = {}
     for row in token.values():
         calls[row["op"]] = calls.get(row["op"], 0) + row["calls"]
-    layers = 4
+    layers = two_layers.LAYERS
     assert calls == {
         parts.WHOLE: 1, "embed": 1, "rms_norm": 2 * layers + 1, "matmul": 3 * layers + 1, "rope": 2 * layers,
         "attention": layers, "softmax": layers, "moe": layers, "sample": 1, parts.BETWEEN: 0,

@@ -24,6 +24,7 @@ from plugins.bench.restated import Published, awq, gptq
 from plugins.bench.roundings import LlamaQuantize
 from plugins.quant.blockwise import Blockwise
 from plugins.quant.gptq import Gptq
+from tests.cases import two_layers
 from tests.cases.memory_store import MemoryStore
 from tests.unit.quant.test_calibrated import inputs, matrix, statistics
 
@@ -192,34 +193,33 @@ def test_a_python_without_llm_compressor_is_refused(tmp_path: Path) -> None:
     assert [*LlmCompressor("gptq").needs] == [PACKAGE]
 
 
-def test_what_another_program_wrote_is_scored(tmp_path: Path) -> None:
-    """A program that rounds as ours do loses what ours lose, in as many bits; it is given the model and token ids."""
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of cells of ours and of others; llm-compressor is a program that rounds as ours do."""
+    folder = tmp_path_factory.mktemp("bench")
     ours = ["quant=int4", "quant.scale=f32", "export=compressed_tensors"]
     rules = "model.rules=[{role: attention, to: quant}, {role: experts, to: quant}]"
     program = (
         f"import numpy\nassert numpy.load(settings['rows']).shape == (8, 64)\nsys.path.insert(0, {str(ROOT)!r})\n"
         f"import pipeline\npipeline.run(['+model=gpt_oss', 'flow=convert', 'stages.decode.dtype=keep', *{ours}, "
         f"{rules!r}, 'model.source=' + json.dumps(settings['model']), 'export.path=' + json.dumps(settings['out']), "
-        f"'paths.outputs={tmp_path / 'fake'}'], progress=False)"
+        f"'paths.outputs={folder / 'fake'}'], progress=False)"
     )
-    cells = ["bench.quants=[int4]", "bench.calibrates=[none]", "~stages.bench_quality.peers.gptq_as_published"]
-    report = pipeline.run([
-        *SMALL, *cells, f"bench.llm_compressor={a_python(tmp_path, program)}",
-        f"paths.outputs={tmp_path / 'outputs'}",
+    cells = ["bench.quants=[int4]", "bench.calibrates=[none]", '+bench.more.plain=["quant=keep"]']
+    return pipeline.run([
+        *SMALL, *cells, f"model.source={two_layers.folder()}", f"bench.llm_compressor={a_python(folder, program)}",
+        f"paths.outputs={folder / 'outputs'}",
     ], progress=False)  # fmt: skip
+
+
+def test_what_another_program_wrote_is_scored(report: Any) -> None:
+    """A program that rounds as ours do loses what ours lose, in as many bits; it is given the model and token ids."""
     record = schemas.read("benchmark", Path(report.run) / against.NAME)
     rows = {row["engine"]: row for row in record["rows"]}
     theirs = rows["llm_compressor_gptq"]
     assert theirs["state"] == "measured", theirs["why"]
     assert theirs["metrics"][KL]["value"] == pytest.approx(rows["none"]["metrics"][KL]["value"], rel=0.05)
     assert theirs["metrics"][STORED]["value"] > rows["none"]["metrics"][STORED]["value"], "scales in fp32"
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    outputs = tmp_path_factory.mktemp("bench") / "outputs"
-    cells = ["bench.quants=[int4]", "bench.calibrates=[none]", '+bench.more.plain=["quant=keep"]']
-    return pipeline.run([*SMALL, *cells, f"paths.outputs={outputs}"], progress=False)
 
 
 def test_cells_of_ours_and_of_others_are_rows(report: Any) -> None:

@@ -49,12 +49,13 @@ def test_texts_in_a_list_are_quoted() -> None:
     assert 'generate.prompts=["it\'s", "so"]' in found
 
 
-MANY = ["quant=int4", "mesh=expert", "mesh.axes.expert=4", "+model=gpt_oss", "seed=3", "flow=evaluate", "export=hf"]
+MANY = ["quant=int4", "mesh=expert", "mesh.axes.expert=4", "+model=gpt_oss", "flow=evaluate"]
 
 
 @pytest.mark.parametrize(
     "wrong", ["quant.blok=3", "bits=5", "evaluate.n_ctx=9", "calibrate=gptk", "mesh.axes.exprt=2", "~bench.more"]
 )
+@pytest.mark.brief("quant.blok=3", "calibrate=gptk", "mesh.axes.exprt=2", "~bench.more")
 def test_one_mistake_among_many_is_said_at_once(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one composition of the others; and as where each is tried on its own."""
     composed: list[list[str]] = []

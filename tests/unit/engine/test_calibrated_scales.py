@@ -3,6 +3,7 @@
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -95,10 +96,11 @@ def test_products_are_of_inputs_under_the_scale_that_came_with_a_weight() -> Non
     x = np.random.default_rng(0).standard_normal((3, 64)).astype(np.float32)
     a, b, plain = fed((8, 64), 0.01), fed((4, 64), 0.03, seed=1), np.ones((2, 64), np.float32)
     matmul = MatMul(kernel, by)
-    np.testing.assert_array_equal(matmul(x, a), kernel(under(0.01)(x), a.bare))
-    together = matmul.together((x, a), (x, b), (x, plain))
-    for found, (s, w) in zip(together, ((0.03, a.bare), (0.03, b.bare), (None, plain)), strict=True):
-        np.testing.assert_array_equal(found, kernel(x if s is None else under(s)(x), w))
+    found = jax.jit(lambda x: [matmul(x, a), *matmul.together((x, a), (x, b), (x, plain))])(x)
+    told = ((0.01, a.bare), (0.03, a.bare), (0.03, b.bare), (None, plain))
+    wanted = jax.jit(lambda x: [kernel(x if s is None else under(s)(x), w) for s, w in told])(x)
+    for y, z in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(y, z)
     with pytest.raises(AttributeError):
         matmul(x, a.bare)
     again = jax.jit(lambda w: w)(a)
@@ -112,13 +114,18 @@ def test_experts_round_both_sides_under_theirs() -> None:
     chosen, weights = np.array([[0, 2], [1, 0], [2, 1]], np.int32), rng.random((3, 2)).astype(np.float32)
     w_in, w_out = fed((3, 32, 64), 0.02, seed=2), fed((3, 64, 32), 0.5, seed=3)
     rest = (chosen, weights, (w_in,), (None,), w_out, None)
-    found = np.asarray(MoE(kernel, by)(x, *rest, activation=jax.numpy.abs))
+    found = np.asarray(jax.jit(lambda x: MoE(kernel, by)(x, *rest, activation=jax.numpy.abs))(x))
     bare = (chosen, weights, (w_in.bare,), (None,), w_out.bare, None)
-    wanted = kernel(under(0.02)(x), *bare, activation=lambda h: under(0.5)(jax.numpy.abs(h)))
+
+    def as_told(x: Any) -> Any:
+        return kernel(under(0.02)(x), *bare, activation=lambda h: under(0.5)(jax.numpy.abs(h)))
+
+    wanted = jax.jit(as_told)(x)
     np.testing.assert_allclose(found, np.asarray(wanted), rtol=1e-6, atol=1e-6 * np.abs(found).max())
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen3_moe", "gpt_oss"])
+@pytest.mark.brief("gpt_oss")
 def test_every_packed_parameter_has_its_own(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the names of what lies in it; and each is what rounds before it."""
     plain = models.checkpoint(kind)

@@ -1,6 +1,8 @@
 """What is said of a model's inputs: against NumPy, and equal bytes after a kill."""
 
+import tempfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,13 @@ def test_sums_of_batches_are_those_of_all(tmp_path):
 ROWS = np.random.default_rng(1).integers(0, 200, (4, 24))
 
 
+@cache
+def whole(batch: int = 2) -> tuple[Path, dict[str, bytes]]:
+    """Where all that is said of the model lies, and `observed`."""
+    folder = Path(tempfile.mkdtemp())
+    return folder, observed(folder, batch=batch)
+
+
 def observed(folder: Path, engine: Any = None, batch: int = 2) -> dict[str, bytes]:
     folder.mkdir(exist_ok=True)
     engine = engine or model_runs.engine()
@@ -52,9 +61,9 @@ def observed(folder: Path, engine: Any = None, batch: int = 2) -> dict[str, byte
 
 
 def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = observed(tmp_path / "whole")
+    _, wanted = whole()
     # What q, k and v are multiplied by lies there once; the others are of o, the router, and experts twice.
-    assert [*whole] == [
+    assert [*wanted] == [
         f"layers.{i}.{what}" for i in (0, 1) for what in (*(f"hessian.{k}.npy" for k in range(5)), "npz")
     ]
     save, saved = observe.save_arrays, []
@@ -68,28 +77,28 @@ def test_a_killed_one_goes_on_with_equal_bytes(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         observed(tmp_path / "killed")
     monkeypatch.setattr(observe, "save_arrays", lambda path, arrays: (saved.append(path.name), save(path, arrays)))
-    assert observed(tmp_path / "killed") == whole
+    assert observed(tmp_path / "killed") == wanted
     assert saved == ["layers.1.npz"]
 
 
-def test_statistics_are_those_of_the_inputs(tmp_path: Path) -> None:
-    observed(tmp_path)
+def test_statistics_are_those_of_the_inputs() -> None:
+    folder, _ = whole()
     stored = {n: x.astype(np.float32) for n, x in load_file(two_layers.folder() / "model.safetensors").items()}
     x = stored["model.embed_tokens.weight"][ROWS.reshape(-1)]
     x = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-5) * stored["model.layers.0.input_layernorm.weight"]
-    with np.load(tmp_path / "layers.0.npz") as found:
+    with np.load(folder / "layers.0.npz") as found:
         for name in ("q_proj", "k_proj", "v_proj"):
             of = f"model.layers.0.self_attn.{name}.weight"
             assert found[f"{of}/tokens"] == ROWS.size
             np.testing.assert_allclose(found[f"{of}/mean_square"], np.square(x).mean(0), rtol=1e-4)
             np.testing.assert_allclose(found[f"{of}/absmax"], np.abs(x).max(0), rtol=1e-5)
-            np.testing.assert_allclose(hessian_of(tmp_path, found, of), x.T @ x / len(x), rtol=1e-3, atol=1e-3)
+            np.testing.assert_allclose(hessian_of(folder, found, of), x.T @ x / len(x), rtol=1e-3, atol=1e-3)
         experts = "model.layers.0.mlp.experts"
         for name in ("gate_up_proj", "down_proj"):
             tokens = found[f"{experts}.{name}/tokens"]
             assert tokens.sum() % ROWS.size == 0
             assert tokens.sum() > 0
-            diagonal = np.diagonal(hessian_of(tmp_path, found, f"{experts}.{name}"), axis1=1, axis2=2)
+            diagonal = np.diagonal(hessian_of(folder, found, f"{experts}.{name}"), axis1=1, axis2=2)
             np.testing.assert_allclose(diagonal, found[f"{experts}.{name}/mean_square"], rtol=1e-4, atol=1e-6)
 
 
@@ -145,11 +154,9 @@ def test_experts_count_the_rows_that_chose_them(tmp_path: Path, apart: bool) -> 
 
 
 def test_a_last_batch_may_have_fewer_rows(tmp_path: Path) -> None:
+    observed(tmp_path, batch=3)
     found = []
-    for batch in (3, 4):  # of four rows
-        folder = tmp_path / str(batch)
-        folder.mkdir()
-        model_runs.engine().observe(model_runs.checkpoint(two_layers.folder()), ROWS, batch, folder, hessian=True)
+    for folder in (tmp_path, whole()[0]):  # of four rows three and one, and two and two
         with np.load(folder / "layers.1.npz") as of:
             found.append({key: of[key] for key in of.files if key.endswith(("tokens", "mean_square"))})
     assert found[0].keys() == found[1].keys()
@@ -159,7 +166,7 @@ def test_a_last_batch_may_have_fewer_rows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("axes", [{"data": 3}, {"data": 2, "expert": 2}])
 def test_batches_on_several_devices_give_the_same_bytes(axes: dict[str, int], tmp_path: Path) -> None:
-    wanted = observed(tmp_path / "one", batch=1)
+    _, wanted = whole(batch=1)
     ran = set[Any]()
     program = observe.program
 

@@ -31,6 +31,7 @@ BANDS = [
 
 
 @pytest.mark.parametrize(("name", "rows", "elsewhere"), BANDS)
+@pytest.mark.brief
 @pytest.mark.usefixtures("quick")
 def test_bands_and_what_is_left_of_them(monkeypatch: pytest.MonkeyPatch, name: str, rows: int, elsewhere: bool) -> None:
     """22 rows in bands of 5 or 6, and the rest; the same from the middle of a stack."""

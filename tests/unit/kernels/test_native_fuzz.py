@@ -105,8 +105,9 @@ def test_a_read_past_the_end_of_a_guarded_array_ends_the_process() -> None:
     assert (ran.stdout, ran.returncode) == ("read\n", -11)
 
 
-def test_numbers_are_equal_for_any_number_of_threads() -> None:
-    assert fuzzed(1, 8, NPROC="1") == fuzzed(1, 8, NPROC="5")
+def test_numbers_are_equal_for_any_number_of_threads(thorough: bool) -> None:
+    count = 2 * COUNT if thorough else COUNT
+    assert fuzzed(1, count, NPROC="1") == fuzzed(1, count, NPROC="5")
 
 
 def test_every_op_is_fuzzed_or_has_named_calls() -> None:

@@ -79,7 +79,7 @@ def test_moe_of_several_tiles_and_an_expert_that_nobody_chose() -> None:
 
 
 @pytest.mark.parametrize("kind", ["window", "ring, soft cap", "left padding"])
-@pytest.mark.brief(2)
+@pytest.mark.brief("ring, soft cap")
 def test_attention_of_several_blocks(kind: str) -> None:
     """140 rows and 192 slots, 64 of each in a block; blocks that nobody sees may hold anything."""
     rng = rng_of(kind)

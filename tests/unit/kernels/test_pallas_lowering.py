@@ -6,7 +6,7 @@ not that a device's compiler takes it, nor that it is right, which the corpus sa
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from jax.experimental import pallas as pl
 import pipeline.tensors.pytree  # noqa: F401  QTensors may be traced
 from pipeline.backends import backends_of, rooms
 from pipeline.errors import Unsupported
+from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import Scheme
 from pipeline.testing.memory import quantized
 from plugins.kernels.attention.pallas import attention
@@ -114,9 +115,19 @@ def _attention(q: Any, k: Any, v: Any, sinks: Any, **options: Any) -> Any:
     return attention(q, k, v, at, slot, scale=0.1, sinks=sinks, **options)
 
 
+def kernel_of(call: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A kernel with its scheme and options: others differ in dtypes, in dims of heads and in rows of packed weights."""
+    f, args = call["f"], call["args"]
+    given = {k: str(v) for k, v in getattr(f, "keywords", {}).items() if k != "dtype"}
+    schemes = [str(a.scheme) for a in args if isinstance(a, QTensor)]
+    rows = args[0].shape[1] if len(args[0].shape) == 4 else args[0].shape[0]
+    return getattr(f, "func", f), *given.items(), *schemes, len(args), None if schemes else rows
+
+
 @pytest.mark.parametrize(
     ("f", "args", "of"), [pytest.param(*c[1:], id=f"{i} {c[0]}") for i, c in enumerate(configurations())]
 )
+@pytest.mark.brief(each=kernel_of)
 def test_lowers_for_gpus_and_tpus(f: Callable[..., Any], args: tuple[Any, ...], of: Any) -> None:
     """Forward or, where the gradient is written here, both ways; warnings are errors."""
 

@@ -58,8 +58,15 @@ def traced(method: Any, **more: Any) -> Any:
     return jax.jit(partial(OP, scheme=method.scheme, **options(method), **more))
 
 
+OTHERS_HAVE = ("nvfp4 as torchao", "mxfp4 as ModelOpt")  # `test_as_libraries_do_it`
+
+
 @pytest.mark.parametrize("name", KNOWN)
-@pytest.mark.brief(when=lambda name: name.startswith(("mx", "nvfp4", "nf4", "fp8 tiles", "q4_1", "int8 a matrix")))
+@pytest.mark.brief(
+    when=lambda name: (
+        name.startswith(("mx", "nvfp4", "nf4", "fp8 tiles", "q4_1", "int8 a matrix")) and name not in OTHERS_HAVE
+    )
+)
 def test_bits_are_the_host_s(name: str) -> None:
     method, x = built(name), array(np.float32)
     check(on_host(method, x), traced(method)(x))
@@ -250,10 +257,11 @@ ONE = {
 @pytest.mark.parametrize("dtype", [np.float32, BF16])
 @pytest.mark.parametrize("name", ONE)
 @pytest.mark.brief(each=["name"])
-def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str, dtype: Any) -> None:
-    """Values past it saturate."""
+def test_under_a_scale_that_was_made_before_bits_are_the_definition_s(name: str, dtype: Any, thorough: bool) -> None:
+    """Values past it saturate: some of the first scale's."""
     x, scheme = array(dtype), ONE[name]
-    for scale in (0.013, 0.4) if "inverse" not in name else (70.0, 2.6):
+    scales = (0.013, 0.4) if "inverse" not in name else (70.0, 2.6)
+    for scale in scales if thorough else scales[:1]:
         how = {"scale_rule": "amax", "scale": scale}
         want = load("quantize_dequantize", "reference")(x, scheme, **how)
         check(np.asarray(want, dtype), jax.jit(partial(OP, scheme=scheme, **how))(x))
@@ -277,7 +285,8 @@ def test_under_nvfp4_s_second_level_scale_blocks_are_those_of_any_matrix_that_re
     scheme, how = ONE["nvfp4"], {"scale_rule": "amax"}
     scale = float(np.float32(7.5) / np.float32(448 * 6))
     given = jax.jit(partial(OP, scheme=scheme, scale=scale, **how))
-    np.testing.assert_array_equal(given(x), jax.jit(partial(OP, scheme=scheme, **how))(reaches)[:5])
+    wanted = np.asarray(jax.jit(partial(OP, scheme=scheme, **how))(reaches))[:5]
+    np.testing.assert_array_equal(np.asarray(given(np.resize(x, (6, 64))))[:5], wanted)
     large = np.asarray(given(4 * reaches))
     assert np.abs(large).max() == np.float32(448 * 6) * np.float32(scale)
 

@@ -1,5 +1,6 @@
 """GPTQ of ggml's structs, against its definition under the scales that their own search found."""
 
+from functools import cache
 from types import SimpleNamespace
 
 import gguf
@@ -54,17 +55,24 @@ def levels(kind):
     return np.arange(layout.least, layout.most + 1) if layout.book is None else layout.book.astype(np.int64)
 
 
-@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "iq4_nl"])  # a minimum, negative scales, a table
-def test_it_is_its_definition(kind):
-    """Under scales of the weights as they were, by what their errors add to the loss."""
-    w, x = matrix(), inputs()
+@cache
+def known():
+    """XᵀX of `inputs`, the order of its columns, and by how much errors of each count."""
+    x = inputs()
     h = (x.T @ x / len(x)).astype(np.float32)
-    q = Gptq(damping=0.05).calibrated(Structs(kind)).encode(w, statistics=SimpleNamespace(hessian=lambda: h))
     order = np.argsort(-np.diag(h), kind="stable")
     damped = h[np.ix_(order, order)].astype(np.float64)
     damped += 0.05 * np.mean(np.diag(damped)) * np.eye(N)
     counts = np.empty(N)
     counts[order] = [1 / np.linalg.inv(damped[i:, i:])[0, 0] for i in range(N)]
+    return h, order, counts
+
+
+@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "iq4_nl"])  # a minimum, negative scales, a table
+def test_it_is_its_definition(kind):
+    """Under scales of the weights as they were, by what their errors add to the loss."""
+    w, (h, order, counts) = matrix(), known()
+    q = Gptq(damping=0.05).calibrated(Structs(kind)).encode(w, statistics=SimpleNamespace(hessian=lambda: h))
     searched = Structs(kind).encode(w, importance=counts.astype(np.float32))
     unit, less = scales(kind, q)
     for found, wanted in zip((unit, less), scales(kind, searched), strict=True):

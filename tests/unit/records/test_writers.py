@@ -47,9 +47,9 @@ def _index(outputs: str, times: int) -> int:
     return [len(registry(Path(outputs)).runs) for _ in range(times)][-1]
 
 
-def test_ten_writers_and_a_reader(tmp_path: Path) -> None:
+def test_many_writers_and_a_reader(tmp_path: Path, thorough: bool) -> None:
     context = multiprocessing.get_context("spawn")
-    writers = [context.Process(target=_write_runs, args=(str(tmp_path), w)) for w in range(10)]
+    writers = [context.Process(target=_write_runs, args=(str(tmp_path), w)) for w in range(10 if thorough else 4)]
     for writer in writers:
         writer.start()
     reads = 0

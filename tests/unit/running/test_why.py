@@ -108,11 +108,13 @@ CHANGES: dict[str, tuple[Change, str, str]] = {
 
 
 @pytest.mark.parametrize("override", OPTIONS)
+@pytest.mark.brief("quant.scale_rule=even", "engine.device=gpu", "export=original")
 def test_an_option_that_is_new_is_named(before: Before, override: str) -> None:
     named(before, before.ask(override), *OPTIONS[override])
 
 
 @pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.brief("new file", "text", "weights", "engine", "library", "C++")
 def test_a_change_is_named(before: Before, kind: str) -> None:
     change, node, said = CHANGES[kind]
     change(before)

@@ -113,6 +113,7 @@ def test_experts_share_what_their_norm_and_router_take(tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "qwen3_moe", "gemma3", "gpt_oss"])
+@pytest.mark.brief("qwen2", "qwen3_moe", "gemma3", "gpt_oss")
 def test_smoothquant_leaves_the_model_what_it_was(tmp_path: Path, kind: str) -> None:
     """Of every family, whatever is between a norm and who reads it; and every input has fewer large channels."""
     plain = seen(kind)

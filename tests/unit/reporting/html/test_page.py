@@ -422,8 +422,9 @@ def test_torn_and_foreign_rows_of_metrics_are_none(tmp_path: Path) -> None:
     assert not [x for name, x in found if "process 1" in name]  # one point is no line
 
 
-def test_a_page_stays_small_whatever_the_runs_are(tmp_path: Path) -> None:
-    """A sweep of forty jobs with five hundred tensors each, and a training as long; and it says what it left out."""
+def test_a_page_stays_small_whatever_the_runs_are(tmp_path: Path, thorough: bool) -> None:
+    """A sweep of many jobs with five hundred tensors each, and a training as long; and it says what it left out."""
+    count = 40 if thorough else 24
     kinds = [f"mlp.experts.kind_{n}" for n in range(12)]
     runs = [
         written_runs.write(
@@ -431,14 +432,15 @@ def test_a_page_stays_small_whatever_the_runs_are(tmp_path: Path) -> None:
             results={"evaluate": written_runs.scored(60 + n, 0.1 / (n + 1))},
             training=written_runs.updates(3000 if n < 3 else 300), nbytes_out=900 + n,
         )
-        for n in range(40)
+        for n in range(count)
     ]  # fmt: skip
     nbytes = page.write(runs, tmp_path / "out/page.html")
     assert nbytes == (tmp_path / "out/page.html").stat().st_size < 3_000_000
     root = parsed((tmp_path / "out/page.html").read_text())
     notes = [p.text for p in root.all("p") if "note" in p.attributes.get("class", "")]
     assert any("stand on the pages of single runs only" in note for note in notes)
-    assert len(next(t for t in root.all("table") if t.all("caption")[0].text == "Runs").all("tbody")[0].all("tr")) == 40
+    table = next(t for t in root.all("table") if t.all("caption")[0].text == "Runs")
+    assert len(table.all("tbody")[0].all("tr")) == count
     one = page.html(runs[:1])
     assert len(one.encode()) < 1_500_000
     assert "errors.csv of the run has the other 80" in one
