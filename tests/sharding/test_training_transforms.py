@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from pipeline.adapters import MergedStore
-from pipeline.api import quant_method
 from pipeline.errors import PlanError
 from pipeline.mesh import Mesh
 from pipeline.records.points import METRICS
@@ -28,6 +27,7 @@ from plugins.train.packing import Packing
 from plugins.train.qat import Qat
 from plugins.train.trainer import Trainer
 from tests.cases import model_runs
+from tests.cases.quantized import quant_method
 from tests.cases.toy_rows import Rows
 from tests.sharding import models, processes, toys
 

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.calibrated import calibrated, scale
 from pipeline.calibration import LinearStatistics
 from pipeline.coded_store import CodedStore
@@ -23,6 +22,7 @@ from pipeline.testing.memory import quantized
 from plugins.engine import load
 from plugins.models.common.rounding import Fed, MatMul, MoE, Rounder
 from stages.quantize import Quantize
+from tests.cases.quantized import quant_method
 from tests.sharding import models
 from tests.unit.engine.test_activations import rounder
 from tests.unit.stages.test_smooth import MATRICES, Seen
@@ -56,9 +56,9 @@ def test_scales_are_those_that_the_method_makes_of_the_largest_value() -> None:
     with pytest.raises(KeyError):
         found.values["other"]
     assert calibrated(Known(), names, FP8).values["experts"] == np.float32(200) / np.float32(448)
-    direct = quant_method("nvfp4", ["quant.second=f32"])
+    direct = quant_method("nvfp4", "quant.second=f32")
     assert calibrated(Known(), names, direct).values["experts"] == np.float32(200) / np.float32(448 * 6)
-    inverse = calibrated(Known(), names, quant_method("nvfp4", ["quant.second=inverse_f32"]))
+    inverse = calibrated(Known(), names, quant_method("nvfp4", "quant.second=inverse_f32"))
     assert inverse.values["experts"] == np.float32(448 * 6) / np.float32(200)
     assert scale(INT8, 0.0) == np.float32(1) / np.float32(127), "of nothing but zeros"
 

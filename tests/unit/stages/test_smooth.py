@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.api import quant_method
 from pipeline.calibration import LinearStatistics, Multiplied
 from pipeline.coded_store import CodedStore
 from pipeline.errors import ConfigError, PlanError
@@ -21,6 +20,7 @@ from stages.alone import apart
 from stages.calibrate import likely
 from stages.quantize import Quantize
 from stages.smooth import Smooth
+from tests.cases.quantized import quant_method
 from tests.sharding import models
 from tests.unit.quant.test_calibrated import inputs
 
