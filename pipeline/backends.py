@@ -64,7 +64,7 @@ BACKENDS: Final[Mapping[str, Backend]] = MappingProxyType(
         "native": Backend(platforms=("cpu",), built=_NATIVE, tuned=f"{ROOM}.native.tune"),
         # The same with activations as integers, in blocks of 32.
         "native_int16": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-11),
-        "native_int8": Backend(platforms=("cpu",), built=_NATIVE, unit=2.0**-6),
+        "native_int8": Backend(platforms=("cpu",), built=f"{ROOM}.native.in_bytes", unit=2.0**-6),
     }
 )
 """The names that a backend in a room may have, in the order in which errors and tests list them."""

@@ -76,7 +76,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(ours.mktemp("temporary"))
     os.environ["XDG_CACHE_HOME"] = caches.fresh(ours.mktemp("cache"))
     if not hasattr(session.config, "workerinput"):
-        build.prepare(lambda said: None, seldom=True)
+        build.prepare(lambda said: None, build.SELDOM)
 
 
 @pytest.fixture(autouse=True)

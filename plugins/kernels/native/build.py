@@ -19,7 +19,7 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
@@ -50,7 +50,7 @@ SANITIZED: Final = (
 )  # fmt: skip
 SELDOM: Final = ("gradient", "limits", "rounded", "superblocks")
 """Units that few runs need: to train, to benchmark, to round activations, to make k-quants. They are compiled when they
-are first called, for all of them together take a quarter of the time that compiling takes."""
+are first called, or asked for (in_bytes.py): all of them together take a quarter of the time that compiling takes."""
 MOST_LINES: Final = 20  # of what a compiler says
 QUICK_S: Final = 5.0
 RETRY_S: Final = 24 * 3600.0
@@ -110,19 +110,19 @@ def missing() -> str | None:
     return None
 
 
-def prepare(say: Callable[[str], None], seldom: bool = False) -> None:
+def prepare(say: Callable[[str], None], seldom: Collection[str] = ()) -> None:
     """Make what is not there yet, all units at once; what cannot be made is `missing` from then on.
 
     Args:
         say: hears that it is compiled.
-        seldom: `SELDOM` too.
+        seldom: those of `SELDOM` that are wanted too.
     """
     missing.cache_clear()
     _refused.pop(folder(), None)
     try:
         if _hindrance() is not None:
             return
-        wanted = [u for u in units() if seldom or u not in SELDOM]
+        wanted = [u for u in units() if u not in SELDOM or u in seldom]
         due = [u for u in wanted if (f := _found(u)) is None or _unloadable(f) is not None]
         due = [u for u in due if _is_to_be_tried(_place(u))]
         if due:

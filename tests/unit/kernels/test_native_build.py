@@ -52,9 +52,9 @@ def script(path: Path, text: str) -> str:
     return str(path)
 
 
-def prepared() -> list[str]:
+def prepared(*names: str) -> list[str]:
     said: list[str] = []
-    backends.prepare(["native", "xla"], said.append)
+    backends.prepare(names or ["native", "xla"], said.append)
     return said
 
 
@@ -221,6 +221,14 @@ def test_what_few_runs_need_is_compiled_when_it_is_called(here: Path, monkeypatc
         assert build.library("two").exists()
         build.library("two")
     assert said == ["compiling the native kernels, once: two\n"]
+
+
+def test_a_backend_that_is_named_has_what_it_alone_needs(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copy(build.SOURCES / "one.cc", build.SOURCES / "rounded.cc")
+    monkeypatch.setattr(build, "SELDOM", ("rounded",))
+    assert prepared() == ["compiling the native kernels, once: one, two"]
+    assert prepared("native", "native_int16") == []
+    assert prepared("native", "native_int8") == ["compiling the native kernels, once: rounded"]
 
 
 def test_units_that_few_runs_need_are_units() -> None:

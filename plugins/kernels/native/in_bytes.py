@@ -1,0 +1,11 @@
+"""What `native_int8` needs of C++: what all native backends do, and products of a few rows in bytes."""
+
+from collections.abc import Callable
+
+from plugins.kernels.native import build
+from plugins.kernels.native.build import missing as missing
+
+
+def prepare(say: Callable[[str], None]) -> None:
+    """See `build.prepare`."""
+    build.prepare(say, ("rounded",))
