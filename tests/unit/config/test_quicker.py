@@ -147,9 +147,7 @@ def described(node: Any, holder: Any = None) -> list[Any]:
     assert own["_parent"] is holder
     content = own.get("_content", own.get("_val"))
     below = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
-    known = {
-        name: value for name, value in vars(own["_metadata"]).items() if name != "resolver_cache"
-    }  # what time it was
+    known = {**vars(own["_metadata"]), "resolver_cache": None}  # that knows what time it was
     said = [type(node), known, None if below else content]
     return [said, *(line for child in below for line in described(child, node))]
 
