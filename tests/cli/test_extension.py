@@ -347,7 +347,8 @@ def test_in_the_project_tree(checkout: Path, thorough: bool) -> None:
     assert all((checkout / w).is_file() for w in written)
     chosen = "stages=[load,decode,drop_bias,quantize,export]"
     assert f"  python -m pipeline +model=gpt_oss quant=mxfp4 '{chosen}'\n" in said.out
-    for run_dir, option in (("one", "factor=1"), ("two", "factor=2"))[not thorough :]:
+    runs = {"one": "factor=1", "two": "factor=2"} if thorough else {"two": "factor=2"}
+    for run_dir, option in runs.items():
         done = pipeline(*MAIN, chosen, f"stages.drop_bias.{option}", f"paths.run={run_dir}", cwd=checkout)
         assert done.code == 0, done.err
     if thorough:  # that a factor scales, its own test says, and of runs with other options others do
