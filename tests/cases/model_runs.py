@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +25,10 @@ QUANTIZING = sorted(
     {p.stem for p in (CONF / "quant").glob("*.yaml")} - {"none", "keep", "auto", *STRUCTS}
 )  # options of quant= that do, in blocks with scales beside them
 STAGES = "stages=[load,decode,quantize]"
-QUICKLY = {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
+_LOOPS: dict[str, bool | int] = {"xla_cpu_use_fusion_emitters": False}
+QUICKLY = {**(_LOOPS if version("jax").startswith("0.10.") else {}), "xla_cpu_parallel_codegen_split_count": 1}
 """What XLA does beside leaving out most optimizations. It makes loops without a pass of MLIR over each of them, which
-takes most of the time that is left, and programs in one piece: every core has tests to run, and pieces take more."""
+takes most of the time that is left (JAX 0.11 has no such option), and programs in one piece: every core has tests to run, and pieces take more."""
 KEEP = "[{match: '*', to: keep}]"
 
 

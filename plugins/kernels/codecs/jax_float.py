@@ -32,12 +32,21 @@ def widened(x: Any) -> Any:
     return float_of(jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16))
 
 
+def leading_zeros(n: Any) -> Any:
+    """uint32 of uint32 below 2^31, 32 of 0; Triton and Mosaic GPU have no `lax.clz`.
+
+    A float's exponent says where the highest bit is. Without the bit after that, rounding reaches no power of two.
+    """
+    as_float = (n & ~(n >> 1)).astype(jnp.int32).astype(jnp.float32)
+    return jnp.where(n == 0, np.uint32(32), 158 - (bits_of(as_float) >> 23))
+
+
 def parts(bits: Any) -> tuple[Any, Any]:
     """(significand, exponent) of finite patterns: |x| = significand · 2^exponent, 2^23 ≤ significand < 2^24 or 0."""
     field = (bits >> 23) & 0xFF
     fraction = bits & 0x7FFFFF
     significand = jnp.where(field > 0, fraction | 0x800000, fraction)
-    shift = jnp.where(significand > 0, jax.lax.clz(significand) - 8, 0)
+    shift = jnp.where(significand > 0, leading_zeros(significand) - 8, 0)
     return significand << shift, jnp.maximum(field, 1).astype(jnp.int32) - 150 - shift.astype(jnp.int32)
 
 
@@ -118,7 +127,7 @@ def subtracted(a: Any, b: Any) -> Any:
     m, n = m << 6, n << 6  # six more places, the last of which keeps what is shifted out
     n = jnp.where(away > 30, (n > 0).astype(jnp.uint32), (n >> away) | ((n & ((jnp.uint32(1) << away) - 1)) > 0))
     total = jnp.where((p ^ q) >> 31 == 1, m - n, m + n)
-    lead = jax.lax.clz(total).astype(jnp.int32)  # to 26 bits: 6 leading zeros
+    lead = leading_zeros(total).astype(jnp.int32)  # to 26 bits: 6 leading zeros
     down = jnp.clip(6 - lead, 0, 6).astype(jnp.uint32)
     up = jnp.clip(lead - 6, 0, 31).astype(jnp.uint32)
     wide = ((total >> down) | ((total & ((jnp.uint32(1) << down) - 1)) > 0)) << up

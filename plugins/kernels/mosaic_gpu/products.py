@@ -31,7 +31,7 @@ def transposed(device: Device, a: Any, b: Any) -> Any:
         return jnp.dot(a[...], b[...].T, preferred_element_type=jnp.float32)
 
     def multiply(total: Any) -> Any:
-        plgpu.wgmma(total, a, plgpu.transpose_ref(b, (1, 0)))
+        plgpu.wgmma(total, a, b.transpose((1, 0)))
         return total[...]
 
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
@@ -52,6 +52,6 @@ def added_transposed(device: Device, total: Any, pairs: Sequence[tuple[Any, Any]
 
     def multiply(sum_: Any) -> None:
         for a, b in pairs:
-            plgpu.wgmma(sum_, a, plgpu.transpose_ref(b, (1, 0)))
+            plgpu.wgmma(sum_, a, b.transpose((1, 0)))
 
     return pl.run_state(multiply)(plgpu.WGMMAAccumulatorRef.init(total))  # type: ignore[no-untyped-call]
