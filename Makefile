@@ -77,10 +77,19 @@ test-gpu: $(VENV)/.dev  ## the corpus of every op with its kernels for GPUs, com
 		tests/unit/kernels/test_fused_attention.py tests/unit/kernels/test_mosaic_gpu.py \
 		-k 'pallas or mosaic_gpu or cudnn or tokamax' $(ARGS)
 
-bench-gpu: $(VENV)/.core  ## measure the Pallas and Mosaic GPU kernels beside XLA, cuDNN and tokamax on this machine's GPU
+bench-gpu: $(VENV)/.core  ## measure the Pallas and Mosaic GPU kernels beside XLA, cuDNN and tokamax on this machine's GPU, and gpt-oss-20b's decoding
 	@$(BIN)/python -m plugins.bench.gpu
-	$(BIN)/python -m pipeline bench ops 'bench.backends=[pallas,mosaic_gpu,xla,cudnn,tokamax]' \
-		'bench.ops=[matmul,moe,attention,softmax,quantize_dequantize,quantize,dequantize]' $(ARGS)
+	$(BIN)/python -m pipeline bench ops 'bench.backends=[mosaic_gpu,pallas,xla,cudnn,tokamax]' \
+		'bench.ops=[attention,matmul,moe,softmax,quantize_dequantize]' $(GPU_SIZES) $(ARGS)
+	$(BIN)/python -m plugins.bench.decode_gpu --kernels mosaic_gpu
+
+# Shapes of gpt-oss-20b, and heads of 128 as Llama has them; activations are bfloat16, as GPUs multiply.
+GPU_SIZES := 'bench.heads=[64,8,64]' '+stages.bench_ops.suites.attention.more_heads=[[64,8,128]]' \
+	+stages.bench_ops.suites.attention.backward=true 'bench.slots=[4096]' 'bench.prompts=[4096]' bench.window=128 \
+	'bench.sizes=[[5760,2880],[4096,2880]]' 'bench.rows=[1,32]' 'bench.formats=[bf16,mxfp4]' bench.most=null \
+	+stages.bench_ops.suites.matmul.activations=bf16 'bench.moe=[32,4,2880,2880]' 'bench.tokens=[1,16,256,4096]' \
+	'bench.experts=[mxfp4]' +stages.bench_ops.suites.moe.activations=bf16 bench.vocabulary=201088 \
+	'stages.bench_ops.suites.softmax.rows=[32,512]' 'bench.matrix=[8192,8192]' 'bench.packed=[mxfp4]' bench.rounds=1
 
 golden: $(VENV)/.dev  ## write anew what is expected: digests of exports, the public names, the table of kernels
 	$(BIN)/python -m tests.golden

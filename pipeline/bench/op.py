@@ -11,6 +11,7 @@ import numpy as np
 
 from pipeline.backends import DEFINITION, load
 from pipeline.errors import short
+from pipeline.hooks import hooks_of, optional
 from pipeline.running import peak
 from pipeline.tensors.qtensor import QTensor
 
@@ -51,6 +52,8 @@ class Case:
         nbytes: that are read and written, each once.
         parts: what its result is held to.
         host: it works on buffers of the host, as conversion does; otherwise it is a part of a compiled program.
+        gradients: of so many of the first arguments the gradients are the result, a tuple, and the last argument is
+            that of the op's own result; 0: the op's own result.
     """
 
     op: str
@@ -61,6 +64,7 @@ class Case:
     nbytes: float
     parts: tuple[Part, ...]
     host: bool = False
+    gradients: int = 0
 
 
 class Suite(Protocol):
@@ -95,6 +99,18 @@ class Runner(Protocol):
         """What its results may be off by, as a share of their size, where that is more than roundings; else 0."""
 
     def versions(self) -> Mapping[str, str]: ...
+
+
+@hooks_of(Runner)
+class RunnerHooks:
+    """What a runner may have beside that."""
+
+    timed: Callable[[Any, float], Mapping[str, Any] | None] | None = None
+    """`timed(call, seconds)`, of what computes on a device with a clock of its own: `s`, seconds of a call that was
+    repeated for about `seconds`, and `timed`, how that was measured; None: of this one the host's clock is right."""
+
+    device: Callable[[], Mapping[str, Any]] | None = None
+    """What such calls run on, asked when all were measured; empty: the host."""
 
 
 class Backends(Protocol):
@@ -133,7 +149,10 @@ class Measure:
                 if (row := self._measured(case)) is not None:
                     about = {"op": case.op, "case": case.name, "flops": case.flops, "nbytes": case.nbytes}
                     found[f"{case.op} {case.name}"] = about | row
-        return {"cases": found, "versions": dict(self.runner.versions()), "peak": peak.nbytes()}
+        device = optional(self.runner, RunnerHooks, "device")
+        about_device = dict(device()) if device is not None else {}
+        more = {"device": about_device} if about_device else {}
+        return {"cases": found, "versions": dict(self.runner.versions()), "peak": peak.nbytes(), **more}
 
     def _measured(self, case: Case) -> dict[str, Any] | None:
         try:
@@ -141,7 +160,10 @@ class Measure:
             if call is None or isinstance(call, str):
                 return None if call is None else {"declined": call}
             wrong, off = wrongness(case, self.runner.given(call()), self.runner.unit)
-            return {"s": _timed(call, self.seconds), "wrong": wrong, "off": off}
+            timed = optional(self.runner, RunnerHooks, "timed")
+            by_device = timed(call, self.seconds) if timed is not None else None
+            taken = {"s": _timed(call, self.seconds)} if by_device is None else dict(by_device)
+            return {**taken, "wrong": wrong, "off": off}
         except Exception as why:  # of one case: the others are measured all the same
             return {"failed": short(f"{type(why).__name__}: {why}", WHY)}
 

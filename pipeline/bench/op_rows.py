@@ -1,5 +1,6 @@
 """What the rounds of a benchmark of ops come to, as rows of bench.json, tables and figures."""
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -11,6 +12,7 @@ from pipeline.figures import Cell, Figure
 from pipeline.stage import Table
 
 EVERY = "every op"
+WALL = "µs by the host's clock"  # of calls that follow each other without waiting
 Row = dict[str, Any]
 
 
@@ -25,6 +27,8 @@ def of_runner(name: str, rounds: Sequence[Mapping[str, Any]], limits: Mapping[st
     for case, first in rounds[0]["cases"].items():
         seen = [r["cases"][case] for r in rounds]
         more = {key: first[key] for key in ("op", "case", "flops", "nbytes")} | {"versions": rounds[0]["versions"]}
+        if "device" in rounds[0]:
+            more["device"] = rounds[0]["device"]
         if why := next((s["failed"] for s in seen if "failed" in s), ""):
             found.append(unmeasured(name, case, "failed", why) | more)
         elif "declined" in first:
@@ -32,6 +36,8 @@ def of_runner(name: str, rounds: Sequence[Mapping[str, Any]], limits: Mapping[st
         else:
             wrong = next((s["wrong"] for s in seen if s["wrong"]), "")
             time = Metric.of([1e6 * s["s"] for s in seen], "µs", "lower")
+            if timed := _timed([s["timed"] for s in seen if "timed" in s]):
+                more["timed"] = timed
             figures = {} if wrong else {"metrics": {"time": asdict(time)}, **_rates(first, time.value, limits)}
             busy = {"others": others, "busy": others > BUSY}
             found.append(
@@ -39,6 +45,14 @@ def of_runner(name: str, rounds: Sequence[Mapping[str, Any]], limits: Mapping[st
                 | {"wrong": wrong, "off": max(s["off"] for s in seen)}
             )  # fmt: skip
     return found
+
+
+def _timed(rounds: Sequence[Mapping[str, Any]]) -> Row:
+    """How a device's own time was taken, and beside it µs of a call by the host's clock; empty: it was not asked."""
+    if not rounds:
+        return {}
+    how = "; ".join(dict.fromkeys(r["how"] for r in rounds))
+    return {"how": how, "wall": 1e6 * statistics.median(r["wall"] for r in rounds), "calls": rounds[0]["calls"]}
 
 
 def _rates(case: Mapping[str, Any], micros: float, limits: Mapping[str, float]) -> Row:
@@ -77,7 +91,13 @@ def tables(rows: Sequence[Mapping[str, Any]], worse: Sequence[str], against: str
         cases = {case: i for i, case in enumerate(dict.fromkeys(r["case"] for r in these))}
         these.sort(key=lambda r: (cases[r["case"]], bool(r["wrong"]), _micros(r)))
         columns = ("case", "backend", "µs", "GB/s", "of reading", "GFLOP/s", "of multiplying", "verdict")
-        shown.append(Table(common.titled(op, these), columns, tuple(tuple(_cells(r)) for r in these)))
+        title = common.titled(op, these)
+        if device := next((r["device"]["name"] for r in these if "device" in r), ""):
+            ways = dict.fromkeys(r["timed"]["how"] for r in these if "timed" in r)
+            title = f"{title}; {device}: {'; '.join(ways)}"
+        shown.append(Table(title, (*columns, *([WALL] if device else ())), tuple(
+            (*_cells(r), *([_wall(r)] if device else ())) for r in these
+        )))  # fmt: skip
     return (*shown, *common.rest(rows, ("backend", "case"), worse, against))
 
 
@@ -87,6 +107,10 @@ def _shown(value: float) -> str:
 
 def _micros(found: Mapping[str, Any]) -> float:
     return float(found["metrics"]["time"]["value"]) if found["metrics"] else 0.0
+
+
+def _wall(found: Mapping[str, Any]) -> Cell:
+    return _shown(found["timed"]["wall"]) if "timed" in found and not found["wrong"] else "–"
 
 
 def _cells(found: Mapping[str, Any]) -> Iterator[Cell]:

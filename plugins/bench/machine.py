@@ -20,6 +20,7 @@ import numpy as np
 
 from pipeline.cpu import CPUINFO, instructions
 from pipeline.planning.rates import machine
+from plugins.bench.ops import on_device
 from plugins.kernels.native import build, compiler, library
 
 TOLD = (  # of the instruction sets, those that kernels may use
@@ -107,7 +108,9 @@ def headline(told: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Limits:
-    """See `pipeline.bench.limits.Limits`."""
+    """See `pipeline.bench.limits.Limits`: of the GPU, where JAX computes on one, else of threads of the CPU."""
 
-    def of(self, threads: int) -> Mapping[str, float]:
+    def of(self, threads: int) -> Mapping[str, Any]:
+        if on_device.is_gpu():
+            return on_device.limits()
         return {name: rate for name, rate in of(threads).items() if name != "threads"}

@@ -1,7 +1,7 @@
 """What cases are made of: values of any size, number formats by name, and pieces of packed tensors."""
 
 from math import prod
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +13,7 @@ from pipeline.testing.memory import cut, quantized
 
 SOME: Final = 65_537  # values at random, again and again: a prime, so that no two rows are alike
 _GGML: Final = {"codes_from": "unrounded", "quotient": "reciprocal"}
+Plain = Literal["bf16", "f32"]
 _AMAX: Final = {"scale_rule": "amax"}
 PLAIN: Final = {"bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
 # How codes are made of values stands beside what they mean.
@@ -63,6 +64,17 @@ def values(shape: tuple[int, ...], dtype: Any = np.float32, seed: int = 0) -> An
     found[:whole].reshape(-1, SOME)[:] = some
     found[whole:] = some[: len(found) - whole]
     return found.reshape(shape)
+
+
+def activations(weights: str, asked: Plain | None) -> Any:
+    """The dtype of what is multiplied by weights of a format: as asked for, or bfloat16 with such weights, else
+    float32."""
+    return PLAIN[asked or ("bf16" if weights == "bf16" else "f32")]
+
+
+def said(asked: Plain | None) -> str:
+    """In names of cases."""
+    return "" if asked is None else f" of {asked}"
 
 
 def weights(name: str, shape: tuple[int, ...], seed: int = 0) -> Any:

@@ -7,6 +7,7 @@ from math import prod
 
 from pipeline.bench.op import Case, Part
 from plugins.bench.ops import data
+from plugins.bench.ops.data import Plain
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,14 @@ class MatMul:
         rows: of x.
         formats: of the weights; of x bfloat16 with such weights, else float32.
         most: GFLOP of a call; what takes more is left out. None: nothing is.
+        activations: format of x; None: bfloat16 with such weights, else float32.
     """
 
     sizes: tuple[tuple[int, ...], ...]
     rows: tuple[int, ...]
     formats: tuple[str, ...]
     most: float | None
+    activations: Plain | None = None
 
     def __post_init__(self) -> None:
         data.check("bench.formats", self.formats)
@@ -44,10 +47,11 @@ class MatMul:
                 if self.most is not None and flops > 1e9 * self.most:
                     continue
                 w = data.weights(name, (out, n)) if w is None else w
-                x = data.values((rows, n), data.PLAIN["bf16" if name == "bf16" else "f32"], seed=1)
+                x = data.values((rows, n), data.activations(name, self.activations), seed=1)
                 parts = tuple(
                     Part((x, piece), {}, lambda y, here=here: y[:, here])  # type: ignore[misc]
                     for here, piece in data.ends(w)
                 )
                 nbytes = w.nbytes + x.nbytes + rows * out * x.itemsize
-                yield Case("matmul", f"{name} [{out}, {n}] × {rows}", (x, w), {}, flops, nbytes, parts)
+                case = f"{name} [{out}, {n}] × {rows}{data.said(self.activations)}"
+                yield Case("matmul", case, (x, w), {}, flops, nbytes, parts)

@@ -11,6 +11,7 @@ from pipeline.errors import ConfigError
 from pipeline.tensors.qtensor import QTensor
 from pipeline.testing.memory import cut
 from plugins.bench.ops import data
+from plugins.bench.ops.data import Plain
 
 OUTPUTS = 4  # that the definition computes too, of one token
 
@@ -37,12 +38,14 @@ class Moe:
     Attributes:
         shape: experts, how many a token chooses, values of a token, values inside of an expert.
         tokens: at once.
-        formats: of the weights; of x bfloat16 with such weights, else float32.
+        formats: of the weights.
+        activations: format of x; None: bfloat16 with such weights, else float32.
     """
 
     shape: tuple[int, ...]
     tokens: tuple[int, ...]
     formats: tuple[str, ...]
+    activations: Plain | None = None
 
     def __post_init__(self) -> None:
         data.check("bench.experts", self.formats)
@@ -63,8 +66,8 @@ class Moe:
             out = data.weights(name, (experts, hidden, inside), seed=1)
             for tokens in self.tokens:
                 rng = np.random.default_rng(tokens)
-                x = data.values((tokens, hidden), data.PLAIN["bf16" if name == "bf16" else "f32"]) / 32
-                x = x.astype(data.PLAIN["bf16" if name == "bf16" else "f32"])
+                dtype = data.activations(name, self.activations)
+                x = (data.values((tokens, hidden), dtype) / 32).astype(dtype)
                 chosen = np.stack([rng.permutation(experts)[:choices] for _ in range(tokens)]).astype(np.int32)
                 share = np.full((tokens, choices), 1 / choices, np.float32)
                 read = len(np.unique(chosen)) / experts  # of the experts
@@ -72,8 +75,9 @@ class Moe:
                     (x[:1], chosen[:1], share[:1], (both,), (None,), _outputs(out), None), {"activation": activation},
                     lambda y: y[:1, :OUTPUTS],
                 )  # fmt: skip
+                case = f"{name} {experts} × [{hidden}, {inside}], {choices} chosen × {tokens}"
                 yield Case(
-                    "moe", f"{name} {experts} × [{hidden}, {inside}], {choices} chosen × {tokens}",
+                    "moe", f"{case}{data.said(self.activations)}",
                     (x, chosen, share, (both,), (None,), out, None), {"activation": activation},
                     2.0 * tokens * choices * 3 * hidden * inside, read * (both.nbytes + out.nbytes) + 2 * x.nbytes,
                     (part,),

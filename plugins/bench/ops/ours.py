@@ -14,7 +14,7 @@ from pipeline.bench.op import Case
 from pipeline.errors import ConfigError
 from pipeline.ops import Kernel
 from pipeline.tensors.qtensor import QTensor
-from plugins.bench.ops import sample
+from plugins.bench.ops import on_device, sample
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,18 @@ class Ours:
         if case.op == sample.OP:
             return sample.compiled(case)
         kernel = Kernel(case.op, (self.backend,), "cpu" if case.host else _platform())
-        if reasons := kernel.resolve(*case.args, **case.options).reasons:
+        args = case.args[:-1] if case.gradients else case.args
+        if reasons := kernel.resolve(*args, **case.options).reasons:
             return reasons
-        return partial(kernel, *case.args, **case.options) if case.host else _compiled(kernel, case)
+        return partial(kernel, *args, **case.options) if case.host else _compiled(kernel, case)
+
+    def timed(self, call: Any, seconds: float) -> Mapping[str, Any] | None:
+        """See `pipeline.bench.op.RunnerHooks`: programs on a GPU by its own clock."""
+        return call.took(seconds).row if isinstance(call, on_device.Program) else None
+
+    def device(self) -> Mapping[str, Any]:
+        """See `pipeline.bench.op.RunnerHooks`."""
+        return on_device.device() if on_device.is_gpu() else {}
 
     def has(self, op: str) -> bool:
         if op == sample.OP:
@@ -65,7 +74,7 @@ class Ours:
         if isinstance(result, QTensor):
             parts = {name: np.asarray(array) for name, array in result.components.items()}
             return QTensor(scheme=result.scheme, **parts)
-        return np.asarray(result)
+        return tuple(map(self.given, result)) if isinstance(result, tuple) else np.asarray(result)
 
 
 def _platform() -> str:
@@ -97,12 +106,17 @@ def _compiled(kernel: Kernel, case: Case) -> Callable[[], Any]:
         tuple(v for v in case.args if _is_data(v)), {k: v for k, v in case.options.items() if _is_data(v)}
     ))  # fmt: skip
 
+    many = len(case.args) - bool(case.gradients)
+
     def whole(given: tuple[Any, ...], more: Mapping[str, Any]) -> Any:
         rest = iter(given)
-        return kernel(*(static[i] if i in static else next(rest) for i in range(len(case.args))), **more, **options)
+        return kernel(*(static[i] if i in static else next(rest) for i in range(many)), **more, **options)
 
-    program = jax.jit(whole)
-    return lambda: jax.block_until_ready(program(args, more))  # type: ignore[no-untyped-call]
+    def backward(given: tuple[Any, ...], more: Mapping[str, Any]) -> Any:
+        first, rest, dy = given[: case.gradients], given[case.gradients : -1], given[-1]
+        return jax.vjp(lambda *first: whole((*first, *rest), more), *first)[1](dy)
+
+    return on_device.compiled(jax.jit(backward if case.gradients else whole), args, more)
 
 
 def _is_data(value: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, Final
 import numpy as np
 
 from pipeline.bench.op import Case, Part
+from plugins.bench.ops import on_device
 from plugins.bench.ops.rows import Rows
 
 OP: Final = "sample"
@@ -62,4 +63,4 @@ def compiled(case: Case) -> Callable[[], Any]:
     numbers = sampling.numbers(Sampling(temperature=1.0, **filters))
     program = jax.jit(sampling.draw_likely if filters else sampling.likeliest)
     args = (*jax.device_put(case.args), *([numbers] if filters else []))
-    return lambda: jax.block_until_ready(program(*args))  # type: ignore[no-untyped-call]
+    return on_device.compiled(program, *args)

@@ -11,14 +11,16 @@ m and l as they are found here.
 """
 
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.backend import get_default_device
 
 from plugins.kernels.attention import pallas
-from plugins.kernels.attention.mosaic_gpu_kernel import LOG2_E, WIDE, Shape, forward
+from plugins.kernels.attention.mosaic_gpu_kernel import LOG2_E, Shape, Tuning, forward
 from plugins.kernels.attention.pallas_kernels import Options
 from plugins.kernels.gradients import given, wanted
 from plugins.kernels.mosaic_gpu.launch import Device, everywhere
@@ -27,7 +29,9 @@ from plugins.kernels.pallas.blocks import padded
 from plugins.kernels.varying import alike
 
 FEW = 64  # queries, below which rows are those of all heads of a key head
-AHEAD = {64: 4, 128: 2}  # steps, by the larger of D and E: 64 KiB of keys, and as much of values
+# By the larger of D and E, and in a window that has few steps of 256 slots; measured on an H200.
+TUNING = {64: Tuning(wide=256, ahead=2, overlapped=False), 128: Tuning(ahead=2)}
+NARROW, IN_WINDOW = 1024, {64: Tuning(ahead=4), 128: Tuning(ahead=2)}
 
 
 def attention(
@@ -60,7 +64,9 @@ def _found(options: Options, *args: Any) -> tuple[Any, Any, Any]:
     if not q.size or not k.shape[1]:  # no query, or no slot: a sink takes everything
         nothing = jnp.zeros(q.shape[:-1], jnp.float32)
         return jnp.zeros((*nothing.shape, v.shape[-1]), q.dtype), nothing, nothing + 1
-    out, m, total = everywhere(_forward_on, options, *args)
+    few = options.window is not None and options.window <= NARROW
+    tuning = (IN_WINDOW if few else TUNING)[max(q.shape[-1], v.shape[-1])]
+    out, m, total = everywhere(_forward_on, (options, tuning), *args)
     return out, m, total
 
 
@@ -74,7 +80,8 @@ def _forward(options: Options, *args: Any) -> tuple[Any, Any]:
 _attention.defvjp(_forward, pallas.backward, symbolic_zeros=True)
 
 
-def _forward_on(options: Options, device: Device, *args: Any) -> tuple[Any, Any, Any]:
+def _forward_on(how: tuple[Options, Tuning], device: Device, *args: Any) -> tuple[Any, Any, Any]:
+    options, tuning = how
     q, k, v, at, slot, own, sinks = args
     (batch, queries, heads, dims), key_heads, wide = q.shape, k.shape[2], v.shape[-1]
     together = heads // key_heads if queries < FEW else 1
@@ -86,24 +93,27 @@ def _forward_on(options: Options, device: Device, *args: Any) -> tuple[Any, Any,
         return jnp.moveaxis(apart, 3, 2).reshape(batch, queries * together, across, -1)
 
     n = queries * together
-    warpgroups = 1 if n <= HIGH else 2
+    warpgroups = 1 if n <= HIGH else tuning.warpgroups
     high = HIGH * warpgroups
     per_row = {"at": at} if own is None else {"at": at, "own": own}
     per_row = {name: _rows(a.astype(jnp.int32), together, high) for name, a in per_row.items()}
-    per_slot = {"slot": padded(slot.astype(jnp.int32), {1: WIDE}, -1)}
+    per_slot = {"slot": padded(slot.astype(jnp.int32), {1: tuning.wide}, -1)}
     if own is not None:
-        per_slot["of_slot"] = padded(own.astype(jnp.int32), {1: WIDE}, -2)
-    reach = _reach(options, high, per_row, per_slot)
+        per_slot["of_slot"] = padded(own.astype(jnp.int32), {1: tuning.wide}, -2)
+    reach = _reach(options, (high, tuning.wide), per_row, per_slot)
     if sinks is not None:
         of_each = (sinks.astype(jnp.float32) * np.float32(LOG2_E)).reshape(across, together)
         per_row["sinks"] = padded(jnp.tile(of_each, (1, queries)), {1: high})
     long = padded(joined(q), {1: high})
     args_by = {
-        "q": long, "k": padded(k, {1: WIDE}), "v": padded(v, {1: WIDE}), **per_row, **per_slot, "reach": reach,
+        "q": long, "k": padded(k, {1: tuning.wide}), "v": padded(v, {1: tuning.wide}), **per_row, **per_slot,
+        "reach": reach,
     }  # fmt: skip
     length = long.shape[1]
+    blocks = across, length // high, batch
+    at_once = min(prod(blocks), _multiprocessors(device)) if tuning.lasting else prod(blocks)
     shape = Shape(
-        device, (dims, wide), q.dtype, across // key_heads, warpgroups, AHEAD[max(dims, wide)], tuple(per_row),
+        device, (dims, wide), q.dtype, across // key_heads, warpgroups, tuning, blocks, at_once, tuple(per_row),
         tuple(per_slot),
     )  # fmt: skip
     results = {
@@ -119,7 +129,7 @@ def _forward_on(options: Options, device: Device, *args: Any) -> tuple[Any, Any,
 
     out, m, total = device.call(
         body, list(results.values()), list(args_by.values()),
-        grid={"head": across, "block": length // high, "batch": batch}, warpgroups=warpgroups + 1,
+        grid={"at_once": at_once}, warpgroups=warpgroups + 1,
         scratch=list(scratch.values()),
     )  # fmt: skip
 
@@ -132,16 +142,27 @@ def _forward_on(options: Options, device: Device, *args: Any) -> tuple[Any, Any,
     return parted(out), m, total
 
 
+def _multiprocessors(device: Device) -> int:
+    """Of the default device; of an H100 or H200 (SXM), 132, where that has not said. Two where kernels are interpreted,
+    to be seen having several blocks of rows each."""
+    return 2 if device.interpreted else getattr(get_default_device(), "core_count", None) or 132
+
+
 def _rows(each: Any, together: int, high: int) -> Any:
     """`[B, N]` of what queries `[B, T]` have; rows that are none have -1."""
     return padded(jnp.repeat(each, together, axis=1), {1: high}, -1)
 
 
-def _reach(o: Options, high: int, per_row: dict[str, Any], per_slot: dict[str, Any]) -> Any:
+def _reach(o: Options, block: tuple[int, int], per_row: dict[str, Any], per_slot: dict[str, Any]) -> Any:
     """int32 `[B, blocks, 4]`: of a block of rows, the first step of slots that any row of it may see, the first that
-    all rows see all of, the first after that which they do not, and the one after the last that any may see."""
+    all rows see all of, the first after that which they do not, and the one after the last that any may see.
+
+    Args:
+        block: rows of one, and slots of a step.
+    """
+    high, wide = block
     at = per_row["at"].reshape(len(per_row["at"]), -1, 1, high)
-    slot = per_slot["slot"].reshape(len(at), 1, -1, WIDE)
+    slot = per_slot["slot"].reshape(len(at), 1, -1, wide)
     # Rows that are padding ask for nothing: what they give is anything that is finite.
     lowest, least = (jnp.where(a < 0, np.iinfo(np.int32).max, a).min(axis=-1) for a in (at, slot))
     most = slot.max(axis=-1)

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 from plugins.kernels.matmul.xla import with_products
 from plugins.kernels.mosaic_gpu.launch import Device, everywhere
-from plugins.kernels.mosaic_gpu.packed import products
+from plugins.kernels.mosaic_gpu.packed import prepared, products
 from plugins.kernels.pallas.blocks import padded, power
 
-FEW, MANY = 16, 128  # rows of x that a block has, at least and at most
+FEW, MANY = 8, 128  # rows of x that a block has, at least and at most
 
 
 def matmul(x: Any, w: Any, bias: Any = None, *, out_dtype: Any = None) -> Any:
@@ -35,5 +35,5 @@ def product(x: Any, w: Any) -> Any:
 
 def _product(how: None, device: Device, x: Any, w: Any) -> tuple[Any]:
     high = min(MANY, max(FEW, power(len(x))))
-    rows = padded(x, {0: high})
+    rows = padded(prepared(x, w), {0: high})
     return (products(device, rows, w, high, jnp.zeros(len(rows) // high, jnp.int32))[: len(x)],)

@@ -8,10 +8,13 @@ codes; an expert that nobody chose is not read. Gradients are XLA's.
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from plugins.kernels.matmul.mosaic_gpu import FEW, MANY
-from plugins.kernels.moe.tiled import Products, tiled
+from plugins.kernels.moe.tiled import Products, finished, tiled
+from plugins.kernels.mosaic_gpu import fp4
 from plugins.kernels.mosaic_gpu.launch import Device, everywhere
-from plugins.kernels.mosaic_gpu.packed import products
+from plugins.kernels.mosaic_gpu.packed import prepared, products
 
 
 def moe(
@@ -31,12 +34,19 @@ def moe(
     return tiled(PRODUCTS, *args, activation=activation, out_dtype=out_dtype)
 
 
+def _product(high: int, expert: Any, x: Any, w: Any, b: Any, dtype: Any) -> Any:
+    whole = w.second is None and fp4.fits(w.scheme, x.dtype, *w.shape[-2:])
+    if whole and high > fp4.FEW and dtype == jnp.bfloat16:
+        return everywhere(_finished, high, expert, x, w, b)[0]
+    return finished(high, expert, everywhere(_grouped, high, expert, x, w)[0], b, dtype)
+
+
 def _grouped(high: int, device: Device, expert: Any, x: Any, w: Any) -> tuple[Any]:
     return (products(device, x, w, high, expert),)
 
 
-def _product(high: int, expert: Any, x: Any, w: Any) -> Any:
-    return everywhere(_grouped, high, expert, x, w)[0]
+def _finished(high: int, device: Device, expert: Any, x: Any, w: Any, b: Any) -> tuple[Any]:
+    return (fp4.products(device, x, w, high, expert, b, rounded=True),)
 
 
-PRODUCTS = Products(_product, FEW, MANY)
+PRODUCTS = Products(_product, FEW, MANY, prepared)

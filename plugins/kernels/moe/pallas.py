@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from plugins.kernels.matmul.pallas import FEW, OUT, ROWS, added
-from plugins.kernels.moe.tiled import Products, tiled
+from plugins.kernels.moe.tiled import Products, finished, tiled
 from plugins.kernels.pallas.blocks import power
 from plugins.kernels.pallas.decode import Tiles
 from plugins.kernels.pallas.launch import Device, everywhere
@@ -76,8 +76,8 @@ def _grouped(high: int, device: Device, expert: Any, x: Any, w: Any) -> tuple[An
     return (y if tiles.after is None else y * jnp.repeat(tiles.after[expert], high, axis=0),)
 
 
-def _product(high: int, expert: Any, x: Any, w: Any) -> Any:
-    return everywhere(_grouped, high, expert, x, w)[0]
+def _product(high: int, expert: Any, x: Any, w: Any, b: Any, dtype: Any) -> Any:
+    return finished(high, expert, everywhere(_grouped, high, expert, x, w)[0], b, dtype)
 
 
 PRODUCTS = Products(_product, FEW, ROWS)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -21,9 +22,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pipeline.tensors.scheme import Scheme
+from plugins.kernels.mosaic_gpu import fp4
 from plugins.kernels.mosaic_gpu.launch import COPIES, WARPGROUP, Device, registers, tiled
 from plugins.kernels.mosaic_gpu.products import ACROSS, HIGH, ROWS, added_transposed, laid
-from plugins.kernels.pallas.decode import Tiles, factor, values
+from plugins.kernels.pallas.decode import Tiles, factor, seconds, values
 
 Refs = Mapping[str, Any]
 STEPS = (64, 32)  # bytes of a row of codes in a step: 64 values of a plane of x fill a swizzled row of 128 bytes
@@ -86,14 +88,23 @@ class Packed:
         }  # fmt: skip
 
 
+def prepared(x: Any, w: Any) -> Any:
+    """`x` `[N, in]` as `products` wants it for such weights: row by row, so that rows may be chosen afterwards."""
+    return fp4.arranged(x) if fp4.fits(w.scheme, x.dtype, *w.shape[-2:]) else x
+
+
 def products(device: Device, x: Any, w: Any, high: int, matrix: Any) -> Any:
-    """float32 `[N, out]` of `x` `[N, in]`, N a multiple of `high`, times matrices, transposed, of a QTensor
+    """float32 `[N, out]` of `x` `[N, in]`, `prepared`, N a multiple of `high`, times matrices, transposed, of a QTensor
     `[E, out, in]`, or `[out, in]` for the only one.
 
     Args:
         matrix: int32 `[N / high]`, which matrix that is for each `high` rows; where there is no such matrix, all is 0.
     """
     out = w.shape[-2]
+    if fp4.fits(w.scheme, x.dtype, *w.shape[-2:]):  # then x is arranged
+        stack = w if w.codes.ndim == 3 else jax.tree.map(lambda a: a[None], w)
+        y = fp4.products(device, x, stack, high, matrix)
+        return _times(y, None if w.second is None else seconds(stack), high, matrix)
     warpgroups = 2 if out % (2 * HIGH) == 0 else 1
     tiles = Tiles.of(w, HIGH * warpgroups)
     assert tiles.scheme is not None
@@ -122,11 +133,13 @@ def products(device: Device, x: Any, w: Any, high: int, matrix: Any) -> Any:
         grid={"tile": len(x) // high, "out": codes.shape[-2] // (HIGH * warpgroups)}, warpgroups=warpgroups + 1,
         scratch=list(scratch.values()),
     )  # fmt: skip
-    y = y[:out].T
-    if tiles.after is None:
-        return y
-    after = tiles.after[None] if alone else tiles.after
-    return y * jnp.repeat(after[jnp.minimum(matrix, len(codes) - 1)], high, axis=0)
+    after = tiles.after[None] if alone and tiles.after is not None else tiles.after
+    return _times(y[:out].T, after, high, matrix)
+
+
+def _times(y: Any, after: Any, high: int, matrix: Any) -> Any:
+    """`y` `[N, out]` times what rows of matrices `[E, out]` are multiplied with afterwards, or None."""
+    return y if after is None else y * jnp.repeat(after[jnp.minimum(matrix, len(after) - 1)], high, axis=0)
 
 
 def _multiplied(p: Packed, matrices: int, gmem: Refs, smem: Refs) -> None:

@@ -5,7 +5,7 @@ anything but zeros (`run_state`), and no layouts. There the same product is made
 barriers; what it reads is seen by the detection of races, which `wgmma` in the interpreter is not.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,16 +25,48 @@ def laid(device: Device, value: Any, layout: Any) -> Any:
     return value if device.interpreted else plgpu.layout_cast(value, layout)
 
 
-def transposed(device: Device, a: Any, b: Any) -> Any:
-    """float32 `[M, N]`, a · bᵀ of references `a` `[M, K]` and `b` `[N, K]` to shared memory."""
+def _nothing() -> None:
+    """Is done between a product's begin and its end where nothing else is."""
+
+
+def transposed(device: Device, a: Any, b: Any, begun: Callable[[], None] = _nothing) -> Any:
+    """float32 `[M, N]`, a · bᵀ of references `a` `[M, K]` and `b` `[N, K]` to shared memory; `begun()` is done while
+    it is made."""
     if device.interpreted:
-        return jnp.dot(a[...], b[...].T, preferred_element_type=jnp.float32)
+        product = jnp.dot(a[...], b[...].T, preferred_element_type=jnp.float32)
+        begun()
+        return product
 
     def multiply(total: Any) -> Any:
         plgpu.wgmma(total, a, b.transpose((1, 0)))
+        begun()
         return total[...]
 
     return pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((a.shape[0], b.shape[0]), jnp.float32))
+
+
+def transposed_while_added(
+    device: Device, a: Any, b: Any, onto: tuple[Any, Any, Any], begun: Callable[[], None], then: Callable[[Any], Any]
+) -> tuple[Any, Any]:
+    """(`then(a · bᵀ)`, `total` + p · v) of references `a` `[M, K]` and `b` `[N, K]`, and `onto`, which are `total`
+    `[M, E]` and `p` `[M, S]` in registers, and a reference `v` `[S, E]`. Both products are begun, then `begun()` is
+    done; `then` is, while the second is made."""
+    total, p, v = onto
+    if device.interpreted:
+        product, sum_ = transposed(device, a, b), added(device, total, p, v)
+        begun()
+        return then(product), sum_
+
+    def multiply(product: Any, sum_: Any) -> tuple[Any, Any]:
+        sum_[...] = total
+        plgpu.wgmma(product, a, b.transpose((1, 0)))
+        plgpu.wgmma(sum_, p, v)
+        begun()
+        found = then(plgpu.wgmma_accumulator_load(product, wait_n=1))  # of two in flight, the one that began first
+        return found, sum_[...]
+
+    of = [plgpu.WGMMAAccumulatorRef(size, jnp.float32) for size in ((a.shape[0], b.shape[0]), total.shape)]
+    return pl.run_scoped(multiply, *of)  # type: ignore[no-any-return]
 
 
 def added(device: Device, total: Any, a: Any, b: Any) -> Any:

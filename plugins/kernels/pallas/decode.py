@@ -134,10 +134,7 @@ def _of_packed(w: QTensor, rows: int) -> Tiles:
         scales = jax.lax.bitcast_convert_type(scales, jnp.uint8)
     out = w.codes.shape[-2]
     scales, zeros = (None if a is None else _by_row(a, scheme, out) for a in (scales, w.zeros))
-    after = None
-    if second is not None:
-        times = jnp.broadcast_to(second[..., 0], (*w.codes.shape[:-2], out))
-        after = 1 / times if scheme.second == "inverse_f32" else times
+    after = None if second is None else seconds(w)
     count, columns = 8 // scheme.element_bits, w.codes.shape[-1]
     held = scheme.block_elems * scheme.element_bits // 8  # bytes of a block
     if not held or held >= columns:
@@ -153,6 +150,13 @@ def _of_packed(w: QTensor, rows: int) -> Tiles:
         padded(a, {-1: max(1, across), -2: rows}, fill) for a, fill in ((scales, 1), (zeros, 0)) if a is not None
     ]
     return Tiles(tuple(arrays), count, step, arrays[0].shape[-1] // step, scheme, across, after, scales is None)
+
+
+def seconds(w: QTensor) -> Any:
+    """float32 `[…, out]` that products are multiplied with: the second-level scale of a matrix, or its inverse."""
+    assert w.second is not None
+    times = jnp.broadcast_to(w.second[..., 0], w.codes.shape[:-1])
+    return 1 / times if w.scheme.second == "inverse_f32" else times
 
 
 def _by_row(shared: Any, scheme: Scheme, out: int) -> Any:

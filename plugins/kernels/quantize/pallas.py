@@ -127,8 +127,7 @@ def _on(how: tuple[Scheme, Recipe], device: Device, pattern: Any, *second: Any) 
     def kernel(x: Any, *refs: Any) -> None:
         *over, codes, scales = refs
         found, share = coded(groups, x, over, scheme, recipe)
-        for k, octets in enumerate(groups.packed(found)):
-            codes[groups.at(k)] = octets.astype(jnp.uint8)
+        groups.write(codes, groups.packed(found))
         scales[...] = share.stored
 
     codes, scales = device.call(
@@ -147,7 +146,7 @@ def coded(groups: Groups, x: Any, over: list[Any], scheme: Scheme, recipe: Recip
         over: the references to second-level scales, if there are some.
     """
     up = 32 - 8 * x.dtype.itemsize  # a bfloat16 is the upper half of a float32
-    planes = [x[groups.at(p)].astype(jnp.int32) << up for p in range(groups.values)]
+    planes = [plane.astype(jnp.int32) << up for plane in groups.read(x, groups.values)]
     magnitude = planes[0] & 0x7FFFFFFF
     for more in planes[1:]:
         magnitude = jnp.maximum(magnitude, more & 0x7FFFFFFF)

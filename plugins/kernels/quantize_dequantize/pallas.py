@@ -11,7 +11,7 @@ from jax import lax
 from pipeline.tensors.scheme import Scheme
 from plugins.kernels.codecs.jax_float import divided, multiplied
 from plugins.kernels.dequantize import traced
-from plugins.kernels.dequantize.pallas import PATTERNS, pattern_of
+from plugins.kernels.dequantize.pallas import PATTERNS, patterns_of
 from plugins.kernels.pallas.groups import Groups
 from plugins.kernels.pallas.launch import Device, everywhere
 from plugins.kernels.quantize.pallas import coded, of_blocks, patterns, second_of
@@ -59,8 +59,7 @@ def _on(how: tuple[Scheme, Recipe], device: Device, pattern: Any, *second: Any) 
             for ref in over:
                 factors = (divided if scheme.second == "inverse_f32" else multiplied)(factors, ref[...])
             factors = jnp.where(share.broken, jnp.float32(jnp.nan), factors)
-        for p, code in enumerate(codes):
-            out[groups.at(p)] = pattern_of(code, factors, scheme, itemsize)
+        groups.write(out, patterns_of(codes, factors, scheme, itemsize, device))
 
     (found,) = device.call(
         kernel, [(groups.shape(groups.values), PATTERNS[itemsize])],

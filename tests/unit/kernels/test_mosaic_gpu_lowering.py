@@ -20,7 +20,7 @@ from pipeline.backends import backends_of, rooms
 from pipeline.tensors.qtensor import QTensor
 from pipeline.tensors.scheme import MXFP4, Scheme
 from pipeline.testing.memory import quantized
-from plugins.kernels.attention.mosaic_gpu import AHEAD, attention
+from plugins.kernels.attention.mosaic_gpu import TUNING, attention
 from plugins.kernels.attention.mosaic_gpu_kernel import Shape
 from plugins.kernels.cases import SCHEMES
 from plugins.kernels.matmul.mosaic_gpu import matmul
@@ -117,7 +117,7 @@ def test_codes_of_published_shapes_are_read_where_they_lie() -> None:
     for out, n_in in ((5760, 2880), (2880, 2880)):
         codes = jax.ShapeDtypeStruct((2, out, n_in // 2), jnp.uint8)
         w = QTensor(codes, jax.ShapeDtypeStruct((2, out, n_in // 32), jnp.uint8), MXFP4)
-        text = lowered("cuda", lambda x, w: PRODUCTS.product(16, jnp.zeros(1, jnp.int32), x, w), shaped(16, n_in), w)
+        text = lowered("cuda", lambda x, w: PRODUCTS.product(16, jnp.zeros(1, jnp.int32), x, w, None, F32), shaped(16, n_in), w)
         takes = re.findall(rf"stablehlo\.(\w+)[^\n]*\btensor<2x{out}x{n_in // 2}xui8>", text)
         assert takes == ["custom_call"]
 
@@ -137,8 +137,8 @@ def test_products_fit_shared_memory(name: str, step: int, high: int, warpgroups:
 @pytest.mark.parametrize("dims", [(64, 64), (128, 128), (64, 128), (128, 64)])
 def test_attention_fits_shared_memory(dims: tuple[int, int]) -> None:
     names = ("at", "own", "sinks"), ("slot", "of_slot")
-    held = Shape(Device("cuda", False), dims, jnp.bfloat16, 1, 2, AHEAD[max(dims)], *names).scratch()
-    assert SMEM_NBYTES // 2 < taken(held) < SMEM_NBYTES
+    shape = Shape(Device("cuda", False), dims, jnp.bfloat16, 1, 2, TUNING[max(dims)], (1, 1, 1), 1, *names)
+    assert SMEM_NBYTES // 2 < taken(shape.scratch()) < SMEM_NBYTES
 
 
 @pytest.mark.parametrize(("multiplying", "each"), [(1, 256), (2, 232), (3, 152)])
